@@ -1,6 +1,8 @@
 //! Names every metric in one place, so that a dashboard and the code cannot drift apart.
 //!
-//! Names only: any module may record under them through the `metrics` facade. `telemetry` describes each.
+//! Any module may record under them through the `metrics` facade. `telemetry` describes each.
+
+use std::sync::Arc;
 
 /// Answers given, by `listener` and `status`.
 pub const HTTP_REQUESTS: &str = "taskgate_http_requests_total";
@@ -96,3 +98,8 @@ pub const STORE_DAMAGED: &str = "taskgate_store_damaged_total";
 pub const STORE_FREE_BYTES: &str = "taskgate_store_free_bytes";
 /// Bytes of the disk store's file and its log.
 pub const STORE_FILE_BYTES: &str = "taskgate_store_file_bytes";
+
+/// Counts a message of an upstream's that nobody could use.
+pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {
+    metrics::counter!(UPSTREAM_DROPPED, "upstream" => Arc::clone(upstream), "reason" => reason).increment(1);
+}

@@ -74,8 +74,7 @@ impl UpstreamLink {
 
     /// Counts something of the upstream's that nobody can use.
     pub(crate) fn dropped(&self, reason: &'static str) {
-        let upstream = Arc::clone(&self.name);
-        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
+        metric::count_dropped(&self.name, reason);
     }
 }
 

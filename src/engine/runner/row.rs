@@ -258,8 +258,7 @@ impl Runner {
         };
         match self.apply_outcome(key, event).await {
             Ok(applied) if !applied.changed => {
-                metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => Arc::clone(self.spec.upstream.name()), "reason" => "settled")
-                    .increment(1);
+                metric::count_dropped(self.spec.upstream.name(), "settled");
                 tracing::info!("a late outcome was dropped");
                 // The upstream is done with the call: there is nothing to tell it.
                 self.told().await;

@@ -264,8 +264,7 @@ impl BridgedCall {
         };
         self.shared.desk.replays.answered((self.nonce, self.words.stream()));
         if !is_heard {
-            let upstream = Arc::clone(self.shared.served.conduit.name());
-            metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "client_gone").increment(1);
+            metric::count_dropped(self.shared.served.conduit.name(), "client_gone");
         }
     }
 

@@ -1,7 +1,6 @@
 //! Turns what an endpoint answers into the messages that its client reads: a JSON body is one, an event stream any
 //! number, a refusal by HTTP status becomes a JSON-RPC error.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -156,9 +155,9 @@ impl ClientLink {
     }
 
     fn dropped(&self) {
-        let upstream = Arc::clone(self.upstream());
+        let upstream = self.upstream();
         tracing::debug!(%upstream, "what the server said is no message for this client");
-        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "no_message").increment(1);
+        metric::count_dropped(upstream, "no_message");
     }
 
     /// Reads a whole body, once there is room for it.

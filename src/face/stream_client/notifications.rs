@@ -27,9 +27,9 @@ impl StreamClientLoop {
             return self.work.push(noting.map(|()| CompletedWork::Noted { in_order: false }).boxed());
         }
         if self.notes.len() >= WAITING_MAX {
-            let upstream = Arc::clone(self.line.upstream());
+            let upstream = self.line.upstream();
             tracing::debug!(%upstream, "the server is slow to take notifications; one was dropped");
-            metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "note_flood").increment(1);
+            metric::count_dropped(upstream, "note_flood");
             return;
         }
         self.notes.push_back(heard);

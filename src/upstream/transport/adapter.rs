@@ -27,6 +27,7 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
 
 use super::StreamableAdapter;
+use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::{AnswerBody, BodyPieces};
 use crate::upstream::limits::CallPermits;
@@ -122,8 +123,7 @@ struct AdapterShared {
 
 impl AdapterShared {
     fn dropped(&self, reason: &'static str) {
-        let upstream = Arc::clone(&self.name);
-        metrics::counter!(crate::metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
+        metric::count_dropped(&self.name, reason);
     }
 }
 

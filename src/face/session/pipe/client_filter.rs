@@ -170,8 +170,7 @@ fn is_question(name: &str) -> bool {
 impl SessionFaceState {
     /// Counts a message of the server's that goes to nobody.
     pub(in crate::face) fn dropped(&self, reason: &'static str) {
-        let upstream = Arc::clone(self.served.conduit.name());
-        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
+        metric::count_dropped(self.served.conduit.name(), reason);
     }
 
     /// Answers the server in a client's session, where the client is not asked. In the background, best effort; under a

@@ -57,8 +57,7 @@ impl ProgramOutputLog {
     }
 
     fn count(&self, reason: &'static str) {
-        let upstream = Arc::clone(&self.upstream);
-        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
+        metric::count_dropped(&self.upstream, reason);
     }
 
     /// Whether a line may be logged, and how many before it were not.

@@ -24,4 +24,4 @@ pub use object::Object;
 pub use payload::Payload;
 pub use rpc_error::RpcError;
 pub use scan::{ScanError, ScanLimits};
-pub use version::ProtocolVersion;
+pub use version::{ElicitationKinds, ProtocolVersion};

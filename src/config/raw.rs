@@ -299,14 +299,9 @@ fn read_upstream_tls(mut section: Section<'_, '_>) -> RawUpstreamTls {
 }
 
 fn read_upstream_settings(section: &mut Section<'_, '_>) -> RawUpstreamSettings {
-    let protocols = [
-        ("auto", Some(None)),
-        ("2024-11-05", Some(Some(ProtocolVersion::V2024_11_05))),
-        ("2025-03-26", Some(Some(ProtocolVersion::V2025_03_26))),
-        ("2025-06-18", Some(Some(ProtocolVersion::V2025_06_18))),
-        ("2025-11-25", Some(Some(ProtocolVersion::V2025_11_25))),
-        ("2026-07-28", Some(Some(ProtocolVersion::V2026_07_28))),
-    ];
+    let advertised = ProtocolVersion::ALL.into_iter().filter(|version| version.traits().is_advertised);
+    let mut protocols = vec![("auto", Some(None))];
+    protocols.extend(advertised.map(|version| (version.as_str(), Some(Some(version)))));
     RawUpstreamSettings {
         protocol: section.word("protocol", &protocols),
         in_flight_max: section.count("in_flight_max", 1),

@@ -158,7 +158,7 @@ fn batch(
     session: &Arc<DemoSession>,
     messages: Vec<Value>,
 ) -> Result<FaceResponse, DemoRefusal> {
-    if session.version != ProtocolVersion::V2025_03_26 || messages.is_empty() || messages.len() > BATCH_MAX {
+    if !session.version.traits().has_batches || messages.is_empty() || messages.len() > BATCH_MAX {
         return Err(bad(rpc_error::INVALID_REQUEST, "no batch, an empty one or one that large is accepted here"));
     }
     let messages: Option<Vec<_>> = messages.into_iter().map(rpc::read).collect();

@@ -39,7 +39,7 @@ impl CoreTasks {
     /// Whether clients of a version are offered tasks: this one alone has them.
     #[must_use]
     pub fn are_offered_in(version: ProtocolVersion) -> bool {
-        version == ProtocolVersion::V2025_11_25
+        version.traits().has_session_tasks
     }
 
     /// Whether this is a method of the flavour.

@@ -74,7 +74,7 @@ impl RequestError {
                 let error = RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("Method not found: {method}"));
                 // A client that asks for a handshake is told which versions need none (B100).
                 if method == method::INITIALIZE {
-                    error.with_data(&SupportedData { supported: &supported() })
+                    error.with_data(&SupportedData { supported: &ProtocolVersion::advertised_stateless() })
                 } else {
                     error
                 }
@@ -92,16 +92,12 @@ impl RequestError {
             Self::TakesNoTask => RpcError::new(rpc_error::METHOD_NOT_FOUND, "This tool cannot be called as a task"),
             Self::Header(what) => RpcError::new(rpc_error::HEADER_MISMATCH, format!("Header mismatch: {what}")),
             Self::Capability(required) => RpcError {
-                code: if version == ProtocolVersion::V2026_06_30 {
-                    -32003
-                } else {
-                    rpc_error::MISSING_CLIENT_CAPABILITY
-                },
+                code: version.traits().missing_capability,
                 message: "Missing required client capability".to_owned(),
                 data: Some(Payload::of(&RequiredCapabilities { required_capabilities: required })),
             },
             Self::Version { requested } => RpcError::new(rpc_error::UNSUPPORTED_VERSION, unsupported_version())
-                .with_data(&SupportedVersions { supported: &supported(), requested }),
+                .with_data(&SupportedVersions { supported: &ProtocolVersion::advertised_stateless(), requested }),
         }
     }
 }
@@ -123,13 +119,9 @@ fn unsupported_version() -> String {
     let in_sessions: Vec<_> = in_sessions.map(ProtocolVersion::as_str).collect();
     format!(
         "Unsupported protocol version; requests without a session are served in {}, sessions (`initialize`) in {}",
-        supported().join(", "),
+        ProtocolVersion::advertised_stateless().join(", "),
         in_sessions.join(", ")
     )
-}
-
-fn supported() -> [&'static str; 1] {
-    ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str)
 }
 
 #[derive(serde::Serialize)]

@@ -16,7 +16,7 @@ pub struct SessionServerDescription<'a> {
 /// The result of `server/discover`.
 #[must_use]
 pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
-    let versions = ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str);
+    let versions = ProtocolVersion::advertised_stateless();
     let writer = ObjectWriter::new()
         .text("resultType", "complete")
         .member("supportedVersions", &Payload::of(&versions))

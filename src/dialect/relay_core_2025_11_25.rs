@@ -38,7 +38,7 @@ impl UpstreamTaskSupport {
     /// What of it can be had in a session of this version. Only 2025-11-25 has this flavour.
     #[must_use]
     pub fn within(self, version: ProtocolVersion) -> Self {
-        if version == ProtocolVersion::V2025_11_25 { self } else { Self::default() }
+        if version.traits().has_session_tasks { self } else { Self::default() }
     }
 
     /// Reads `ServerCapabilities`, whatever version they were said in: many servers declare the same in all.

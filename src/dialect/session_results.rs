@@ -6,7 +6,7 @@ use super::lifecycle::SessionServerDescription;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
+use crate::wire::{ElicitationKinds, Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
 
 pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
 
@@ -122,17 +122,17 @@ pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> 
     if let Some(roots) = object.get_object("roots") {
         edit = edit.set("roots", roots.edit().remove("listChanged").finish());
     }
-    if version < ProtocolVersion::V2025_11_25 {
-        // Forms alone, without saying so, and no tools.
-        let has_forms = version >= ProtocolVersion::V2025_06_18
+    let knows = version.traits();
+    if knows.elicitation != ElicitationKinds::FormAndUrl {
+        let has_forms = knows.elicitation == ElicitationKinds::Form
             && object.get_object("elicitation").is_some_and(|kinds| kinds.contains("form") || !kinds.contains("url"));
         edit = match has_forms {
             true => edit.set("elicitation", Payload::empty_object()),
             false => edit.remove("elicitation"),
         };
-        if object.contains("sampling") {
-            edit = edit.set("sampling", Payload::empty_object());
-        }
+    }
+    if !knows.has_sampling_tools && object.contains("sampling") {
+        edit = edit.set("sampling", Payload::empty_object());
     }
     edit.finish()
 }
@@ -148,7 +148,7 @@ pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) 
             return params.payload().clone();
         }
         let is_url = params.get_str("mode").is_some_and(|mode| mode == "url");
-        match (is_url, version >= ProtocolVersion::V2025_11_25) {
+        match (is_url, version.traits().elicitation == ElicitationKinds::FormAndUrl) {
             (true, true) => params.edit().set("elicitationId", Payload::of(id)).finish(),
             (_, false) => params.edit().remove("mode").finish(),
             (false, true) => params.payload().clone(),

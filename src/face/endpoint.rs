@@ -200,7 +200,7 @@ impl RateLimitedRequest {
 }
 
 fn stateless_addressee(inbound: &Inbound, id: Option<RequestId>) -> Addressee {
-    Addressee { id, version: ProtocolVersion::V2026_07_28, accepted: inbound.accepted }
+    Addressee { id, version: ProtocolVersion::STATELESS, accepted: inbound.accepted }
 }
 
 /// Which kind of client a message comes from.

@@ -10,7 +10,9 @@ use bytes::Bytes;
 use crate::wire::envelope::Request;
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
+use crate::wire::{
+    ElicitationKinds, Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method,
+};
 
 /// What a client said in `initialize`.
 #[derive(Clone, Debug)]
@@ -115,7 +117,7 @@ pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Opt
 /// form, and it had no members (GW-05).
 fn known_to(version: ProtocolVersion, capabilities: &Payload) -> Payload {
     let unchanged = || capabilities.clone();
-    if version >= ProtocolVersion::V2025_11_25 {
+    if version.traits().elicitation == ElicitationKinds::FormAndUrl {
         return unchanged();
     }
     let Some(object) = Object::of(capabilities) else { return unchanged() };
@@ -198,7 +200,7 @@ pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     };
     let capabilities = capabilities.edit().remove("tasks").set("extensions", extensions).finish();
     let versions: Vec<String> = result.get("supportedVersions")?.read().ok()?;
-    let spoken = ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str);
+    let spoken = ProtocolVersion::advertised_stateless();
     let both: Vec<&str> = spoken.into_iter().filter(|version| versions.iter().any(|one| one == version)).collect();
     let edit = result.edit().set("capabilities", capabilities).set("supportedVersions", Payload::of(&both));
     Some(envelope::result(id, &edit.finish()))

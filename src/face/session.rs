@@ -197,7 +197,7 @@ impl SessionFace {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
-        if session.token.client_version != ProtocolVersion::V2025_03_26 {
+        if !session.token.client_version.traits().has_batches {
             let complaint =
                 RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
             return refuse(&addressee, &complaint);

@@ -118,11 +118,8 @@ impl StatelessFace {
     /// Answers one request. Dropping the future means that the client left, which cancels a call that
     /// has no handle yet (MOD-20).
     pub async fn serve(&self, request: &Request, around: MessageContext<'_>) -> FaceResponse {
-        let mut addressee = Addressee {
-            id: Some(request.id.clone()),
-            version: ProtocolVersion::V2026_07_28,
-            accepted: around.accepted,
-        };
+        let mut addressee =
+            Addressee { id: Some(request.id.clone()), version: ProtocolVersion::STATELESS, accepted: around.accepted };
         match self.admit(request, &mut addressee, around).await {
             Ok(inquiry) => self.dispatch(inquiry).await,
             Err(complaint) => addressee.complaint(&complaint),

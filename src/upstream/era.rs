@@ -76,7 +76,7 @@ fn names_stateless(error: &RpcError) -> bool {
 
 /// Whether a version is one that stateless requests are sent in.
 pub(super) fn is_served(version: &str) -> bool {
-    ProtocolVersion::ADVERTISED_STATELESS.iter().any(|served| served.as_str() == version)
+    ProtocolVersion::advertised_stateless().contains(&version)
 }
 
 /// What is known of one upstream's era.

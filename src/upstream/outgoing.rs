@@ -220,7 +220,7 @@ impl OutgoingRequest {
         if let Some(session) = session {
             headers.insert(SESSION_ID, session.clone());
         }
-        if let Some(version) = version.filter(|version| *version >= ProtocolVersion::V2025_06_18) {
+        if let Some(version) = version.filter(|version| version.traits().has_version_header) {
             headers.insert(PROTOCOL_VERSION, HeaderValue::from_static(version.as_str()));
         }
         headers

@@ -35,7 +35,7 @@ use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
-use crate::wire::{Payload, ProtocolVersion};
+use crate::wire::Payload;
 use calls::SessionCalls;
 use log_level::SessionLogLevel;
 use resource_subscriptions::ResourceSubscriptions;
@@ -177,7 +177,7 @@ impl UpstreamSession {
 
     /// Whether the upstream may send several messages as one array.
     pub(crate) fn has_batches(&self) -> bool {
-        self.credentials.version == Some(ProtocolVersion::V2025_03_26)
+        self.credentials.version.is_some_and(|version| version.traits().has_batches)
     }
 
     /// Sends one message that wants an answer; returns the head of the answer.

@@ -1,6 +1,10 @@
-//! Defines protocol versions: a closed, ordered set.
+//! Defines protocol versions, a closed and ordered set, and what each of them means.
+//!
+//! A new version is a name in [`ProtocolVersion`] and a row of [`VersionTraits`] that says what it changes.
 
 use std::fmt;
+
+use super::rpc_error::MISSING_CLIENT_CAPABILITY;
 
 /// A version of the Model Context Protocol, oldest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,11 +18,101 @@ pub enum ProtocolVersion {
     V2026_07_28,
 }
 
+/// What one version means.
+#[derive(Clone, Copy, Debug)]
+pub struct VersionTraits {
+    /// As it is written on the wire.
+    pub text: &'static str,
+    /// Stands in tokens that outlive this program's version: no number ever gets a new meaning.
+    pub number: u8,
+    /// Per-request metadata instead of a session.
+    pub is_stateless: bool,
+    /// Whether clients, servers and operators are told of it.
+    pub is_advertised: bool,
+    /// Whether messages may come as an array.
+    pub has_batches: bool,
+    /// Whether a client takes up a stream by the id of an event.
+    pub has_event_ids: bool,
+    /// Whether a stream begins with an event that has an id and no data; older clients read the data as JSON.
+    pub has_primers: bool,
+    /// Whether requests in a session name the version in a header.
+    pub has_version_header: bool,
+    /// How clients can be asked for input.
+    pub elicitation: ElicitationKinds,
+    /// Whether sampling may use tools.
+    pub has_sampling_tools: bool,
+    /// Whether sessions have tasks, on either side.
+    pub has_session_tasks: bool,
+    /// The error code for a capability that the client did not declare.
+    pub missing_capability: i64,
+}
+
+/// How clients of one version can be asked for input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ElicitationKinds {
+    None,
+    /// By form, which a capability or question does not say.
+    Form,
+    /// By form or by address; both name the kind.
+    FormAndUrl,
+}
+
+const V2024_11_05: VersionTraits = VersionTraits {
+    text: "2024-11-05",
+    number: 1,
+    is_stateless: false,
+    is_advertised: true,
+    has_batches: false,
+    has_event_ids: false,
+    has_primers: false,
+    has_version_header: false,
+    elicitation: ElicitationKinds::None,
+    has_sampling_tools: false,
+    has_session_tasks: false,
+    missing_capability: MISSING_CLIENT_CAPABILITY,
+};
+
+const V2025_03_26: VersionTraits =
+    VersionTraits { text: "2025-03-26", number: 2, has_batches: true, has_event_ids: true, ..V2024_11_05 };
+
+const V2025_06_18: VersionTraits = VersionTraits {
+    text: "2025-06-18",
+    number: 3,
+    has_batches: false,
+    has_version_header: true,
+    elicitation: ElicitationKinds::Form,
+    ..V2025_03_26
+};
+
+const V2025_11_25: VersionTraits = VersionTraits {
+    text: "2025-11-25",
+    number: 4,
+    has_primers: true,
+    elicitation: ElicitationKinds::FormAndUrl,
+    has_sampling_tools: true,
+    has_session_tasks: true,
+    ..V2025_06_18
+};
+
+const V2026_06_30: VersionTraits =
+    VersionTraits { text: "2026-06-30", number: 5, is_advertised: false, missing_capability: -32003, ..V2026_07_28 };
+
+const V2026_07_28: VersionTraits = VersionTraits {
+    text: "2026-07-28",
+    number: 6,
+    is_stateless: true,
+    has_event_ids: false,
+    has_primers: false,
+    has_session_tasks: false,
+    ..V2025_11_25
+};
+
 impl ProtocolVersion {
     /// The newest version with an `initialize` handshake.
     pub const NEWEST_SESSION: Self = Self::V2025_11_25;
-    /// What stateless clients are told (`server/discover`, −32022).
-    pub const ADVERTISED_STATELESS: [Self; 1] = [Self::V2026_07_28];
+    /// The version in which servers without sessions are spoken to, and in which a stateless client is answered whose
+    /// own version is not known.
+    pub const STATELESS: Self = Self::V2026_07_28;
 
     /// Every version, oldest first.
     pub const ALL: [Self; 6] = [
@@ -30,27 +124,40 @@ impl ProtocolVersion {
         Self::V2026_07_28,
     ];
 
+    /// What this version means.
+    #[must_use]
+    pub const fn traits(self) -> &'static VersionTraits {
+        match self {
+            Self::V2024_11_05 => &V2024_11_05,
+            Self::V2025_03_26 => &V2025_03_26,
+            Self::V2025_06_18 => &V2025_06_18,
+            Self::V2025_11_25 => &V2025_11_25,
+            Self::V2026_06_30 => &V2026_06_30,
+            Self::V2026_07_28 => &V2026_07_28,
+        }
+    }
+
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
+    /// The versions without sessions that clients and servers are told of (`server/discover`, −32022).
+    #[must_use]
+    pub fn advertised_stateless() -> Vec<&'static str> {
+        let all = Self::ALL.map(Self::traits).into_iter();
+        all.filter(|of| of.is_advertised && of.is_stateless).map(|of| of.text).collect()
+    }
+
     #[must_use]
     pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::V2024_11_05 => "2024-11-05",
-            Self::V2025_03_26 => "2025-03-26",
-            Self::V2025_06_18 => "2025-06-18",
-            Self::V2025_11_25 => "2025-11-25",
-            Self::V2026_06_30 => "2026-06-30",
-            Self::V2026_07_28 => "2026-07-28",
-        }
+        self.traits().text
     }
 
     /// Per-request metadata instead of a session.
     #[must_use]
-    pub fn is_stateless(self) -> bool {
-        self >= Self::V2026_06_30
+    pub const fn is_stateless(self) -> bool {
+        self.traits().is_stateless
     }
 }
 
@@ -68,6 +175,7 @@ mod tests {
     fn every_version_reads_back_and_stands_in_order() {
         for pair in ProtocolVersion::ALL.windows(2) {
             assert!(pair[0] < pair[1], "{} < {}", pair[0], pair[1]);
+            assert!(pair[0].traits().number < pair[1].traits().number, "{}", pair[1]);
             assert_eq!(ProtocolVersion::parse(pair[0].as_str()), Some(pair[0]));
         }
         assert_eq!(ProtocolVersion::parse("2026-07-29"), None);
@@ -77,5 +185,6 @@ mod tests {
     fn only_the_two_names_of_2026_07_28_are_stateless() {
         let stateless: Vec<_> = ProtocolVersion::ALL.into_iter().filter(|v| v.is_stateless()).collect();
         assert_eq!(stateless, [ProtocolVersion::V2026_06_30, ProtocolVersion::V2026_07_28]);
+        assert_eq!(ProtocolVersion::advertised_stateless(), ["2026-07-28"]);
     }
 }

@@ -184,8 +184,8 @@ impl ProbeRun<'_> {
         let mut all = Vec::new();
         for version in ProtocolVersion::ALL.into_iter().rev() {
             let served = match (&found.session, version) {
-                (_, ProtocolVersion::V2026_06_30) => continue,
-                (_, ProtocolVersion::V2026_07_28) => match &found.stateless {
+                (_, version) if !version.traits().is_advertised => continue,
+                (_, version) if version.is_stateless() => match &found.stateless {
                     Ok(_) => VersionSupport::Yes,
                     Err(why) => VersionSupport::No(why.text()),
                 },
@@ -226,7 +226,7 @@ impl ProbeRun<'_> {
         if transport == ProbedTransport::Sse {
             return Err(ProbeError::NotOverThis);
         }
-        let upstream = self.upstream(transport, Some(ProtocolVersion::V2026_07_28))?;
+        let upstream = self.upstream(transport, Some(ProtocolVersion::STATELESS))?;
         let stateless = upstream.for_stateless_clients().stateless();
         match self.in_time(stateless.facts(&context(UpstreamTaskMode::Never))).await {
             Ok(facts) => Ok((stateless, facts)),

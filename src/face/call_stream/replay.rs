@@ -76,8 +76,7 @@ impl ReplayStream {
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
             self.is_named = true;
             replays.keep(token.nonce, id, &self.words);
-            if token.client_version >= ProtocolVersion::V2025_11_25 {
-                // Older clients would read the empty data as JSON.
+            if token.client_version.traits().has_primers {
                 opening = format!("id: {}\ndata:\n\n", event_id(self.words.stream(), 0)).into_bytes();
             }
         }
@@ -128,7 +127,7 @@ impl CallMessages for ReplayStream {
 
 /// Whether streams of this version have event ids. There is no other way to a version before but streams without.
 pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
-    version >= ProtocolVersion::V2025_03_26
+    version.traits().has_event_ids
 }
 
 /// Takes up the stream of a call from behind this event (LEG-09); `None` for one that is not kept, or never was.

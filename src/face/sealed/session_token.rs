@@ -58,7 +58,7 @@ impl SessionToken {
             | flag(self.tasks.calls, TASK_CALLS)
             | flag(self.tasks.cancel, TASK_CANCEL)
             | flag(self.declares_tasks, CLIENT_TASKS);
-        let mut out = vec![LAYOUT, flags, number_of(self.client_version), number_of(self.upstream_version)];
+        let mut out = vec![LAYOUT, flags, self.client_version.traits().number, self.upstream_version.traits().number];
         out.extend_from_slice(&self.nonce.to_be_bytes());
         out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
         let always = [self.upstream.as_bytes(), self.principal.as_bytes(), self.capabilities.bytes()];
@@ -102,18 +102,6 @@ pub fn digest_of(principal: &Principal) -> String {
     hex_digest(principal.as_str().as_bytes())
 }
 
-/// The numbers stand in tokens that outlive this program's version: never give one a new meaning.
-const fn number_of(version: ProtocolVersion) -> u8 {
-    match version {
-        ProtocolVersion::V2024_11_05 => 1,
-        ProtocolVersion::V2025_03_26 => 2,
-        ProtocolVersion::V2025_06_18 => 3,
-        ProtocolVersion::V2025_11_25 => 4,
-        ProtocolVersion::V2026_06_30 => 5,
-        ProtocolVersion::V2026_07_28 => 6,
-    }
-}
-
 fn version_of(number: u8) -> Option<ProtocolVersion> {
-    ProtocolVersion::ALL.into_iter().find(|version| number_of(*version) == number)
+    ProtocolVersion::ALL.into_iter().find(|version| version.traits().number == number)
 }

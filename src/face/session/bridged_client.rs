@@ -23,7 +23,7 @@ impl BridgedClient {
         let declared = client_capabilities(capabilities, version);
         let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
         let meta = Object::of(&meta).expect("what was written as an object is one");
-        let said = StatelessRequest::read(ProtocolVersion::V2026_07_28, &meta);
+        let said = StatelessRequest::read(ProtocolVersion::STATELESS, &meta);
         Self { said: said.expect("capabilities are an object, and nothing else is said") }
     }
 

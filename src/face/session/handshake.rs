@@ -143,7 +143,7 @@ async fn open_either(
         let result = introduce(shared, &inbound.principal, introduction).await?;
         let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
         let (binding, tasks) = (SessionBinding::default(), UpstreamTaskSupport::default());
-        Ok(InitializedSession { binding, version: ProtocolVersion::V2026_07_28, result, tasks })
+        Ok(InitializedSession { binding, version: ProtocolVersion::STATELESS, result, tasks })
     };
     if shared.served.is_stateless {
         return bridged().await;

@@ -176,7 +176,9 @@ impl HiddenToolRefusal {
     /// The answer as a message of an array.
     pub(super) fn message(self, request: &Request) -> Bytes {
         let error = match self {
-            Self::Unknown => RequestError::unknown_tool(request.params.object()).to_error(ProtocolVersion::V2025_03_26),
+            Self::Unknown => {
+                RequestError::unknown_tool(request.params.object()).to_error(ProtocolVersion::NEWEST_SESSION)
+            }
             Self::Untold => untold(),
         };
         envelope::error(Some(&request.id), &error)

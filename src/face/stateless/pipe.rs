@@ -174,12 +174,12 @@ fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes
     }
     // A task of the upstream's own would be found by nobody, so a call that is passed on takes none.
     let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.said.takes_tasks() != HandleSupport::No;
-    let is_draft = inquiry.said.version != ProtocolVersion::V2026_07_28;
-    if (takes_tasks || is_draft)
+    let is_other_version = inquiry.said.version != ProtocolVersion::STATELESS;
+    if (takes_tasks || is_other_version)
         && let Some(meta) = inquiry.params.get_object(META)
     {
         is_edited = true;
-        let mut meta = meta.edit().set(PROTOCOL_VERSION, Payload::of(ProtocolVersion::V2026_07_28.as_str()));
+        let mut meta = meta.edit().set(PROTOCOL_VERSION, Payload::of(ProtocolVersion::STATELESS.as_str()));
         if takes_tasks {
             meta = meta.set(CLIENT_CAPABILITIES, inquiry.said.upstream_capabilities());
         }
@@ -303,7 +303,7 @@ impl StatelessForward {
     }
 
     async fn deliver(&self) -> Result<JudgedResponse, GatewayFault> {
-        let binding = SessionBinding { version: Some(ProtocolVersion::V2026_07_28), ..SessionBinding::default() };
+        let binding = SessionBinding { version: Some(ProtocolVersion::STATELESS), ..SessionBinding::default() };
         let principal = self.edits.asker.principal.clone();
         let verb = RawMethod::PostWith { message: self.message.clone(), headers: self.headers.clone(), principal };
         let request = RawRequest { binding: binding.clone(), verb, forwarded: self.forwarded.clone() };

@@ -74,7 +74,7 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
     versions.iter().any(|version| is_served(version)).then_some(())?;
     let meta = result.get_object(META);
     Some(ServerFacts {
-        version: ProtocolVersion::V2026_07_28,
+        version: ProtocolVersion::STATELESS,
         capabilities: result.get_object("capabilities")?.payload().detached(),
         server_info: meta.and_then(|meta| meta.get(SERVER_INFO)).map(|info| info.detached()),
         instructions: result.get("instructions").map(|text| text.detached()),

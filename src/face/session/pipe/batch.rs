@@ -88,7 +88,7 @@ fn sort(items: Vec<BatchItem>) -> SortedBatch {
             Ok(Some(PipedMessage::Response(bytes))) => sorted.notes.push((OneWayKind::Response, None, bytes)),
             Ok(None) => (),
             Err((id, complaint)) => {
-                let error = complaint.to_error(ProtocolVersion::V2025_03_26);
+                let error = complaint.to_error(ProtocolVersion::NEWEST_SESSION);
                 sorted.refusals.push(envelope::error(id.as_ref(), &error));
             }
         }

@@ -26,7 +26,6 @@ use crate::face::pipe::read::{self, PartlyReadBody};
 use crate::face::sealed::SessionToken;
 use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
-use crate::wire::ProtocolVersion;
 use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, read_event, sse_comment};
 
 /// How long a call goes on that nobody reads.
@@ -121,7 +120,7 @@ async fn begin(
             }
         }
         // The head goes out with something.
-        None if token.client_version < ProtocolVersion::V2025_11_25 => (sse_comment(), None),
+        None if !token.client_version.traits().has_primers => (sse_comment(), None),
         None => (Bytes::new(), None),
     };
     let held = shared.in_flight.enter(token.nonce, id, RequestStage::Held);

@@ -50,8 +50,8 @@ pub(super) enum ArrayPolicy {
 impl StreamEdits {
     /// What the two versions of a session demand (GW-05, T-28).
     pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion, sieve: ClientFilter) -> Self {
-        let knows_primers = client >= ProtocolVersion::V2025_11_25;
-        let may_send_arrays = upstream == ProtocolVersion::V2025_03_26 && client != upstream;
+        let knows_primers = client.traits().has_primers;
+        let may_send_arrays = upstream.traits().has_batches && !client.traits().has_batches;
         Self {
             primers: if knows_primers { PrimerPolicy::Pass } else { PrimerPolicy::Withhold },
             arrays: if may_send_arrays { ArrayPolicy::Split } else { ArrayPolicy::Pass },

@@ -273,7 +273,7 @@ impl StatelessSender {
         let params = self.params(said, id);
         let headers = self.headers(&said.method, &params);
         let message = envelope::request(id, &said.method, Some(params.payload()));
-        let version = Some(ProtocolVersion::V2026_07_28);
+        let version = Some(ProtocolVersion::STATELESS);
         let post = SessionHeaders { session: None, version }.post_with(message, headers);
         post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone())
     }
@@ -286,7 +286,7 @@ impl StatelessSender {
         let info = json!({ "name": "taskgate", "version": env!("CARGO_PKG_VERSION") });
         let mut meta = base
             .edit()
-            .set(PROTOCOL_VERSION, Payload::of(ProtocolVersion::V2026_07_28.as_str()))
+            .set(PROTOCOL_VERSION, Payload::of(ProtocolVersion::STATELESS.as_str()))
             .set(CLIENT_INFO, Payload::of(&info))
             .set(CLIENT_CAPABILITIES, self.capabilities.clone());
         if let Some(level) = &self.log_level {

@@ -20,9 +20,6 @@ use crate::task::{GatewayFault, Principal};
 use crate::wire::envelope::{self, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
 
-/// Most messages in one array.
-const BATCH_MAX: usize = 100;
-
 /// Where one upstream is served.
 #[derive(Debug)]
 pub struct UpstreamEndpoint {
@@ -119,7 +116,7 @@ impl UpstreamEndpoint {
 
     async fn serve_batch(&self, inbound: &Inbound) -> FaceResponse {
         let addressee = addressee(None, inbound.accepted);
-        let items = match split_batch(&inbound.body, ScanLimits::CLIENT, BATCH_MAX) {
+        let items = match split_batch(&inbound.body, ScanLimits::CLIENT, envelope::BATCH_MAX) {
             Ok(items) => items,
             Err(error) => return refuse(&addressee, &unreadable(error).1),
         };

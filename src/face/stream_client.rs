@@ -54,8 +54,6 @@ const SAYINGS_MAX: usize = 64;
 const WAITING_MAX: usize = 64;
 /// Answers, and notifications whose order means nothing, that are on their way at a time.
 const NOTES_MAX: usize = 32;
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
 /// How long the server is told, at the end, that nobody waits for its answers.
 const CANCEL_MAX: Duration = Duration::from_millis(500);
 /// How long the first requests wait for the head of the session's own stream; some servers send none before its first event.
@@ -385,7 +383,8 @@ impl StreamClientLoop {
         if self.is_full() {
             return self.refuse_with(None, full());
         }
-        let messages = envelope::read_batch(&spoken.text, ScanLimits::CLIENT, BATCH_MAX).unwrap_or_default();
+        let messages =
+            envelope::read_batch(&spoken.text, ScanLimits::CLIENT, envelope::BATCH_READ_MAX).unwrap_or_default();
         let ids = messages.into_iter().filter_map(|message| match message {
             Ok(Message::Request(request)) => Some(request.id),
             Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,

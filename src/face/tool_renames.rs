@@ -30,9 +30,6 @@ use crate::wire::envelope::{Request, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method};
 
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
-
 /// The names of one upstream's tools, on the way to it and back.
 #[derive(Debug)]
 pub struct ToolRenamer {
@@ -128,7 +125,7 @@ impl ToolRenamer {
     /// A message as clients see it, if it is a tool list.
     fn message(&self, text: Bytes) -> Bytes {
         if is_batch(&text) {
-            let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else { return text };
+            let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) else { return text };
             let edited: Vec<Bytes> = messages.iter().map(|message| self.message(message.clone())).collect();
             return if edited == messages { text } else { [b"[", edited.join(&b',').as_slice(), b"]"].concat().into() };
         }

@@ -23,6 +23,11 @@ pub use malformed::{MalformedMessage, asked_in, glimpse};
 /// Longest method name in bytes, decoded (B95).
 const METHOD_BYTES_MAX: usize = 128;
 
+/// Most messages of an array that are each acted upon.
+pub const BATCH_MAX: usize = 100;
+/// Most messages of an array that is passed on or looked through. A longer one is not taken apart.
+pub const BATCH_READ_MAX: usize = 1_000;
+
 /// A message, told apart by its members.
 #[derive(Clone, Debug)]
 pub enum Message {

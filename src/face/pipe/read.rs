@@ -25,8 +25,6 @@ use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 const ERROR_BYTES_MAX: usize = 64 * 1024;
 /// How long such a body may take.
 const ERROR_WAIT: Duration = Duration::from_secs(5);
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
 /// An answer whose head says what it is worth.
 pub(in crate::face) enum JudgedResponse {
     /// A success, still to be read.
@@ -147,7 +145,7 @@ pub(in crate::face) async fn answer(
 }
 
 fn answer_in(text: &Bytes, id: &RequestId) -> Option<Response> {
-    let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX).ok()?;
+    let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).ok()?;
     messages.into_iter().flatten().find_map(|message| match message {
         Message::Response(response) => {
             let is_meant = response.id.as_ref().is_some_and(|named| named.says(id));
@@ -191,7 +189,7 @@ pub(in crate::face) fn brings_answer(message: &Bytes, id: &RequestId) -> bool {
         }
         EnvelopeError::Batch => false,
     };
-    match envelope::read_batch(message, ScanLimits::UPSTREAM, BATCH_MAX) {
+    match envelope::read_batch(message, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) {
         Ok(messages) => messages.iter().any(|message| match message {
             Ok(Message::Response(response)) => response.id.as_ref().is_some_and(|named| named.says(id)),
             Ok(Message::Request(_) | Message::Notification(_)) => false,

@@ -19,9 +19,6 @@ use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
 use crate::wire::framing::SseDecoder;
 use crate::wire::{Message, RequestId, ScanLimits, envelope};
 
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
-
 /// How an answer ended.
 #[derive(Debug)]
 pub(super) enum RelayOutcome {
@@ -134,7 +131,7 @@ impl ClientLink {
             }
             return ((kind != RelayedKind::None).then_some(text), kind == RelayedKind::Answer);
         }
-        let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else {
+        let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) else {
             self.dropped();
             return (None, false);
         };

@@ -24,8 +24,6 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const USEFUL_AFTER: Duration = Duration::from_secs(5);
 /// Largest event; questions are small.
 const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Most messages in one array.
-const BATCH_MAX: usize = 100;
 
 /// How one opening of the stream went.
 enum GetStreamResult {
@@ -141,7 +139,7 @@ impl GetStreamReader {
             let Some(text) = reply::message_in(&event) else { continue };
             heard = true;
             let Some(session) = self.session.upgrade() else { return heard };
-            match envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX) {
+            match envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_MAX) {
                 Ok(messages) => messages.into_iter().for_each(|message| match message {
                     Ok(Message::Notification(notification)) => session.note(notification),
                     Ok(Message::Request(request)) => session.ask(request),

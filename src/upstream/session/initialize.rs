@@ -19,8 +19,6 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 /// Longest session id (U39).
 const SESSION_ID_BYTES_MAX: usize = 1024;
-/// Most messages in one array.
-const BATCH_MAX: usize = 100;
 
 #[derive(serde::Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -129,7 +127,7 @@ async fn result_in(reply: AcceptedResponse, id: &RequestId, limits: ReadLimits) 
 }
 
 fn answer_in(text: &bytes::Bytes, id: &RequestId) -> Option<Result<Payload, BeginError>> {
-    let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX).ok()?;
+    let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_MAX).ok()?;
     messages.into_iter().flatten().find_map(|message| match message {
         Message::Response(response) if response.id.as_ref() == Some(id) => {
             Some(response.outcome.map_err(BeginError::Refused))

@@ -29,8 +29,6 @@ const AT_ONCE: usize = 8;
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 /// How long one answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// Most messages in one array.
-const BATCH_MAX: usize = 100;
 
 /// The subscriptions of one session.
 #[derive(Debug, Default)]
@@ -166,7 +164,8 @@ impl UpstreamSession {
     /// Whether the answer to `id` is a result, if it is there; notifications beside it are taken.
     fn answer_in(&self, text: &bytes::Bytes, id: &RequestId) -> Option<bool> {
         let mut agreed = None;
-        for message in envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX).ok()?.into_iter().flatten() {
+        for message in envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_MAX).ok()?.into_iter().flatten()
+        {
             match message {
                 Message::Response(response) if response.id.as_ref() == Some(id) => {
                     agreed = Some(response.outcome.is_ok());

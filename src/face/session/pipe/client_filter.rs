@@ -26,8 +26,6 @@ use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, 
 use crate::wire::framing::{FramingError, MessageClass, MessageClassifier};
 use crate::wire::{Message, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
 
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
 /// How long an answer of the gateway's own to a server may take.
 const REPLY_MAX: Duration = Duration::from_secs(10);
 
@@ -73,7 +71,7 @@ impl ClientFilter {
                 FilteredMessage::Nothing => None,
             };
         }
-        let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else {
+        let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) else {
             self.unreadable(None);
             return None;
         };

@@ -10,12 +10,9 @@ use crate::face::fallback::FallbackToolService;
 use crate::face::pipe::event_edits::{edited, edited_events};
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::upstream::raw_channel::RawBody;
-use crate::wire::envelope::{is_batch, split_batch};
+use crate::wire::envelope::{BATCH_READ_MAX, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy, read_event};
 use crate::wire::{ProtocolVersion, RequestId, ScanLimits};
-
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
 
 /// What is to be done with the messages of an answer.
 #[derive(Clone)]
@@ -71,7 +68,7 @@ impl StreamEdits {
     pub(super) fn text(&self, text: Bytes) -> Vec<Bytes> {
         let messages = match self.arrays {
             ArrayPolicy::Split if is_batch(&text) => {
-                split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX).unwrap_or_else(|_| vec![text])
+                split_batch(&text, ScanLimits::UPSTREAM, BATCH_READ_MAX).unwrap_or_else(|_| vec![text])
             }
             ArrayPolicy::Split | ArrayPolicy::Pass => vec![text],
         };

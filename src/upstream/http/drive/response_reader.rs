@@ -12,8 +12,6 @@ use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 /// Malformed events that one call survives (U19).
 const MALFORMED_MAX: u32 = 10;
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
 
 /// The answer to a request.
 pub(in crate::upstream::http) type RpcResult = Result<Payload, RpcError>;
@@ -133,7 +131,7 @@ impl HttpCall {
 
     fn messages(&self, text: &Bytes) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
         if self.session().has_batches() {
-            envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX)
+            envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX)
         } else {
             envelope::read(text, ScanLimits::UPSTREAM).map(|message| vec![Ok(message)])
         }

@@ -16,8 +16,6 @@ use crate::wire::{
     self, Message, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method,
 };
 
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
 /// A message beyond this that is dropped is worth a line in the log.
 const LARGE_BYTES: usize = 256 * 1024;
 
@@ -26,7 +24,7 @@ impl AdapterConnection {
         if !envelope::is_batch(text) {
             return self.take_one(text);
         }
-        match envelope::split_batch(text, ScanLimits::UPSTREAM, BATCH_MAX) {
+        match envelope::split_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) {
             Ok(items) => items.iter().for_each(|item| self.take_one(item)),
             Err(_) => self.take_unreadable(text),
         }

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
 use crate::dialect::negotiate::LogLevel;
+use crate::task::TaskId;
 use crate::upstream::Progress;
 use crate::wire::framing::{SseEvent, sse_comment, sse_message, with_data};
 use crate::wire::object::ObjectWriter;
@@ -41,7 +43,7 @@ impl CallNotices {
     #[must_use]
     pub fn sign(&mut self) -> Bytes {
         match &mut self.progress {
-            Some(rising) if self.life_signs => sse_message(&rising.sign()),
+            Some(rising) if self.life_signs => sse_message(&rising.sign(None)),
             Some(_) | None => sse_comment(),
         }
     }
@@ -51,7 +53,7 @@ impl CallNotices {
     pub fn progress(&mut self, progress: &Progress) -> Option<Bytes> {
         let rising = self.progress.as_mut()?;
         let value = rising.real(&progress.progress, progress.total.as_ref())?;
-        Some(rising.notification(&value, progress.message.as_deref()))
+        Some(rising.notification(&value, progress.message.as_deref(), None))
     }
 
     /// A log message, unless the client set no level, or one above it (MOD-23).
@@ -87,12 +89,6 @@ impl MonotonicProgress {
         Self { token, total: None, real: None, shown: None }
     }
 
-    /// The token.
-    #[must_use]
-    pub const fn token(&self) -> &Payload {
-        &self.token
-    }
-
     /// Takes note of the upstream's progress. Returns the value to show: the upstream's own text where it rises
     /// above what was shown, a little more than that where only signs of life stand above it. `None` where the
     /// upstream's progress does not rise (MOD-22, T-73), or is no number.
@@ -110,28 +106,29 @@ impl MonotonicProgress {
         Some(self.raise())
     }
 
-    /// What there is in all, as the upstream said last.
-    #[must_use]
-    pub const fn total(&self) -> Option<&Payload> {
-        self.total.as_ref()
-    }
-
     /// Whether signs of life stand above the upstream's last value.
     #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.shown > self.real
     }
 
-    /// A sign of life, as a message.
+    /// A sign of life, as a message. `task` is that of the call, where its client knows one.
     #[must_use]
-    pub fn sign(&mut self) -> Bytes {
+    pub fn sign(&mut self, task: Option<TaskId>) -> Bytes {
         let value = self.raise();
-        self.notification(&value, None)
+        self.notification(&value, None, task)
     }
 
     /// `notifications/progress` with a value that was given out here.
     #[must_use]
-    pub fn notification(&self, value: &Payload, message: Option<&str>) -> Bytes {
+    pub fn notification(&self, value: &Payload, message: Option<&str>, task: Option<TaskId>) -> Bytes {
+        if let Some(task) = task {
+            return messages::progress(
+                task,
+                &self.token,
+                ProgressView { progress: value, total: self.total.as_ref(), message },
+            );
+        }
         let mut params = ObjectWriter::new().member(meta::PROGRESS_TOKEN, &self.token).member("progress", value);
         if let Some(total) = &self.total {
             params = params.member("total", total);
@@ -143,8 +140,7 @@ impl MonotonicProgress {
     }
 
     /// The value of a sign of life: next to nothing above what was shown.
-    #[must_use]
-    pub fn raise(&mut self) -> Payload {
+    fn raise(&mut self) -> Payload {
         let last = self.shown.unwrap_or(0.0);
         // A large number may have no neighbour that near.
         let next = if last + STEP > last { last + STEP } else { last.next_up() };
@@ -176,7 +172,7 @@ impl LifeSigns {
     /// The next sign, to be written between two events.
     pub(in crate::face) fn sign(&self) -> Bytes {
         let mut watch = self.0.lock();
-        if watch.is_over { sse_comment() } else { sse_message(&watch.rising.sign()) }
+        if watch.is_over { sse_comment() } else { sse_message(&watch.rising.sign(None)) }
     }
 
     /// Looks at bytes that pass with the `events` that end in them, `None` once one was too large, and tells whether they
@@ -216,7 +212,7 @@ impl ProgressWatch {
         let (token, value) = (params.get(meta::PROGRESS_TOKEN)?, params.get("progress")?);
         // The same text may be spelt in another way.
         let decoded = |token: &Payload| token.read::<serde_json::Value>().ok();
-        if token != *self.rising.token() && decoded(&token) != decoded(self.rising.token()) {
+        if token != self.rising.token && decoded(&token) != decoded(&self.rising.token) {
             return None;
         }
         let was_ahead = self.rising.is_ahead();
@@ -254,8 +250,8 @@ mod tests {
     #[test]
     fn mod_22_signs_rise_and_real_progress_rises_above_them_as_it_is_spelt() {
         let mut rising = MonotonicProgress::new(Payload::of("t"));
-        let first = rising.sign();
-        assert!(value(&first) > 0.0 && value(&rising.sign()) > value(&first) && rising.is_ahead());
+        let first = rising.sign(None);
+        assert!(value(&first) > 0.0 && value(&rising.sign(None)) > value(&first) && rising.is_ahead());
         // It may begin with 0, which signs stand above already.
         let zero: f64 = real(&mut rising, "0").unwrap().parse().unwrap();
         assert!(zero > value(&first) && zero < 1e-6);
@@ -264,13 +260,13 @@ mod tests {
         assert_eq!(real(&mut rising, "1.5"), None, "the upstream's own values must rise");
         assert_eq!((real(&mut rising, "1"), real(&mut rising, "\"2\"")), (None, None));
         for _ in 0..10_000 {
-            let sign = value(&rising.sign());
+            let sign = value(&rising.sign(None));
             assert!(sign > 1.5 && sign < 1.500_02);
         }
         assert_eq!(real(&mut rising, "1.51").as_deref(), Some("1.51"));
         for large in ["9007199254740993", "1e300"] {
             let shown: f64 = real(&mut rising, large).unwrap().parse().unwrap();
-            assert!(value(&rising.sign()) > shown, "{large}");
+            assert!(value(&rising.sign(None)) > shown, "{large}");
         }
     }
 }

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
-use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
+use crate::dialect::core_2025_11_25::messages;
 use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
 use crate::dialect::faults::{gateway_error, no_words};
 use crate::dialect::session_results::client_capabilities;
@@ -398,8 +398,7 @@ impl SessionFaceState {
 /// Progress of the upstream's as the client is to see it; what falls back is left out (T-73).
 fn shown(task: TaskId, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
-    let step = ProgressView { progress: &value, total: progress.total.as_ref(), message: progress.message.as_deref() };
-    Some(messages::progress(task, rising.token(), step))
+    Some(rising.notification(&value, progress.message.as_deref(), Some(task)))
 }
 
 fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> FaceResponse {

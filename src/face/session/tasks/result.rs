@@ -10,7 +10,6 @@ use http::StatusCode;
 use super::task_subscribers::{ResultStreamError, ResultStreamKind, ResultSubscriber};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::CoreTasks;
-use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
@@ -108,9 +107,6 @@ impl CallMessages for OutcomeWait {
             Ok(task) if !task.is_settled() => (),
             Ok(_) | Err(_) => return sse_comment(),
         }
-        let mut rising = rising.lock();
-        let value = rising.raise();
-        let step = ProgressView { progress: &value, total: rising.total(), message: None };
-        sse_message(&messages::progress(key.id, rising.token(), step))
+        sse_message(&rising.lock().sign(Some(key.id)))
     }
 }

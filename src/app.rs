@@ -38,6 +38,7 @@ use crate::face::sealed::Sealer;
 use crate::face::served::Served;
 use crate::face::sse::SseStreams;
 use crate::face::tool_renames::ToolRenamer;
+use crate::random;
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, ListenerLimits, ListenerSpec, Routes, RunningListener};
 use crate::store::DiskStore;
@@ -336,12 +337,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
     Ok((Arc::new(served), standing))
 }
 
-/// 128 bits from the operating system.
-///
-/// # Panics
-/// If the operating system has no randomness: then no id may be given out.
+/// 128 random bits.
 fn random_bits() -> u128 {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-    u128::from_be_bytes(bytes)
+    u128::from_be_bytes(random::bytes())
 }

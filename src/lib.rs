@@ -5,6 +5,7 @@
 pub mod cause;
 pub mod failpoint;
 pub mod metric;
+pub mod random;
 
 pub mod wire;
 

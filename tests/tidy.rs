@@ -18,10 +18,11 @@ use std::path::{Path, PathBuf};
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 18] = [
+const RANKS: [(&str, usize); 19] = [
     ("cause", 0),
     ("failpoint", 0),
     ("metric", 0),
+    ("random", 0),
     ("wire", 1),
     ("task", 2),
     ("dialect", 3),

@@ -8,7 +8,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::face::sealed::{KEY_LEN, KeyError, SealingKeys};
+use crate::face::sealed::{KeyError, SealingKeys};
+use crate::random;
 use crate::secret_file::{self, SecretFileError};
 
 /// The file's name in the gateway's own folder.
@@ -91,9 +92,7 @@ pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
 /// A key for this process alone.
 #[must_use]
 pub fn ephemeral() -> SealingKeys {
-    let mut key = [0; KEY_LEN];
-    getrandom::fill(&mut key).expect("the operating system gives random bytes");
-    SealingKeys::ephemeral(key)
+    SealingKeys::ephemeral(random::bytes())
 }
 
 /// Makes the file `path` with a new key, unless somebody else makes it first.

@@ -18,6 +18,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKe
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use crate::random;
 use crate::task::Timestamp;
 pub use keys::{KEY_LEN, KeyError, SealingKeys};
 pub use session_token::{SessionToken, digest_of};
@@ -168,8 +169,7 @@ impl Sealer {
     }
 
     fn seal_as(&self, label: &[u8], plain: &[u8]) -> String {
-        let mut nonce = [0; NONCE_LEN];
-        getrandom::fill(&mut nonce).expect("the operating system gives random bytes");
+        let nonce: [u8; NONCE_LEN] = random::bytes();
         let mut token = Vec::with_capacity(plain.len() + OVERHEAD);
         token.push(FORMAT);
         token.extend_from_slice(&nonce);

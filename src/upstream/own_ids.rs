@@ -6,32 +6,21 @@
 
 use std::sync::LazyLock;
 
+use crate::random;
 use crate::wire::RequestId;
 
 /// What every gateway's own ids begin with.
 const MARK: &str = "tg:";
 
 /// What this process's begin with.
-static PREFIX: LazyLock<String> = LazyLock::new(|| {
-    let mut random = [0; 8];
-    fill(&mut random);
-    format!("{MARK}{:016x}:", u64::from_be_bytes(random))
-});
-
-/// # Panics
-/// If the operating system gives no random bytes; nothing safe can be done then.
-fn fill(random: &mut [u8]) {
-    getrandom::fill(random).expect("the operating system gives random bytes");
-}
+static PREFIX: LazyLock<String> = LazyLock::new(|| format!("{MARK}{:016x}:", u64::from_be_bytes(random::bytes())));
 
 /// A fresh id. Also used as the progress token: nobody can guess it, so a message that names it was meant for this call.
 ///
 /// # Panics
 /// If the operating system gives no random bytes.
 pub(crate) fn mint() -> RequestId {
-    let mut random = [0; 16];
-    fill(&mut random);
-    of_bits(u128::from_be_bytes(random))
+    of_bits(u128::from_be_bytes(random::bytes()))
 }
 
 /// An id of these bits, which nobody must be able to guess.

@@ -46,7 +46,7 @@ const OUTERMOST: usize = 8;
 const PURE: [&str; 3] = ["wire", "task", "dialect"];
 
 /// What a pure module does not name.
-const IMPURE_WORDS: [&str; 12] = [
+const IMPURE_WORDS: [&str; 13] = [
     "tokio",
     "hyper",
     "http::",
@@ -59,6 +59,7 @@ const IMPURE_WORDS: [&str; 12] = [
     "SystemTime::now",
     "Instant::now",
     "getrandom",
+    "random::",
 ];
 
 /// The wall clock is read in one place, behind `Clock`.

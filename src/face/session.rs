@@ -7,9 +7,9 @@
 
 mod batch;
 pub(super) mod bridge;
-mod bridge_state;
 mod bridged_call;
 mod bridged_client;
+mod bridged_questions;
 mod fallback;
 mod handshake;
 pub(super) mod in_flight;
@@ -18,6 +18,7 @@ mod message_check;
 mod pipe;
 mod recent_map;
 pub(super) mod session_cache;
+mod session_registry;
 pub(super) mod session_streams;
 pub(super) mod tasks;
 pub(super) mod upstream_tasks;
@@ -42,13 +43,11 @@ use crate::task::{Reason, ToolRules};
 use crate::upstream::own_ids::is_own;
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, method};
-use bridge_state::BridgeState;
-use in_flight::InFlight;
 use known_tools::ServerTools;
 use message_check::{tool_of, vet, vet_request};
 use pipe::PipedMessage;
 use session_cache::{ClientSession, ClientSessionCache};
-use session_streams::SessionStreams;
+use session_registry::SessionRegistry;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
 /// The methods that are of use at a session.
@@ -62,11 +61,9 @@ pub(super) struct SessionFaceState {
     pub(super) served: Arc<Served>,
     pub(super) sessions: ClientSessionCache,
     pub(super) paused: pipe::PausedCalls,
-    pub(super) in_flight: Arc<InFlight>,
-    pub(super) streams: Arc<SessionStreams>,
+    pub(super) open: SessionRegistry,
     pub(super) meter: pipe::PipeMetrics,
     pub(super) tasks: SessionTasksState,
-    pub(super) desk: Arc<BridgeState>,
     native: Option<upstream_tasks::UpstreamTaskTools>,
     fallback: Option<fallback::SessionFallback>,
     tools: known_tools::KnownTools,
@@ -96,18 +93,15 @@ impl SessionFace {
         let tasks = SessionTasksState::new(&served.settings.rules);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
         let native = Some(upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool)));
-        let (in_flight, streams, desk) = (Arc::default(), Arc::default(), Arc::default());
         let fallback = fallback::SessionFallback::new(&served.settings.rules, &served.stateless);
         let (tools, replies) = (known_tools::KnownTools::default(), Arc::new(Semaphore::new(REPLIES_MAX)));
         let shared = SessionFaceState {
             served,
             sessions,
             paused,
-            in_flight,
-            streams,
+            open: SessionRegistry::default(),
             meter,
             tasks,
-            desk,
             native,
             fallback,
             tools,

@@ -3,7 +3,7 @@
 //! The gateway plays the server that they expect: it answers the handshake from what the server says of itself
 //! ([`mod@bridged_handshake`]), makes each request a call of the engine's ([`call`]), and puts the questions of such a server,
 //! which are answers, as requests on the call's own stream ([`ask_client`]). What belongs to no request goes out on the
-//! session's own stream ([`mod@bridge_stream`]). What is known in memory alone is in [`bridge_state`]. The session itself is
+//! session's own stream ([`mod@bridge_stream`]). What is known in memory alone is in [`bridged_questions`]. The session itself is
 //! in its id, like any other: the session outlives the gateway.
 
 mod bridge_stream;
@@ -71,7 +71,7 @@ pub(super) async fn post(
             Some(Ok(result)) => addressee.result(result),
             Some(Err(complaint)) => refuse(&addressee, &complaint),
             None => match bridged_call::begin(shared, &session, &request, BridgedCaller::of(inbound)) {
-                Ok(said) => said.respond(&shared.desk.replays, &session.token, addressee).await,
+                Ok(said) => said.respond(&shared.open.replays, &session.token, addressee).await,
                 Err(error) => addressee.error(StatusCode::OK, &error),
             },
         },
@@ -243,7 +243,7 @@ fn own_answer(
 fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notification) {
     shared.meter.notifications.increment(1);
     if let Some(id) = notification.cancelled() {
-        shared.in_flight.cancel(session.token.nonce, &id, RequestStage::Driven);
+        shared.open.in_flight.cancel(session.token.nonce, &id, RequestStage::Driven);
     }
 }
 
@@ -256,6 +256,6 @@ fn hear(shared: &SessionFaceState, session: &ClientSession, response: Answered) 
         Err(error) => Answer::Error(error),
     };
     if let Some(id) = id.as_text() {
-        shared.desk.answer(session.token.nonce, &id, answer);
+        shared.open.questions.answer(session.token.nonce, &id, answer);
     }
 }

@@ -120,7 +120,7 @@ pub(super) fn begin_on(
         argument_limits::check(&shared.served.settings.rules, tool, params)
             .map_err(|complaint| complain(&complaint))?;
     }
-    let entered = shared.in_flight.drive(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
+    let entered = shared.open.in_flight.drive(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
     counter.increment(1);
 
@@ -138,7 +138,7 @@ pub(super) fn begin_on(
         (None, AnswerEra::Sessions) => LogFilter::All,
     };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
-    let (words, said) = shared.desk.replays.begin((shared.served.random)());
+    let (words, said) = shared.open.replays.begin((shared.served.random)());
     let mut driver = BridgedCall {
         shared: Arc::clone(shared),
         engine: Arc::clone(&shared.served.engine),
@@ -262,7 +262,7 @@ impl BridgedCall {
                 true
             }
         };
-        self.shared.desk.replays.answered((self.nonce, self.words.stream()));
+        self.shared.open.replays.answered((self.nonce, self.words.stream()));
         if !is_heard {
             metric::count_dropped(self.shared.served.conduit.name(), "client_gone");
         }

@@ -339,7 +339,7 @@ impl SessionFaceState {
             return bare(StatusCode::OK);
         }
         // Before the upstream hears of it, and ends what runs in it.
-        self.in_flight.take_leave(session.token.nonce);
+        self.open.in_flight.take_leave(session.token.nonce);
         let had_id = binding.session.is_some();
         let ended = RawRequest { binding, verb: RawMethod::Delete, forwarded: session.forwarded.clone() };
         // Without an id the upstream has nothing that could be ended.
@@ -356,11 +356,9 @@ impl SessionFaceState {
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
     }
 
-    /// Plain calls end with their session: nobody is left who could have their answers (T-81).
+    /// Ends a client's session here.
     pub(super) fn is_ended(&self, session: &ClientSession) {
-        self.streams.end(session.token.nonce);
-        self.desk.replays.forget(session.token.nonce);
-        self.in_flight.end_session(session.token.nonce);
+        self.open.end(session.token.nonce);
         self.sessions.ended(session.token.nonce);
     }
 

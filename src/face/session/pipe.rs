@@ -167,7 +167,7 @@ pub(super) async fn get(
 ) -> FaceResponse {
     shared.meter.streams.increment(1);
     // On which tasks may say something, where there are any.
-    let own = shared.tasks.are_for(&session).then(|| shared.streams.open(session.token.nonce));
+    let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce));
     let opening = open_stream(Arc::clone(shared), session, last_event, source);
     let leaving = shared.served.leaving.clone();
     let opening = async move {
@@ -297,7 +297,7 @@ async fn place(
     if let Some(slot) = served.slots.try_acquire(&session.owner) {
         return Ok(Some(slot));
     }
-    let waiting = shared.in_flight.enter(session.token.nonce, id, RequestStage::Queued);
+    let waiting = shared.open.in_flight.enter(session.token.nonce, id, RequestStage::Queued);
     tokio::select! {
         biased;
         () = waiting.cancelled().cancelled() => Ok(None),
@@ -410,7 +410,7 @@ impl AnsweredRequest for PipedCall {
     }
 
     fn ended(&self, fault: &GatewayFault) {
-        let is_wanted = || self.shared.in_flight.is_wanted(self.session.token.nonce, &self.id);
+        let is_wanted = || self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id);
         if let Some(standing) = self.shared.served.conduit.standing().filter(|_| is_wanted()) {
             standing.ended(self.mark, fault);
         }

@@ -264,7 +264,7 @@ impl SessionFaceState {
             };
             let Some(message) = message else { return };
             if let Some(line) = shared.tasks.lines.get(key) {
-                line.mention(&shared.streams, message);
+                line.mention(&shared.open.streams, message);
             }
         })
     }

@@ -96,7 +96,7 @@ pub(super) fn is_about_a_driven_call(
     };
     shared.drives(session)
         && notification.method == method::CANCELLED
-        && named().is_some_and(|id| shared.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
+        && named().is_some_and(|id| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
 }
 
 /// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (GW-11). Dropping the
@@ -109,7 +109,7 @@ pub(super) async fn post(
 ) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     match drive(shared, &session, &request, inbound).await {
-        Some(Ok(said)) => return said.respond(&shared.desk.replays, &session.token, addressee).await,
+        Some(Ok(said)) => return said.respond(&shared.open.replays, &session.token, addressee).await,
         Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
         None => (),
     }
@@ -147,7 +147,7 @@ pub(super) fn take_up(
     last_event: Option<&HeaderValue>,
 ) -> Option<FaceResponse> {
     let event = last_event?.to_str().ok()?;
-    replay::take_up(&shared.desk.replays, &session.token, event)
+    replay::take_up(&shared.open.replays, &session.token, event)
 }
 
 impl SessionFaceState {

@@ -77,7 +77,7 @@ pub(in crate::face::session) async fn get(
     inbound: &Inbound,
 ) -> FaceResponse {
     if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
-        let taken_up = last_event.to_str().ok().and_then(|event| take_up(&shared.desk.replays, &session.token, event));
+        let taken_up = last_event.to_str().ok().and_then(|event| take_up(&shared.open.replays, &session.token, event));
         // Not 404, which says that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }
@@ -92,7 +92,7 @@ pub(in crate::face::session) async fn get(
     if !tells.concern_the_upstream() && !shared.tasks.are_for(&session) {
         return not_allowed(&Method::GET);
     }
-    let Some(own) = shared.streams.try_open(session.token.nonce) else {
+    let Some(own) = shared.open.streams.try_open(session.token.nonce) else {
         return bare(StatusCode::TOO_MANY_REQUESTS);
     };
     shared.meter.streams.increment(1);
@@ -203,7 +203,7 @@ pub(super) fn subscription(
             subscribe(&shared, &session, &way, uri).await?;
         } else {
             shared.sessions.tell(&session, PreferenceChange::Unsubscribe(uri));
-            shared.streams.changed(session.token.nonce);
+            shared.open.streams.changed(session.token.nonce);
         }
         Ok(Payload::empty_object())
     };
@@ -219,7 +219,7 @@ async fn subscribe(
 ) -> Result<(), RpcError> {
     let complain = |what| RequestError::Params(Cow::Borrowed(what)).to_error(session.token.client_version);
     let wishes = SubscriptionFilter { resources: Some([uri.clone()].into()), ..SubscriptionFilter::default() };
-    let agreed = match shared.streams.is_open(session.token.nonce) {
+    let agreed = match shared.open.streams.is_open(session.token.nonce) {
         true => Some(way.upstream.listen(&way.context, &wishes).await.map_err(refused)?),
         false => None,
     };
@@ -230,7 +230,7 @@ async fn subscribe(
     if !shared.sessions.subscriptions(session).contains(&uri) {
         return Err(complain("the session has too many subscriptions"));
     }
-    shared.streams.changed(session.token.nonce);
+    shared.open.streams.changed(session.token.nonce);
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use crate::dialect::session_results::session_question;
 use crate::engine::{CallStream, RoundRetry};
 use crate::face::call_stream::replay_buffer::{CallResult, fault};
 use crate::face::call_stream::silence::Silence;
-use crate::face::session::bridge_state::BridgedQuestionGuard;
+use crate::face::session::bridged_questions::BridgedQuestionGuard;
 use crate::task::{Answer, InputKey, Phase, Question, Reason, Task, TaskKey};
 use crate::wire::framing::sse_message;
 use crate::wire::object::ObjectWriter;
@@ -135,7 +135,7 @@ impl BridgedCall {
             let elicitation = format!("{:032x}", (self.shared.served.random)());
             let asks = session_question(&question.request, self.version, &elicitation);
             let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
-            let put = self.shared.desk.put(self.nonce, named, *key, round.to.clone());
+            let put = self.shared.open.questions.put(self.nonce, named, *key, round.to.clone());
             let (Some((name, params)), Some(put)) = (asks, put) else { return false };
             if self.say_now(sse_message(&envelope::request(&id, &name, params.as_ref()))).await {
                 round.asked.insert(*key, put);

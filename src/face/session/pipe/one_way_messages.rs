@@ -31,12 +31,12 @@ pub(super) async fn cancel(
     id: &RequestId,
     bytes: Bytes,
 ) -> StatusCode {
-    shared.in_flight.cancel(session.token.nonce, id, RequestStage::Held);
-    match shared.in_flight.cancel(session.token.nonce, id, RequestStage::Queued) {
+    shared.open.in_flight.cancel(session.token.nonce, id, RequestStage::Held);
+    match shared.open.in_flight.cancel(session.token.nonce, id, RequestStage::Queued) {
         true => StatusCode::ACCEPTED,
         false => {
             // Before the upstream hears of it, and ends the request.
-            shared.in_flight.take_back(session.token.nonce, id);
+            shared.open.in_flight.take_back(session.token.nonce, id);
             note(shared, session, bytes, OneWayKind::Notification).await
         }
     }

@@ -109,7 +109,7 @@ async fn begin(
     addressee: Addressee,
 ) -> FaceResponse {
     let Some(id) = &addressee.id else { return event_stream(empty_body()) };
-    let (words, mut reader) = shared.desk.replays.begin((shared.served.random)());
+    let (words, mut reader) = shared.open.replays.begin((shared.served.random)());
     let stream = reader.stream();
     let first = match first {
         Some(first) => {
@@ -123,8 +123,8 @@ async fn begin(
         None if !token.client_version.traits().has_primers => (sse_comment(), None),
         None => (Bytes::new(), None),
     };
-    let held = shared.in_flight.enter(token.nonce, id, RequestStage::Held);
-    let response = ReplayStream::new(reader).begin(&shared.desk.replays, &token, addressee, first);
+    let held = shared.open.in_flight.enter(token.nonce, id, RequestStage::Held);
+    let response = ReplayStream::new(reader).begin(&shared.open.replays, &token, addressee, first);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {
@@ -135,7 +135,7 @@ async fn begin(
                 () = words.deserted(DESERTED_MAX) => tracing::debug!("nobody came back for a call"),
             }
             words.close();
-            shared.desk.replays.answered((nonce, stream));
+            shared.open.replays.answered((nonce, stream));
         }
     };
     let stop = shared.served.life.stop.clone();

@@ -69,7 +69,7 @@ impl TaskNotifier {
     pub(super) async fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         if let Ok(mut watcher) = shared.served.engine.watchers().watch(&self.key) {
-            let mut opened = shared.streams.opened();
+            let mut opened = shared.open.streams.opened();
             let mut pauses = RetryDelays::of_readers();
             loop {
                 // Whoever opens a stream after this is seen below.
@@ -131,7 +131,7 @@ impl TaskNotifier {
     fn show(&mut self, task: &Task) {
         let standing = StatusNotice::of(task);
         let is_news = self.shown.as_ref().is_some_and(|shown| *shown != standing);
-        if is_news && let Some(stream) = self.shared.streams.newest(self.line.home()) {
+        if is_news && let Some(stream) = self.shared.open.streams.newest(self.line.home()) {
             let _ = stream.try_send(messages::status(task));
         }
         self.shown = Some(standing);
@@ -147,7 +147,7 @@ impl TaskNotifier {
         };
         let fresh = UndeliveredQuestion { any_from: now + GRACE, old };
         let waiting = self.waiting.entry(key).or_insert(fresh);
-        let own = |any_from| if now >= any_from { self.shared.streams.newest(self.line.home()) } else { None };
+        let own = |any_from| if now >= any_from { self.shared.open.streams.newest(self.line.home()) } else { None };
         let Some(stream) = self.line.newest_result().or_else(|| own(waiting.any_from)) else {
             return Some(waiting.any_from).filter(|any_from| *any_from > now);
         };

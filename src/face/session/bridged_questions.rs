@@ -1,5 +1,4 @@
-//! Registers the questions of bridged sessions that wait for an answer, and what their calls said. All of it is bounded,
-//! and gone with the call that it belongs to.
+//! Registers the questions of bridged sessions that wait for an answer. Each is gone with the call that asks it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +6,6 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::face::call_stream::replay_buffer::ReplayBuffers;
 use crate::task::{Answer, InputKey};
 
 /// Questions that wait; those above are refused in the client's name.
@@ -15,11 +13,7 @@ const QUESTIONS_MAX: usize = 16_384;
 
 /// By the session's nonce, so that no session reaches into another.
 #[derive(Debug, Default)]
-pub(in crate::face) struct BridgeState {
-    questions: Mutex<HashMap<String, BridgedQuestion>>,
-    /// What calls say, for clients that lost their streams.
-    pub(in crate::face) replays: ReplayBuffers,
-}
+pub(in crate::face) struct BridgedQuestions(Mutex<HashMap<String, BridgedQuestion>>);
 
 #[derive(Debug)]
 struct BridgedQuestion {
@@ -28,7 +22,7 @@ struct BridgedQuestion {
     to: mpsc::Sender<(InputKey, Answer)>,
 }
 
-impl BridgeState {
+impl BridgedQuestions {
     /// Registers a question under its request's id; `None` if too many wait. Its answer goes to `to`, once.
     pub(super) fn put(
         self: &Arc<Self>,
@@ -37,17 +31,17 @@ impl BridgeState {
         key: InputKey,
         to: mpsc::Sender<(InputKey, Answer)>,
     ) -> Option<BridgedQuestionGuard> {
-        let mut questions = self.questions.lock();
+        let mut questions = self.0.lock();
         if questions.len() >= QUESTIONS_MAX {
             return None;
         }
         questions.insert(id.clone(), BridgedQuestion { nonce, key, to });
-        Some(BridgedQuestionGuard { desk: Arc::clone(self), id })
+        Some(BridgedQuestionGuard { asked: Arc::clone(self), id })
     }
 
     /// Hands over an answer. One to a question of another session, or of none, is dropped.
     pub(super) fn answer(&self, nonce: u128, id: &str, answer: Answer) {
-        let mut questions = self.questions.lock();
+        let mut questions = self.0.lock();
         if questions.get(id).is_some_and(|waiting| waiting.nonce == nonce)
             && let Some(waiting) = questions.remove(id)
         {
@@ -60,7 +54,7 @@ impl BridgeState {
 /// A question that was put to the client.
 #[derive(Debug)]
 pub(super) struct BridgedQuestionGuard {
-    desk: Arc<BridgeState>,
+    asked: Arc<BridgedQuestions>,
     id: String,
 }
 
@@ -72,7 +66,7 @@ impl BridgedQuestionGuard {
 
 impl Drop for BridgedQuestionGuard {
     fn drop(&mut self) {
-        self.desk.questions.lock().remove(&self.id);
+        self.asked.0.lock().remove(&self.id);
     }
 }
 
@@ -87,17 +81,17 @@ mod tests {
 
     #[test]
     fn an_answer_reaches_the_question_of_its_own_session_once() {
-        let desk = Arc::new(BridgeState::default());
+        let asked = Arc::new(BridgedQuestions::default());
         let (to, mut answered) = mpsc::channel(4);
-        let put = desk.put(1, "tg:a".to_owned(), InputKey(7), to).unwrap();
-        desk.answer(2, "tg:a", answer());
-        desk.answer(1, "tg:b", answer());
+        let put = asked.put(1, "tg:a".to_owned(), InputKey(7), to).unwrap();
+        asked.answer(2, "tg:a", answer());
+        asked.answer(1, "tg:b", answer());
         assert!(answered.try_recv().is_err(), "another session's, and another question's");
-        desk.answer(1, "tg:a", answer());
-        desk.answer(1, "tg:a", answer());
+        asked.answer(1, "tg:a", answer());
+        asked.answer(1, "tg:a", answer());
         assert_eq!(answered.try_recv().unwrap(), (InputKey(7), answer()));
         assert!(answered.try_recv().is_err());
         drop(put);
-        assert!(desk.questions.lock().is_empty());
+        assert!(asked.0.lock().is_empty());
     }
 }

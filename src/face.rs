@@ -30,4 +30,3 @@ pub mod stdio;
 pub mod stream_client;
 mod task_method_error;
 pub mod tool_renames;
-mod unknown_task_watch;

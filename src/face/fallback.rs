@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 
-use super::unknown_task_watch::UnknownTaskWatch;
+use super::rates::UnknownTaskWatch;
 use crate::cause::CauseChain;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackToolArguments, FallbackTools, LEVELS};
 use crate::dialect::faults::gateway_error;

@@ -1,4 +1,5 @@
-//! Limits how often one principal may ask, and how often it may ask for tasks that are not there (GW-40).
+//! Limits how often one principal may ask, and how often it may ask for tasks that are not there (GW-40). Logs who asks for
+//! many of those (L25-62): one or two are a client that came too late, many in a short time are somebody who guesses.
 //!
 //! The one person behind a loopback listener meets neither bound. A principal that was not heard of for a while is
 //! forgotten, which gives it no more than its burst.
@@ -29,6 +30,12 @@ const MISSES_PER_MINUTE: NonZeroU32 = NonZeroU32::new(20).unwrap();
 const PRINCIPALS_MAX: usize = 10_000;
 /// After so long both counts are back to nothing.
 const IDLE: Duration = Duration::from_secs(60);
+
+/// Misses of one principal within a window that are worth a line in the log, once a window.
+const MANY: u32 = 20;
+const WINDOW: Duration = Duration::from_secs(60);
+/// Principals that are watched at a time; those beyond are counted in the metric alone.
+const WATCHED_MAX: usize = 1_024;
 
 /// tokio's clock as governor reads it, which stands still where tests want it to.
 #[derive(Clone, Debug)]
@@ -153,6 +160,46 @@ const fn limited(wait: Duration) -> GatewayFault {
     GatewayFault { retry_after: Some(wait), ..GatewayFault::new(Reason::RateLimited, Executed::No) }
 }
 
+/// The misses of late, by principal.
+#[derive(Debug, Default)]
+pub(super) struct UnknownTaskWatch(Mutex<HashMap<Principal, UnknownTaskCount>>);
+
+#[derive(Debug)]
+struct UnknownTaskCount {
+    since: Instant,
+    count: u32,
+}
+
+impl UnknownTaskWatch {
+    /// Takes note of a look-up of `owner`'s that found no task.
+    pub(super) fn note(&self, owner: &Principal) {
+        metrics::counter!(metric::TASK_MISSES).increment(1);
+        if self.are_many(owner) {
+            // Who it is stays in the digest: a log is read by more people than a store.
+            tracing::warn!(principal = %LoggedPrincipal(owner), misses = MANY, "many look-ups of unknown tasks within a minute");
+        }
+    }
+
+    /// Counts; true for the one miss that makes them many.
+    fn are_many(&self, owner: &Principal) -> bool {
+        let now = Instant::now();
+        let is_over = |seen: &UnknownTaskCount| now.duration_since(seen.since) >= WINDOW;
+        let mut all = self.0.lock();
+        if all.len() >= WATCHED_MAX && !all.contains_key(owner) {
+            all.retain(|_, seen| !is_over(seen));
+            if all.len() >= WATCHED_MAX {
+                return false;
+            }
+        }
+        let seen = all.entry(owner.clone()).or_insert(UnknownTaskCount { since: now, count: 0 });
+        if is_over(seen) {
+            *seen = UnknownTaskCount { since: now, count: 0 };
+        }
+        seen.count = seen.count.saturating_add(1);
+        seen.count == MANY
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,5 +247,30 @@ mod tests {
         assert!(rates.admit(&nth(0), 1).is_ok());
         assert!(rates.admit(&nth(PRINCIPALS_MAX), 1).is_ok());
         assert_eq!(rates.principals.lock().len(), 2);
+    }
+
+    /// L25-62.
+    #[tokio::test(start_paused = true)]
+    async fn l25_62_the_twentieth_miss_within_a_minute_is_told_once_for_each_principal() {
+        let misses = UnknownTaskWatch::default();
+        let (one, other) = (Principal::new("key:one"), Principal::new("key:other"));
+        let told = |owner, count| (0..count).filter(|_| misses.are_many(owner)).count();
+        assert_eq!((told(&one, 19), told(&other, 19)), (0, 0));
+        assert_eq!((told(&one, 1), told(&one, 100)), (1, 0));
+        tokio::time::advance(WINDOW).await;
+        assert_eq!((told(&one, 19), told(&other, 1)), (0, 0), "a minute later all begins anew");
+        assert_eq!(told(&one, 1), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn l25_62_those_who_are_watched_are_bounded_and_make_room_after_a_minute() {
+        let misses = UnknownTaskWatch::default();
+        for n in 0..=WATCHED_MAX {
+            misses.are_many(&Principal::new(&format!("key:{n}")));
+        }
+        assert_eq!(misses.0.lock().len(), WATCHED_MAX);
+        tokio::time::advance(WINDOW).await;
+        misses.are_many(&Principal::new("key:new"));
+        assert_eq!(misses.0.lock().len(), 1);
     }
 }

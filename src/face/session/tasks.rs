@@ -36,9 +36,9 @@ use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::call_stream::progress::progress_token;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
+use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
 use crate::face::task_method_error::TaskMethodError;
-use crate::face::unknown_task_watch::UnknownTaskWatch;
 use crate::metric;
 use crate::task::{
     Answer, ClientKind, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase, Principal, Reason,

@@ -5,6 +5,7 @@
 //! by [`raw_channel`] instead.
 
 pub mod answer_body;
+pub(crate) mod body;
 pub(crate) mod breaker;
 pub mod era;
 pub mod exchange;
@@ -16,6 +17,7 @@ pub mod limits;
 pub(crate) mod outgoing;
 pub(crate) mod own_ids;
 pub mod raw_channel;
+pub(crate) mod recent_map;
 pub(crate) mod reply;
 mod session;
 pub mod supervisor;

@@ -1,6 +1,5 @@
 //! Passes the bodies of answers on, to clients of either era: as they come, or with single events edited.
 
 pub(super) mod body;
-pub(super) mod event_edits;
 pub(super) mod read;
 pub(super) mod stream_tail;

@@ -16,7 +16,6 @@ pub(super) mod in_flight;
 mod known_tools;
 mod message_check;
 mod pipe;
-mod recent_map;
 pub(super) mod session_cache;
 mod session_registry;
 pub(super) mod session_streams;

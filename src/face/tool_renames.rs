@@ -13,12 +13,12 @@ use tokio::sync::broadcast;
 
 use super::headers;
 use super::http::full_body;
-use super::pipe::event_edits::{edited_event, edited_events};
 use super::pipe::read;
 use crate::dialect::RequestError;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};
 use crate::upstream::answer_body::BodyKind;
+use crate::upstream::body::{edited_event, edited_events};
 use crate::upstream::header_annotations::encode;
 use crate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse};
 use crate::upstream::upstream_health::UpstreamHealth;

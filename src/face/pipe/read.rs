@@ -1,15 +1,11 @@
 //! Reads the few answers that do not pass through: errors under refusing statuses, and what is edited.
 
-use std::collections::VecDeque;
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, SizeHint};
+use hyper::body::Body;
 
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::{AcceptedTypes, full_body};
@@ -196,39 +192,5 @@ pub(in crate::face) fn brings_answer(message: &Bytes, id: &RequestId) -> bool {
             Err(error) => bears_id(error),
         }),
         Err(error) => bears_id(&error),
-    }
-}
-
-/// A body whose beginning was read already.
-pub(in crate::face) struct PartlyReadBody {
-    pub(in crate::face) pieces: VecDeque<Bytes>,
-    pub(in crate::face) rest: RawBody,
-}
-
-impl Body for PartlyReadBody {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        let this = self.get_mut();
-        match this.pieces.pop_front() {
-            Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
-            None => Pin::new(&mut this.rest).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.pieces.is_empty() && self.rest.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let held = self.pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
-        let rest = self.rest.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(held + rest.lower());
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(held + upper);
-        }
-        hint
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::recent_map::RecentMap;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::recent_map::RecentMap;
 use crate::wire::RequestId;
 
 /// Calls of the engine's that are under way; those above are refused. Requests of the other kinds are bounded by the

@@ -13,7 +13,6 @@ use parking_lot::Mutex;
 
 use super::bridged_client::BridgedClient;
 use super::message_check::tool_of;
-use super::recent_map::RecentMap;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::dialect::RequestError;
@@ -23,6 +22,7 @@ use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, ProtocolVersion, RpcError, envelope, method};
 

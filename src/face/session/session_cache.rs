@@ -9,12 +9,12 @@ use futures_util::future::{BoxFuture, Shared};
 use http::HeaderValue;
 use parking_lot::Mutex;
 
-use super::recent_map::RecentMap;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::sealed::SessionToken;
 use crate::task::{GatewayFault, Principal};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::raw_channel::SessionBinding;
+use crate::upstream::recent_map::RecentMap;
 use crate::wire::{Object, Payload};
 
 /// Sessions that something is known about; the one used longest ago falls out. What is lost with it is its

@@ -20,11 +20,11 @@ use crate::face::call_stream::replay::BatchedMessage;
 use crate::face::call_stream::request_answer::{AnswerContent, LateAnswer, RequestAnswer};
 use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, full_body};
 use crate::face::pipe::body::{BodyForm, PipeBody, PipeTimeouts};
-use crate::face::pipe::event_edits::GatedBody;
 use crate::face::pipe::read;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::body::GatedBody;
 use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, sse_message};
 use crate::wire::{ProtocolVersion, RequestId, envelope};
 

@@ -21,11 +21,11 @@ use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::silence::Silence;
 use crate::face::call_stream::{self, CallMessages as _};
 use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
-use crate::face::pipe::event_edits::GatedBody;
-use crate::face::pipe::read::{self, PartlyReadBody};
+use crate::face::pipe::read;
 use crate::face::sealed::SessionToken;
 use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
+use crate::upstream::body::{GatedBody, PartlyReadBody};
 use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, read_event, sse_comment};
 
 /// How long a call goes on that nobody reads.

@@ -7,8 +7,8 @@ use bytes::Bytes;
 
 use super::client_filter::ClientFilter;
 use crate::face::fallback::FallbackToolService;
-use crate::face::pipe::event_edits::{edited, edited_events};
 use crate::face::rewrite::{self, TaskSupportLookup};
+use crate::upstream::body::{edited, edited_events};
 use crate::upstream::raw_channel::RawBody;
 use crate::wire::envelope::{BATCH_READ_MAX, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy, read_event};

@@ -7,9 +7,9 @@ use bytes::Bytes;
 
 use super::session_stream_reader::ClientReaderGuard;
 use crate::dialect::relay_core_2025_11_25::{self as relay, MessageConcern};
-use crate::face::pipe::event_edits::{edited_event, edited_events};
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
+use crate::upstream::body::{edited_event, edited_events};
 use crate::upstream::raw_channel::{CallMatch, RawBody};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, Payload, Request, RpcError, ScanLimits, envelope, method, rpc_error};

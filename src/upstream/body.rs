@@ -1,4 +1,5 @@
-//! Edits single events of a stream; everything else goes by untouched.
+//! Edits bodies of answers on their way: single events of a stream, and bodies whose beginning was read. Everything else goes by
+//! untouched.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -7,13 +8,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame};
+use hyper::body::{Body, Frame, SizeHint};
 
-use crate::upstream::raw_channel::RawBody;
+use super::raw_channel::RawBody;
 use crate::wire::framing::{EventGate, GateOutput, read_event, with_data};
 
 /// An event with what its message becomes; itself where that stays the same, or it is no message.
-pub(in crate::face) fn edited_event(event: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
+pub(crate) fn edited_event(event: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
     match read_event(&event).filter(|read| read.name.as_deref().is_none_or(|name| name == "message")) {
         Some(read) => edited(event, read.data, edit),
         None => event,
@@ -21,14 +22,14 @@ pub(in crate::face) fn edited_event(event: Bytes, edit: impl FnOnce(Bytes) -> Ve
 }
 
 /// The same, whatever the event is called.
-pub(in crate::face) fn edited(event: Bytes, data: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
+pub(crate) fn edited(event: Bytes, data: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
     let messages = edit(data.clone());
     let is_same = matches!(messages.as_slice(), [only] if *only == data);
     if is_same { event } else { with_data(&event, &messages) }
 }
 
 /// An event stream in which the events that a gate hands over whole are edited.
-pub(in crate::face) fn edited_events(
+pub(crate) fn edited_events(
     source: RawBody,
     gate: EventGate,
     edit: impl Fn(Bytes) -> Bytes + Send + Unpin + 'static,
@@ -58,7 +59,7 @@ impl<E: Fn(Bytes) -> Bytes + Send + Unpin> Body for EditedEvents<E> {
 }
 
 /// An event stream, cut by a gate into what passes and events as a whole.
-pub(in crate::face) struct GatedBody<B> {
+pub(crate) struct GatedBody<B> {
     source: B,
     gate: EventGate,
     /// What one piece of the source became.
@@ -66,7 +67,7 @@ pub(in crate::face) struct GatedBody<B> {
 }
 
 impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> GatedBody<B> {
-    pub(in crate::face) const fn new(source: B, gate: EventGate) -> Self {
+    pub(crate) const fn new(source: B, gate: EventGate) -> Self {
         Self { source, gate, ready: VecDeque::new() }
     }
 
@@ -91,7 +92,41 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> GatedBody<B> {
     }
 
     /// The same. Cancel safe.
-    pub(in crate::face) async fn next(&mut self) -> Option<io::Result<GateOutput>> {
+    pub(crate) async fn next(&mut self) -> Option<io::Result<GateOutput>> {
         poll_fn(|cx| self.poll_next(cx)).await
+    }
+}
+
+/// A body whose beginning was read already.
+pub(crate) struct PartlyReadBody {
+    pub(crate) pieces: VecDeque<Bytes>,
+    pub(crate) rest: RawBody,
+}
+
+impl Body for PartlyReadBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        match this.pieces.pop_front() {
+            Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+            None => Pin::new(&mut this.rest).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.pieces.is_empty() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let held = self.pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        let rest = self.rest.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(held + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(held + upper);
+        }
+        hint
     }
 }

@@ -12,7 +12,7 @@ const SHARDS: usize = 64;
 
 /// At most about `entries_max` values. Keys are such that nobody can choose them.
 #[derive(Debug)]
-pub(super) struct RecentMap<V> {
+pub(crate) struct RecentMap<V> {
     shards: Box<[Mutex<RecentShard<V>>]>,
     shard_entries_max: usize,
 }
@@ -30,27 +30,27 @@ struct RecentEntry<V> {
 }
 
 impl<V: Clone> RecentMap<V> {
-    pub(super) fn new(entries_max: usize) -> Self {
+    pub(crate) fn new(entries_max: usize) -> Self {
         let shard = || Mutex::new(RecentShard { entries: HashMap::default(), uses: 0 });
         Self { shards: (0..SHARDS).map(|_| shard()).collect(), shard_entries_max: entries_max.div_ceil(SHARDS).max(1) }
     }
 
-    pub(super) fn get(&self, key: u128) -> Option<V> {
+    pub(crate) fn get(&self, key: u128) -> Option<V> {
         self.shard(key).lock().touch(key).cloned()
     }
 
-    pub(super) fn contains(&self, key: u128) -> bool {
+    pub(crate) fn contains(&self, key: u128) -> bool {
         self.shard(key).lock().touch(key).is_some()
     }
 
-    pub(super) fn insert(&self, key: u128, value: V) {
+    pub(crate) fn insert(&self, key: u128, value: V) {
         let mut shard = self.shard(key).lock();
         shard.make_room(key, self.shard_entries_max);
         shard.put(key, value);
     }
 
     /// The value of `key`, put there now where there is none.
-    pub(super) fn get_or_default(&self, key: u128) -> V
+    pub(crate) fn get_or_default(&self, key: u128) -> V
     where
         V: Default,
     {
@@ -64,7 +64,7 @@ impl<V: Clone> RecentMap<V> {
         value
     }
 
-    pub(super) fn remove(&self, key: u128) {
+    pub(crate) fn remove(&self, key: u128) {
         self.shard(key).lock().entries.remove(&key);
     }
 

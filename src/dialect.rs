@@ -9,6 +9,7 @@ pub mod ext_tasks;
 pub mod face_dialect;
 pub mod fallback_tools;
 pub mod faults;
+pub mod initialize;
 pub mod inputs;
 pub mod lifecycle;
 pub mod negotiate;

@@ -7,12 +7,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::dialect::initialize::capabilities_in;
 use crate::wire::envelope::Request;
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{
-    ElicitationKinds, Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method,
-};
+use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
 
 /// What a client said in `initialize`.
 #[derive(Clone, Debug)]
@@ -44,7 +43,7 @@ impl ClientInitialize {
     #[must_use]
     pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
         let asked = self.params.get_string("protocolVersion");
-        let capabilities = known_to(version, &self.capabilities);
+        let capabilities = capabilities_in(version, &self.capabilities);
         if asked.as_deref() == Some(version.as_str()) && self.params.get("capabilities").as_ref() == Some(&capabilities)
         {
             return original.clone();
@@ -64,28 +63,6 @@ impl ClientInitialize {
 #[must_use]
 pub fn session_version(asked: &str) -> ProtocolVersion {
     ProtocolVersion::parse(asked).filter(|version| !version.is_stateless()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
-}
-
-/// `initialize` in the gateway's own words, for a session that is opened anew.
-#[must_use]
-pub fn introduction(
-    id: &RequestId,
-    version: ProtocolVersion,
-    capabilities: &Payload,
-    client_info: Option<&Payload>,
-) -> Bytes {
-    let params = ObjectWriter::new()
-        .text("protocolVersion", version.as_str())
-        .member("capabilities", &known_to(version, capabilities))
-        .member("clientInfo", &client_info.cloned().unwrap_or_else(own_identity))
-        .finish();
-    envelope::request(id, method::INITIALIZE, Some(&params))
-}
-
-/// The gateway's name, for whoever gave none.
-#[must_use]
-pub fn own_identity() -> Payload {
-    ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
 }
 
 /// A server's name as each result bears it: without its icons, which may be larger than all the rest of a poll. The answer
@@ -111,23 +88,6 @@ pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Opt
         }
         None => edit.finish(),
     }
-}
-
-/// A client's capabilities in the words of `version`: before 2025-11-25 there was one kind of elicitation, by
-/// form, and it had no members (GW-05).
-fn known_to(version: ProtocolVersion, capabilities: &Payload) -> Payload {
-    let unchanged = || capabilities.clone();
-    if version.traits().elicitation == ElicitationKinds::FormAndUrl {
-        return unchanged();
-    }
-    let Some(object) = Object::of(capabilities) else { return unchanged() };
-    let Some(kinds) = object.get_object("elicitation").filter(|kinds| kinds.keys().next().is_some()) else {
-        return unchanged();
-    };
-    if kinds.contains("url") && !kinds.contains("form") {
-        return object.edit().remove("elicitation").finish();
-    }
-    object.edit().set("elicitation", ObjectWriter::new().finish()).finish()
 }
 
 /// Capabilities of either side, less tasks in both flavours.
@@ -220,6 +180,7 @@ pub(in crate::face) type TaskSupportLookup = Arc<dyn Fn(&str) -> &'static str + 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::initialize::initialize_request;
 
     fn request(text: &str) -> (Request, Bytes) {
         let bytes = Bytes::copy_from_slice(text.as_bytes());
@@ -278,7 +239,7 @@ mod tests {
             check_introduction(&params("2025-11-25", said), ProtocolVersion::V2025_11_25, &params("2025-11-25", said));
             check_introduction(&params("2025-11-25", said), older, &params("2025-06-18", sent));
             let capabilities = Payload::parse(&Bytes::copy_from_slice(said.as_bytes()), ScanLimits::CLIENT).unwrap();
-            let anew = introduction(&RequestId::number(1), older, &capabilities, None);
+            let anew = initialize_request(&RequestId::number(1), older, &capabilities_in(older, &capabilities), None);
             assert!(
                 String::from_utf8_lossy(&anew).contains(&format!("\"capabilities\":{sent}")),
                 "opened anew: {said}"

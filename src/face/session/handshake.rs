@@ -13,6 +13,7 @@ use super::session_cache::{ClientSession, SessionPreferences};
 use super::{SessionFaceState, not_allowed, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
+use crate::dialect::initialize::{capabilities_in, initialize_request};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::face::answer::{addressee, bare};
 use crate::face::http::{FaceResponse, Inbound};
@@ -284,7 +285,10 @@ impl SessionFaceState {
         told: SessionPreferences,
     ) -> Result<SessionBinding, GatewayFault> {
         let id = self.mint();
-        let message = |version| rewrite::introduction(&id, version, &token.capabilities, token.client_info.as_ref());
+        let message = |version| {
+            let capabilities = capabilities_in(version, &token.capabilities);
+            initialize_request(&id, version, &capabilities, token.client_info.as_ref())
+        };
         let asked = self.served.conduit.version_for(token.upstream_version);
         let agreed = match in_time(agree(self, (&id, owner, forwarded), asked, message)).await {
             Ok(agreed) => agreed,

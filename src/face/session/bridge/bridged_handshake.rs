@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::SessionFaceState;
 use crate::dialect::faults::gateway_error;
+use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::session_results::{initialize_result, session_error};
-use crate::face::rewrite::{ClientInitialize, own_identity};
+use crate::face::rewrite::ClientInitialize;
 use crate::face::session::bridged_client::BridgedClient;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::BeginError;

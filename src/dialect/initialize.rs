@@ -1,0 +1,46 @@
+//! Writes `initialize` requests.
+
+use bytes::Bytes;
+
+use crate::wire::object::ObjectWriter;
+use crate::wire::{ElicitationKinds, Object, Payload, ProtocolVersion, RequestId, envelope, method};
+
+/// `initialize` in the gateway's own words. Whoever gave no name is called as the gateway is.
+#[must_use]
+pub fn initialize_request(
+    id: &RequestId,
+    version: ProtocolVersion,
+    capabilities: &Payload,
+    client_info: Option<&Payload>,
+) -> Bytes {
+    let params = ObjectWriter::new()
+        .text("protocolVersion", version.as_str())
+        .member("capabilities", capabilities)
+        .member("clientInfo", &client_info.cloned().unwrap_or_else(own_identity))
+        .finish();
+    envelope::request(id, method::INITIALIZE, Some(&params))
+}
+
+/// The gateway's name, for whoever gave none.
+#[must_use]
+pub fn own_identity() -> Payload {
+    ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
+}
+
+/// A client's capabilities in the words of `version`: before 2025-11-25 there was one kind of elicitation, by
+/// form, and it had no members (GW-05).
+#[must_use]
+pub fn capabilities_in(version: ProtocolVersion, capabilities: &Payload) -> Payload {
+    let unchanged = || capabilities.clone();
+    if version.traits().elicitation == ElicitationKinds::FormAndUrl {
+        return unchanged();
+    }
+    let Some(object) = Object::of(capabilities) else { return unchanged() };
+    let Some(kinds) = object.get_object("elicitation").filter(|kinds| kinds.keys().next().is_some()) else {
+        return unchanged();
+    };
+    if kinds.contains("url") && !kinds.contains("form") {
+        return object.edit().remove("elicitation").finish();
+    }
+    object.edit().set("elicitation", ObjectWriter::new().finish()).finish()
+}

@@ -1,5 +1,4 @@
 //! Passes the bodies of answers on, to clients of either era: as they come, or with single events edited.
 
 pub(super) mod body;
-pub(super) mod read;
 pub(super) mod stream_tail;

@@ -13,7 +13,6 @@ use tokio::sync::broadcast;
 
 use super::headers;
 use super::http::full_body;
-use super::pipe::read;
 use crate::dialect::RequestError;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};
@@ -21,6 +20,7 @@ use crate::upstream::answer_body::BodyKind;
 use crate::upstream::body::{edited_event, edited_events};
 use crate::upstream::header_annotations::encode;
 use crate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse};
+use crate::upstream::reply::{self, ReadLimits};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{
     Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, NotificationSubscription,
@@ -143,7 +143,7 @@ impl ToolRenamer {
         }
         match response.content {
             BodyKind::Json => {
-                let text = read::whole(response.body, self.bytes_max).await?;
+                let text = reply::read_whole(response.body, ReadLimits::of_bytes(self.bytes_max)).await?;
                 Ok(RawResponse { body: full_body(self.message(text)), ..response })
             }
             BodyKind::Events => {

@@ -137,11 +137,11 @@ pub enum RawMethod {
 
 /// The head of an answer, and its body still to be read.
 #[derive(Debug)]
-pub struct RawResponse {
+pub struct RawResponse<B = RawBody> {
     pub status: StatusCode,
     pub content: BodyKind,
     pub retry_after: Option<Duration>,
     /// The id of a session that begins with this answer.
     pub session: Option<HeaderValue>,
-    pub body: RawBody,
+    pub body: B,
 }

@@ -3,6 +3,7 @@
 //! Knows JSON-RPC only as far as an error answer under a refusing status.
 
 use std::collections::VecDeque;
+use std::io;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -12,6 +13,8 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 
 use super::answer_body::{AnswerBody, BodyBreakError, BodyKind};
+use super::outgoing::SESSION_ID;
+use super::raw_channel::{RawBody, RawResponse, SessionBinding};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{SseDecoder, SseEvent};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
@@ -36,11 +39,18 @@ pub(crate) struct ReadLimits {
     pub(crate) idle: Option<Duration>,
 }
 
+impl ReadLimits {
+    /// A bound on the size alone.
+    pub(crate) const fn of_bytes(bytes_max: usize) -> Self {
+        Self { bytes_max, idle: None }
+    }
+}
+
 /// An answer whose head is fine.
 #[derive(Debug)]
-pub(crate) enum AcceptedResponse {
-    Json(AnswerBody),
-    Events(EventStream),
+pub(crate) enum AcceptedResponse<B = AnswerBody> {
+    Json(B),
+    Events(EventStream<B>),
 }
 
 /// An answer whose head is not.
@@ -62,24 +72,111 @@ pub(crate) enum ErrorAddressee<'a> {
     RequestInSession(&'a RequestId),
     /// The only request that the connection's other end can mean, so any id or none will do.
     Handshake,
+    /// The same for a message that is passed on: its sender is told whatever the status is.
+    Passed,
+    /// The same, in a session that the upstream may have forgotten.
+    PassedInSession,
 }
 
-/// Judges the answer to a request (U01 to U06, U16).
+/// A response whose head was judged.
+#[derive(Debug)]
+pub(crate) enum JudgedResponse<B = RawBody> {
+    /// A success, still to be read.
+    Fine(RawResponse<B>),
+    /// The session is unknown; the message was not looked at. Only for requests in a session.
+    SessionLost,
+    /// The upstream refuses, with a JSON-RPC error if it gave one that is the addressee's.
+    Refused { fault: GatewayFault, error: Option<RpcError> },
+}
+
+impl<B> From<Response<B>> for RawResponse<B> {
+    fn from(response: Response<B>) -> Self {
+        let headers = response.headers();
+        let (content, retry_after) = (content_of(headers), retry_after(headers));
+        let session = headers.get(SESSION_ID).cloned();
+        Self { status: response.status(), content, retry_after, session, body: response.into_body() }
+    }
+}
+
+impl ErrorAddressee<'static> {
+    /// That of a message that is passed on in this session, or in none.
+    pub(crate) const fn passed_in(binding: &SessionBinding) -> Self {
+        if binding.session.is_some() { Self::PassedInSession } else { Self::Passed }
+    }
+}
+
+/// Judges the head of an answer (U01 to U06, U16).
+pub(crate) async fn judge<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+    response: RawResponse<B>,
+    addressee: ErrorAddressee<'_>,
+) -> JudgedResponse<B> {
+    if response.status.is_success() {
+        return JudgedResponse::Fine(response);
+    }
+    // On the heap: few answers are refusals, and every call waits in this future.
+    Box::pin(refusal(response, addressee)).await
+}
+
+/// Judges the answer to a request of the gateway's own.
 pub(crate) async fn open(
     response: Response<AnswerBody>,
     addressee: ErrorAddressee<'_>,
     limits: ReadLimits,
 ) -> Result<AcceptedResponse, ResponseRefusal> {
-    if !response.status().is_success() {
-        return Err(Box::pin(refusal(response, addressee)).await);
+    match judge(response.into(), addressee).await {
+        JudgedResponse::Fine(response) => accepted_in(response, limits).map_err(ResponseRefusal::Gateway),
+        JudgedResponse::SessionLost => Err(ResponseRefusal::SessionLost),
+        JudgedResponse::Refused { error: Some(error), .. } => Err(ResponseRefusal::Rpc(error)),
+        JudgedResponse::Refused { fault, error: None } => Err(ResponseRefusal::Gateway(fault)),
     }
-    match content_of(response.headers()) {
-        BodyKind::Json => Ok(AcceptedResponse::Json(response.into_body())),
-        BodyKind::Events => Ok(AcceptedResponse::Events(EventStream::new(response.into_body(), limits))),
-        BodyKind::Other => {
-            Err(ResponseRefusal::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
+}
+
+fn accepted_in<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+    response: RawResponse<B>,
+    limits: ReadLimits,
+) -> Result<AcceptedResponse<B>, GatewayFault> {
+    match response.content {
+        BodyKind::Json => Ok(AcceptedResponse::Json(response.body)),
+        BodyKind::Events => Ok(AcceptedResponse::Events(EventStream::new(response.body, limits))),
+        BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+    }
+}
+
+/// The answer to the request `id`, out of a JSON body or an event stream. Messages before it are passed over.
+///
+/// # Errors
+/// If the answer does not come, is no JSON-RPC answer, or is larger than allowed.
+pub(crate) async fn answer<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+    response: RawResponse<B>,
+    id: &RequestId,
+    limits: ReadLimits,
+) -> Result<envelope::Response, GatewayFault> {
+    let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+    match accepted_in(response, limits)? {
+        AcceptedResponse::Json(body) => answer_in(&read_whole(body, limits).await?, id).ok_or(malformed),
+        AcceptedResponse::Events(mut events) => loop {
+            match events.next().await.map_err(BodyReadError::into_fault)? {
+                Some(event) => {
+                    if let Some(answer) = answer_in(&event.data, id) {
+                        return Ok(answer);
+                    }
+                }
+                None => return Err(BodyReadError::Closed.into_fault()),
+            }
+        },
+    }
+}
+
+/// The answer to the request `id` in a message, or in an array of them.
+pub(crate) fn answer_in(text: &Bytes, id: &RequestId) -> Option<envelope::Response> {
+    let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).ok()?;
+    messages.into_iter().flatten().find_map(|message| match message {
+        Message::Response(response) => {
+            let is_meant = response.id.as_ref().is_some_and(|named| named.says(id));
+            is_meant.then_some(response)
         }
-    }
+        Message::Request(_) | Message::Notification(_) => None,
+    })
 }
 
 /// What a body is by its head. One that is encoded is of no use, as none was asked for.
@@ -102,17 +199,16 @@ pub(crate) fn accepted(response: &Response<AnswerBody>) -> Result<(), GatewayFau
 
 /// What a status other than success means.
 pub(crate) fn status_fault<B>(response: &Response<B>) -> GatewayFault {
-    let status = response.status();
+    fault_of(response.status(), retry_after(response.headers()))
+}
+
+fn fault_of(status: StatusCode, retry_after: Option<Duration>) -> GatewayFault {
     let reason = match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Reason::UpstreamAuth,
         _ if status.is_redirection() => Reason::UpstreamRedirect,
         _ => Reason::UpstreamHttpStatus,
     };
-    GatewayFault {
-        http_status: Some(status.as_u16()),
-        retry_after: retry_after(response.headers()),
-        ..GatewayFault::new(reason, Executed::Unknown)
-    }
+    GatewayFault { http_status: Some(status.as_u16()), retry_after, ..GatewayFault::new(reason, Executed::Unknown) }
 }
 
 /// `Retry-After` in seconds; a date is not understood.
@@ -136,39 +232,43 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
 }
 
 /// What a refusing answer means.
-async fn refusal(response: Response<AnswerBody>, addressee: ErrorAddressee<'_>) -> ResponseRefusal {
-    let (fault, status) = (status_fault(&response), response.status());
-    let in_session = matches!(addressee, ErrorAddressee::RequestInSession(_));
+async fn refusal<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+    response: RawResponse<B>,
+    addressee: ErrorAddressee<'_>,
+) -> JudgedResponse<B> {
+    use ErrorAddressee::{Handshake, Passed, PassedInSession, Request, RequestInSession};
+    let (fault, status) = (fault_of(response.status, response.retry_after), response.status);
+    let in_session = matches!(addressee, RequestInSession(_) | PassedInSession);
     if in_session && status == StatusCode::NOT_FOUND {
-        return ResponseRefusal::SessionLost;
+        return JudgedResponse::SessionLost;
     }
-    let may_explain = fault.reason == Reason::UpstreamHttpStatus && is_json(response.headers());
-    let explained = if may_explain { explained(response.into_body()).await } else { None };
-    match (explained, addressee) {
-        (Some((_, error)), _) if in_session && names_lost_session(status, &error) => ResponseRefusal::SessionLost,
-        (Some((_, error)), ErrorAddressee::Handshake) => ResponseRefusal::Rpc(error),
-        (Some((Some(named), error)), ErrorAddressee::Request(id) | ErrorAddressee::RequestInSession(id))
-            if named == *id =>
-        {
-            ResponseRefusal::Rpc(error)
+    let is_passed = matches!(addressee, Passed | PassedInSession);
+    let may_explain = response.content == BodyKind::Json && (is_passed || fault.reason == Reason::UpstreamHttpStatus);
+    let explained = if may_explain { explained(response.body).await } else { None };
+    let error = match (explained, addressee) {
+        (Some((_, error)), _) if in_session && names_lost_session(status, &error) => {
+            return JudgedResponse::SessionLost;
         }
-        (Some(_) | None, _) => ResponseRefusal::Gateway(fault),
-    }
+        (Some((_, error)), Handshake | Passed | PassedInSession) => Some(error),
+        (Some((Some(named), error)), Request(id) | RequestInSession(id)) if named == *id => Some(error),
+        (Some(_) | None, _) => None,
+    };
+    JudgedResponse::Refused { fault, error }
 }
 
 /// Whether an error says what a 404 should have said. Servers built after the SDKs' examples refuse an
 /// unknown session with 400, before they look at the message. A tool whose own words these are would have
 /// to answer with this code and status to be called twice.
-pub(crate) fn names_lost_session(status: StatusCode, error: &RpcError) -> bool {
+fn names_lost_session(status: StatusCode, error: &RpcError) -> bool {
     let message = error.message.to_ascii_lowercase();
     let named = LOST_SESSION.iter().any(|words| message.contains(words));
     status == StatusCode::BAD_REQUEST && error.code == TRANSPORT_ERROR && named
 }
 
 /// The JSON-RPC error in a body, if it is one, and whom it names.
-async fn explained(body: AnswerBody) -> Option<(Option<RequestId>, RpcError)> {
-    let limits = ReadLimits { bytes_max: ERROR_BYTES_MAX, idle: None };
-    let text = tokio::time::timeout(ERROR_WAIT, read_whole(body, limits)).await.ok()?.ok()?;
+async fn explained<B: Body<Data = Bytes, Error = io::Error> + Unpin>(body: B) -> Option<(Option<RequestId>, RpcError)> {
+    let reading = read_whole(body, ReadLimits::of_bytes(ERROR_BYTES_MAX));
+    let text = tokio::time::timeout(ERROR_WAIT, reading).await.ok()?.ok()?;
     let Message::Response(response) = envelope::read(&text, ScanLimits::UPSTREAM).ok()? else { return None };
     Some((response.id, response.outcome.err()?))
 }
@@ -178,7 +278,10 @@ async fn explained(body: AnswerBody) -> Option<(Option<RequestId>, RpcError)> {
 /// # Errors
 /// `ResultTooLarge` at the bound, without having read more (U12); `UpstreamTimeout` when silent too long;
 /// `UpstreamClosed` when it breaks.
-pub(crate) async fn read_whole(mut body: AnswerBody, limits: ReadLimits) -> Result<Bytes, GatewayFault> {
+pub(crate) async fn read_whole<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+    mut body: B,
+    limits: ReadLimits,
+) -> Result<Bytes, GatewayFault> {
     let too_large = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
     if body.size_hint().lower() > limits.bytes_max as u64 {
         return Err(too_large);
@@ -230,7 +333,19 @@ impl BodyReadError {
 }
 
 /// The next bytes of a body; `None` at its end. Cancel safe.
-async fn next_piece(body: &mut AnswerBody, idle: Option<Duration>) -> Result<Option<Bytes>, BodyReadError> {
+///
+/// # Errors
+/// If it breaks.
+pub(crate) async fn next_data<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+    body: &mut B,
+) -> Result<Option<Bytes>, GatewayFault> {
+    next_piece(body, None).await.map_err(BodyReadError::into_fault)
+}
+
+async fn next_piece<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+    body: &mut B,
+    idle: Option<Duration>,
+) -> Result<Option<Bytes>, BodyReadError> {
     loop {
         let frame = match idle {
             Some(max) => tokio::time::timeout(max, body.frame()).await.map_err(|_| BodyReadError::Idle)?,
@@ -251,15 +366,15 @@ async fn next_piece(body: &mut AnswerBody, idle: Option<Duration>) -> Result<Opt
 
 /// An event stream being read.
 #[derive(Debug)]
-pub(crate) struct EventStream {
-    body: AnswerBody,
+pub(crate) struct EventStream<B = AnswerBody> {
+    body: B,
     decoder: SseDecoder,
     ready: VecDeque<SseEvent>,
     idle: Option<Duration>,
 }
 
-impl EventStream {
-    pub(crate) fn new(body: AnswerBody, limits: ReadLimits) -> Self {
+impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> EventStream<B> {
+    pub(crate) fn new(body: B, limits: ReadLimits) -> Self {
         Self { body, decoder: SseDecoder::new(limits.bytes_max), ready: VecDeque::new(), idle: limits.idle }
     }
 

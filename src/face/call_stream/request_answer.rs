@@ -18,8 +18,9 @@ use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body};
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::envelope::EnvelopeError;
 use crate::wire::framing::{sse_comment, sse_message};
-use crate::wire::{Payload, RpcError, envelope};
+use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 /// What became of a request.
 pub(in crate::face) enum RequestAnswer {
@@ -184,5 +185,24 @@ impl Body for SingleEventBody {
             out.extend_from_slice(line);
         }
         Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
+    }
+}
+
+/// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that
+/// bears the id counts even where the gateway would not keep it.
+pub(in crate::face) fn brings_answer(message: &Bytes, id: &RequestId) -> bool {
+    let bears_id = |error: &EnvelopeError| match error {
+        EnvelopeError::Scan { id: found, .. } | EnvelopeError::Shape { id: found, .. } => {
+            found.as_ref().is_some_and(|found| found.says(id))
+        }
+        EnvelopeError::Batch => false,
+    };
+    match envelope::read_batch(message, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) {
+        Ok(messages) => messages.iter().any(|message| match message {
+            Ok(Message::Response(response)) => response.id.as_ref().is_some_and(|named| named.says(id)),
+            Ok(Message::Request(_) | Message::Notification(_)) => false,
+            Err(error) => bears_id(error),
+        }),
+        Err(error) => bears_id(&error),
     }
 }

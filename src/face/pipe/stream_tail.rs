@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::read;
+use crate::face::call_stream::request_answer::brings_answer;
 use crate::wire::RequestId;
 use crate::wire::framing::SseEvent;
 
@@ -48,7 +48,7 @@ impl StreamTail {
             self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
             if !event.data.is_empty() {
                 // Most streams have one event, which is looked into once, at the end.
-                self.was_answered |= read::brings_answer(&self.data, &self.id);
+                self.was_answered |= brings_answer(&self.data, &self.id);
                 self.data = event.data;
             }
         }
@@ -56,7 +56,7 @@ impl StreamTail {
 
     /// Whether the answer has come. An event that is too large is taken for it.
     pub(super) fn is_answered(&self) -> bool {
-        self.was_answered || self.is_lost || read::brings_answer(&self.data, &self.id)
+        self.was_answered || self.is_lost || brings_answer(&self.data, &self.id)
     }
 
     /// Whether an event had an id that a client can name; `None` once nobody can tell. What is no id to a decoder of

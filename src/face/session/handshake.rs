@@ -17,15 +17,14 @@ use crate::dialect::initialize::{capabilities_in, initialize_request};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::face::answer::{addressee, bare};
 use crate::face::http::{FaceResponse, Inbound};
-use crate::face::pipe::read;
 use crate::face::rewrite::{self, ClientInitialize};
 use crate::face::sealed::{SessionToken, digest_of};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::answer_body::BodyKind;
 use crate::upstream::era::contradicts;
 use crate::upstream::own_ids;
 use crate::upstream::raw_channel::{RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::{Era, ForwardedHeaders};
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
@@ -195,15 +194,13 @@ async fn initialize(
     let request = RawRequest { binding: SessionBinding::default(), verb, forwarded: forwarded.clone() };
     let response = shared.served.conduit.send(request).await?;
     let session = response.session.clone();
-    let answer = match (response.status.is_success(), response.content) {
-        (true, BodyKind::Json | BodyKind::Events) => read::answer(response, id, ANSWER_BYTES_MAX).await?,
-        (true, BodyKind::Other) => return Err(malformed()),
-        (false, _) => {
-            let fault = read::status_fault(&response);
-            let explained = read::explained(response).await;
-            return Err(explained.map_or_else(|| fault.into(), AgreementError::Refused));
-        }
+    let response = match reply::judge(response, ErrorAddressee::Passed).await {
+        JudgedResponse::Fine(response) => response,
+        JudgedResponse::Refused { error: Some(error), .. } => return Err(AgreementError::Refused(error)),
+        JudgedResponse::Refused { fault, error: None } => return Err(fault.into()),
+        JudgedResponse::SessionLost => return Err(malformed()),
     };
+    let answer = reply::answer(response, id, ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await?;
     let result = match answer.outcome {
         Err(error) => return Err(AgreementError::Refused(error)),
         Ok(_) => answer.result.ok_or_else(malformed)?,
@@ -325,7 +322,8 @@ impl SessionFaceState {
         let told = telling.await.unwrap_or(Err(late));
         let response = told.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         // Only a session that has answered is sure to have done what it was told.
-        let _ = tokio::time::timeout(END_MAX, read::whole(response.body, ANSWER_BYTES_MAX)).await;
+        let _ = tokio::time::timeout(END_MAX, reply::read_whole(response.body, ReadLimits::of_bytes(ANSWER_BYTES_MAX)))
+            .await;
         Ok(())
     }
 

@@ -36,7 +36,6 @@ use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status
 use crate::face::call_stream::respond;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
-use crate::face::pipe::read::{self, JudgedResponse};
 use crate::face::pipe::stream_tail::StreamPause;
 use crate::face::rewrite;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -44,6 +43,7 @@ use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::limits::CallPermit;
 use crate::upstream::raw_channel::{RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Payload, RequestId, meta, method};
@@ -54,7 +54,7 @@ use one_way_messages::{OneWayKind, note};
 pub(super) use paused_calls::PausedCalls;
 pub(super) use pipe_metrics::PipeMetrics;
 use resumable::RequestOrigin;
-use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit};
+use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit, several};
 
 /// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
@@ -382,19 +382,19 @@ impl PipedCall {
         accepted: AcceptedTypes,
         deadline: Option<Instant>,
     ) -> Result<RequestAnswer, GatewayFault> {
-        let bytes_max = self.shared.served.settings.result_bytes_max;
+        let limits = ReadLimits::of_bytes(self.shared.served.settings.result_bytes_max);
         let reading = async {
             let text = if response.content == BodyKind::Events {
                 // What was said before the answer has nowhere to go.
-                let answer = read::answer(response, &self.id, bytes_max).await?;
+                let answer = reply::answer(response, &self.id, limits).await?;
                 match &answer.outcome {
                     Ok(result) => envelope::result(&self.id, result),
                     Err(error) => envelope::error(Some(&self.id), error),
                 }
             } else {
-                read::whole(response.body, bytes_max).await?
+                reply::read_whole(response.body, limits).await?
             };
-            read::several(edits.text(text), accepted, &self.id)
+            several(edits.text(text), accepted, &self.id)
         };
         in_time(self, reading, None, deadline).await
     }
@@ -462,7 +462,7 @@ impl SessionFaceState {
     ) -> Result<JudgedResponse, GatewayFault> {
         let request = RawRequest { binding: binding.clone(), verb, forwarded: with.clone() };
         let response = self.served.conduit.send(request).await?;
-        Ok(read::judge(response, binding).await)
+        Ok(reply::judge(response, ErrorAddressee::passed_in(binding)).await)
     }
 
     /// The same for a stream, waiting for an upstream that is away for a moment: some clients give up on

@@ -29,7 +29,6 @@ use crate::face::call_stream::respond;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, full_body};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
-use crate::face::pipe::read::{self, JudgedResponse};
 use crate::face::sealed::StateContent;
 use crate::face::served::Served;
 use crate::metric;
@@ -40,6 +39,7 @@ use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
 use crate::upstream::limits::CallPermit;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::framing::sse_message;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
@@ -306,9 +306,9 @@ impl StatelessForward {
         let binding = SessionBinding { version: Some(ProtocolVersion::STATELESS), ..SessionBinding::default() };
         let principal = self.edits.asker.principal.clone();
         let verb = RawMethod::PostWith { message: self.message.clone(), headers: self.headers.clone(), principal };
-        let request = RawRequest { binding: binding.clone(), verb, forwarded: self.forwarded.clone() };
+        let request = RawRequest { binding, verb, forwarded: self.forwarded.clone() };
         let response = self.served.conduit.send(request).await?;
-        Ok(read::judge(response, &binding).await)
+        Ok(reply::judge(response, ErrorAddressee::Passed).await)
     }
 
     /// What a refusal means to the client.
@@ -337,7 +337,7 @@ impl StatelessForward {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             BodyKind::Events if accepted == AcceptedTypes::Json => {
                 // The client takes no stream: what was said before the answer has nowhere to go.
-                let reading = read::answer(response, &call.id, bytes_max);
+                let reading = reply::answer(response, &call.id, ReadLimits::of_bytes(bytes_max));
                 let answer = in_time(&call, reading, None, pace.deadline).await?;
                 let text = match &answer.outcome {
                     Ok(result) => envelope::result(&call.id, result),

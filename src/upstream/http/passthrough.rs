@@ -8,10 +8,10 @@ use http_body_util::BodyExt;
 use super::SessionUpstream;
 use super::client_session::ClientSessionUpstream;
 use crate::task::GatewayFault;
-use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SESSION_ID, SessionHeaders};
+use crate::upstream::Upstream;
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use crate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::upstream_health::UpstreamHealth;
-use crate::upstream::{Upstream, reply};
 use crate::wire::{ProtocolVersion, RpcError};
 
 #[async_trait]
@@ -30,14 +30,7 @@ impl RawChannel for SessionUpstream {
 
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
         let response = self.hop.carrier.send(&outgoing(request), &HandedOver::default()).await?;
-        let content = reply::content_of(response.headers());
-        Ok(RawResponse {
-            status: response.status(),
-            content,
-            retry_after: reply::retry_after(response.headers()),
-            session: response.headers().get(SESSION_ID).cloned(),
-            body: response.into_body().boxed_unsync(),
-        })
+        Ok(response.map(|body| body.boxed_unsync()).into())
     }
 
     fn standing(&self) -> Option<&UpstreamHealth> {

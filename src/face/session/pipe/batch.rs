@@ -20,11 +20,11 @@ use crate::face::call_stream::replay::BatchedMessage;
 use crate::face::call_stream::request_answer::{AnswerContent, LateAnswer, RequestAnswer};
 use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, full_body};
 use crate::face::pipe::body::{BodyForm, PipeBody, PipeTimeouts};
-use crate::face::pipe::read;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::body::GatedBody;
+use crate::upstream::reply::{self, ReadLimits};
 use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, sse_message};
 use crate::wire::{ProtocolVersion, RequestId, envelope};
 
@@ -134,7 +134,7 @@ async fn last(mut said: DrivenMessages) -> Option<Bytes> {
 async fn message(answer: RequestAnswer, addressee: &Addressee, bytes_max: usize) -> Bytes {
     let fault = match answer.written(addressee) {
         AnswerContent::Message(message) => return message,
-        AnswerContent::Json(body) => match read::whole(body, bytes_max).await {
+        AnswerContent::Json(body) => match reply::read_whole(body, ReadLimits::of_bytes(bytes_max)).await {
             Ok(message) => return message,
             Err(fault) => fault,
         },

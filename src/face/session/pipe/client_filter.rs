@@ -15,7 +15,6 @@ use hyper::body::{Body, Frame, SizeHint};
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::session_results::client_capabilities;
 use crate::dialect::upstream_dialect::RefusalAnswer;
-use crate::face::pipe::read;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::metric;
@@ -23,6 +22,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::body::PartlyReadBody;
 use crate::upstream::raw_channel::{RawBody, RawMethod, RawRequest};
+use crate::upstream::reply;
 use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, split_batch};
 use crate::wire::framing::{FramingError, MessageClass, MessageClassifier};
 use crate::wire::{Message, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
@@ -207,7 +207,7 @@ pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFau
     let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
     let mut shows = MessageClass::Nothing;
     while shows == MessageClass::Nothing {
-        let Some(piece) = read::next(&mut body).await? else { break };
+        let Some(piece) = reply::next_data(&mut body).await? else { break };
         length += piece.len();
         shows = glance.feed(&piece);
         pieces.push_back(piece);

@@ -6,12 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 
-use crate::face::pipe::read::JudgedResponse;
 use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
 use crate::face::session::session_cache::ClientSession;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::raw_channel::RawMethod;
+use crate::upstream::reply::JudgedResponse;
 use crate::wire::RequestId;
 
 /// How long such a message may take to be accepted.

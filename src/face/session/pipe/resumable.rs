@@ -17,15 +17,16 @@ use hyper::body::Frame;
 use crate::face::answer::{Addressee, event_stream};
 use crate::face::call_stream::replay::{ReplayStream, can_resume};
 use crate::face::call_stream::replay_buffer::{ReplayItem, ReplayWriter, UnreadPolicy};
+use crate::face::call_stream::request_answer::brings_answer;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::silence::Silence;
 use crate::face::call_stream::{self, CallMessages as _};
 use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
-use crate::face::pipe::read;
 use crate::face::sealed::SessionToken;
 use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
 use crate::upstream::body::{GatedBody, PartlyReadBody};
+use crate::upstream::reply;
 use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, read_event, sse_comment};
 
 /// How long a call goes on that nobody reads.
@@ -91,10 +92,8 @@ async fn begin_made(
             return event_stream(StreamBody::new(broken).boxed_unsync());
         }
     };
-    let is_answer = addressee
-        .id
-        .as_ref()
-        .is_some_and(|id| read_event(&first).is_some_and(|event| read::brings_answer(&event.data, id)));
+    let is_answer =
+        addressee.id.as_ref().is_some_and(|id| read_event(&first).is_some_and(|event| brings_answer(&event.data, id)));
     if is_answer {
         return event_stream(full_body(first));
     }
@@ -176,7 +175,7 @@ async fn pump(words: &ReplayWriter, source: ResumableSource, shared: &SessionFac
 async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
     let (mut pieces, mut length) = (VecDeque::new(), 0);
     loop {
-        match read::next(&mut event).await {
+        match reply::next_data(&mut event).await {
             Ok(Some(piece)) => {
                 length += piece.len();
                 pieces.push_back(piece);

@@ -6,12 +6,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::client_filter::ClientFilter;
+use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackToolService;
+use crate::face::http::{AcceptedTypes, full_body};
 use crate::face::rewrite::{self, TaskSupportLookup};
+use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::body::{edited, edited_events};
 use crate::upstream::raw_channel::RawBody;
+use crate::upstream::reply;
 use crate::wire::envelope::{BATCH_READ_MAX, is_batch, split_batch};
-use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy, read_event};
+use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy, read_event, sse_message};
 use crate::wire::{ProtocolVersion, RequestId, ScanLimits};
 
 /// What is to be done with the messages of an answer.
@@ -90,4 +94,29 @@ impl StreamEdits {
             None => event,
         }
     }
+}
+
+/// An answer that was read whole. Several messages in one array become several events, or the answer
+/// alone for a client that takes no stream.
+///
+/// # Errors
+/// `UpstreamMalformed` if there is nothing that can be passed on.
+pub(in crate::face) fn several(
+    mut messages: Vec<Bytes>,
+    accepted: AcceptedTypes,
+    id: &RequestId,
+) -> Result<RequestAnswer, GatewayFault> {
+    let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+    if messages.is_empty() {
+        return Err(malformed);
+    }
+    if messages.len() == 1 {
+        return Ok(RequestAnswer::Json(full_body(messages.swap_remove(0))));
+    }
+    if accepted == AcceptedTypes::Json {
+        let answer = messages.into_iter().find(|message| reply::answer_in(message, id).is_some()).ok_or(malformed)?;
+        return Ok(RequestAnswer::Json(full_body(answer)));
+    }
+    let events: Vec<Bytes> = messages.iter().map(sse_message).collect();
+    Ok(RequestAnswer::Events(full_body(events.concat().into())))
 }

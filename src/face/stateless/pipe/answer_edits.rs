@@ -17,7 +17,6 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainUpstream;
 use crate::face::fallback::FallbackToolService;
-use crate::face::pipe::read;
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::metric;
@@ -25,6 +24,7 @@ use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::body::PartlyReadBody;
 use crate::upstream::body::{edited_event, edited_events};
 use crate::upstream::raw_channel::RawBody;
+use crate::upstream::reply::{self, ReadLimits};
 use crate::wire::framing::{EventGate, FramingError, HoldPolicy, MessageClassifier, PrimerPolicy};
 use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
 
@@ -191,12 +191,13 @@ impl AnswerEdits {
     /// # Errors
     /// If it breaks, or is too large where it must be read whole.
     pub(super) async fn sniff(&self, mut body: RawBody, bytes_max: usize) -> Result<SniffedAnswer, GatewayFault> {
+        let limits = ReadLimits::of_bytes(bytes_max);
         if self.aim != EditTarget::Other {
-            return read::whole(body, bytes_max).await.map(SniffedAnswer::Whole);
+            return reply::read_whole(body, limits).await.map(SniffedAnswer::Whole);
         }
         let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
         while length < SNIFF_BYTES_MAX {
-            match read::next(&mut body).await? {
+            match reply::next_data(&mut body).await? {
                 Some(piece) => {
                     length += piece.len();
                     glance.feed(&piece);
@@ -210,7 +211,7 @@ impl AnswerEdits {
             let rest = RawBody::new(RestOfAnswer { rest: body, glance });
             return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { pieces, rest })));
         }
-        read::whole(RawBody::new(PartlyReadBody { pieces, rest: body }), bytes_max).await.map(SniffedAnswer::Whole)
+        reply::read_whole(PartlyReadBody { pieces, rest: body }, limits).await.map(SniffedAnswer::Whole)
     }
 }
 

@@ -98,6 +98,8 @@ pub enum CallMatch {
     OnlyTask,
     /// Nobody else is there: requests that name nothing are the call's as well (T-20).
     OnlyOne,
+    /// The session is the gateway's: log messages that name nothing, too.
+    Pooled,
 }
 
 /// A session at the upstream, as its requests name it.

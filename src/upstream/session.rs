@@ -3,7 +3,6 @@
 //! A session never changes: where the upstream forgets it, another takes its place in the [`pool`], and
 //! comparing the two is how everybody notices. Read [`calls`] and [`route`] for what arrives in it.
 
-mod call_message_sink;
 pub(crate) mod calls;
 pub(crate) mod get_stream;
 pub(crate) mod initialize;

@@ -6,20 +6,23 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
 use super::question_keep_alive::QuestionKeepAlive;
 use crate::dialect::relay_core_2025_11_25 as relay;
+use crate::upstream::raw_channel::{CallMatch, CallMessageSink};
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
-use crate::wire::{Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
+use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
 
 /// What a server may ask a client in the middle of a call.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
 /// What a notification is about.
-pub(super) enum NotificationSubject {
+enum NotificationSubject {
     Progress(Payload, Progress),
     Log(Payload),
     Withdrawn(Payload),
@@ -29,6 +32,12 @@ pub(super) enum NotificationSubject {
     News,
     /// One of the kinds above, without what makes it one.
     Unusable,
+}
+
+impl CallMessageSink for UpstreamSession {
+    fn hear(self: Arc<Self>, message: Message, matching: CallMatch) -> Option<Message> {
+        self.route(message, matching)
+    }
 }
 
 impl UpstreamSession {
@@ -57,42 +66,92 @@ impl UpstreamSession {
         }
     }
 
-    /// Takes a notification that came on the session's stream.
+    /// Takes a message on the session's own stream that is about one of its calls, and gives back any other. Does not block:
+    /// what a slow reader has no room for is lost.
+    pub(crate) fn route(self: &Arc<Self>, message: Message, matching: CallMatch) -> Option<Message> {
+        match message {
+            Message::Request(request) => match self.asked_of(&request, matching) {
+                Some(call) => {
+                    self.ask_of(&call, request);
+                    None
+                }
+                None => Some(Message::Request(request)),
+            },
+            Message::Notification(notification) => {
+                let told = self.tell_call(&notification, matching);
+                told.is_none().then_some(Message::Notification(notification))
+            }
+            response @ Message::Response(_) => Some(response),
+        }
+    }
+
+    /// Takes a notification on the stream of a session of the gateway's.
     pub(super) fn note(&self, notification: Notification) {
-        let told = match read(&notification) {
-            NotificationSubject::Progress(token, progress) => {
-                self.calls.by_token(&token).is_some_and(|call| call.try_tell(ExchangeEvent::Progress(progress)))
-            }
-            NotificationSubject::Log(params) => {
-                self.calls.only().is_some_and(|call| call.try_tell(ExchangeEvent::Log(params)))
-            }
-            NotificationSubject::Withdrawn(ask) => self
-                .calls
-                .by_question(&ask)
-                .is_some_and(|call| call.close(&ask) && call.try_tell(ExchangeEvent::Withdrawn { ask })),
-            NotificationSubject::TaskChanged(task) => return self.hint(&task),
-            NotificationSubject::News => return self.publish(notification),
-            NotificationSubject::Unusable => false,
-        };
-        if !told {
+        if self.tell_call(&notification, CallMatch::Pooled).is_some() {
+            return;
+        }
+        if matches!(read(&notification), NotificationSubject::News) {
+            self.publish(notification);
+        } else {
             self.hop.dropped("stray_notification");
         }
     }
 
-    /// Takes a request that came on the session's stream.
+    /// Takes a request on the stream of a session of the gateway's.
     pub(super) fn ask(self: &Arc<Self>, request: Request) {
-        let call = match request.params.object().and_then(relay::related_task) {
-            Some(task) => self.calls.by_task(&task),
-            None => self.calls.only(),
-        };
-        let Some(call) = call else {
-            if request.method == method::PING {
-                return self.reply(envelope::result(&request.id, &Payload::empty_object()));
+        if let Some(Message::Request(request)) = self.route(Message::Request(request), CallMatch::Pooled) {
+            if request.method != method::PING {
+                self.hop.dropped("stray_request");
             }
-            self.hop.dropped("stray_request");
-            return self.refuse(&request.id, INTERNAL_ERROR, "no single call that this can belong to");
+            self.reply(nobodys_answer(&request));
+        }
+    }
+
+    /// The call that a task is that of.
+    fn of_task(&self, task: &str, matching: CallMatch) -> Option<Arc<SessionCall>> {
+        let call = self.calls.by_task(task)?;
+        // Another call of this client may have made it.
+        (matching != CallMatch::Named || call.task.get().is_some_and(|own| **own == *task)).then_some(call)
+    }
+
+    /// The call that a request belongs to.
+    fn asked_of(&self, request: &Request, matching: CallMatch) -> Option<Arc<SessionCall>> {
+        match request.params.object().and_then(relay::related_task) {
+            Some(task) => self.of_task(&task, matching),
+            None => self.calls.only().filter(|_| matches!(matching, CallMatch::OnlyOne | CallMatch::Pooled)),
+        }
+    }
+
+    /// Tells the call that a notification belongs to; `None` if there is none.
+    fn tell_call(&self, notification: &Notification, matching: CallMatch) -> Option<()> {
+        let (call, event) = match read(notification) {
+            NotificationSubject::TaskChanged(task) => {
+                self.of_task(&task, matching)?.hint.notify_one();
+                return Some(());
+            }
+            NotificationSubject::Progress(token, progress) => {
+                (self.calls.by_token(&token)?, ExchangeEvent::Progress(progress))
+            }
+            NotificationSubject::Withdrawn(ask) => {
+                let call = self.calls.by_question(&ask)?;
+                call.close(&ask);
+                (call, ExchangeEvent::Withdrawn { ask })
+            }
+            NotificationSubject::Log(params) => {
+                let call = match matching {
+                    CallMatch::Pooled => self.calls.only(),
+                    CallMatch::Named | CallMatch::OnlyTask | CallMatch::OnlyOne => {
+                        self.of_task(&relay::related_task(notification.params.object()?)?, matching)
+                    }
+                };
+                (call?, ExchangeEvent::Log(params))
+            }
+            NotificationSubject::News | NotificationSubject::Unusable => return None,
         };
-        self.ask_of(&call, request);
+        if !call.try_tell(event) {
+            self.hop.dropped("slow_reader");
+        }
+        Some(())
     }
 
     /// Puts a question of a call, which may be full of them.
@@ -164,6 +223,15 @@ impl UpstreamSession {
     }
 }
 
+/// What a request is answered with that belongs to no call (T-20).
+pub(crate) fn nobodys_answer(request: &Request) -> Bytes {
+    let refusal = RpcError::new(INTERNAL_ERROR, "no single call that this can belong to");
+    match request.method.as_str() {
+        method::PING => envelope::result(&request.id, &Payload::empty_object()),
+        _ => envelope::error(Some(&request.id), &refusal),
+    }
+}
+
 /// What a notification on the stream of the request `id` says of it; `None` if nothing.
 pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<ExchangeEvent> {
     match read(notification) {
@@ -178,7 +246,7 @@ pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<
     }
 }
 
-pub(super) fn read(notification: &Notification) -> NotificationSubject {
+fn read(notification: &Notification) -> NotificationSubject {
     let params = notification.params.object();
     match notification.method.as_str() {
         method::PROGRESS => params

@@ -315,7 +315,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
         ServerSettings::Stdio(stdio) => SessionUpstream::stdio(stdio, parts.life.clone()),
     });
     let standing = http.standing();
-    let conduit = ToolRenamer::conduit(namer.as_ref(), Arc::<SessionUpstream>::clone(&http));
+    let conduit = ToolRenamer::conduit(namer.as_ref(), http.channel());
     let eras = http.for_stateless_clients();
     let served = Served {
         settings,

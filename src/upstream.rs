@@ -19,7 +19,7 @@ pub(crate) mod own_ids;
 pub mod raw_channel;
 pub(crate) mod recent_map;
 pub(crate) mod reply;
-mod session;
+pub(crate) mod session;
 pub mod supervisor;
 pub mod transport;
 pub mod upstream_health;
@@ -35,6 +35,7 @@ pub use exchange::{
     Timeouts, Upstream, UpstreamRequest, UpstreamTaskEvent, UpstreamTaskMode,
 };
 pub use forwarding::{ForwardedHeaders, ForwardingRules};
+pub use session::own::{OwnSessionChannel, SessionLease};
 
 /// How long what runs in the background may run.
 #[derive(Clone, Debug)]

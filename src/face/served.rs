@@ -11,8 +11,7 @@ use super::sealed::Sealer;
 use crate::engine::{CallTarget, Engine, ServiceSettings};
 use crate::task::Clock;
 use crate::upstream::limits::CallPermits;
-use crate::upstream::raw_channel::RawChannel;
-use crate::upstream::{TaskScope, Upstream};
+use crate::upstream::{OwnSessionChannel, TaskScope, Upstream};
 
 /// What one upstream is served with. There is one for each upstream, shared by all its faces.
 pub struct Served {
@@ -21,7 +20,7 @@ pub struct Served {
     /// The server, of whichever era.
     pub upstream: Arc<dyn Upstream>,
     /// The same for what is passed on as it came.
-    pub conduit: Arc<dyn RawChannel>,
+    pub conduit: Arc<dyn OwnSessionChannel>,
     /// The same in sessions of the gateway's own alone: there it is asked about its tools.
     pub pool: Arc<dyn Upstream>,
     /// The same without sessions.

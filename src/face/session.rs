@@ -28,7 +28,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::ALLOW;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_often};
@@ -40,6 +39,7 @@ use super::served::Served;
 use crate::dialect::RequestError;
 use crate::task::{Reason, ToolRules};
 use crate::upstream::own_ids::is_own;
+use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, method};
 use known_tools::ServerTools;
@@ -51,14 +51,14 @@ use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
 /// The methods that are of use at a session.
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-/// Answers of the gateway's own that may be on their way to one server.
-const REPLIES_MAX: usize = 256;
 
 /// What one upstream's session clients share.
 #[derive(Debug)]
 pub(super) struct SessionFaceState {
     pub(super) served: Arc<Served>,
     pub(super) sessions: ClientSessionCache,
+    /// Their sessions at the server.
+    pub(super) own: Arc<OwnSessions>,
     pub(super) paused: pipe::PausedCalls,
     pub(super) open: SessionRegistry,
     pub(super) meter: pipe::PipeMetrics,
@@ -66,8 +66,6 @@ pub(super) struct SessionFaceState {
     native: Option<upstream_tasks::UpstreamTaskTools>,
     fallback: Option<fallback::SessionFallback>,
     tools: known_tools::KnownTools,
-    /// Answers of the gateway's own to what servers ask of nobody.
-    pub(super) replies: Arc<Semaphore>,
 }
 
 /// The session face of one upstream.
@@ -93,10 +91,12 @@ impl SessionFace {
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
         let native = Some(upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool)));
         let fallback = fallback::SessionFallback::new(&served.settings.rules, &served.stateless);
-        let (tools, replies) = (known_tools::KnownTools::default(), Arc::new(Semaphore::new(REPLIES_MAX)));
+        let own = OwnSessions::new(Arc::clone(&served.conduit), served.life.clone(), served.settings.result_bytes_max);
+        let tools = known_tools::KnownTools::default();
         let shared = SessionFaceState {
             served,
             sessions,
+            own,
             paused,
             open: SessionRegistry::default(),
             meter,
@@ -104,7 +104,6 @@ impl SessionFace {
             native,
             fallback,
             tools,
-            replies,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -237,11 +236,7 @@ impl SessionFace {
                     None if last_event.is_some() && self.shared.served.conduit.makes_streams() => {
                         bare(StatusCode::BAD_REQUEST)
                     }
-                    None => {
-                        let (shared, of, event) = (Arc::clone(&self.shared), session.clone(), last_event.clone());
-                        let source = async move { upstream_tasks::own_stream(&shared, &of, event).await };
-                        pipe::get(&self.shared, session, last_event, source).await
-                    }
+                    None => pipe::get(&self.shared, session, last_event).await,
                 }
             }
         }
@@ -269,7 +264,7 @@ impl SessionFace {
         };
         let mut session =
             self.shared.sessions.open(sealed, &inbound.principal, open).ok_or(SessionLookupError::Unknown)?;
-        session.forwarded = self.shared.served.settings.forwarding.of(&inbound.headers);
+        session.own.forwarded = self.shared.served.settings.forwarding.of(&inbound.headers);
         Ok(session)
     }
 }

@@ -19,12 +19,12 @@ use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, Tool
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::body::{edited_event, edited_events};
 use crate::upstream::header_annotations::encode;
-use crate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse};
+use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse};
 use crate::upstream::reply::{self, ReadLimits};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{
     Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, NotificationSubscription,
-    ResumeToken, ServerFacts, ServerNotification, Upstream, UpstreamRequest,
+    OwnSessionChannel, ResumeToken, ServerFacts, ServerNotification, SessionLease, Upstream, UpstreamRequest,
 };
 use crate::wire::envelope::{Request, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
@@ -70,7 +70,7 @@ impl ToolRenamer {
 
     /// The same for what is passed on as it came.
     #[must_use]
-    pub fn conduit(namer: Option<&Arc<Self>>, inner: Arc<dyn RawChannel>) -> Arc<dyn RawChannel> {
+    pub fn conduit(namer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
         match namer {
             Some(namer) => Arc::new(RenamingChannel { inner, namer: Arc::clone(namer) }),
             None => inner,
@@ -295,7 +295,7 @@ impl Exchange for ToolListExchange {
 /// Raw access to an upstream whose tools have other names.
 #[derive(Debug)]
 struct RenamingChannel {
-    inner: Arc<dyn RawChannel>,
+    inner: Arc<dyn OwnSessionChannel>,
     namer: Arc<ToolRenamer>,
 }
 
@@ -396,9 +396,11 @@ impl RawChannel for RenamingChannel {
     fn hides_tools(&self) -> bool {
         self.namer.names.hide_some()
     }
+}
 
-    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
-        ToolRenamer::upstream(Some(&self.namer), self.inner.bound(own))
+impl OwnSessionChannel for RenamingChannel {
+    fn calls_in(&self, lease: SessionLease) -> Arc<dyn Upstream> {
+        ToolRenamer::upstream(Some(&self.namer), self.inner.calls_in(lease))
     }
 }
 

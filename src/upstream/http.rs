@@ -23,6 +23,7 @@ use tokio::sync::broadcast;
 
 use super::era::{EraCache, EraUpstream};
 use super::latencies::ExchangeLatencies;
+use super::session::own::OwnSessionChannel;
 use super::session::pool::SessionPool;
 use super::session::{SessionKey, UpstreamLink};
 use super::transport::Transport;
@@ -182,6 +183,12 @@ impl SessionUpstream {
         let eras = Arc::new(eras);
         let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.hop), Arc::clone(&eras)));
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())
+    }
+
+    /// Raw access to the server, in sessions that are clients' own or in none.
+    #[must_use]
+    pub fn channel(&self) -> Arc<dyn OwnSessionChannel> {
+        Arc::new(Arc::clone(&self.hop))
     }
 
     /// Opens this client's session, and waits until its own stream is heard, if it has one: some servers lose what they

@@ -4,7 +4,7 @@
 //! headers a session needs and nothing of what is said in it. No session pool stands behind it.
 
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,12 +12,12 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
+use super::ForwardedHeaders;
 use super::answer_body::BodyKind;
 use super::upstream_health::UpstreamHealth;
-use super::{ForwardedHeaders, Upstream};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{GatewayFault, Principal};
-use crate::wire::{Message, ProtocolVersion, RpcError};
+use crate::wire::{ProtocolVersion, RpcError};
 
 /// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
 /// request at the upstream.
@@ -58,48 +58,6 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
     fn hides_tools(&self) -> bool {
         false
     }
-
-    /// The server as exchanges know it, for calls that run in a session which is a client's own.
-    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream>;
-}
-
-/// A client's own session at the upstream, lent to a call that goes on without the client.
-#[async_trait]
-pub trait ClientOwnSession: Send + Sync + std::fmt::Debug {
-    /// The session that is in use.
-    async fn binding(&self) -> SessionBinding;
-
-    /// The session that takes the place of one which the upstream has lost.
-    ///
-    /// # Errors
-    /// If the upstream agrees to none: nothing was sent in it.
-    async fn renew(&self, lost: &SessionBinding) -> Result<SessionBinding, GatewayFault>;
-
-    /// Has what the upstream says on the session's own stream brought to `ear` as well, as long as that is there.
-    fn listen(&self, ear: Weak<dyn CallMessageSink>);
-
-    /// Returns once that stream is read, or will not be soon; within a second or so. Some upstreams forget what they
-    /// would have said on it before.
-    async fn listening(&self);
-}
-
-/// A call in a client's own session, as whoever reads that session's stream knows it.
-pub trait CallMessageSink: Send + Sync + std::fmt::Debug {
-    /// Takes a message that is about this call, and gives back any other. Does not block.
-    fn hear(self: Arc<Self>, message: Message, fit: CallMatch) -> Option<Message>;
-}
-
-/// What makes a message one about a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallMatch {
-    /// It names the call or its task.
-    Named,
-    /// No other call can have a task that nobody knows yet: it may be this call's, if that still waits to hear of its own.
-    OnlyTask,
-    /// Nobody else is there: requests that name nothing are the call's as well (T-20).
-    OnlyOne,
-    /// The session is the gateway's: log messages that name nothing, too.
-    Pooled,
 }
 
 /// A session at the upstream, as its requests name it.

@@ -7,6 +7,7 @@ pub(crate) mod calls;
 pub(crate) mod get_stream;
 pub(crate) mod initialize;
 mod log_level;
+pub(crate) mod own;
 pub(crate) mod pool;
 mod question_keep_alive;
 pub(crate) mod resource_subscriptions;

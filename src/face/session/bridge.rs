@@ -26,7 +26,7 @@ use super::bridged_call::{self, BridgedCaller};
 use super::in_flight::RequestStage;
 use super::known_tools::ServerTools;
 use super::message_check::vet;
-use super::session_cache::{ClientSession, PreferenceChange};
+use super::session_cache::ClientSession;
 use super::{SessionFaceState, fallback, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::negotiate::LogLevel;
@@ -36,6 +36,7 @@ use crate::face::call_stream::replay_buffer::CallResult;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, full_body};
 use crate::task::Answer;
 use crate::upstream::own_ids::is_own;
+use crate::upstream::session::own::PreferenceChange;
 use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
 use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
@@ -226,7 +227,7 @@ fn own_answer(
             let level = params.and_then(|params| params.get_string("level"));
             Some(match (params, level.as_deref().and_then(LogLevel::parse)) {
                 (Some(params), Some(_)) => {
-                    shared.sessions.tell(session, PreferenceChange::Level(params.payload().clone()));
+                    shared.own.remember(&session.own, PreferenceChange::Level(params.payload().clone()));
                     Ok(Payload::empty_object())
                 }
                 _ => Err(RequestError::Params(Cow::Borrowed("level must be a log level"))),

@@ -130,7 +130,7 @@ pub(super) fn begin_on(
         false => BridgedClient::questions_without_stream(version),
     };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
-    let level = shared.sessions.level(session).filter(|_| caller.takes_stream());
+    let level = shared.own.level(&session.own).filter(|_| caller.takes_stream());
     // Without one a server with sessions says what it likes.
     let logs = match (level, way.speech) {
         (Some(level), _) => LogFilter::From(level),
@@ -162,7 +162,7 @@ pub(super) fn begin_on(
         plan: Plan::Direct,
         speech: way.speech,
     };
-    let mut spec = driver.spec(way, &client, params, (tool, caller, session.forwarded.clone()));
+    let mut spec = driver.spec(way, &client, params, (tool, caller, session.own.forwarded.clone()));
     if falls_back {
         // What its client is asked, it is asked while it waits.
         spec.policy = spec.policy.asking_first();

@@ -26,7 +26,7 @@ use tracing::Instrument;
 
 use super::in_flight::RequestStage;
 use super::message_check::tool_of;
-use super::session_cache::{ClientSession, PreferenceChange};
+use super::session_cache::ClientSession;
 use super::{SessionFaceState, not_allowed};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
@@ -42,8 +42,9 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::limits::CallPermit;
-use crate::upstream::raw_channel::{RawMethod, RawRequest, RawResponse, SessionBinding};
-use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
+use crate::upstream::raw_channel::{RawMethod, RawRequest, RawResponse};
+use crate::upstream::reply::{self, JudgedResponse, ReadLimits};
+use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Payload, RequestId, meta, method};
@@ -58,9 +59,6 @@ use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit, several};
 
 /// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
-/// How long a client's own stream waits for an upstream that cannot be reached, and between two attempts.
-const AWAY_MAX: Duration = Duration::from_secs(60);
-const AWAY_PAUSE: Duration = Duration::from_millis(500);
 
 /// One message of a client, with what the gateway must know of it.
 #[derive(Debug)]
@@ -155,20 +153,16 @@ pub(super) async fn post(
     }
 }
 
-/// What comes of asking for the client's stream at the upstream.
-pub(super) type UpstreamStream = Result<(RawResponse, ResumedStreamKind), RequestAnswer>;
-
-/// Opens the client's own stream, or takes one up again: `source` is that at the upstream, not asked for before.
+/// Opens the client's own stream, or takes one up again.
 pub(super) async fn get(
     shared: &Arc<SessionFaceState>,
     session: ClientSession,
     last_event: Option<HeaderValue>,
-    source: impl Future<Output = UpstreamStream> + Send + 'static,
 ) -> FaceResponse {
     shared.meter.streams.increment(1);
     // On which tasks may say something, where there are any.
     let own = shared.tasks.are_for(&session).then(|| shared.open.streams.open(session.token.nonce));
-    let opening = open_stream(Arc::clone(shared), session, last_event, source);
+    let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
     let opening = async move {
         leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
@@ -180,23 +174,24 @@ async fn open_stream(
     shared: Arc<SessionFaceState>,
     session: ClientSession,
     last_event: Option<HeaderValue>,
-    source: impl Future<Output = UpstreamStream>,
 ) -> RequestAnswer {
     // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
     let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
     let is_new = last_event.is_none();
-    let (source, taken_up) = match source.await {
+    let (source, taken_up) = match shared.own.stream_for_client(&session.own, last_event).await {
         Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
             (shared.edits(&session).apply(response.body, shared.served.settings.result_bytes_max), taken_up)
         }
-        // A server that has no such stream has nothing to say on it. Tasks may.
-        Err(RequestAnswer::Status(refusal))
-            if is_new && refusal.status() == StatusCode::METHOD_NOT_ALLOWED && shared.tasks.are_for(&session) =>
-        {
+        Err(StreamRefusal::Unreachable) => return status(StatusCode::SERVICE_UNAVAILABLE),
+        Err(StreamRefusal::Refused(fault)) => {
+            let refusal = no_stream(&fault);
+            if !is_new || refusal.status() != StatusCode::METHOD_NOT_ALLOWED || !shared.tasks.are_for(&session) {
+                return RequestAnswer::Status(refusal);
+            }
+            // A server that has no such stream has nothing to say on it. Tasks may.
             (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), ResumedStreamKind::Another)
         }
-        Err(answer) => return answer,
     };
     let body = match resumed.filter(|_| taken_up == ResumedStreamKind::Same) {
         Some(paused) => PipeBody::resumed(source, paused.call, paused.pace),
@@ -207,15 +202,6 @@ async fn open_stream(
     };
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
     RequestAnswer::Events(StreamBody::new(frames).boxed_unsync())
-}
-
-/// Which stream a client got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ResumedStreamKind {
-    /// The one that it asked for.
-    Same,
-    /// That of a session that took the place of a lost one.
-    Another,
 }
 
 /// One request on its way.
@@ -264,14 +250,21 @@ impl PipeForward {
         };
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
         let call = PipedCall::begin(shared, session, request.id, slot);
-        let judged = match in_time(&call, call.deliver(request.bytes), timeouts.first_byte, deadline).await? {
+        let judged = match in_time(
+            &call,
+            call.shared.own.deliver(&call.session.own, RawMethod::Post(request.bytes)),
+            timeouts.first_byte,
+            deadline,
+        )
+        .await?
+        {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { error: Some(error), .. } => return Ok(RequestAnswer::Error(error)),
             JudgedResponse::Refused { fault, error: None } => return Err(fault),
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
         if let Some(telling) = request.telling {
-            call.shared.sessions.tell(&call.session, telling);
+            call.shared.own.remember(&call.session.own, telling);
         }
         let mut edits = call.shared.edits(&call.session);
         edits.tool_list = (request.method == method::TOOLS_LIST).then(|| {
@@ -294,14 +287,14 @@ async fn place(
     id: &RequestId,
 ) -> Result<Option<CallPermit>, GatewayFault> {
     let served = &shared.served;
-    if let Some(slot) = served.slots.try_acquire(&session.owner) {
+    if let Some(slot) = served.slots.try_acquire(&session.own.opened.owner) {
         return Ok(Some(slot));
     }
     let waiting = shared.open.in_flight.enter(session.token.nonce, id, RequestStage::Queued);
     tokio::select! {
         biased;
         () = waiting.cancelled().cancelled() => Ok(None),
-        slot = served.slots.acquire(&session.owner, Some(served.settings.queue_deadline)) => slot.map(Some),
+        slot = served.slots.acquire(&session.own.opened.owner, Some(served.settings.queue_deadline)) => slot.map(Some),
     }
 }
 
@@ -323,19 +316,6 @@ impl PipedCall {
         counter.increment(1);
         let mark = shared.served.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default();
         Self { shared, session, id, began: Instant::now(), slot, mark }
-    }
-
-    /// Sends the request. A session that the upstream has lost is opened anew, and the request sent once
-    /// more: the one that met the lost session was refused, so no tool runs twice.
-    async fn deliver(&self, bytes: Bytes) -> Result<JudgedResponse, GatewayFault> {
-        let binding = self.shared.sessions.binding(&self.session);
-        match self.shared.judged(&binding, RawMethod::Post(bytes.clone()), &self.session.forwarded).await? {
-            JudgedResponse::SessionLost => {
-                let renewed = Box::pin(self.shared.renew(&self.session, &binding)).await?;
-                Box::pin(self.shared.judged(&renewed, RawMethod::Post(bytes), &self.session.forwarded)).await
-            }
-            judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => Ok(judged),
-        }
     }
 
     /// The answer as the client is to see it.
@@ -429,7 +409,7 @@ impl AnsweredRequest for PipedCall {
         let message = envelope::notification(method::CANCELLED, Some(&params));
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
         self.shared.served.life.tracker.spawn(async move {
-            let binding = shared.sessions.binding(&session);
+            let binding = shared.own.binding(&session.own);
             let request =
                 RawRequest { binding, verb: RawMethod::Note(message), forwarded: ForwardedHeaders::default() };
             let _ = tokio::time::timeout(CANCEL_MAX, shared.served.conduit.send(request)).await;
@@ -448,71 +428,9 @@ impl Drop for PipedCall {
 impl SessionFaceState {
     /// What the versions of both sides demand of their messages.
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
-        let upstream = self.sessions.binding(session).version.unwrap_or(session.token.upstream_version);
+        let upstream = self.own.binding(&session.own).version.unwrap_or(session.token.upstream_version);
         let sieve = ClientFilter::new(Arc::clone(self), session.clone());
         StreamEdits::between(session.token.client_version, upstream, sieve)
-    }
-
-    /// Sends something in an upstream session, and judges the head of the answer.
-    async fn judged(
-        &self,
-        binding: &SessionBinding,
-        verb: RawMethod,
-        with: &ForwardedHeaders,
-    ) -> Result<JudgedResponse, GatewayFault> {
-        let request = RawRequest { binding: binding.clone(), verb, forwarded: with.clone() };
-        let response = self.served.conduit.send(request).await?;
-        Ok(reply::judge(response, ErrorAddressee::passed_in(binding)).await)
-    }
-
-    /// The same for a stream, waiting for an upstream that is away for a moment: some clients give up on
-    /// theirs for good when it is refused twice.
-    async fn patiently(
-        &self,
-        binding: &SessionBinding,
-        verb: &RawMethod,
-        with: &ForwardedHeaders,
-    ) -> Result<JudgedResponse, GatewayFault> {
-        let end = Instant::now() + AWAY_MAX;
-        loop {
-            match self.judged(binding, verb.clone(), with).await {
-                Err(GatewayFault { executed: Executed::No, .. }) if Instant::now() + AWAY_PAUSE < end => {
-                    tokio::time::sleep(AWAY_PAUSE).await;
-                }
-                judged => return judged,
-            }
-        }
-    }
-
-    /// The client's stream at the upstream, or what to say instead.
-    pub(super) async fn stream(
-        self: &Arc<Self>,
-        session: &ClientSession,
-        last_event: Option<HeaderValue>,
-    ) -> UpstreamStream {
-        let unreachable = |_| status(StatusCode::SERVICE_UNAVAILABLE);
-        let mut binding = self.sessions.binding(session);
-        let first = RawMethod::Get { last_event: last_event.clone() };
-        let mut judged = self.patiently(&binding, &first, &session.forwarded).await.map_err(unreachable)?;
-        let anew = RawMethod::Get { last_event: None };
-        let mut taken_up = ResumedStreamKind::Same;
-        if matches!(judged, JudgedResponse::SessionLost) {
-            binding = self.renew(session, &binding).await.map_err(unreachable)?;
-            judged = self.judged(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
-            taken_up = ResumedStreamKind::Another;
-        } else if last_event.is_some()
-            && matches!(judged, JudgedResponse::Refused { .. })
-            && self.sessions.is_renewed(session)
-        {
-            // The event may be one of a session that is gone, and whatever followed it too.
-            judged = self.judged(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
-            taken_up = ResumedStreamKind::Another;
-        }
-        match judged {
-            JudgedResponse::Fine(response) => Ok((response, taken_up)),
-            JudgedResponse::SessionLost => Err(status(StatusCode::SERVICE_UNAVAILABLE)),
-            JudgedResponse::Refused { fault, .. } => Err(RequestAnswer::Status(no_stream(&fault))),
-        }
     }
 }
 

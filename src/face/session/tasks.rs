@@ -6,7 +6,6 @@
 
 mod handle_delay;
 mod result;
-mod session_lease;
 mod task_notifier;
 mod task_subscribers;
 mod tokens;
@@ -17,7 +16,6 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
@@ -44,12 +42,10 @@ use crate::task::{
     Answer, ClientKind, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase, Principal, Reason,
     Task, TaskId, TaskKey, ToolRules,
 };
-use crate::upstream::raw_channel::CallMessageSink;
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use result::OutcomeRequest;
-use session_lease::{SessionLease, SessionLeases};
 use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
 
 /// Tasks on one page of a list.
@@ -58,7 +54,6 @@ const PAGE: usize = 50;
 /// What a face remembers for its clients' tasks. All of it can be made again from the store.
 pub(in crate::face) struct SessionTasksState {
     lines: TaskSubscribers,
-    pub(super) lendings: SessionLeases,
     misses: UnknownTaskWatch,
     support: TaskSupportLookup,
 }
@@ -74,7 +69,6 @@ impl SessionTasksState {
         let rules = rules.clone();
         Self {
             lines: TaskSubscribers::default(),
-            lendings: SessionLeases::default(),
             misses: UnknownTaskWatch::default(),
             support: Arc::new(move |tool| CoreTasks::support(rules.mode_of(tool))),
         }
@@ -93,16 +87,6 @@ impl SessionTasksState {
     /// Whether a session has to do with tasks.
     pub(in crate::face) fn are_for(&self, session: &ClientSession) -> bool {
         session.has_tasks()
-    }
-
-    /// Those who hear what the upstream says of its own tasks on a session's stream.
-    pub(super) fn ears(&self, session: &ClientSession) -> Vec<Arc<dyn CallMessageSink>> {
-        self.lendings.ears(session.token.nonce)
-    }
-
-    /// Cancelled once nothing runs in a session any more; `None` if nothing does now.
-    pub(super) fn over(&self, session: &ClientSession) -> Option<CancellationToken> {
-        self.lendings.over(session.token.nonce)
     }
 }
 
@@ -211,7 +195,7 @@ impl SessionFaceState {
     pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match session.is_bridged() {
             true => Arc::clone(&self.served.stateless),
-            false => self.served.conduit.bound(Arc::new(SessionLease::new(self, session))),
+            false => self.own.lend(&session.own),
         }
     }
 
@@ -237,7 +221,7 @@ impl SessionFaceState {
             kind: ClientKind::Session,
             questions: declared_questions(&capabilities),
             capabilities,
-            forwarded: asking.session.forwarded.clone(),
+            forwarded: asking.session.own.forwarded.clone(),
             arrived: asking.arrived,
         };
         let request = plain_request(method::TOOLS_CALL, Some(params));

@@ -3,9 +3,6 @@
 //! What a server says of its tools is asked in a session of the gateway's own, with the client's capabilities: a client
 //! need not have listed them, nor in this process life. Nothing of it is done where the handshake told of no tasks.
 
-mod session_stream_reader;
-mod task_message_filter;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +26,6 @@ use crate::task::Principal;
 use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{RequestId, RpcError, method};
-use session_stream_reader::SessionStreamReaders;
-pub(super) use session_stream_reader::own_stream;
 
 /// How long a call waits for what the server says of its tool; without that it goes its ordinary way.
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
@@ -40,13 +35,12 @@ pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
 pub(super) struct UpstreamTaskTools {
     pool: Arc<dyn Upstream>,
     catalog: Catalog,
-    hearing: Arc<SessionStreamReaders>,
 }
 
 impl UpstreamTaskTools {
     pub(super) fn new(pool: Arc<dyn Upstream>) -> Self {
         let catalog = Catalog::new(Arc::clone(&pool), Arc::new(PlainUpstream));
-        Self { catalog, pool, hearing: Arc::default() }
+        Self { catalog, pool }
     }
 
     /// Its tools, as a session of the gateway's own lists them.
@@ -180,7 +174,7 @@ impl SessionFaceState {
     /// else in one of the gateway's that is.
     fn upstream_for_native(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match &self.native {
-            Some(native) if !self.sessions.binding(session).tasks.calls => Arc::clone(&native.pool),
+            Some(native) if !self.own.binding(&session.own).tasks.calls => Arc::clone(&native.pool),
             Some(_) | None => self.upstream_of(session),
         }
     }

@@ -33,7 +33,6 @@ use crate::face::sealed::StateContent;
 use crate::face::served::Served;
 use crate::metric;
 use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
-use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
@@ -41,6 +40,7 @@ use crate::upstream::limits::CallPermit;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
+use crate::upstream::{ForwardedHeaders, OwnSessionChannel};
 use crate::wire::framing::sse_message;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
@@ -284,7 +284,7 @@ impl StatelessForward {
         count(&self.served, if slot.is_some() { "call" } else { kind });
         let call = StatelessPipedCall {
             id: self.edits.id.clone(),
-            conduit: Arc::clone(&self.served.conduit),
+            conduit: Arc::<dyn OwnSessionChannel>::clone(&self.served.conduit),
             mark: self.served.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default(),
             began: Instant::now(),
             class: if slot.is_some() { "call" } else { "other" },

@@ -1,7 +1,7 @@
 //! Runs calls in one client's own session and in no other.
 //!
-//! No pool stands behind it. The session is opened, renewed and ended by whoever lends it, and what the
-//! upstream says on the session's own stream goes to the client, not to calls.
+//! No pool stands behind it. Read [`own`](crate::upstream::session::own) for how such a session is opened, renewed and
+//! ended.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use tokio::sync::broadcast;
 use super::drive::SessionSource;
 use super::exchange::HttpExchange;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::raw_channel::ClientOwnSession;
 use crate::upstream::session::UpstreamLink;
+use crate::upstream::session::own::SessionLease;
 use crate::upstream::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
 use crate::wire::Payload;
 
@@ -20,16 +20,16 @@ use crate::wire::Payload;
 #[derive(Debug)]
 pub(super) struct ClientSessionUpstream {
     hop: Arc<UpstreamLink>,
-    own: Arc<dyn ClientOwnSession>,
+    lease: Arc<SessionLease>,
 }
 
 impl ClientSessionUpstream {
-    pub(super) fn new(hop: Arc<UpstreamLink>, own: Arc<dyn ClientOwnSession>) -> Self {
-        Self { hop, own }
+    pub(super) fn new(hop: Arc<UpstreamLink>, lease: Arc<SessionLease>) -> Self {
+        Self { hop, lease }
     }
 
     fn home(&self) -> SessionSource {
-        SessionSource::Own(Arc::clone(&self.own))
+        SessionSource::Own(Arc::clone(&self.lease))
     }
 }
 

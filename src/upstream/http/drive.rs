@@ -19,11 +19,12 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::outgoing::{HandedOver, SessionHeaders};
-use crate::upstream::raw_channel::{CallMessageSink, ClientOwnSession, SessionBinding};
+use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::reply::{
     self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
 };
 use crate::upstream::session::calls::SessionCall;
+use crate::upstream::session::own::SessionLease;
 use crate::upstream::session::pool::SessionPool;
 use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
 use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, Timeouts};
@@ -51,15 +52,15 @@ pub(super) enum SessionSource {
         pool: Arc<SessionPool>,
         key: SessionKey,
     },
-    /// A client's own session, which others renew.
-    Own(Arc<dyn ClientOwnSession>),
+    /// A client's own session.
+    Own(Arc<SessionLease>),
 }
 
 impl SessionSource {
     pub(super) async fn session(&self, hop: &Arc<UpstreamLink>) -> Result<Arc<UpstreamSession>, BeginError> {
         match self {
             Self::Pool { pool, key } => pool.session(key).await,
-            Self::Own(own) => Ok(listened_to(own, in_own(hop, own, own.binding().await)).await),
+            Self::Own(lease) => Ok(lease.session(hop).await),
         }
     }
 
@@ -72,9 +73,9 @@ impl SessionSource {
     ) -> Arc<UpstreamSession> {
         match self {
             Self::Pool { pool, key } => pool.adopt(key, credentials, tasks),
-            Self::Own(own) => {
+            Self::Own(lease) => {
                 let SessionHeaders { session, version } = credentials;
-                in_own(hop, own, SessionBinding { session, version, tasks })
+                lease.adopt(hop, SessionBinding { session, version, tasks })
             }
         }
     }
@@ -85,32 +86,9 @@ impl SessionSource {
                 BeginError::Gateway(fault) => fault,
                 BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
             }),
-            Self::Own(own) => {
-                let SessionHeaders { session, version } = lost.credentials.clone();
-                let binding = own.renew(&SessionBinding { session, version, tasks: lost.tasks }).await?;
-                Ok(listened_to(own, in_own(&lost.hop, own, binding)).await)
-            }
+            Self::Own(lease) => lease.renew(lost).await,
         }
     }
-}
-
-/// A client's own session, for one call. What is said on the session's stream reaches it by the client's ears.
-fn in_own(hop: &Arc<UpstreamLink>, own: &Arc<dyn ClientOwnSession>, binding: SessionBinding) -> Arc<UpstreamSession> {
-    let SessionBinding { session, version, tasks } = binding;
-    let adopted = UpstreamSession::adopted(hop, SessionHeaders { session, version }, tasks);
-    if tasks.calls {
-        let ear: Arc<dyn CallMessageSink> = Arc::<UpstreamSession>::clone(&adopted);
-        own.listen(Arc::downgrade(&ear));
-    }
-    adopted
-}
-
-/// A session in which the upstream may speak of its tasks on the session's own stream.
-async fn listened_to(own: &Arc<dyn ClientOwnSession>, session: Arc<UpstreamSession>) -> Arc<UpstreamSession> {
-    if session.tasks.calls {
-        own.listening().await;
-    }
-    session
 }
 
 /// One call, as its two ends see it: the exchange that owns it and the future that runs it.

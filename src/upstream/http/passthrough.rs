@@ -5,44 +5,47 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use http_body_util::BodyExt;
 
-use super::SessionUpstream;
 use super::client_session::ClientSessionUpstream;
 use crate::task::GatewayFault;
 use crate::upstream::Upstream;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
-use crate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::session::UpstreamLink;
+use crate::upstream::session::own::{OwnSessionChannel, SessionLease};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::wire::{ProtocolVersion, RpcError};
 
 #[async_trait]
-impl RawChannel for SessionUpstream {
+impl RawChannel for Arc<UpstreamLink> {
     fn name(&self) -> &Arc<str> {
-        &self.hop.name
+        &self.name
     }
 
     fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
-        self.hop.versions.fixed().unwrap_or(client)
+        self.versions.fixed().unwrap_or(client)
     }
 
     fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion> {
-        self.hop.versions.named_by(asked, refusal)
+        self.versions.named_by(asked, refusal)
     }
 
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
-        let response = self.hop.carrier.send(&outgoing(request), &HandedOver::default()).await?;
+        let response = self.carrier.send(&outgoing(request), &HandedOver::default()).await?;
         Ok(response.map(|body| body.boxed_unsync()).into())
     }
 
     fn standing(&self) -> Option<&UpstreamHealth> {
-        Some(&self.hop.standing)
+        Some(&self.standing)
     }
 
     fn makes_streams(&self) -> bool {
-        self.hop.carrier.is_adapted()
+        self.carrier.is_adapted()
     }
+}
 
-    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
-        Arc::new(ClientSessionUpstream::new(Arc::clone(&self.hop), own))
+impl OwnSessionChannel for Arc<UpstreamLink> {
+    fn calls_in(&self, lease: SessionLease) -> Arc<dyn Upstream> {
+        Arc::new(ClientSessionUpstream::new(Self::clone(self), Arc::new(lease)))
     }
 }
 

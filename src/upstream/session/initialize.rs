@@ -1,149 +1,161 @@
-//! Opens a session: `initialize`, `notifications/initialized`, then the session's own stream.
+//! Opens a session: `initialize`, in which versions are tried in turn until one is agreed on.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue};
 
 use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream};
-use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::outgoing::{HandedOver, SESSION_ID, SessionHeaders, StreamPurpose};
-use crate::upstream::own_ids;
-use crate::upstream::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
-use crate::upstream::{BeginError, ServerFacts};
-use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
+use crate::dialect::initialize::initialize_request;
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::outgoing::{SessionHeaders, StreamPurpose};
+use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
+use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
+use crate::upstream::{BeginError, ForwardedHeaders, ServerFacts, own_ids};
+use crate::wire::{Object, ProtocolVersion, RequestId, RpcError, envelope, method};
 
 /// How long a handshake may take in all; no tool runs in it.
-const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
+pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
 /// Largest answer to `initialize`.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 /// Longest session id (U39).
 const SESSION_ID_BYTES_MAX: usize = 1024;
 
-#[derive(serde::Serialize)]
-#[serde(rename_all = "camelCase")]
-struct InitializeParams<'a> {
-    protocol_version: &'static str,
-    capabilities: &'a Payload,
-    client_info: ClientInfo,
+/// On whose behalf a session is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SessionOpener<'a> {
+    pub(crate) owner: &'a Principal,
+    pub(crate) forwarded: &'a ForwardedHeaders,
+    /// Whose the errors are that come under a refusing status.
+    pub(crate) addressee: ErrorAddressee<'static>,
 }
 
-#[derive(serde::Serialize)]
-struct ClientInfo {
-    name: &'static str,
-    version: &'static str,
+/// A session that the server has agreed to.
+#[derive(Debug)]
+pub(crate) struct AgreedSession {
+    pub(crate) session: Option<HeaderValue>,
+    pub(crate) version: ProtocolVersion,
+    /// What `initialize` was answered with.
+    pub(crate) result: Object,
 }
 
-/// Opens a session and its own stream. The capabilities declared are exactly those of the key (UPC-21).
+impl AgreedSession {
+    /// What the server declared of tasks of its own, whatever its version.
+    pub(crate) fn tasks(&self) -> UpstreamTaskSupport {
+        let declared = self.result.get("capabilities");
+        declared.map_or_else(UpstreamTaskSupport::default, |declared| UpstreamTaskSupport::declared(&declared))
+    }
+
+    pub(crate) fn binding(&self) -> SessionBinding {
+        let tasks = self.tasks().within(self.version);
+        SessionBinding { session: self.session.clone(), version: Some(self.version), tasks }
+    }
+}
+
+/// Opens a session for the pool, and its own stream. The capabilities declared are exactly those of the key (UPC-21).
 ///
 /// # Errors
 /// If no handshake succeeds within 30 seconds; no call was sent, whatever the reason.
 pub(crate) async fn open(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
-    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-    let session = match tokio::time::timeout(HANDSHAKE_MAX, agree(hop, key)).await {
-        Ok(session) => session?,
-        Err(_) => return Err(BeginError::Gateway(late)),
-    };
+    let session = in_time(introduced(hop, key)).await?;
     let held = Arc::downgrade(&session);
     // The pool alone has no use for it.
     get_stream::start(&session, Some(StreamPurpose::new(move || held.strong_count() > 1)));
     Ok(session)
 }
 
-/// Asks for versions until one is agreed on: at most once each, since every refusal leads to an older one
-/// but the first, which may lead back to the newest.
-async fn agree(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
-    let mut asked = hop.versions.ask();
-    let (credentials, facts) = loop {
-        match initialize(hop, key, asked).await {
-            Ok(agreed) => break agreed,
-            Err(BeginError::Refused(error)) => match hop.versions.after_refusal(asked, &error) {
-                Some(other) => asked = other,
-                None => return Err(BeginError::Refused(error)),
-            },
-            Err(error @ BeginError::Gateway(_)) => return Err(error),
-        }
+/// A session whose server was told that the handshake is over.
+async fn introduced(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
+    let forwarded = ForwardedHeaders::default();
+    let opener = SessionOpener { owner: &key.principal, forwarded: &forwarded, addressee: ErrorAddressee::Handshake };
+    let message = |version| {
+        let id = own_ids::mint();
+        let message = initialize_request(&id, version, &key.capabilities, None);
+        (id, message)
     };
+    // Every refusal leads to an older version but the first, which may lead back to the newest.
+    let next = |asked, error: &RpcError| hop.versions.after_refusal(asked, error);
+    let agreed = agree(hop, opener, hop.versions.ask(), next, message).await?;
+    let facts = facts_in(&agreed).ok_or_else(malformed)?;
+    if !hop.versions.accepts(facts.version) {
+        return Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
+    }
     hop.versions.agreed(facts.version);
-    let session = UpstreamSession::opened(hop, credentials, facts);
+    let headers = SessionHeaders { session: agreed.session, version: Some(facts.version) };
+    let session = UpstreamSession::opened(hop, headers, facts);
     session.tell(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
     tracing::debug!(upstream = %hop.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");
     Ok(session)
 }
 
-async fn initialize(
-    hop: &UpstreamLink,
-    key: &SessionKey,
-    asked: ProtocolVersion,
-) -> Result<(SessionHeaders, ServerFacts), BeginError> {
-    let id = own_ids::mint();
-    let params = Payload::of(&InitializeParams {
-        protocol_version: asked.as_str(),
-        capabilities: &key.capabilities,
-        client_info: ClientInfo { name: "taskgate", version: env!("CARGO_PKG_VERSION") },
-    });
-    let post = SessionHeaders::default()
-        .post(envelope::request(&id, method::INITIALIZE, Some(&params)))
-        .on_behalf_of(key.principal.clone());
-    let response = hop.carrier.send(&post, &HandedOver::default()).await.map_err(unsent)?;
-    let session = response.headers().get(SESSION_ID).cloned();
-    let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };
-    let reply = reply::open(response, ErrorAddressee::Handshake, limits).await.map_err(|refusal| match refusal {
-        ResponseRefusal::Gateway(fault) => unsent(fault),
-        ResponseRefusal::SessionLost => unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
-        ResponseRefusal::Rpc(error) => BeginError::Refused(error),
-    })?;
-    let result = result_in(reply, &id, limits).await?;
-    let facts = facts_in(&result).ok_or_else(malformed)?;
-    if !hop.versions.accepts(facts.version) {
-        return Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
-    }
-    if session.as_ref().is_some_and(|id| !is_session_id(id)) {
-        return Err(malformed());
-    }
-    Ok((SessionHeaders { session, version: Some(facts.version) }, facts))
-}
-
-/// The result in the answer to `initialize`, whichever form it has. Other messages before it are of no use
-/// yet and are passed over.
-async fn result_in(reply: AcceptedResponse, id: &RequestId, limits: ReadLimits) -> Result<Payload, BeginError> {
-    match reply {
-        AcceptedResponse::Json(body) => {
-            let text = reply::read_whole(body, limits).await.map_err(unsent)?;
-            answer_in(&text, id).ok_or_else(malformed)?
-        }
-        AcceptedResponse::Events(mut events) => loop {
-            match events.next().await {
-                Ok(Some(event)) => {
-                    if let Some(answer) = reply::message_in(&event).and_then(|text| answer_in(text, id)) {
-                        return answer;
-                    }
-                }
-                Ok(None) => return Err(unsent(reply::BodyReadError::Closed.into_fault())),
-                Err(broken) => return Err(unsent(broken.into_fault())),
-            }
-        },
-    }
-}
-
-fn answer_in(text: &bytes::Bytes, id: &RequestId) -> Option<Result<Payload, BeginError>> {
-    let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_MAX).ok()?;
-    messages.into_iter().flatten().find_map(|message| match message {
-        Message::Response(response) if response.id.as_ref() == Some(id) => {
-            Some(response.outcome.map_err(BeginError::Refused))
-        }
-        Message::Response(_) | Message::Request(_) | Message::Notification(_) => None,
-    })
-}
-
-fn facts_in(result: &Payload) -> Option<ServerFacts> {
-    let result = Object::of(result)?;
+fn facts_in(agreed: &AgreedSession) -> Option<ServerFacts> {
+    let result = &agreed.result;
     Some(ServerFacts {
-        version: ProtocolVersion::parse(&result.get_string("protocolVersion")?)?,
+        version: agreed.version,
         capabilities: result.get_object("capabilities")?.payload().detached(),
         server_info: result.get("serverInfo").map(|info| info.detached()),
         instructions: result.get("instructions").map(|text| text.detached()),
     })
+}
+
+/// Asks for versions until one is agreed on, each by a message and its id. Bounded as `next` is, which says what to ask for
+/// after a refusal.
+///
+/// # Errors
+/// If the last attempt fails: no call was sent, whatever the reason.
+pub(super) async fn agree(
+    channel: &dyn RawChannel,
+    opener: SessionOpener<'_>,
+    mut asked: ProtocolVersion,
+    next: impl Fn(ProtocolVersion, &RpcError) -> Option<ProtocolVersion>,
+    message: impl Fn(ProtocolVersion) -> (RequestId, Bytes),
+) -> Result<AgreedSession, BeginError> {
+    loop {
+        match initialize(channel, opener, message(asked)).await {
+            Err(BeginError::Refused(error)) => match next(asked, &error) {
+                Some(version) => asked = version,
+                None => return Err(BeginError::Refused(error)),
+            },
+            agreed @ (Ok(_) | Err(BeginError::Gateway(_))) => return agreed,
+        }
+    }
+}
+
+/// Waits for a handshake within its time.
+pub(super) async fn in_time<T>(opening: impl Future<Output = Result<T, BeginError>>) -> Result<T, BeginError> {
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+    tokio::time::timeout(HANDSHAKE_MAX, opening).await.unwrap_or(Err(BeginError::Gateway(late)))
+}
+
+/// Sends `initialize`, and reads what it is answered with. Other messages before the answer are passed over.
+async fn initialize(
+    channel: &dyn RawChannel,
+    opener: SessionOpener<'_>,
+    (id, message): (RequestId, Bytes),
+) -> Result<AgreedSession, BeginError> {
+    let verb = RawMethod::PostWith { message, headers: HeaderMap::new(), principal: opener.owner.clone() };
+    let request = RawRequest { binding: SessionBinding::default(), verb, forwarded: opener.forwarded.clone() };
+    let response = channel.send(request).await.map_err(unsent)?;
+    let session = response.session.clone();
+    let response = match reply::judge(response, opener.addressee).await {
+        JudgedResponse::Fine(response) => response,
+        JudgedResponse::Refused { error: Some(error), .. } => return Err(BeginError::Refused(error)),
+        JudgedResponse::Refused { fault, error: None } => return Err(unsent(fault)),
+        JudgedResponse::SessionLost => {
+            return Err(unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
+        }
+    };
+    let answer = reply::answer(response, &id, ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await.map_err(unsent)?;
+    answer.outcome.map_err(BeginError::Refused)?;
+    let result = answer.result.ok_or_else(malformed)?;
+    let version = result.get_string("protocolVersion").as_deref().and_then(ProtocolVersion::parse);
+    let version = version.ok_or_else(malformed)?;
+    if session.as_ref().is_some_and(|id| !is_session_id(id)) {
+        return Err(malformed());
+    }
+    Ok(AgreedSession { session, version, result })
 }
 
 /// Visible ASCII alone, and not too much of it (U39).
@@ -152,11 +164,11 @@ fn is_session_id(id: &HeaderValue) -> bool {
 }
 
 /// A fault of the handshake: the call itself was not sent.
-const fn unsent(fault: GatewayFault) -> BeginError {
+pub(super) const fn unsent(fault: GatewayFault) -> BeginError {
     BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault })
 }
 
-fn malformed() -> BeginError {
+pub(super) fn malformed() -> BeginError {
     BeginError::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::No))
 }
 

@@ -12,7 +12,6 @@ use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
 use super::question_keep_alive::QuestionKeepAlive;
 use crate::dialect::relay_core_2025_11_25 as relay;
-use crate::upstream::raw_channel::{CallMatch, CallMessageSink};
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
@@ -34,10 +33,17 @@ enum NotificationSubject {
     Unusable,
 }
 
-impl CallMessageSink for UpstreamSession {
-    fn hear(self: Arc<Self>, message: Message, matching: CallMatch) -> Option<Message> {
-        self.route(message, matching)
-    }
+/// What makes a message on a session's own stream one of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallMatch {
+    /// It names the call or its task: other calls of the client may run in the session.
+    Named,
+    /// No other call can have a task that nobody knows yet: it may be this call's, if that still waits to hear of its own.
+    OnlyTask,
+    /// Nobody else is there: requests that name nothing are the only call's as well (T-20).
+    OnlyOne,
+    /// The session is the gateway's: log messages that name nothing, too.
+    Pooled,
 }
 
 impl UpstreamSession {

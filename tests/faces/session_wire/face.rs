@@ -20,8 +20,8 @@ use taskgate::face::served::Served;
 use taskgate::face::session::SessionFace;
 use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
-use taskgate::upstream::raw_channel::{ClientOwnSession, RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
-use taskgate::upstream::{Timeouts, Upstream};
+use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
+use taskgate::upstream::{OwnSessionChannel, SessionLease, Timeouts, Upstream};
 use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::time::Instant;
 
@@ -101,8 +101,10 @@ impl RawChannel for Slow {
     fn makes_streams(&self) -> bool {
         self.makes_streams
     }
+}
 
-    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+impl OwnSessionChannel for Slow {
+    fn calls_in(&self, _: SessionLease) -> Arc<dyn Upstream> {
         unreachable!("no task runs in a session here")
     }
 }
@@ -111,7 +113,7 @@ pub(crate) fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
     face_with(Arc::<Slow>::clone(conduit), timeouts, true)
 }
 
-pub(crate) fn face_with(conduit: Arc<dyn RawChannel>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
+pub(crate) fn face_with(conduit: Arc<dyn OwnSessionChannel>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
     let settings = ServiceSettings {
         timeouts,
         call_timeouts: timeouts,

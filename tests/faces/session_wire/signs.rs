@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use taskgate::face::session::SessionFace;
 use taskgate::task::{Answer, GatewayFault};
 use taskgate::upstream::answer_body::BodyKind;
-use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Progress, ResumeToken, ServerFacts,
-    ServerNotification, Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, OwnSessionChannel, Progress, ResumeToken,
+    ServerFacts, ServerNotification, SessionLease, Timeouts, Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::sync::broadcast;
@@ -48,8 +48,10 @@ impl RawChannel for Timed {
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
         self.inner.send(request).await
     }
+}
 
-    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+impl OwnSessionChannel for Timed {
+    fn calls_in(&self, _: SessionLease) -> Arc<dyn Upstream> {
         Arc::new(Calls { name: Arc::clone(&self.name), events: self.events.clone() })
     }
 }

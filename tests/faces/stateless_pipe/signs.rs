@@ -19,9 +19,10 @@ use taskgate::face::served::Served;
 use taskgate::face::stateless::{MessageContext, StatelessFace};
 use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
-use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Era, Exchange, ResumeToken, ServerFacts, ServerNotification, Upstream, UpstreamRequest,
+    BeginError, CallContext, Era, Exchange, OwnSessionChannel, ResumeToken, ServerFacts, ServerNotification,
+    SessionLease, Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Message, ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::sync::broadcast;
@@ -62,8 +63,10 @@ impl RawChannel for Slow {
         let body = StreamBody::new(pieces).boxed_unsync();
         Ok(RawResponse { status: StatusCode::OK, content: self.content, retry_after: None, session: None, body })
     }
+}
 
-    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+impl OwnSessionChannel for Slow {
+    fn calls_in(&self, _: SessionLease) -> Arc<dyn Upstream> {
         unreachable!("there are no sessions")
     }
 }

@@ -15,10 +15,10 @@ use taskgate::task::{
     Reason, TaskMode, ToolPolicy, ToolRules,
 };
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
-use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Exchange, ForwardedHeaders, ForwardingRules, ResumeToken, ServerFacts, ServerNotification,
-    TaskScope, Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, Exchange, ForwardedHeaders, ForwardingRules, OwnSessionChannel, ResumeToken, ServerFacts,
+    ServerNotification, SessionLease, TaskScope, Timeouts, Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::sync::broadcast;
@@ -60,7 +60,7 @@ pub fn settings(policy: ToolPolicy) -> ServiceSettings {
 }
 
 /// What one server is served with: an empty store in memory, ten permits, a clock that stands still.
-pub fn served(upstream: Arc<dyn Upstream>, conduit: Arc<dyn RawChannel>) -> Served {
+pub fn served(upstream: Arc<dyn Upstream>, conduit: Arc<dyn OwnSessionChannel>) -> Served {
     let limits =
         AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
     let (store, clock) = (Arc::new(MemoryStore::new(1 << 20)), Arc::new(ManualClock::default()));
@@ -157,8 +157,10 @@ impl RawChannel for Unreachable {
     async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {
         Err(unreached())
     }
+}
 
-    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+impl OwnSessionChannel for Unreachable {
+    fn calls_in(&self, _: SessionLease) -> Arc<dyn Upstream> {
         unreachable!("no task runs in a session here")
     }
 }

@@ -17,7 +17,7 @@ use http::{Method, StatusCode};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::super::session_cache::{ClientSession, PreferenceChange};
+use super::super::session_cache::ClientSession;
 use super::super::{SessionFaceState, not_allowed};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
@@ -32,6 +32,7 @@ use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEve
 use crate::face::session::bridged_client::BridgedClient;
 use crate::face::session::session_streams::{SessionStream, StreamTurn};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::session::own::PreferenceChange;
 use crate::upstream::{BeginError, CallContext, Upstream};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, RpcError, envelope, method};
@@ -131,7 +132,7 @@ impl BridgeListenStream {
         self.wanted = match self.own.turn() {
             StreamTurn::Newest => {
                 let resources = match self.tells.resources {
-                    Some(_) => self.shared.sessions.subscriptions(&self.session),
+                    Some(_) => self.shared.own.subscriptions(&self.session.own),
                     None => Default::default(),
                 };
                 SubscriptionFilter { lists: self.tells.lists.clone(), ..all(resources) }
@@ -202,7 +203,7 @@ pub(super) fn subscription(
         if is_new {
             subscribe(&shared, &session, &way, uri).await?;
         } else {
-            shared.sessions.tell(&session, PreferenceChange::Unsubscribe(uri));
+            shared.own.remember(&session.own, PreferenceChange::Unsubscribe(uri));
             shared.open.streams.changed(session.token.nonce);
         }
         Ok(Payload::empty_object())
@@ -226,8 +227,8 @@ async fn subscribe(
     if agreed.as_ref().is_some_and(|agreed| !agreed.granted.cover(&wishes)) {
         return Err(complain("the server does not tell of updates of this resource"));
     }
-    shared.sessions.tell(session, PreferenceChange::Subscribe(uri.clone()));
-    if !shared.sessions.subscriptions(session).contains(&uri) {
+    shared.own.remember(&session.own, PreferenceChange::Subscribe(uri.clone()));
+    if !shared.own.subscriptions(&session.own).contains(&uri) {
         return Err(complain("the session has too many subscriptions"));
     }
     shared.open.streams.changed(session.token.nonce);

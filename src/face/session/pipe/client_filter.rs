@@ -7,7 +7,6 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
@@ -19,16 +18,12 @@ use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::ForwardedHeaders;
 use crate::upstream::body::PartlyReadBody;
-use crate::upstream::raw_channel::{RawBody, RawMethod, RawRequest};
+use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply;
 use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, split_batch};
 use crate::wire::framing::{FramingError, MessageClass, MessageClassifier};
 use crate::wire::{Message, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
-
-/// How long an answer of the gateway's own to a server may take.
-const REPLY_MAX: Duration = Duration::from_secs(10);
 
 /// What keeps questions from one client that it must not be shown.
 #[derive(Clone, Debug)]
@@ -99,13 +94,13 @@ impl ClientFilter {
             Ok(Message::Request(request)) => self.request(&request),
             // It says nothing to anybody, but for readers that look at the method alone.
             Ok(Message::Notification(notification)) if is_question(&notification.method) => {
-                self.shared.dropped("question_without_id");
+                self.shared.own.dropped("question_without_id");
                 FilteredMessage::Nothing
             }
             Ok(Message::Response(Response { id: Some(id), outcome: Err(error), .. })) => {
                 match PlainUpstream::unfit(&error) {
                     Some(instead) => {
-                        self.shared.dropped("question_refused");
+                        self.shared.own.dropped("question_refused");
                         FilteredMessage::Other(envelope::error(Some(&id), &instead))
                     }
                     None => FilteredMessage::Same,
@@ -147,16 +142,16 @@ impl ClientFilter {
             RefusalAnswer::Result(result) => envelope::result(&request.id, &result),
             RefusalAnswer::Error(error) => envelope::error(Some(&request.id), &error),
         };
-        self.shared.reply(&self.session, answer);
+        self.shared.own.reply(&self.session.own, answer);
         FilteredMessage::Nothing
     }
 
     /// A text that nobody can tell the meaning of, and that readers may take for a question.
     fn unreadable(&self, id: Option<RequestId>) -> FilteredMessage {
-        self.shared.dropped("question_unreadable");
+        self.shared.own.dropped("question_unreadable");
         if let Some(id) = id {
             let error = RpcError::new(rpc_error::INVALID_REQUEST, "this cannot be read as one message");
-            self.shared.reply(&self.session, envelope::error(Some(&id), &error));
+            self.shared.own.reply(&self.session.own, envelope::error(Some(&id), &error));
         }
         FilteredMessage::Nothing
     }
@@ -164,28 +159,6 @@ impl ClientFilter {
 
 fn is_question(name: &str) -> bool {
     matches!(name, method::ELICIT | method::SAMPLE | method::ROOTS)
-}
-
-impl SessionFaceState {
-    /// Counts a message of the server's that goes to nobody.
-    pub(in crate::face) fn dropped(&self, reason: &'static str) {
-        metric::count_dropped(self.served.conduit.name(), reason);
-    }
-
-    /// Answers the server in a client's session, where the client is not asked. In the background, best effort; under a
-    /// flood it is dropped.
-    pub(in crate::face) fn reply(self: &Arc<Self>, session: &ClientSession, message: Bytes) {
-        let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else { return self.dropped("reply_flood") };
-        let binding = self.sessions.binding(session);
-        let (shared, stop) = (Arc::clone(self), self.served.life.stop.clone());
-        let replying = async move {
-            let _permit = permit;
-            let request =
-                RawRequest { binding, verb: RawMethod::Post(message), forwarded: ForwardedHeaders::default() };
-            let _ = tokio::time::timeout(REPLY_MAX, shared.served.conduit.send(request)).await;
-        };
-        self.served.life.tracker.spawn(stop.run_until_cancelled_owned(replying));
-    }
 }
 
 /// A JSON answer that was looked at.

@@ -55,16 +55,17 @@ pub(super) async fn note(
     };
     counter.increment(1);
     let noting = async {
-        let binding = shared.sessions.binding(session);
-        match shared.judged(&binding, RawMethod::Note(bytes.clone()), &session.forwarded).await? {
-            // An answer belongs to a question, and the question has gone with its session.
-            JudgedResponse::SessionLost if kind == OneWayKind::Response => Ok(StatusCode::ACCEPTED),
-            JudgedResponse::SessionLost => {
-                let renewed = shared.renew(session, &binding).await?;
-                Ok(verdict(&shared.judged(&renewed, RawMethod::Note(bytes), &session.forwarded).await?))
+        let (own, method) = (&shared.own, RawMethod::Note(bytes));
+        Ok(match kind {
+            OneWayKind::Notification => verdict(&own.deliver(&session.own, method).await?),
+            OneWayKind::Response => {
+                match own.send(&own.binding(&session.own), method, &session.own.forwarded).await? {
+                    // An answer belongs to a question, and the question has gone with its session.
+                    JudgedResponse::SessionLost => StatusCode::ACCEPTED,
+                    judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => verdict(&judged),
+                }
             }
-            judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => Ok(verdict(&judged)),
-        }
+        })
     };
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
     match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {

@@ -1,0 +1,149 @@
+//! Remembers of a client's session what its id does not say: the upstream session that took the place of a lost one, and
+//! what has to be told to the next. Bounded, and none of it needed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
+
+use super::{OwnSession, OwnSessions};
+use crate::dialect::negotiate::LogLevel;
+use crate::task::GatewayFault;
+use crate::upstream::raw_channel::SessionBinding;
+use crate::wire::{Object, Payload};
+
+/// What is remembered of one session's preferences.
+const SUBSCRIPTIONS_MAX: usize = 256;
+const PREFERENCE_BYTES_MAX: usize = 16 * 1024;
+
+/// A handshake that all who need it wait for.
+type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFault>>>;
+
+/// What is remembered of one session.
+#[derive(Debug, Default)]
+pub(super) struct SessionMemory(Mutex<SessionFacts>);
+
+#[derive(Debug, Default)]
+struct SessionFacts {
+    /// The upstream session in use, where it is not the first any more.
+    renewed: Option<SessionBinding>,
+    renewal: Option<SessionRenewal>,
+    preferences: SessionPreferences,
+}
+
+/// What an upstream session was told that a new one has to be told again.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SessionPreferences {
+    /// The params of `logging/setLevel`.
+    pub(super) level: Option<Payload>,
+    /// The addresses of `resources/subscribe`.
+    pub(super) subscriptions: BTreeSet<String>,
+}
+
+/// One thing that a client tells its upstream session.
+#[derive(Clone, Debug)]
+pub(crate) enum PreferenceChange {
+    Level(Payload),
+    Subscribe(String),
+    Unsubscribe(String),
+}
+
+impl SessionPreferences {
+    fn change(&mut self, change: PreferenceChange) {
+        match change {
+            PreferenceChange::Level(params) => {
+                let kept = Some(params).filter(|params| params.len() <= PREFERENCE_BYTES_MAX);
+                self.level = kept.map(|params| params.detached());
+            }
+            PreferenceChange::Subscribe(uri) => {
+                let kept: usize = self.subscriptions.iter().map(String::len).sum();
+                if self.subscriptions.len() < SUBSCRIPTIONS_MAX && kept + uri.len() <= PREFERENCE_BYTES_MAX {
+                    self.subscriptions.insert(uri);
+                }
+            }
+            PreferenceChange::Unsubscribe(uri) => {
+                self.subscriptions.remove(&uri);
+            }
+        }
+    }
+}
+
+impl OwnSessions {
+    fn recall<T>(&self, session: &OwnSession, read: impl FnOnce(&SessionFacts) -> T) -> Option<T> {
+        let memory = self.remembered.get(session.opened.nonce)?;
+        let facts = memory.0.lock();
+        Some(read(&facts))
+    }
+
+    /// The upstream session that is in use.
+    pub(crate) fn binding(&self, session: &OwnSession) -> SessionBinding {
+        let renewed = self.recall(session, |facts| facts.renewed.clone()).flatten();
+        renewed.unwrap_or_else(|| session.opened.binding.clone())
+    }
+
+    /// Whether another upstream session took the place of the first one.
+    pub(super) fn is_renewed(&self, session: &OwnSession) -> bool {
+        self.recall(session, |facts| facts.renewed.is_some()).unwrap_or_default()
+    }
+
+    /// Remembers what a client told its session.
+    pub(crate) fn remember(&self, session: &OwnSession, change: PreferenceChange) {
+        self.remembered.get_or_default(session.opened.nonce).0.lock().preferences.change(change);
+    }
+
+    /// Forgets a session that has ended.
+    pub(crate) fn forget(&self, nonce: u128) {
+        self.remembered.remove(nonce);
+    }
+
+    /// The least severity of log messages that a session wants, as far as it is remembered.
+    pub(crate) fn level(&self, session: &OwnSession) -> Option<LogLevel> {
+        let level = self.recall(session, |facts| facts.preferences.level.clone())??;
+        Object::of(&level)?.get_str("level").as_deref().and_then(LogLevel::parse)
+    }
+
+    /// The resources that a session subscribed to, as far as it is remembered.
+    pub(crate) fn subscriptions(&self, session: &OwnSession) -> BTreeSet<String> {
+        self.recall(session, |facts| facts.preferences.subscriptions.clone()).unwrap_or_default()
+    }
+
+    /// The upstream session that takes the place of `lost`: one that is there already, or the one that `open` is opening,
+    /// started here unless somebody has started it.
+    pub(super) async fn replace(
+        &self,
+        session: &OwnSession,
+        lost: &SessionBinding,
+        open: impl FnOnce(SessionPreferences) -> BoxFuture<'static, Result<SessionBinding, GatewayFault>>,
+    ) -> Result<SessionBinding, GatewayFault> {
+        let memory = self.remembered.get_or_default(session.opened.nonce);
+        let renewal = {
+            let mut facts = memory.0.lock();
+            if let Some(renewed) = facts.renewed.as_ref().filter(|renewed| *renewed != lost) {
+                return Ok(renewed.clone());
+            }
+            match &facts.renewal {
+                Some(renewal) => renewal.clone(),
+                None => {
+                    let opening = open(facts.preferences.clone());
+                    // Weak, as what is remembered owns this future.
+                    let memory = Arc::downgrade(&memory);
+                    let noted = async move {
+                        let opened = opening.await;
+                        if let Some(memory) = memory.upgrade() {
+                            let mut facts = memory.0.lock();
+                            facts.renewal = None;
+                            if let Ok(binding) = &opened {
+                                facts.renewed = Some(binding.clone());
+                            }
+                        }
+                        opened
+                    };
+                    facts.renewal.insert(noted.boxed().shared()).clone()
+                }
+            }
+        };
+        renewal.await
+    }
+}

@@ -1,0 +1,127 @@
+//! Opens clients' own sessions: with the client's own `initialize`, and later behind its back where the server has lost the
+//! session.
+
+use std::iter;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+
+use super::memory::SessionPreferences;
+use super::{END_MAX, OpenedSession, OwnSession, OwnSessions};
+use crate::dialect::initialize::{capabilities_in, initialize_request};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::raw_channel::{RawMethod, RawRequest, SessionBinding};
+use crate::upstream::reply::{self, ErrorAddressee, ReadLimits};
+use crate::upstream::session::initialize::{AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, in_time, malformed};
+use crate::upstream::{BeginError, ForwardedHeaders, own_ids};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
+
+/// Largest answer to what a new session is told.
+const ANSWER_BYTES_MAX: usize = 1024 * 1024;
+
+impl OwnSessions {
+    /// Opens a session with the client's own `initialize`, in which other versions are tried in turn.
+    ///
+    /// # Errors
+    /// If the server agrees to none within 30 seconds.
+    pub(crate) async fn open(
+        &self,
+        (owner, forwarded): (&Principal, &ForwardedHeaders),
+        version: ProtocolVersion,
+        message: impl Fn(ProtocolVersion) -> (RequestId, Bytes),
+    ) -> Result<AgreedSession, BeginError> {
+        let opener = SessionOpener { owner, forwarded, addressee: ErrorAddressee::Passed };
+        let next = |asked, error: &RpcError| self.channel.version_after(asked, error);
+        let asked = self.channel.version_for(version);
+        let agreed = in_time(agree(&*self.channel, opener, asked, next, message)).await?;
+        if agreed.version.is_stateless() { Err(malformed()) } else { Ok(agreed) }
+    }
+
+    /// An upstream session in place of one that is lost: once for all who wait. The client keeps its id and hears nothing
+    /// of it.
+    ///
+    /// # Errors
+    /// If the server agrees to none: nothing was sent in it.
+    pub(crate) async fn renew(
+        self: &Arc<Self>,
+        session: &OwnSession,
+        lost: &SessionBinding,
+    ) -> Result<SessionBinding, GatewayFault> {
+        let open = |preferences| {
+            let (sessions, session) = (Arc::clone(self), session.clone());
+            let stop = self.scope.stop.clone();
+            // It goes on by itself, so that a waiter who leaves does not hold it up.
+            let opening = self.scope.tracker.spawn(stop.run_until_cancelled_owned(async move {
+                let renewed = sessions.open_anew(&session, preferences).await;
+                let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
+                let upstream = Arc::clone(sessions.channel.name());
+                metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
+                renewed
+            }));
+            let opened = async move {
+                match opening.await {
+                    Ok(Some(opened)) => opened,
+                    Ok(None) => Err(GatewayFault::new(Reason::Draining, Executed::No)),
+                    Err(_) => Err(GatewayFault::new(Reason::Internal, Executed::No)),
+                }
+            };
+            opened.boxed()
+        };
+        self.replace(session, lost, open).await
+    }
+
+    async fn open_anew(
+        &self,
+        session: &OwnSession,
+        preferences: SessionPreferences,
+    ) -> Result<SessionBinding, GatewayFault> {
+        let OpenedSession { version, owner, capabilities, client_info, .. } = &*session.opened;
+        let id = own_ids::mint();
+        let message = |version| {
+            let capabilities = capabilities_in(version, capabilities);
+            (id.clone(), initialize_request(&id, version, &capabilities, client_info.as_ref()))
+        };
+        let binding = match self.open((owner, &session.forwarded), *version, message).await {
+            Ok(agreed) => agreed.binding(),
+            Err(BeginError::Gateway(fault)) => return Err(fault),
+            Err(BeginError::Refused(error)) => {
+                tracing::warn!(upstream = %self.channel.name(), code = error.code, "the upstream refused a session anew");
+                return Err(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
+            }
+        };
+        tracing::info!(upstream = %self.channel.name(), "opened a session anew that the upstream had lost");
+        let request = |name, params: &Payload| envelope::request(&own_ids::mint(), name, Some(params));
+        let subscribe = |uri: &String| {
+            let params = ObjectWriter::new().text("uri", uri).finish();
+            request(method::RESOURCES_SUBSCRIBE, &params)
+        };
+        let level = preferences.level.as_ref().map(|level| request(method::SET_LEVEL, level));
+        let again = level.into_iter().chain(preferences.subscriptions.iter().map(subscribe));
+        for message in iter::once(envelope::notification(method::INITIALIZED, None)).chain(again) {
+            self.tell(&binding, &session.forwarded, message).await?;
+        }
+        Ok(binding)
+    }
+
+    /// Sends something whose answer is of no interest, and waits for it. What the server says to it is its own affair; only
+    /// that it cannot be reached counts.
+    async fn tell(
+        &self,
+        binding: &SessionBinding,
+        forwarded: &ForwardedHeaders,
+        message: Bytes,
+    ) -> Result<(), GatewayFault> {
+        let (binding, verb) = (binding.clone(), RawMethod::Post(message));
+        let telling = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
+        let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+        let told = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or(Err(late));
+        let response = told.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
+        // Only a session that has answered is sure to have done what it was told.
+        let answer = reply::read_whole(response.body, ReadLimits::of_bytes(ANSWER_BYTES_MAX));
+        let _ = tokio::time::timeout(END_MAX, answer).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,339 @@
+//! Reads the GET stream of a client's own session: for the client, or for the calls in the session while the client does
+//! not. Many servers have one such stream in a session, so the two take turns. Messages about a server's task go to the call
+//! that made it: no client learns the id of a server's task (T-67).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{OwnSession, OwnSessions};
+use crate::dialect::relay_core_2025_11_25::{self as relay, MessageConcern};
+use crate::task::{Executed, GatewayFault};
+use crate::upstream::answer_body::BodyKind;
+use crate::upstream::body::{edited_event, edited_events};
+use crate::upstream::raw_channel::{RawBody, RawMethod, RawResponse, SessionBinding};
+use crate::upstream::reply::JudgedResponse;
+use crate::upstream::session::route::{CallMatch, nobodys_answer};
+use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
+use crate::wire::{Message, ScanLimits, envelope};
+
+/// How long a client's stream waits for a server that cannot be reached, and between two attempts.
+const AWAY_MAX: Duration = Duration::from_secs(60);
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+/// Between two attempts to read a stream that ended.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long a call waits for the gateway's own stream: not every server sends the head of one before it has something to
+/// say.
+const OPEN_MAX: Duration = Duration::from_secs(1);
+/// How long the gateway's own stream may take to end.
+const STOP_MAX: Duration = Duration::from_secs(1);
+/// How long a server may take to notice that its stream was let go, and between two attempts.
+const TURN_MAX: Duration = Duration::from_secs(2);
+const TURN_PAUSE: Duration = Duration::from_millis(50);
+
+/// The readers of sessions in which anybody reads, by nonce.
+#[derive(Debug, Default)]
+pub(super) struct SessionStreamReaders(Mutex<HashMap<u128, StreamReaderState>>);
+
+#[derive(Debug, Default)]
+struct StreamReaderState {
+    /// Streams of the client's.
+    clients: usize,
+    gateway: Option<GatewayReader>,
+}
+
+/// The gateway's stream.
+#[derive(Debug)]
+struct GatewayReader {
+    stop: CancellationToken,
+    /// Cancelled once it is open, or is not to be had.
+    settled: CancellationToken,
+    /// Set once it runs.
+    running: Option<JoinHandle<()>>,
+}
+
+impl SessionStreamReaders {
+    fn enter(&self, nonce: u128) {
+        self.0.lock().entry(nonce).or_default().clients += 1;
+    }
+
+    fn leave(&self, nonce: u128) {
+        self.change(nonce, |readers| readers.clients -= 1);
+    }
+
+    /// Ends the gateway's turn, whoever ended it.
+    fn turn_over(&self, nonce: u128) {
+        self.change(nonce, |readers| readers.gateway = None);
+    }
+
+    /// Changes the readers of a session, and forgets it where nobody reads any more.
+    fn change(&self, nonce: u128, change: impl FnOnce(&mut StreamReaderState)) {
+        let mut all = self.0.lock();
+        let Some(readers) = all.get_mut(&nonce) else { return };
+        change(readers);
+        if readers.clients == 0 && readers.gateway.is_none() {
+            all.remove(&nonce);
+        }
+    }
+
+    /// Takes the gateway's turn, if it is free.
+    fn take_turn(&self, nonce: u128) -> Option<(CancellationToken, CancellationToken)> {
+        let mut all = self.0.lock();
+        let readers = all.entry(nonce).or_default();
+        if readers.clients > 0 || readers.gateway.is_some() {
+            return None;
+        }
+        let (stop, settled) = (CancellationToken::new(), CancellationToken::new());
+        readers.gateway = Some(GatewayReader { stop: stop.clone(), settled: settled.clone(), running: None });
+        Some((stop, settled))
+    }
+
+    fn settled(&self, nonce: u128) -> Option<CancellationToken> {
+        Some(self.0.lock().get(&nonce)?.gateway.as_ref()?.settled.clone())
+    }
+
+    fn runs(&self, nonce: u128, running: JoinHandle<()>) {
+        if let Some(own) = self.0.lock().get_mut(&nonce).and_then(|readers| readers.gateway.as_mut()) {
+            own.running = Some(running);
+        }
+    }
+
+    /// Tells the gateway's stream to end; `None` if there is none, else what can be waited for.
+    fn stop(&self, nonce: u128) -> Option<Option<JoinHandle<()>>> {
+        let mut all = self.0.lock();
+        let own = all.get_mut(&nonce)?.gateway.as_mut()?;
+        own.stop.cancel();
+        Some(own.running.take())
+    }
+}
+
+/// A client's stream. While it is there the gateway does not read.
+#[derive(Debug)]
+struct ClientReaderGuard {
+    sessions: Arc<OwnSessions>,
+    session: OwnSession,
+}
+
+impl Drop for ClientReaderGuard {
+    fn drop(&mut self) {
+        self.sessions.readers.leave(self.session.opened.nonce);
+        // Where the runtime itself ends nobody reads on.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            self.sessions.read_for_calls(&self.session);
+        }
+    }
+}
+
+/// Who reads a session's own stream.
+#[derive(Debug)]
+enum StreamConsumer {
+    Client {
+        _stream: ClientReaderGuard,
+    },
+    /// The gateway, for the calls in it, while the client does not.
+    Gateway,
+}
+
+/// Which stream a client got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ResumedStreamKind {
+    /// The one that it asked for.
+    Same,
+    /// That of a session that took the place of a lost one.
+    Another,
+}
+
+/// Why there is no stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StreamRefusal {
+    /// The server cannot be reached, or has no session.
+    Unreachable,
+    /// It refuses.
+    Refused(GatewayFault),
+}
+
+impl OwnSessions {
+    /// The client's stream at the server, without what is about tasks of the server's. Where the gateway had it for calls,
+    /// the server may take a moment to notice that it is free.
+    ///
+    /// # Errors
+    /// If there is none. A server that is away for a moment is waited for: some clients give up on their stream for good
+    /// when it is refused twice.
+    pub(crate) async fn stream_for_client(
+        self: &Arc<Self>,
+        session: &OwnSession,
+        last_event: Option<HeaderValue>,
+    ) -> Result<(RawResponse, ResumedStreamKind), StreamRefusal> {
+        if !session.opened.tasks.calls {
+            return self.stream(session, last_event).await;
+        }
+        self.readers.enter(session.opened.nonce);
+        let guard = ClientReaderGuard { sessions: Arc::clone(self), session: session.clone() };
+        let until = Instant::now() + TURN_MAX;
+        let had_turn = self.stop_reading(session).await;
+        loop {
+            match self.stream(session, last_event.clone()).await {
+                Err(StreamRefusal::Refused(GatewayFault { http_status: Some(409), .. }))
+                    if had_turn && Instant::now() < until =>
+                {
+                    tokio::time::sleep(TURN_PAUSE).await;
+                }
+                Ok((mut response, kind)) if response.content == BodyKind::Events => {
+                    response.body = self.filtered(session, response.body, StreamConsumer::Client { _stream: guard });
+                    return Ok((response, kind));
+                }
+                found => return found,
+            }
+        }
+    }
+
+    /// Gives the stream of a session free for its client; whether the gateway had it.
+    async fn stop_reading(&self, session: &OwnSession) -> bool {
+        let Some(running) = self.readers.stop(session.opened.nonce) else { return false };
+        if let Some(running) = running {
+            let _ = tokio::time::timeout(STOP_MAX, running).await;
+        }
+        true
+    }
+
+    /// Reads the stream of a session for the calls that run in it, unless its client does. Returns at once.
+    pub(super) fn read_for_calls(self: &Arc<Self>, session: &OwnSession) {
+        let nonce = session.opened.nonce;
+        let Some(over) = self.leases.over(nonce).filter(|_| !self.leases.listening(nonce).is_empty()) else { return };
+        let Some((stop, settled)) = self.readers.take_turn(nonce) else { return };
+        let (sessions, session) = (Arc::clone(self), session.clone());
+        let running = self.scope.tracker.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => (),
+                () = over.cancelled() => (),
+                () = sessions.scope.stop.cancelled() => (),
+                () = sessions.read(&session, &settled) => (),
+            }
+            settled.cancel();
+            sessions.readers.turn_over(nonce);
+            // Whoever wanted the stream may have left it before this one ended.
+            if stop.is_cancelled() {
+                sessions.read_for_calls(&session);
+            }
+        });
+        self.readers.runs(nonce, running);
+    }
+
+    /// Returns once the gateway's stream of a session is open, if it is to be; within [`OPEN_MAX`]. Some servers forget what
+    /// they would have said on it before.
+    pub(super) async fn stream_settled(&self, session: &OwnSession) {
+        if let Some(settled) = self.readers.settled(session.opened.nonce) {
+            let _ = tokio::time::timeout(OPEN_MAX, settled.cancelled()).await;
+        }
+    }
+
+    /// Returns if the server has no such stream, or no more of them.
+    async fn read(self: &Arc<Self>, session: &OwnSession, settled: &CancellationToken) {
+        while let Ok((response, _)) = self.stream(session, None).await {
+            settled.cancel();
+            if response.content != BodyKind::Events {
+                return;
+            }
+            let mut body = self.filtered(session, response.body, StreamConsumer::Gateway);
+            while let Some(Ok(_)) = body.frame().await {}
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Opens a session's stream at the server, or takes one up.
+    async fn stream(
+        self: &Arc<Self>,
+        session: &OwnSession,
+        last_event: Option<HeaderValue>,
+    ) -> Result<(RawResponse, ResumedStreamKind), StreamRefusal> {
+        let unreachable = |_| StreamRefusal::Unreachable;
+        let mut binding = self.binding(session);
+        let first = RawMethod::Get { last_event: last_event.clone() };
+        let mut judged = self.send_patiently(&binding, &first, session).await.map_err(unreachable)?;
+        let is_lost = matches!(judged, JudgedResponse::SessionLost);
+        // The event may be one of a session that is gone, and whatever followed it too.
+        let is_of_another =
+            last_event.is_some() && matches!(judged, JudgedResponse::Refused { .. }) && self.is_renewed(session);
+        if is_lost {
+            binding = self.renew(session, &binding).await.map_err(unreachable)?;
+        }
+        if is_lost || is_of_another {
+            let anew = RawMethod::Get { last_event: None };
+            judged = self.send(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
+        }
+        match judged {
+            JudgedResponse::Fine(response) if is_lost || is_of_another => Ok((response, ResumedStreamKind::Another)),
+            JudgedResponse::Fine(response) => Ok((response, ResumedStreamKind::Same)),
+            JudgedResponse::SessionLost => Err(StreamRefusal::Unreachable),
+            JudgedResponse::Refused { fault, .. } => Err(StreamRefusal::Refused(fault)),
+        }
+    }
+
+    /// As [`OwnSessions::send`], waiting for a server that is away for a moment.
+    async fn send_patiently(
+        &self,
+        binding: &SessionBinding,
+        method: &RawMethod,
+        session: &OwnSession,
+    ) -> Result<JudgedResponse, GatewayFault> {
+        let end = Instant::now() + AWAY_MAX;
+        loop {
+            match self.send(binding, method.clone(), &session.forwarded).await {
+                Err(GatewayFault { executed: Executed::No, .. }) if Instant::now() + AWAY_PAUSE < end => {
+                    tokio::time::sleep(AWAY_PAUSE).await;
+                }
+                judged => return judged,
+            }
+        }
+    }
+
+    /// A session's own stream without what goes to its calls.
+    fn filtered(self: &Arc<Self>, session: &OwnSession, source: RawBody, consumer: StreamConsumer) -> RawBody {
+        let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.event_bytes_max);
+        let (sessions, session) = (Arc::clone(self), session.clone());
+        edited_events(source, gate, move |event| {
+            edited_event(event, |text| match sessions.is_for_client(&session, &text, &consumer) {
+                true => vec![text],
+                false => Vec::new(),
+            })
+        })
+    }
+
+    /// Brings a message of a session's own stream to the call that it is about; whether it is the client's instead.
+    fn is_for_client(self: &Arc<Self>, session: &OwnSession, text: &Bytes, consumer: &StreamConsumer) -> bool {
+        // An array comes from servers of a version without tasks alone.
+        let Ok(message) = envelope::read(text, ScanLimits::UPSTREAM) else { return !relay::concerns_a_task(text) };
+        let concern = relay::concern(&message);
+        let may_be_clients = matches!(consumer, StreamConsumer::Client { .. }) && concern != MessageConcern::Task;
+        if may_be_clients && concern == MessageConcern::Client {
+            return true;
+        }
+        let calls = self.leases.listening(session.opened.nonce);
+        let matching = match (calls.len(), consumer) {
+            (1, StreamConsumer::Gateway) => CallMatch::OnlyOne,
+            (1, StreamConsumer::Client { .. }) => CallMatch::OnlyTask,
+            _ => CallMatch::Named,
+        };
+        let left = calls.iter().try_fold(message, |message, call| call.route(message, matching));
+        match left {
+            None => false,
+            Some(_) if may_be_clients => true,
+            Some(Message::Request(request)) => {
+                self.reply(session, nobodys_answer(&request));
+                false
+            }
+            Some(Message::Notification(_) | Message::Response(_)) => {
+                self.dropped("stray_notification");
+                false
+            }
+        }
+    }
+}

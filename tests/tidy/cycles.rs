@@ -28,7 +28,8 @@ pub(crate) struct SiblingUse {
 
 impl std::fmt::Display for SiblingUse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {} uses {}", self.parent, self.user, self.used)
+        let parent = if self.parent.is_empty() { "crate" } else { &self.parent };
+        write!(f, "{parent}: {} uses {}", self.user, self.used)
     }
 }
 
@@ -74,30 +75,13 @@ fn reaches(uses: &Uses, parent: &str, from: &str, to: &str) -> bool {
     false
 }
 
-/// What is wrong, one line each: the list of exceptions is exact, so it is shortened with the code and never grows unseen.
-pub(crate) fn mistakes(uses: &Uses, exceptions: &BTreeSet<String>) -> Vec<String> {
-    let found: BTreeMap<String, &SiblingUse> =
-        in_cycles(uses).into_iter().map(|edge| (edge.to_string(), edge)).collect();
-    let new = found.iter().filter(|(line, _)| !exceptions.contains(*line));
-    let new = new.map(|(line, edge)| {
-        let places: Vec<_> = uses[*edge].iter().take(3).map(String::as_str).collect();
-        format!("{line}, which closes a cycle ({})", places.join("; "))
-    });
-    let gone = exceptions.iter().filter(|line| !found.contains_key(*line));
-    let gone = gone.map(|line| format!("{line}: no longer in a cycle, so take it off the list (UPDATE_TIDY=1 does)"));
-    new.chain(gone).collect()
-}
-
-/// The list of exceptions: one use on each line.
-pub(crate) fn exceptions(text: &str) -> BTreeSet<String> {
-    text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
-}
-
-/// The list with what is gone taken out, and nothing else.
-pub(crate) fn shortened(text: &str, uses: &Uses) -> String {
-    let found: BTreeSet<String> = in_cycles(uses).into_iter().map(SiblingUse::to_string).collect();
-    let kept = text.lines().filter(|line| line.starts_with('#') || found.contains(*line));
-    kept.map(|line| format!("{line}\n")).collect()
+/// What is wrong, one line each, with where it is.
+pub(crate) fn mistakes(uses: &Uses) -> Vec<String> {
+    let mistake = |edge: &SiblingUse| {
+        let places: Vec<_> = uses[edge].iter().take(3).map(String::as_str).collect();
+        format!("{edge}, which closes a cycle ({})", places.join("; "))
+    };
+    in_cycles(uses).into_iter().map(mistake).collect()
 }
 
 /// The module that defines what a path names; `None` for what is not of this crate.
@@ -235,7 +219,7 @@ mod tests {
             ("a/c/d", "use super::super::b;\nuse super::Own;\n"),
             ("e", "use crate::a::Deep;\nfn f() { crate::a::b::f() }\n"),
         ]);
-        assert_eq!(lines(&uses), [": e uses a", "a: b uses c", "a: c uses b"]);
+        assert_eq!(lines(&uses), ["crate: e uses a", "a: b uses c", "a: c uses b"]);
         let places =
             uses.iter().find(|(edge, _)| edge.user == "e").map(|(_, places)| places.iter().collect::<Vec<_>>());
         assert_eq!(places.expect("seen"), ["e names a::Deep", "e names a::b::f"]);
@@ -253,22 +237,15 @@ mod tests {
     }
 
     #[test]
-    fn the_list_of_exceptions_is_exact() {
-        let ring = uses(&[
-            ("a/b", "use super::c;\n"),
-            ("a/c", "use super::d;\n"),
-            ("a/d", "use super::b;\n"),
-            ("a/e", "use super::b;\n"),
-        ]);
-        let all = in_cycles(&ring).into_iter().map(SiblingUse::to_string).collect::<Vec<_>>();
-        assert_eq!(all, ["a: b uses c", "a: c uses d", "a: d uses b"]);
-        let list = "# why\na: b uses c\na: c uses d\na: d uses b\n";
-        assert!(mistakes(&ring, &exceptions(list)).is_empty());
-        let one_less = mistakes(&ring, &exceptions("a: b uses c\na: c uses d\n"));
-        assert_eq!(one_less, ["a: d uses b, which closes a cycle (a/d names a::b)"]);
-        let mended = uses(&[("a/b", "use super::c;\n"), ("a/c", "use super::d;\n"), ("a/d", "")]);
-        assert_eq!(mistakes(&mended, &exceptions(list)).len(), 3);
-        assert_eq!(shortened(list, &mended), "# why\n");
-        assert_eq!(shortened(list, &ring), list);
+    fn a_cycle_is_told_of_with_the_uses_that_close_it_and_no_others() {
+        let three = [("a/b", "use super::c;\n"), ("a/c", "use super::d;\n"), ("a/d", "use super::b;\n")];
+        let told = mistakes(&uses(&[three.as_slice(), &[("a/e", "use super::b;\n")]].concat()));
+        let expected = [
+            "a: b uses c, which closes a cycle (a/b names a::c)",
+            "a: c uses d, which closes a cycle (a/c names a::d)",
+            "a: d uses b, which closes a cycle (a/d names a::b)",
+        ];
+        assert_eq!(told, expected);
+        assert!(mistakes(&uses(&[three[0], three[1], ("a/d", "")])).is_empty());
     }
 }

@@ -315,12 +315,12 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
         ServerSettings::Stdio(stdio) => SessionUpstream::stdio(stdio, parts.life.clone()),
     });
     let standing = http.standing();
-    let conduit = ToolRenamer::conduit(namer.as_ref(), http.channel());
+    let channel = ToolRenamer::channel(namer.as_ref(), http.channel());
     let eras = http.for_stateless_clients();
     let served = Served {
         settings,
         engine: Arc::clone(&parts.engine),
-        conduit,
+        channel,
         stateless: ToolRenamer::upstream(namer.as_ref(), eras.stateless()),
         upstream: ToolRenamer::upstream(namer.as_ref(), Arc::new(eras)),
         pool: ToolRenamer::upstream(namer.as_ref(), http),

@@ -20,7 +20,7 @@ pub struct Served {
     /// The server, of whichever era.
     pub upstream: Arc<dyn Upstream>,
     /// The same for what is passed on as it came.
-    pub conduit: Arc<dyn OwnSessionChannel>,
+    pub channel: Arc<dyn OwnSessionChannel>,
     /// The same in sessions of the gateway's own alone: there it is asked about its tools.
     pub pool: Arc<dyn Upstream>,
     /// The same without sessions.

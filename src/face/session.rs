@@ -86,12 +86,12 @@ enum SessionLookupError {
 impl SessionFace {
     #[must_use]
     pub fn new(served: Arc<Served>) -> Self {
-        let meter = pipe::PipeMetrics::of(served.conduit.name());
+        let meter = pipe::PipeMetrics::of(served.channel.name());
         let tasks = SessionTasksState::new(&served.settings.rules);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
         let native = Some(upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool)));
         let fallback = fallback::SessionFallback::new(&served.settings.rules, &served.stateless);
-        let own = OwnSessions::new(Arc::clone(&served.conduit), served.life.clone(), served.settings.result_bytes_max);
+        let own = OwnSessions::new(Arc::clone(&served.channel), served.life.clone(), served.settings.result_bytes_max);
         let tools = known_tools::KnownTools::default();
         let shared = SessionFaceState {
             served,
@@ -217,7 +217,7 @@ impl SessionFace {
         if inbound.carriage == MessageChannel::Stream {
             return self.open_stream(session, inbound).await;
         }
-        let place = match self.shared.served.listeners.take(&inbound.principal, self.shared.served.conduit.name()) {
+        let place = match self.shared.served.listeners.take(&inbound.principal, self.shared.served.channel.name()) {
             Ok(place) => place,
             Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
             Err(fault) => return too_often(&fault),
@@ -233,7 +233,7 @@ impl SessionFace {
                 match upstream_tasks::take_up(&self.shared, &session, last_event.as_ref()) {
                     Some(rest) => rest,
                     // Every event that such a server's clients know the name of was the gateway's.
-                    None if last_event.is_some() && self.shared.served.conduit.makes_streams() => {
+                    None if last_event.is_some() && self.shared.served.channel.makes_streams() => {
                         bare(StatusCode::BAD_REQUEST)
                     }
                     None => pipe::get(&self.shared, session, last_event).await,
@@ -258,7 +258,7 @@ impl SessionFace {
         let sealed = sealed.ok_or(SessionLookupError::Missing)?;
         let open = || {
             let token = self.shared.served.sealer.open_session(sealed)?;
-            let is_ours = token.upstream == **self.shared.served.conduit.name()
+            let is_ours = token.upstream == **self.shared.served.channel.name()
                 && token.principal == digest_of(&inbound.principal);
             is_ours.then_some(token)
         };

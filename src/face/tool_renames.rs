@@ -70,7 +70,7 @@ impl ToolRenamer {
 
     /// The same for what is passed on as it came.
     #[must_use]
-    pub fn conduit(namer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
+    pub fn channel(namer: Option<&Arc<Self>>, inner: Arc<dyn OwnSessionChannel>) -> Arc<dyn OwnSessionChannel> {
         match namer {
             Some(namer) => Arc::new(RenamingChannel { inner, namer: Arc::clone(namer) }),
             None => inner,

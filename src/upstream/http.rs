@@ -116,7 +116,7 @@ impl SessionUpstream {
         let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
         let standing = Arc::clone(client.standing());
         // Only servers with sessions speak HTTP+SSE.
-        let (carrier, era) = match (settings.transport, era) {
+        let (transport, era) = match (settings.transport, era) {
             (HttpTransport::Streamable, era) | (HttpTransport::Auto, era @ Some(Era::Stateless)) => {
                 (Transport::Http(client), era)
             }
@@ -133,7 +133,7 @@ impl SessionUpstream {
                 (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
-        Ok(Self::over(carrier, (settings.name, standing), settings.protocol, era, life))
+        Ok(Self::over(transport, (settings.name, standing), settings.protocol, era, life))
     }
 
     /// How the server stands, for operators.
@@ -158,7 +158,7 @@ impl SessionUpstream {
     }
 
     fn over(
-        carrier: Transport,
+        transport: Transport,
         (name, standing): (Arc<str>, Arc<UpstreamHealth>),
         protocol: Option<ProtocolVersion>,
         era: Option<Era>,
@@ -168,7 +168,7 @@ impl SessionUpstream {
             latencies: ExchangeLatencies::of(&name),
             name,
             standing,
-            carrier,
+            transport,
             versions: VersionChoice::new(protocol.filter(|version| !version.is_stateless())),
             tracker: life.tracker,
             stop: life.stop,
@@ -179,7 +179,8 @@ impl SessionUpstream {
     /// The same server as stateless clients have it: spoken to in their era where it can.
     #[must_use]
     pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
-        let eras = if self.hop.carrier.is_adapted() { EraCache::of_started(self.era) } else { EraCache::new(self.era) };
+        let eras =
+            if self.hop.transport.is_adapted() { EraCache::of_started(self.era) } else { EraCache::new(self.era) };
         let eras = Arc::new(eras);
         let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.hop), Arc::clone(&eras)));
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())
@@ -270,6 +271,6 @@ impl Upstream for SessionUpstream {
 
     async fn close(&self) {
         let _ = tokio::time::timeout(CLOSE_MAX, self.pool.close()).await;
-        self.hop.carrier.close().await;
+        self.hop.transport.close().await;
     }
 }

@@ -1,6 +1,6 @@
 //! Defines raw access to a server, for clients that have a session of their own there or need none.
 //!
-//! Where an [`Exchange`](super::Exchange) understands its request, a conduit carries bytes: it knows what
+//! Where an [`Exchange`](super::Exchange) understands its request, a channel carries bytes: it knows what
 //! headers a session needs and nothing of what is said in it. No session pool stands behind it.
 
 use std::io;

@@ -55,7 +55,7 @@ pub(crate) struct UpstreamLink {
     pub(crate) name: Arc<str>,
     pub(crate) standing: Arc<UpstreamHealth>,
     pub(crate) latencies: ExchangeLatencies,
-    pub(crate) carrier: Transport,
+    pub(crate) transport: Transport,
     pub(crate) versions: VersionChoice,
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
@@ -196,7 +196,7 @@ impl UpstreamSession {
         forwarded: ForwardedHeaders,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.hop.carrier.send(&self.credentials.post(message).forwarding(forwarded), handed_over).await
+        self.hop.transport.send(&self.credentials.post(message).forwarding(forwarded), handed_over).await
     }
 
     /// The same for a message that belongs to what is under way.
@@ -205,7 +205,7 @@ impl UpstreamSession {
         message: Bytes,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.hop.carrier.send(&self.credentials.post(message).under_way(), handed_over).await
+        self.hop.transport.send(&self.credentials.post(message).under_way(), handed_over).await
     }
 
     /// Sends one message that wants no answer, and waits until it was accepted.
@@ -249,7 +249,7 @@ impl UpstreamSession {
         if self.has_id() && !self.has_orphan.load(Ordering::Relaxed) {
             let end = self.credentials.delete();
             let handed_over = HandedOver::default();
-            let _ = tokio::time::timeout(DELETE_MAX, self.hop.carrier.send(&end, &handed_over)).await;
+            let _ = tokio::time::timeout(DELETE_MAX, self.hop.transport.send(&end, &handed_over)).await;
         }
     }
 }

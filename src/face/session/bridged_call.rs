@@ -264,7 +264,7 @@ impl BridgedCall {
         };
         self.shared.open.replays.answered((self.nonce, self.words.stream()));
         if !is_heard {
-            metric::count_dropped(self.shared.served.conduit.name(), "client_gone");
+            metric::count_dropped(self.shared.served.channel.name(), "client_gone");
         }
     }
 

@@ -48,7 +48,7 @@ pub(super) async fn open(
         Err(error) => return addressee.error(StatusCode::OK, &error),
     };
     let token = SessionToken {
-        upstream: shared.served.conduit.name().to_string(),
+        upstream: shared.served.channel.name().to_string(),
         principal: digest_of(&inbound.principal),
         nonce: (shared.served.random)(),
         client_version: introduction.version,

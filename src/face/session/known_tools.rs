@@ -140,7 +140,7 @@ impl SessionFaceState {
         request: &Request,
         asked: &mut ServerTools,
     ) -> Option<HiddenToolRefusal> {
-        if request.method != method::TOOLS_CALL || !self.served.conduit.hides_tools() {
+        if request.method != method::TOOLS_CALL || !self.served.channel.hides_tools() {
             return None;
         }
         // Whoever reads it next says what is wrong with it.

@@ -216,7 +216,7 @@ impl PipeForward {
     /// Runs the request to the head of its answer. Dropping the future lets go of the upstream without a
     /// cancel (T-81).
     async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
-        let upstream = self.shared.served.conduit.name();
+        let upstream = self.shared.served.channel.name();
         let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
         async {
             match self.attempt(accepted).await {
@@ -314,7 +314,7 @@ impl PipedCall {
     fn begin(shared: Arc<SessionFaceState>, session: ClientSession, id: RequestId, slot: Option<CallPermit>) -> Self {
         let counter = if slot.is_some() { &shared.meter.calls } else { &shared.meter.requests };
         counter.increment(1);
-        let mark = shared.served.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default();
+        let mark = shared.served.channel.standing().map(UpstreamHealth::mark).unwrap_or_default();
         Self { shared, session, id, began: Instant::now(), slot, mark }
     }
 
@@ -391,7 +391,7 @@ impl AnsweredRequest for PipedCall {
 
     fn ended(&self, fault: &GatewayFault) {
         let is_wanted = || self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id);
-        if let Some(standing) = self.shared.served.conduit.standing().filter(|_| is_wanted()) {
+        if let Some(standing) = self.shared.served.channel.standing().filter(|_| is_wanted()) {
             standing.ended(self.mark, fault);
         }
     }
@@ -412,7 +412,7 @@ impl AnsweredRequest for PipedCall {
             let binding = shared.own.binding(&session.own);
             let request =
                 RawRequest { binding, verb: RawMethod::Note(message), forwarded: ForwardedHeaders::default() };
-            let _ = tokio::time::timeout(CANCEL_MAX, shared.served.conduit.send(request)).await;
+            let _ = tokio::time::timeout(CANCEL_MAX, shared.served.channel.send(request)).await;
         });
     }
 }

@@ -148,7 +148,7 @@ impl SessionFaceState {
         };
         let names = idempotency_key::IdempotencyScope::of(asking.principal, Some(asking.session.token.nonce));
         let idempotency =
-            match idempotency_key::read(asking.headers, params, names, self.served.conduit.name(), &call.tool) {
+            match idempotency_key::read(asking.headers, params, names, self.served.channel.name(), &call.tool) {
                 Ok(idempotency) => idempotency,
                 Err(complaint) => return refuse(&addressee, &complaint),
             };
@@ -257,9 +257,9 @@ impl SessionFaceState {
     fn line(self: &Arc<Self>, key: &TaskKey, home: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
         let (line, is_new) = self.tasks.lines.open(key, home);
         if is_new {
-            let courier = task_notifier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
+            let notifier = task_notifier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
             let life = &self.served.life;
-            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(courier.run()));
+            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(notifier.run()));
         }
         line
     }

@@ -217,7 +217,7 @@ struct StatelessForward {
 /// A request that is at the upstream: its place and its time.
 struct StatelessPipedCall {
     id: RequestId,
-    conduit: Arc<dyn RawChannel>,
+    channel: Arc<dyn RawChannel>,
     mark: HealthMark,
     began: Instant,
     class: &'static str,
@@ -242,7 +242,7 @@ impl AnsweredRequest for StatelessPipedCall {
 
     /// A client that takes its request back drops it with its answer, so it is waited for here.
     fn ended(&self, fault: &GatewayFault) {
-        if let Some(standing) = self.conduit.standing() {
+        if let Some(standing) = self.channel.standing() {
             standing.ended(self.mark, fault);
         }
     }
@@ -253,7 +253,7 @@ impl AnsweredRequest for StatelessPipedCall {
 
 impl Drop for StatelessPipedCall {
     fn drop(&mut self) {
-        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(self.conduit.name()), "class" => self.class)
+        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(self.channel.name()), "class" => self.class)
             .record(self.began.elapsed());
     }
 }
@@ -284,8 +284,8 @@ impl StatelessForward {
         count(&self.served, if slot.is_some() { "call" } else { kind });
         let call = StatelessPipedCall {
             id: self.edits.id.clone(),
-            conduit: Arc::<dyn OwnSessionChannel>::clone(&self.served.conduit),
-            mark: self.served.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default(),
+            channel: Arc::<dyn OwnSessionChannel>::clone(&self.served.channel),
+            mark: self.served.channel.standing().map(UpstreamHealth::mark).unwrap_or_default(),
             began: Instant::now(),
             class: if slot.is_some() { "call" } else { "other" },
             is_stream,
@@ -307,7 +307,7 @@ impl StatelessForward {
         let principal = self.edits.asker.principal.clone();
         let verb = RawMethod::PostWith { message: self.message.clone(), headers: self.headers.clone(), principal };
         let request = RawRequest { binding, verb, forwarded: self.forwarded.clone() };
-        let response = self.served.conduit.send(request).await?;
+        let response = self.served.channel.send(request).await?;
         Ok(reply::judge(response, ErrorAddressee::Passed).await)
     }
 

@@ -289,7 +289,7 @@ impl HttpCall {
             let session = self.session();
             let get = session.credentials.get(Some(last_event));
             let handed_over = HandedOver::default();
-            let head = tokio::time::timeout(RESUME_WINDOW, session.hop.carrier.send(&get, &handed_over));
+            let head = tokio::time::timeout(RESUME_WINDOW, session.hop.transport.send(&get, &handed_over));
             if let Ok(Ok(response)) = head.await
                 && let Ok(AcceptedResponse::Events(events)) =
                     reply::open(response, ErrorAddressee::Request(awaited.id), awaited.limits).await

@@ -30,7 +30,7 @@ impl RawChannel for Arc<UpstreamLink> {
     }
 
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
-        let response = self.carrier.send(&outgoing(request), &HandedOver::default()).await?;
+        let response = self.transport.send(&outgoing(request), &HandedOver::default()).await?;
         Ok(response.map(|body| body.boxed_unsync()).into())
     }
 
@@ -39,7 +39,7 @@ impl RawChannel for Arc<UpstreamLink> {
     }
 
     fn makes_streams(&self) -> bool {
-        self.carrier.is_adapted()
+        self.transport.is_adapted()
     }
 }
 

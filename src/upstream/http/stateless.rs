@@ -95,7 +95,7 @@ impl EraDiscovery for StatelessUpstream {
                 (Reason::UpstreamMalformed, _) => Some(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => Some(Era::Session),
                 // Some servers end at what comes before `initialize`.
-                (Reason::UpstreamClosed, _) if self.hop.carrier.is_adapted() => Some(Era::Session),
+                (Reason::UpstreamClosed, _) if self.hop.transport.is_adapted() => Some(Era::Session),
                 _ => None,
             },
         }

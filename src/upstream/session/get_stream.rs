@@ -94,7 +94,7 @@ impl GetStreamReader {
             None => get,
         };
         let opened = Instant::now();
-        let Ok(response) = self.hop.carrier.send(&get, &HandedOver::default()).await else {
+        let Ok(response) = self.hop.transport.send(&get, &HandedOver::default()).await else {
             return GetStreamResult::Vain;
         };
         match response.status() {

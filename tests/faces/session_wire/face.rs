@@ -109,11 +109,11 @@ impl OwnSessionChannel for Slow {
     }
 }
 
-pub(crate) fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
-    face_with(Arc::<Slow>::clone(conduit), timeouts, true)
+pub(crate) fn face(channel: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
+    face_with(Arc::<Slow>::clone(channel), timeouts, true)
 }
 
-pub(crate) fn face_with(conduit: Arc<dyn OwnSessionChannel>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
+pub(crate) fn face_with(channel: Arc<dyn OwnSessionChannel>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
     let settings = ServiceSettings {
         timeouts,
         call_timeouts: timeouts,
@@ -123,7 +123,7 @@ pub(crate) fn face_with(conduit: Arc<dyn OwnSessionChannel>, timeouts: Timeouts,
     SessionFace::new(Arc::new(Served {
         settings: Arc::new(settings),
         sealer: Arc::new(Sealer::new(SealingKeys::parse(KEY).unwrap())),
-        ..serving::served(serving::Unreachable::named("slow"), conduit)
+        ..serving::served(serving::Unreachable::named("slow"), channel)
     }))
 }
 
@@ -208,8 +208,8 @@ pub(crate) const RESULT: &str = "{\"jsonrpc\":\"2.0\",\n\"id\":1,\"result\":{\"n
 /// LEG-18.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_its_owners_alone() {
-    let conduit = Slow::new(Duration::ZERO, BodyKind::Json, &[(Duration::ZERO, RESULT)]);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(Duration::ZERO, BodyKind::Json, &[(Duration::ZERO, RESULT)]);
+    let face = face(&channel, Timeouts::default());
     let mut caller = Caller::open(&face).await;
     assert_eq!(caller.post(&face, call(1)).await.status(), StatusCode::OK);
     caller.principal = Principal::new("key:other");
@@ -220,8 +220,8 @@ async fn a_session_is_its_owners_alone() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_call_begins_a_stream_and_answers_in_it() {
     let pieces = [(Duration::ZERO, &RESULT[..20]), (seconds(1), &RESULT[20..])];
-    let conduit = Slow::new(seconds(50), BodyKind::Json, &pieces);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(seconds(50), BodyKind::Json, &pieces);
+    let face = face(&channel, Timeouts::default());
     let mut caller = Caller::open(&face).await;
     let began = Instant::now();
     let response = caller.post(&face, call(1)).await;
@@ -240,8 +240,8 @@ const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
 async fn comments_stand_between_events_and_never_in_one() {
     let pieces =
         [(Duration::ZERO, "data: 1\n\n"), (seconds(31), "data: ha"), (seconds(40), "lf\n\n"), (seconds(16), ANSWER)];
-    let conduit = Slow::new(Duration::ZERO, BodyKind::Events, &pieces);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(Duration::ZERO, BodyKind::Events, &pieces);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let response = caller.post(&face, call(1)).await;
     assert_eq!(text(response).await, format!("data: 1\n\n:\n\n:\n\ndata: half\n\n:\n\n{ANSWER}"));
@@ -253,13 +253,13 @@ async fn silence_past_its_limit_is_an_error_and_the_upstream_is_told() {
     for (head_after, pieces) in
         [(seconds(60), vec![]), (seconds(1), vec![(seconds(0), "data: {}\n\n"), (seconds(60), "")])]
     {
-        let conduit = Slow::new(head_after, BodyKind::Events, &pieces);
-        let face = face(&conduit, limits);
+        let channel = Slow::new(head_after, BodyKind::Events, &pieces);
+        let face = face(&channel, limits);
         let caller = Caller::open(&face).await;
         let said = text(caller.post(&face, call(1)).await).await;
         assert!(said.contains("\"id\":1,\"error\":{\"code\":-32603") && said.contains("upstream_timeout"), "{said}");
         tokio::time::sleep(seconds(1)).await;
-        let sent = conduit.sent.lock();
+        let sent = channel.sent.lock();
         let last = String::from_utf8(sent.last().unwrap().to_vec()).unwrap();
         assert!(last.contains("notifications/cancelled") && last.contains("\"requestId\":1"), "{last}");
     }
@@ -307,8 +307,8 @@ async fn silence_shows_as_progress_to_clients_that_want_it() {
         (seconds(16), LAST),
         (seconds(31), ""),
     ];
-    let conduit = Slow::new(seconds(16), BodyKind::Events, &pieces);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(seconds(16), BodyKind::Events, &pieces);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let began = Instant::now();
     let response = caller.post(&face, call_with_token(&json!("p"))).await;
@@ -332,8 +332,8 @@ async fn silence_shows_as_progress_to_clients_that_want_it() {
 async fn a_comment_of_the_servers_is_no_progress() {
     let comment = || (seconds(14), ": ping\n\n");
     let pieces = [(seconds(1), ONE), comment(), comment(), comment(), comment(), (seconds(1), LAST)];
-    let conduit = Slow::new(Duration::ZERO, BodyKind::Events, &pieces);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(Duration::ZERO, BodyKind::Events, &pieces);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let (_, shown) = progress(&text(caller.post(&face, call_with_token(&json!("p"))).await).await);
     assert_eq!(shown.matches('P').count(), 3, "at 16, 31 and 46 seconds: {shown}");
@@ -345,7 +345,7 @@ async fn a_comment_of_the_servers_is_no_progress() {
 /// Nobody is shown what was not asked for.
 #[tokio::test(start_paused = true)]
 async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
-    let conduit = Slow::new(seconds(20), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
+    let channel = Slow::new(seconds(20), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
     for (life_signs, token, expected) in [
         (true, json!("p"), 1),
         (true, json!(7), 1),
@@ -353,7 +353,7 @@ async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
         (true, json!({}), 0),
         (false, json!("p"), 0),
     ] {
-        let face = face_with(Arc::<Slow>::clone(&conduit), Timeouts::default(), life_signs);
+        let face = face_with(Arc::<Slow>::clone(&channel), Timeouts::default(), life_signs);
         let caller = Caller::open(&face).await;
         let said = text(caller.post(&face, call_with_token(&token)).await).await;
         let (values, shown) = progress(&without_ids(&said));

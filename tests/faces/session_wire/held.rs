@@ -29,8 +29,8 @@ async fn piece(response: &mut FaceResponse) -> String {
 /// T-81: an upstream over HTTP that answers in JSON, long after its client's connection is gone.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
-    let conduit = Slow::new(seconds(50), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(seconds(50), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let mut response = caller.post(&face, call(1)).await;
     assert_eq!(piece(&mut response).await, format!("id: {}\ndata:\n\n:\n\n", event(0)), "it can be taken up at once");
@@ -39,7 +39,7 @@ async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
     let again = caller.get(&face, &event(0)).await;
     assert_eq!(again.headers()["content-type"], "text/event-stream");
     assert_eq!(without_ids(&text(again).await), format!(":\n\n:\n\n{answer}"), "it was never sent again");
-    assert_eq!(conduit.sent.lock().len(), 2, "the handshake and the call");
+    assert_eq!(channel.sent.lock().len(), 2, "the handshake and the call");
     sleep(seconds(290)).await;
     let later = text(caller.get(&face, &event(0)).await).await;
     assert!(later.ends_with(&answer) && later.starts_with(&format!("id: {STREAM}-")), "{later}");
@@ -53,8 +53,8 @@ async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_nobody_comes_back_for_is_let_go_after_five_minutes() {
     for (away, is_kept) in [(295, true), (305, false)] {
-        let conduit = Slow::new(seconds(600), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
-        let face = face(&conduit, Timeouts::default());
+        let channel = Slow::new(seconds(600), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
+        let face = face(&channel, Timeouts::default());
         let caller = Caller::open(&face).await;
         let mut response = caller.post(&face, call(1)).await;
         piece(&mut response).await;
@@ -67,8 +67,8 @@ async fn a_call_that_nobody_comes_back_for_is_let_go_after_five_minutes() {
 
 #[tokio::test(start_paused = true)]
 async fn signs_of_life_go_on_where_the_stream_is_taken_up() {
-    let conduit = Slow::new(seconds(70), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(seconds(70), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let mut response = caller.post(&face, call_with_token(&json!("p"))).await;
     let first = progress(&without_ids(&piece(&mut response).await)).0;
@@ -83,8 +83,8 @@ async fn signs_of_life_go_on_where_the_stream_is_taken_up() {
 /// LEG-14.
 #[tokio::test(start_paused = true)]
 async fn a_held_call_that_is_cancelled_ends_without_an_answer() {
-    let conduit = Slow::new(seconds(60), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(seconds(60), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let mut response = caller.post(&face, call(1)).await;
     piece(&mut response).await;
@@ -93,7 +93,7 @@ async fn a_held_call_that_is_cancelled_ends_without_an_answer() {
     let (rest, _) = tokio::join!(text(response), told);
     assert!(!rest.contains("result"), "{rest}");
     assert!(
-        conduit.sent.lock().iter().any(|sent| sent.windows(9).any(|bytes| bytes == b"cancelled")),
+        channel.sent.lock().iter().any(|sent| sent.windows(9).any(|bytes| bytes == b"cancelled")),
         "it is passed on"
     );
 }
@@ -101,9 +101,9 @@ async fn a_held_call_that_is_cancelled_ends_without_an_answer() {
 /// The stream of a server over HTTP is its own: what its events are named, and whether they are, is its affair.
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_the_upstreams_goes_on_as_it_came_once_it_begins() {
-    let conduit =
+    let channel =
         Slow::new(seconds(20), BodyKind::Events, &[(Duration::ZERO, "id: u-1\ndata: {}\n\n"), (seconds(1), LAST)]);
-    let face = face(&conduit, Timeouts::default());
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let said = text(caller.post(&face, call(1)).await).await;
     assert_eq!(said, format!("id: {}\ndata:\n\n:\n\nid: u-1\ndata: {{}}\n\n{LAST}", event(0)));
@@ -113,8 +113,8 @@ async fn a_stream_of_the_upstreams_goes_on_as_it_came_once_it_begins() {
 #[tokio::test(start_paused = true)]
 async fn a_late_stream_waits_for_its_client_as_long_as_a_call_does() {
     for (away, is_kept) in [(100, true), (400, false)] {
-        let conduit = Slow::new(seconds(20), BodyKind::Events, &[(Duration::ZERO, LAST)]);
-        let face = face(&conduit, Timeouts::default());
+        let channel = Slow::new(seconds(20), BodyKind::Events, &[(Duration::ZERO, LAST)]);
+        let face = face(&channel, Timeouts::default());
         let caller = Caller::open(&face).await;
         let mut response = caller.post(&face, call(1)).await;
         piece(&mut response).await;
@@ -131,8 +131,8 @@ async fn a_late_answer_of_any_size_goes_out_whole() {
     let large: &'static str =
         format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"x":"{}"}}}}"#, "x".repeat(3 << 20)).leak();
     let (head, tail) = large.split_at(2 << 20);
-    let conduit = Slow::new(seconds(20), BodyKind::Json, &[(Duration::ZERO, head), (seconds(1), tail)]);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::new(seconds(20), BodyKind::Json, &[(Duration::ZERO, head), (seconds(1), tail)]);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let said = text(caller.post(&face, call(1)).await).await;
     assert!(said.ends_with(&format!("event: message\ndata: {large}\n\n")), "{} bytes", said.len());
@@ -147,19 +147,19 @@ async fn a_stream_that_was_made_of_another_transport_has_ids_from_its_first_even
         ("2025-06-18", ":\n\n", true),
         ("2025-11-25", "id: S-0\ndata:\n\n", true),
     ] {
-        let conduit = Slow::made(&[(seconds(1), STEP), (seconds(9), LAST)]);
-        let face = face(&conduit, Timeouts::default());
+        let channel = Slow::made(&[(seconds(1), STEP), (seconds(9), LAST)]);
+        let face = face(&channel, Timeouts::default());
         let caller = Caller::open_as(&face, version).await;
         let said = text(caller.post(&face, call(1)).await).await.replace(STREAM, "S");
         let id = |number: u32| if named { format!("id: S-{number}\n") } else { String::new() };
         assert_eq!(said, format!("{opening}{}{STEP}{}{LAST}", id(1), id(2)), "{version}");
     }
-    let conduit = Slow::made(&[(Duration::ZERO, LAST)]);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::made(&[(Duration::ZERO, LAST)]);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     assert_eq!(text(caller.post(&face, call(1)).await).await, LAST, "an answer alone needs no name");
-    let conduit = Slow::made(&[(seconds(9), LAST)]);
-    let face = self::face(&conduit, Timeouts::default());
+    let channel = Slow::made(&[(seconds(9), LAST)]);
+    let face = self::face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let began = tokio::time::Instant::now();
     let response = caller.post(&face, call(1)).await;
@@ -169,8 +169,8 @@ async fn a_stream_that_was_made_of_another_transport_has_ids_from_its_first_even
 
 #[tokio::test(start_paused = true)]
 async fn a_made_stream_is_taken_up_from_whatever_its_client_saw_last() {
-    let conduit = Slow::made(&[(seconds(1), STEP), (seconds(1), STEP), (seconds(60), LAST)]);
-    let face = face(&conduit, Timeouts::default());
+    let channel = Slow::made(&[(seconds(1), STEP), (seconds(1), STEP), (seconds(60), LAST)]);
+    let face = face(&channel, Timeouts::default());
     let caller = Caller::open(&face).await;
     let mut response = caller.post(&face, call(1)).await;
     piece(&mut response).await;

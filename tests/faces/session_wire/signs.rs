@@ -228,8 +228,8 @@ async fn requests_of_an_array_show_that_they_live_each_under_its_own_token() {
         (true, BodyKind::Events, pieces.to_vec()),
         (false, BodyKind::Json, vec![(Duration::ZERO, RESULT)]),
     ] {
-        let conduit = Slow::new(seconds(40), content, &pieces);
-        let face = face_with(conduit, Timeouts::default(), life_signs);
+        let channel = Slow::new(seconds(40), content, &pieces);
+        let face = face_with(channel, Timeouts::default(), life_signs);
         let caller = Caller::open_as(&face, "2025-03-26").await;
         let two = call_with_token(&json!("p"));
         let said = text(caller.post_all(&face, &[call(2), two.clone(), two.replace("\"p\"", "\"q\"")]).await).await;

@@ -60,7 +60,7 @@ pub fn settings(policy: ToolPolicy) -> ServiceSettings {
 }
 
 /// What one server is served with: an empty store in memory, ten permits, a clock that stands still.
-pub fn served(upstream: Arc<dyn Upstream>, conduit: Arc<dyn OwnSessionChannel>) -> Served {
+pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) -> Served {
     let limits =
         AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
     let (store, clock) = (Arc::new(MemoryStore::new(1 << 20)), Arc::new(ManualClock::default()));
@@ -72,7 +72,7 @@ pub fn served(upstream: Arc<dyn Upstream>, conduit: Arc<dyn OwnSessionChannel>) 
         pool: Arc::clone(&upstream),
         stateless: Arc::clone(&upstream),
         upstream,
-        conduit,
+        channel,
         is_stateless: false,
         rates: Arc::default(),
         listeners: ListenPermits::new(CancellationToken::new()),

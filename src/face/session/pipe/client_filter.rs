@@ -135,7 +135,7 @@ impl ClientFilter {
         let Some(refused) = PlainUpstream::forbidden(&declared, &request.method, params) else {
             return FilteredMessage::Same;
         };
-        let upstream = Arc::clone(self.shared.served.conduit.name());
+        let upstream = Arc::clone(self.shared.served.channel.name());
         tracing::warn!(%upstream, method = request.method, "a session client may not be asked this; it was refused");
         metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
         let answer = match refused {

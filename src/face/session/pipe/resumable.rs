@@ -55,7 +55,7 @@ pub(super) async fn respond(
         return call_stream::respond(late, addressee).await;
     }
     match Silence::begin().wait(&mut late.answering).await {
-        Some(RequestAnswer::Events(body)) if shared.served.conduit.makes_streams() => {
+        Some(RequestAnswer::Events(body)) if shared.served.channel.makes_streams() => {
             Box::pin(begin_made(shared, whose, body, addressee)).await
         }
         Some(answer) => answer.into_response(&addressee),
@@ -159,7 +159,7 @@ async fn pump(words: &ReplayWriter, source: ResumableSource, shared: &SessionFac
                 }
                 return;
             };
-            if !shared.served.conduit.makes_streams() {
+            if !shared.served.channel.makes_streams() {
                 // From here on it is the upstream's, with event ids or without.
                 return words.hand_over(body).await;
             }

@@ -1,4 +1,4 @@
-//! A courier carries what one task says of its own accord to the client: its questions, and how it stands.
+//! A notifier carries what one task says of its own accord to the client: its questions, and how it stands.
 //!
 //! It knows nothing that the stored task does not say, but for where each open question was put. A question
 //! goes out on one stream alone (T-32): the newest that waits for the task's result, or after a short grace
@@ -78,7 +78,7 @@ impl TaskNotifier {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,
                     Err(error) => {
-                        tracing::debug!(error = %CauseChain(&error), "a courier could not read its task and looks again");
+                        tracing::debug!(error = %CauseChain(&error), "a notifier could not read its task and looks again");
                         pauses.wait().await;
                         continue;
                     }

@@ -19,7 +19,7 @@ pub(super) struct TaskSubscribers {
     by_task: Mutex<HashMap<TaskKey, Arc<SubscriberList>>>,
 }
 
-/// One task's line. Closed when its courier ends.
+/// One task's line. Closed when its notifier ends.
 #[derive(Debug)]
 pub(super) struct SubscriberList {
     state: Mutex<TaskSubscriberState>,
@@ -76,7 +76,7 @@ impl TaskSubscribers {
     }
 
     /// The line of a task, whose home is the session `home` from now on; with `true` if it is a new one, whose
-    /// courier is to be started.
+    /// notifier is to be started.
     pub(super) fn open(&self, key: &TaskKey, home: u128) -> (Arc<SubscriberList>, bool) {
         let mut by_task = self.by_task.lock();
         if let Some(line) = by_task.get(key) {

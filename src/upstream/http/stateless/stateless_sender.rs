@@ -219,7 +219,7 @@ impl StatelessSender {
         let id = own_ids::mint();
         let post = self.post(said, &id);
         let post = if said.is_under_way() { post.under_way() } else { post };
-        let head = self.hop.carrier.send(&post, handed_over);
+        let head = self.hop.transport.send(&post, handed_over);
         let response = match self.first_byte {
             None => head.await,
             Some(max) => tokio::time::timeout(max, head).await.unwrap_or_else(|_| {

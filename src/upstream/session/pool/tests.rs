@@ -17,7 +17,7 @@ fn pool() -> Arc<SessionPool> {
     let hop = UpstreamLink {
         name: Arc::from("reports"),
         standing: Arc::clone(client.standing()),
-        carrier: Transport::Http(client),
+        transport: Transport::Http(client),
         latencies: ExchangeLatencies::of(&Arc::from("reports")),
         versions: VersionChoice::new(None),
         tracker: TaskTracker::new(),

@@ -57,7 +57,7 @@ impl UpstreamListenStream {
         let id = own_ids::mint();
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
         let post = line.post(&DraftRequest::new(method::LISTEN, Some(params)), &id);
-        let response = line.hop.carrier.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
+        let response = line.hop.transport.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
         let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
         let events = match reply::open(response, ErrorAddressee::Handshake, limits).await {
             Ok(AcceptedResponse::Events(events)) => events,

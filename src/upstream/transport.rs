@@ -1,7 +1,7 @@
 //! Takes a request to a server and returns the head of its answer.
 //!
 //! Everything above speaks streamable HTTP: one POST per message, GET for a stream, DELETE at the end of a session. A
-//! server that speaks something else is put behind a [`StreamableAdapter`], which behaves like a streamable HTTP server in its
+//! server that speaks something else is put behind a `StreamableAdapter`, which behaves like a streamable HTTP server in its
 //! place, so that sessions, routing, exchanges and the pipe are the same for all.
 
 pub mod adapter;

@@ -1,9 +1,9 @@
-//! Clients with sessions in front of a server that knows none (2026-07-28 only).
+//! Serves clients with sessions in front of a server that knows none (2026-07-28 only).
 //!
 //! The gateway plays the server that they expect: it answers the handshake from what the server says of itself
-//! ([`mod@bridged_handshake`]), makes each request a call of the engine's ([`call`]), and puts the questions of such a server,
-//! which are answers, as requests on the call's own stream ([`ask_client`]). What belongs to no request goes out on the
-//! session's own stream ([`mod@bridge_stream`]). What is known in memory alone is in [`bridged_questions`]. The session itself is
+//! ([`mod@bridged_handshake`]), makes each request a call of the engine's (`bridged_call`), and puts the questions of such a server,
+//! which are answers, as requests on the call's own stream (`bridged_call::ask_client`). What belongs to no request goes out on the
+//! session's own stream ([`mod@bridge_stream`]). What is known in memory alone is in `bridged_questions`. The session itself is
 //! in its id, like any other: the session outlives the gateway.
 
 mod bridge_stream;

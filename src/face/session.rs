@@ -63,7 +63,7 @@ pub(super) struct SessionFaceState {
     pub(super) open: SessionRegistry,
     pub(super) meter: pipe::PipeMetrics,
     pub(super) tasks: SessionTasksState,
-    native: Option<upstream_tasks::UpstreamTaskTools>,
+    task_tools: upstream_tasks::UpstreamTaskTools,
     fallback: Option<fallback::SessionFallback>,
     tools: known_tools::KnownTools,
 }
@@ -89,7 +89,7 @@ impl SessionFace {
         let meter = pipe::PipeMetrics::of(served.channel.name());
         let tasks = SessionTasksState::new(&served.settings.rules);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
-        let native = Some(upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool)));
+        let task_tools = upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool));
         let fallback = fallback::SessionFallback::new(&served.settings.rules, &served.stateless);
         let own = OwnSessions::new(Arc::clone(&served.channel), served.life.clone(), served.settings.result_bytes_max);
         let tools = known_tools::KnownTools::default();
@@ -101,7 +101,7 @@ impl SessionFace {
             open: SessionRegistry::default(),
             meter,
             tasks,
-            native,
+            task_tools,
             fallback,
             tools,
         };
@@ -110,17 +110,12 @@ impl SessionFace {
 
     /// Keeps what is cached small while nobody asks, until told to stop.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
-        let native = async {
-            if let Some(native) = &self.shared.native {
-                native.keep_tidy(stop).await;
-            }
-        };
         let fallback = async {
             if let Some(fallback) = &self.shared.fallback {
                 fallback.keep_tidy(stop).await;
             }
         };
-        tokio::join!(native, fallback);
+        tokio::join!(self.shared.task_tools.keep_tidy(stop), fallback);
     }
 
     /// Answers one message of a client. Dropping the future means that the client left: the upstream's

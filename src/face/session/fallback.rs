@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
+use super::SessionFaceState;
 use super::bridged_client::BridgedClient;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, upstream_tasks};
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::{UnknownTaskMarker, addressee};
@@ -87,10 +87,9 @@ impl SessionFaceState {
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &self.served.settings);
         let catalog = match session.is_bridged() {
-            true => Some(&fallback.bridged),
-            false => self.native.as_ref().map(upstream_tasks::UpstreamTaskTools::catalog),
+            true => &fallback.bridged,
+            false => self.task_tools.catalog(),
         };
-        let Some(catalog) = catalog else { return };
         if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
             && let Some(list) = Object::of(list.result())
         {

@@ -147,12 +147,12 @@ pub(super) fn take_up(
 impl SessionFaceState {
     /// What the server says of being asked for a task by this tool.
     async fn support(&self, session: &ClientSession, principal: &Principal, tool: &str) -> ToolTaskSupport {
-        let Some(native) = self.native.as_ref().filter(|_| session.token.tasks.calls) else {
+        if !session.token.tasks.calls {
             return ToolTaskSupport::default();
-        };
+        }
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &self.served.settings);
-        native.support(tool, &context).await
+        self.task_tools.support(tool, &context).await
     }
 
     /// Whether a call that asks for a task is made one at the server too: wherever its tool can be (GW-11).
@@ -173,9 +173,10 @@ impl SessionFaceState {
     /// Where a plain call runs as a task: in the client's own session, if that is of the version which knows tasks,
     /// else in one of the gateway's that is.
     fn upstream_for_native(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
-        match &self.native {
-            Some(native) if !self.own.binding(&session.own).tasks.calls => Arc::clone(&native.pool),
-            Some(_) | None => self.upstream_of(session),
+        if self.own.binding(&session.own).tasks.calls {
+            self.upstream_of(session)
+        } else {
+            Arc::clone(&self.task_tools.pool)
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod method;
 pub mod object;
 pub mod one_line;
 pub mod payload;
+pub mod progress;
 pub mod rpc_error;
 pub mod scan;
 pub mod version;

@@ -11,17 +11,9 @@ use super::{fields, related_meta, related_to, status as status_word, status_mess
 use crate::dialect::faults::unusable_answer;
 use crate::task::{Answer, InputKey, Question, Summary, Task, TaskId};
 use crate::wire::envelope::Response;
-use crate::wire::meta::{META, PROGRESS_TOKEN, RELATED_TASK};
+use crate::wire::meta::{META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
-
-/// How far a call is: number texts as they came.
-#[derive(Clone, Copy, Debug)]
-pub struct ProgressView<'a> {
-    pub progress: &'a Payload,
-    pub total: Option<&'a Payload>,
-    pub message: Option<&'a str>,
-}
 
 /// A question of the upstream as a request to the client (L25-14); `None` if it is none that can be put.
 ///
@@ -97,18 +89,10 @@ pub fn status(task: &Task) -> Bytes {
     envelope::notification(method::TASK_STATUS, Some(&fields(&Summary::of(task))))
 }
 
-/// Progress under the token of the call (L25-46).
+/// The `_meta` of a message that belongs to a task, such as progress of its call (L25-46).
 #[must_use]
-pub fn progress(task: TaskId, token: &Payload, step: ProgressView<'_>) -> Bytes {
-    let mut params = ObjectWriter::new().member(PROGRESS_TOKEN, token).member("progress", step.progress);
-    if let Some(total) = step.total {
-        params = params.member("total", total);
-    }
-    if let Some(message) = step.message {
-        params = params.text("message", message);
-    }
-    let params = params.member(META, &related_meta(task, None)).finish();
-    envelope::notification(method::PROGRESS, Some(&params))
+pub fn related(task: TaskId) -> Payload {
+    related_meta(task, None)
 }
 
 /// A log message of the task's call.

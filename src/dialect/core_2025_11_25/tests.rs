@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::messages::{self, ProgressView};
+use super::messages;
 use super::*;
 use crate::store::contract::task;
 use crate::task::{Answer, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId};
+use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, RequestId, ScanLimits, envelope, rpc_error};
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
@@ -129,7 +130,8 @@ fn every_message_is_as_its_golden_file() {
     check_message("status", &messages::status(&task));
     let (half, whole) = (payload("0.50"), payload("1"));
     let step = ProgressView { progress: &half, total: Some(&whole), message: Some("half") };
-    check_message("progress", &messages::progress(task.key.id, &payload("\"token\""), step));
+    let related = messages::related(task.key.id);
+    check_message("progress", &progress::notification(&payload("\"token\""), step, Some(&related)));
     check_message("log", &messages::log(task.key.id, &payload(r#"{"level":"info","data":1.10}"#)));
     assert_eq!(messages::question(task.key.id, InputKey(0), &question("7"), &id), None);
 }

@@ -10,12 +10,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
 use crate::dialect::negotiate::LogLevel;
-use crate::task::TaskId;
 use crate::upstream::Progress;
 use crate::wire::framing::{SseEvent, sse_comment, sse_message, with_data};
-use crate::wire::object::ObjectWriter;
+use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, Notification, Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
 /// What one client is told of a call before its answer, but for questions.
@@ -112,31 +110,18 @@ impl MonotonicProgress {
         self.shown > self.real
     }
 
-    /// A sign of life, as a message. `task` is that of the call, where its client knows one.
+    /// A sign of life, as a message. `related` is its `_meta`: whom it concerns, where its client has to be told.
     #[must_use]
-    pub fn sign(&mut self, task: Option<TaskId>) -> Bytes {
+    pub fn sign(&mut self, related: Option<&Payload>) -> Bytes {
         let value = self.raise();
-        self.notification(&value, None, task)
+        self.notification(&value, None, related)
     }
 
     /// `notifications/progress` with a value that was given out here.
     #[must_use]
-    pub fn notification(&self, value: &Payload, message: Option<&str>, task: Option<TaskId>) -> Bytes {
-        if let Some(task) = task {
-            return messages::progress(
-                task,
-                &self.token,
-                ProgressView { progress: value, total: self.total.as_ref(), message },
-            );
-        }
-        let mut params = ObjectWriter::new().member(meta::PROGRESS_TOKEN, &self.token).member("progress", value);
-        if let Some(total) = &self.total {
-            params = params.member("total", total);
-        }
-        if let Some(message) = message {
-            params = params.text("message", message);
-        }
-        envelope::notification(method::PROGRESS, Some(&params.finish()))
+    pub fn notification(&self, value: &Payload, message: Option<&str>, related: Option<&Payload>) -> Bytes {
+        let step = ProgressView { progress: value, total: self.total.as_ref(), message };
+        progress::notification(&self.token, step, related)
     }
 
     /// The value of a sign of life: next to nothing above what was shown.

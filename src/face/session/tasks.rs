@@ -382,7 +382,7 @@ impl SessionFaceState {
 /// Progress of the upstream's as the client is to see it; what falls back is left out (T-73).
 fn shown(task: TaskId, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
-    Some(rising.notification(&value, progress.message.as_deref(), Some(task)))
+    Some(rising.notification(&value, progress.message.as_deref(), Some(&messages::related(task))))
 }
 
 fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> FaceResponse {

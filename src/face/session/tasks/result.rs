@@ -10,6 +10,7 @@ use http::StatusCode;
 use super::task_subscribers::{ResultStreamError, ResultStreamKind, ResultSubscriber};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::CoreTasks;
+use crate::dialect::core_2025_11_25::messages;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
@@ -107,6 +108,6 @@ impl CallMessages for OutcomeWait {
             Ok(task) if !task.is_settled() => (),
             Ok(_) | Err(_) => return sse_comment(),
         }
-        sse_message(&rising.lock().sign(Some(key.id)))
+        sse_message(&rising.lock().sign(Some(&messages::related(key.id))))
     }
 }

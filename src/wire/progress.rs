@@ -1,0 +1,30 @@
+//! Writes `notifications/progress`.
+
+use bytes::Bytes;
+
+use super::object::ObjectWriter;
+use super::{Payload, envelope, meta, method};
+
+/// How far a call is: number texts as they came.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgressView<'a> {
+    pub progress: &'a Payload,
+    pub total: Option<&'a Payload>,
+    pub message: Option<&'a str>,
+}
+
+/// The notification under a request's progress token; `related` is its `_meta`, if it has any.
+#[must_use]
+pub fn notification(token: &Payload, step: ProgressView<'_>, related: Option<&Payload>) -> Bytes {
+    let mut params = ObjectWriter::new().member(meta::PROGRESS_TOKEN, token).member("progress", step.progress);
+    if let Some(total) = step.total {
+        params = params.member("total", total);
+    }
+    if let Some(message) = step.message {
+        params = params.text("message", message);
+    }
+    if let Some(related) = related {
+        params = params.member(meta::META, related);
+    }
+    envelope::notification(method::PROGRESS, Some(&params.finish()))
+}

@@ -1,6 +1,6 @@
 //! Defines one canonical task and its pure transition function.
 //!
-//! Uses `wire::{Payload, RpcError, words}` and a hash, and nothing else; reads no clock, mints no id, does no I/O.
+//! Uses `wire::{Payload, RpcError, one_line}` and a hash, and nothing else; reads no clock, mints no id, does no I/O.
 //! Read [`model`], then [`mod@transition`].
 
 pub mod digest;
@@ -10,6 +10,7 @@ pub mod model;
 pub mod names;
 pub mod policy;
 pub mod principal;
+pub mod principal_counts;
 pub mod reference;
 pub mod summary;
 pub mod time;
@@ -29,6 +30,7 @@ pub use policy::{
     ToolRules,
 };
 pub use principal::Principal;
+pub use principal_counts::PrincipalCounts;
 pub use summary::{Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

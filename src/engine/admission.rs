@@ -3,14 +3,12 @@
 //! A place is held from before the upstream is called until the task settles, so `auto` can be sure of
 //! its promotion. The principal's own bound is asked before the one of all (GW-40).
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use crate::metric;
-use crate::task::{Principal, Reason};
+use crate::task::{Principal, PrincipalCounts, Reason};
 
 /// Bounds on unsettled tasks, hidden ones and reserved places included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,14 +29,13 @@ pub struct TaskAdmission {
 struct AdmissionState {
     limits: AdmissionLimits,
     closed: bool,
-    all: usize,
-    by_owner: HashMap<Principal, usize>,
+    counts: PrincipalCounts,
 }
 
 impl TaskAdmission {
     #[must_use]
     pub fn new(limits: AdmissionLimits) -> Self {
-        Self { taken: Mutex::new(AdmissionState { limits, closed: false, all: 0, by_owner: HashMap::new() }) }
+        Self { taken: Mutex::new(AdmissionState { limits, closed: false, counts: PrincipalCounts::default() }) }
     }
 
     /// Takes a place.
@@ -50,26 +47,22 @@ impl TaskAdmission {
         if taken.closed {
             return Err(Reason::Draining);
         }
-        let own = taken.by_owner.get(owner).copied().unwrap_or(0);
         let limit = match () {
-            () if own >= taken.limits.tasks_per_principal_max => Some("principal"),
-            () if taken.all >= taken.limits.tasks_max => Some("all"),
+            () if taken.counts.of(owner) >= taken.limits.tasks_per_principal_max => Some("principal"),
+            () if taken.counts.all() >= taken.limits.tasks_max => Some("all"),
             () => None,
         };
         if let Some(limit) = limit {
             metrics::counter!(metric::QUOTA_REFUSED, "limit" => limit).increment(1);
             return Err(Reason::TooManyTasks);
         }
-        taken.all += 1;
-        taken.by_owner.insert(owner.clone(), own + 1);
+        taken.counts.add(owner);
         Ok(TaskPermit { admission: Arc::clone(self), owner: owner.clone() })
     }
 
     /// Takes a place for a task of an earlier life of the process, which is there whatever the bounds say by now.
     pub fn take_again(self: &Arc<Self>, owner: &Principal) -> TaskPermit {
-        let mut taken = self.taken.lock();
-        taken.all += 1;
-        *taken.by_owner.entry(owner.clone()).or_default() += 1;
+        self.taken.lock().counts.add(owner);
         TaskPermit { admission: Arc::clone(self), owner: owner.clone() }
     }
 
@@ -102,7 +95,7 @@ impl TaskAdmission {
     /// Places taken, in all.
     #[must_use]
     pub fn taken(&self) -> usize {
-        self.taken.lock().all
+        self.taken.lock().counts.all()
     }
 }
 
@@ -115,14 +108,7 @@ pub struct TaskPermit {
 
 impl Drop for TaskPermit {
     fn drop(&mut self) {
-        let mut taken = self.admission.taken.lock();
-        taken.all -= 1;
-        if let Entry::Occupied(mut own) = taken.by_owner.entry(self.owner.clone()) {
-            *own.get_mut() -= 1;
-            if *own.get() == 0 {
-                own.remove();
-            }
-        }
+        self.admission.taken.lock().counts.remove(&self.owner);
     }
 }
 
@@ -155,7 +141,7 @@ mod tests {
         let admission = admission(10, 10);
         drop((0..10).map(|_| admission.take(&Principal::local()).unwrap()).collect::<Vec<_>>());
         assert_eq!(admission.taken(), 0);
-        assert!(admission.taken.lock().by_owner.is_empty());
+        assert!(admission.taken.lock().counts.is_empty());
     }
 
     #[test]

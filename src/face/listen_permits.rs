@@ -1,7 +1,5 @@
 //! Grants permits to listen: each stream holds a connection, a session's subscriber and its watches.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::face::http::ResponseBody;
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
 
 /// Most open streams of one principal (B159).
 pub const LISTENERS_PER_PRINCIPAL_MAX: usize = 64;
@@ -25,14 +23,8 @@ pub const LISTENERS_MAX: usize = 4_096;
 /// The places of all who listen, whatever upstream they listen to.
 #[derive(Debug)]
 pub struct ListenPermits {
-    taken: Mutex<ListenCounts>,
+    taken: Mutex<PrincipalCounts>,
     ending: CancellationToken,
-}
-
-#[derive(Debug, Default)]
-struct ListenCounts {
-    all: usize,
-    by_owner: HashMap<Principal, usize>,
 }
 
 impl ListenPermits {
@@ -59,13 +51,11 @@ impl ListenPermits {
             return Err(GatewayFault::new(Reason::Draining, Executed::No));
         }
         let mut taken = self.taken.lock();
-        let own = taken.by_owner.get(owner).copied().unwrap_or(0);
-        if own >= LISTENERS_PER_PRINCIPAL_MAX || taken.all >= LISTENERS_MAX {
+        if taken.of(owner) >= LISTENERS_PER_PRINCIPAL_MAX || taken.all() >= LISTENERS_MAX {
             metrics::counter!(metric::LISTENERS_REFUSED, "upstream" => Arc::clone(upstream)).increment(1);
             return Err(GatewayFault::new(Reason::TooManyListeners, Executed::No));
         }
-        taken.all += 1;
-        taken.by_owner.insert(owner.clone(), own + 1);
+        taken.add(owner);
         metrics::gauge!(metric::LISTENERS, "upstream" => Arc::clone(upstream)).increment(1.0);
         Ok(ListenPermit { listeners: Arc::clone(self), owner: owner.clone(), upstream: Arc::clone(upstream) })
     }
@@ -111,14 +101,7 @@ impl Body for PermittedBody {
 impl Drop for ListenPermit {
     fn drop(&mut self) {
         metrics::gauge!(metric::LISTENERS, "upstream" => Arc::clone(&self.upstream)).decrement(1.0);
-        let mut taken = self.listeners.taken.lock();
-        taken.all -= 1;
-        if let Entry::Occupied(mut own) = taken.by_owner.entry(self.owner.clone()) {
-            *own.get_mut() -= 1;
-            if *own.get() == 0 {
-                own.remove();
-            }
-        }
+        self.listeners.taken.lock().remove(&self.owner);
     }
 }
 
@@ -144,7 +127,7 @@ mod tests {
         assert_eq!(refused(&full[0]), Reason::TooManyListeners, "its own bound");
         drop(listeners.take(last, &upstream).unwrap());
         places.clear();
-        assert!(listeners.taken.lock().by_owner.is_empty());
+        assert!(listeners.taken.lock().is_empty());
         listeners.ending.cancel();
         assert_eq!(refused(last), Reason::Draining);
     }

@@ -1,14 +1,13 @@
 //! Keeps the open streams of HTTP+SSE, within a bound: whose each is, and how a message reaches it.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
 
 /// Most open streams of one principal (SEC-11): each is a session, and holds what its client has not read yet.
 pub const STREAMS_PER_PRINCIPAL_MAX: usize = 256;
@@ -29,12 +28,12 @@ pub(super) struct SseStreamTable<I>(Mutex<OpenSseStreams<I>>);
 
 struct OpenSseStreams<I> {
     inlets: HashMap<SseStreamKey, I>,
-    by_owner: HashMap<Principal, usize>,
+    counts: PrincipalCounts,
 }
 
 impl<I> Default for SseStreamTable<I> {
     fn default() -> Self {
-        Self(Mutex::new(OpenSseStreams { inlets: HashMap::new(), by_owner: HashMap::new() }))
+        Self(Mutex::new(OpenSseStreams { inlets: HashMap::new(), counts: PrincipalCounts::default() }))
     }
 }
 
@@ -56,12 +55,11 @@ impl<I: Clone> SseStreamTable<I> {
     ) -> Result<SseStreamPermit<I>, GatewayFault> {
         let upstream = Arc::clone(&key.upstream);
         let mut open = self.0.lock();
-        let own = open.by_owner.get(&key.owner).copied().unwrap_or(0);
-        if own >= STREAMS_PER_PRINCIPAL_MAX || open.inlets.len() >= STREAMS_MAX {
+        if open.counts.of(&key.owner) >= STREAMS_PER_PRINCIPAL_MAX || open.counts.all() >= STREAMS_MAX {
             metrics::counter!(metric::SSE_STREAMS_REFUSED, "upstream" => upstream).increment(1);
             return Err(GatewayFault::new(Reason::TooManyListeners, Executed::No));
         }
-        open.by_owner.insert(key.owner.clone(), own + 1);
+        open.counts.add(&key.owner);
         open.inlets.insert(key.clone(), inlet());
         metrics::gauge!(metric::SSE_STREAMS, "upstream" => upstream).increment(1.0);
         Ok(SseStreamPermit { table: Arc::clone(self), key })
@@ -84,12 +82,7 @@ impl<I> Drop for SseStreamPermit<I> {
         metrics::gauge!(metric::SSE_STREAMS, "upstream" => Arc::clone(&self.key.upstream)).decrement(1.0);
         let mut open = self.table.0.lock();
         let inlet = open.inlets.remove(&self.key);
-        if let Entry::Occupied(mut own) = open.by_owner.entry(self.key.owner.clone()) {
-            *own.get_mut() -= 1;
-            if *own.get() == 0 {
-                own.remove();
-            }
-        }
+        open.counts.remove(&self.key.owner);
         drop(open);
         // Outside the lock: nobody knows what its end sets in motion.
         drop(inlet);
@@ -132,6 +125,6 @@ mod tests {
         drop(table.open(key("key:another", 1), || ()).unwrap());
         places.clear();
         let open = table.0.lock();
-        assert!(open.by_owner.is_empty() && open.inlets.is_empty());
+        assert!(open.counts.is_empty() && open.inlets.is_empty());
     }
 }

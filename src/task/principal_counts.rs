@@ -1,0 +1,71 @@
+//! Counts what is held of a bounded resource, in all and by each principal.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use super::Principal;
+
+/// How much is held. Knows only principals that hold something, so that it is never larger than what it counts.
+#[derive(Debug, Default)]
+pub struct PrincipalCounts {
+    all: usize,
+    by_owner: HashMap<Principal, usize>,
+}
+
+impl PrincipalCounts {
+    /// What all principals hold together.
+    #[must_use]
+    pub const fn all(&self) -> usize {
+        self.all
+    }
+
+    /// What one principal holds.
+    #[must_use]
+    pub fn of(&self, owner: &Principal) -> usize {
+        self.by_owner.get(owner).copied().unwrap_or(0)
+    }
+
+    /// Counts one more. Bounds are its caller's.
+    pub fn add(&mut self, owner: &Principal) {
+        self.all += 1;
+        *self.by_owner.entry(owner.clone()).or_default() += 1;
+    }
+
+    /// Takes back one that was counted.
+    pub fn remove(&mut self, owner: &Principal) {
+        if let Entry::Occupied(mut own) = self.by_owner.entry(owner.clone()) {
+            self.all -= 1;
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+    }
+
+    /// Whether nobody holds anything, and nobody is remembered.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all == 0 && self.by_owner.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_principal_counts_its_own_and_is_forgotten_with_its_last() {
+        let (ada, bob) = (Principal::new("key:ada"), Principal::new("key:bob"));
+        let mut counts = PrincipalCounts::default();
+        counts.add(&ada);
+        counts.add(&ada);
+        counts.add(&bob);
+        assert_eq!((counts.of(&ada), counts.of(&bob), counts.all()), (2, 1, 3));
+        counts.remove(&bob);
+        counts.remove(&bob);
+        assert_eq!((counts.of(&bob), counts.all()), (0, 2), "what is not held is not taken back");
+        counts.remove(&ada);
+        counts.remove(&ada);
+        assert!(counts.is_empty());
+    }
+}

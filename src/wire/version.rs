@@ -1,21 +1,43 @@
 //! Defines protocol versions, a closed and ordered set, and what each of them means.
 //!
-//! A new version is a name in [`ProtocolVersion`] and a row of [`VersionTraits`] that says what it changes.
+//! A new version is a name in [`ProtocolVersion`] and a row of [`VersionTraits`], a constant of the same name, that says what
+//! it changes.
 
 use std::fmt;
 
 use super::rpc_error::MISSING_CLIENT_CAPABILITY;
 
-/// A version of the Model Context Protocol, oldest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ProtocolVersion {
-    V2024_11_05,
-    V2025_03_26,
-    V2025_06_18,
-    V2025_11_25,
-    /// The name that SEP-2663 uses for what was released as 2026-07-28: accepted, never advertised (T-80).
-    V2026_06_30,
-    V2026_07_28,
+/// Writes the list of all versions, and where each one's traits are, from the versions themselves: none can be missing there.
+macro_rules! versions {
+    ($(#[$of_all:meta])* pub enum $All:ident { $($(#[$of_one:meta])* $One:ident,)+ }) => {
+        $(#[$of_all])*
+        pub enum $All { $($(#[$of_one])* $One,)+ }
+
+        impl $All {
+            /// Every version, oldest first.
+            pub const ALL: [Self; [$(Self::$One),+].len()] = [$(Self::$One),+];
+
+            /// What this version means.
+            #[must_use]
+            pub const fn traits(self) -> &'static VersionTraits {
+                match self { $(Self::$One => &$One,)+ }
+            }
+        }
+    };
+}
+
+versions! {
+    /// A version of the Model Context Protocol, oldest first.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum ProtocolVersion {
+        V2024_11_05,
+        V2025_03_26,
+        V2025_06_18,
+        V2025_11_25,
+        /// The name that SEP-2663 uses for what was released as 2026-07-28: accepted, never advertised (T-80).
+        V2026_06_30,
+        V2026_07_28,
+    }
 }
 
 /// What one version means.
@@ -113,29 +135,6 @@ impl ProtocolVersion {
     /// The version in which servers without sessions are spoken to, and in which a stateless client is answered whose
     /// own version is not known.
     pub const STATELESS: Self = Self::V2026_07_28;
-
-    /// Every version, oldest first.
-    pub const ALL: [Self; 6] = [
-        Self::V2024_11_05,
-        Self::V2025_03_26,
-        Self::V2025_06_18,
-        Self::V2025_11_25,
-        Self::V2026_06_30,
-        Self::V2026_07_28,
-    ];
-
-    /// What this version means.
-    #[must_use]
-    pub const fn traits(self) -> &'static VersionTraits {
-        match self {
-            Self::V2024_11_05 => &V2024_11_05,
-            Self::V2025_03_26 => &V2025_03_26,
-            Self::V2025_06_18 => &V2025_06_18,
-            Self::V2025_11_25 => &V2025_11_25,
-            Self::V2026_06_30 => &V2026_06_30,
-            Self::V2026_07_28 => &V2026_07_28,
-        }
-    }
 
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {

@@ -1,8 +1,9 @@
 //! Speaks to servers of 2026-07-28: no session, everything with each request.
 //!
 //! Read `stateless_sender` for one request and its answer, `stateless_call` for a call that comes back with questions, and
-//! `task_poller` for one that the upstream made a task of its own. The exchange that owns them is `exchange`. What belongs to
-//! no call is heard by `listen`.
+//! `task_poller` for one that the upstream made a task of its own; the words of both are read by
+//! [`relay_ext_tasks`](crate::dialect::relay_ext_tasks). The exchange that owns them is `exchange`. What belongs to no call is
+//! heard by `listen`.
 
 mod exchange;
 mod input_requests;

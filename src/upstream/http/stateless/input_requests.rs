@@ -1,22 +1,17 @@
-//! Reads what an upstream asks in a result, and writes the answers: `inputRequests` in, `inputResponses` out.
+//! Keeps the questions of one call: what was asked, what is answered, and what the upstream has taken.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use serde_json::json;
-
 use super::stateless_sender::{RequestFailure, malformed};
+use crate::dialect::relay_ext_tasks::{self as peer, ExtensionQuestion};
 use crate::task::Executed;
 use crate::upstream::{Answer, ExchangeEvent};
-use crate::wire::meta::{HOP_BY_HOP, META};
-use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, method};
+use crate::wire::{Object, Payload, RpcError};
 
 /// Questions that one call may have open, and may ask in all (U29).
 const OPEN_MAX: usize = 32;
 const ASKED_MAX: usize = 1_000;
-/// Longest key.
-const KEY_BYTES_MAX: usize = 1024;
 
 /// The questions of one call, by the upstream's keys. Those of a later round are told apart by `round`.
 #[derive(Debug, Default)]
@@ -68,9 +63,8 @@ impl InputRequests {
             if self.entries.contains_key(&*key) {
                 continue;
             }
-            let entry = Object::of(&entry).ok_or(malformed(Executed::Unknown))?;
-            let method = entry.get_string("method").filter(|name| is_question(name) && key.len() <= KEY_BYTES_MAX);
-            let method: Arc<str> = method.ok_or(malformed(Executed::Unknown))?.into();
+            let ExtensionQuestion { method, params } =
+                peer::question(&key, &entry).ok_or(malformed(Executed::Unknown))?;
             let open = self.entries.values().filter(|entry| matches!(entry.state, InputRequestState::Open)).count();
             if open >= OPEN_MAX || self.asked >= ASKED_MAX {
                 return Err(malformed(Executed::Unknown));
@@ -81,7 +75,6 @@ impl InputRequests {
                 self.answer(&self.ask(&key), answer).map_err(RequestFailure::Faulted)?;
                 continue;
             }
-            let params = entry.get_object("params").map(|params| bare(&params));
             events.push(ExchangeEvent::Asked { ask: self.ask(&key), method: Arc::clone(&method), params });
             self.entries.insert(key.into_owned(), InputRequest { method, state: InputRequestState::Open });
         }
@@ -119,14 +112,7 @@ impl InputRequests {
         else {
             return Ok(());
         };
-        entry.state = InputRequestState::Answered(match answer {
-            Answer::Result(result) => result,
-            Answer::Error(error) => match &*entry.method {
-                method::ELICIT => Payload::of(&json!({ "action": "cancel" })),
-                method::ROOTS => Payload::of(&json!({ "roots": [] })),
-                _ => return Err(error),
-            },
-        });
+        entry.state = InputRequestState::Answered(peer::response(&entry.method, answer)?);
         Ok(())
     }
 
@@ -137,13 +123,10 @@ impl InputRequests {
 
     /// The answers that the upstream has not taken yet, under its own keys; `None` if there are none.
     pub(super) fn responses(&self) -> Option<Payload> {
-        let mut answered = self.entries.iter().filter_map(|(key, entry)| match &entry.state {
-            InputRequestState::Answered(answer) => Some((key, answer)),
+        peer::responses(self.entries.iter().filter_map(|(key, entry)| match &entry.state {
+            InputRequestState::Answered(answer) => Some((key.as_str(), answer)),
             InputRequestState::Open | InputRequestState::Closed => None,
-        });
-        let (first_key, first) = answered.next()?;
-        let writer = ObjectWriter::new().member(first_key, first);
-        Some(answered.fold(writer, |writer, (key, answer)| writer.member(key, answer)).finish())
+        }))
     }
 
     /// Says that the upstream has taken all that [`InputRequests::responses`] gave.
@@ -160,26 +143,13 @@ impl InputRequests {
     }
 }
 
-fn is_question(name: &str) -> bool {
-    [method::ELICIT, method::SAMPLE, method::ROOTS].contains(&name)
-}
-
-/// A question's params without what belongs to this hop or to other versions.
-fn bare(params: &Object) -> Payload {
-    let mut edit = params.edit().remove("task").remove("elicitationId");
-    if let Some(meta) = params.get_object(META) {
-        let kept = HOP_BY_HOP.iter().fold(meta.edit(), |kept, key| kept.remove(key)).finish();
-        edit = edit.set(META, kept);
-    }
-    edit.finish().detached()
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use serde_json::json;
 
     use super::*;
-    use crate::wire::ScanLimits;
+    use crate::wire::{ScanLimits, method};
 
     fn requests(keys: &[(&str, &str)]) -> Object {
         let all: serde_json::Map<String, serde_json::Value> =
@@ -257,12 +227,5 @@ mod tests {
         let many: Vec<_> = keys.iter().map(|key| (key.as_str(), method::ROOTS)).collect();
         assert!(InputRequests::default().take(&requests(&many[..32])).is_ok());
         assert!(InputRequests::default().take(&requests(&many)).is_err());
-    }
-
-    #[test]
-    fn questions_lose_what_belongs_to_other_hops() {
-        let text = br#"{"message":"m","task":{},"elicitationId":"e","_meta":{"k":1,"io.modelcontextprotocol/related-task":{}}}"#;
-        let params = Object::of(&Payload::parse(&Bytes::from_static(text), ScanLimits::UPSTREAM).unwrap()).unwrap();
-        assert_eq!(bare(&params).as_str(), r#"{"message":"m","_meta":{"k":1}}"#);
     }
 }

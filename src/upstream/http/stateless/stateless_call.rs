@@ -12,10 +12,11 @@ use tokio::sync::mpsc;
 use super::input_requests::InputRequests;
 use super::stateless_sender::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
 use crate::dialect::faults::reason_key;
+use crate::dialect::relay_ext_tasks::{self as peer, StatelessResult};
 use crate::task::{Executed, Reason};
 use crate::upstream::outgoing::HandedOver;
 use crate::upstream::{Answer, ExchangeEvent};
-use crate::wire::{Object, Payload, method};
+use crate::wire::{Object, Payload};
 
 /// Rounds without a question that are gone through, and the pause before the first of them. Each pause is
 /// twice the one before.
@@ -34,13 +35,6 @@ pub(super) struct StatelessCall {
     pub(super) task: UpstreamTaskCell,
 }
 
-/// What a result is by its `resultType`.
-enum ResultType {
-    Complete,
-    Asks(Object),
-    Task(Object),
-}
-
 impl StatelessCall {
     /// Runs a request to its last event.
     pub(super) async fn run(mut self, said: RepeatableRequest, handed_over: HandedOver) -> ExchangeEvent {
@@ -55,21 +49,25 @@ impl StatelessCall {
         let mut silent = 0;
         loop {
             let result = self.line.call(&said, Some(&self.events), handed_over).await?;
-            let round = match told(&request.method, &result)? {
-                ResultType::Complete => return Ok(result),
+            let round = match peer::answered(&request.method, &result) {
+                StatelessResult::Complete => return Ok(result),
                 // Nobody said that there may be one (UPC-09).
-                ResultType::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
-                ResultType::Task(handle) => return Box::pin(self.follow(&handle)).await,
-                ResultType::Asks(round) => round,
+                StatelessResult::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
+                StatelessResult::Task(handle) => return Box::pin(self.follow(handle)).await,
+                StatelessResult::Round(round) => round,
+                StatelessResult::Misplaced => {
+                    let (method, reason) = (&*request.method, reason_key(Reason::UpstreamMalformed));
+                    tracing::warn!(method, reason, "a result is of a type that it may not have");
+                    return Err(malformed(Executed::Yes).into());
+                }
+                StatelessResult::Malformed => return Err(malformed(Executed::Yes).into()),
             };
-            // Verbatim, escapes and all, and none where none was given (UPC-14).
-            let state = round.get("requestState");
-            let responses = match round.get_object("inputRequests").filter(|asked| asked.keys().next().is_some()) {
+            let responses = match &round.requests {
                 Some(asked) => {
                     silent = 0;
-                    self.put(&asked).await?
+                    self.put(asked).await?
                 }
-                None if state.is_none() || silent == SILENT_ROUNDS_MAX => {
+                None if round.state.is_none() || silent == SILENT_ROUNDS_MAX => {
                     return Err(malformed(Executed::Unknown).into());
                 }
                 None => {
@@ -78,7 +76,7 @@ impl StatelessCall {
                     None
                 }
             };
-            said = request.again(responses, state);
+            said = request.again(responses, round.state);
         }
     }
 
@@ -132,37 +130,8 @@ impl RepeatableRequest {
 
     /// The same request with what its answer asked for.
     fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> DraftRequest {
-        let params = self.params.clone().unwrap_or_else(Payload::empty_object);
-        let params = Object::of(&params).map(|params| {
-            let mut edit = params.edit();
-            if let Some(responses) = responses {
-                edit = edit.set("inputResponses", responses);
-            }
-            if let Some(state) = state {
-                edit = edit.set("requestState", state);
-            }
-            edit.finish()
-        });
+        let params = peer::repeated(self.params.as_ref(), responses, state);
         DraftRequest::new(&self.method, params).with_progress(self.progress)
-    }
-}
-
-/// Tells results apart (UPC-09): a task is an answer to a call alone, questions to those that may ask.
-fn told(name: &str, result: &Payload) -> Result<ResultType, RequestFailure> {
-    let object = Object::of(result).ok_or(malformed(Executed::Yes))?;
-    let kind = match object.get("resultType") {
-        None => return Ok(ResultType::Complete),
-        Some(_) => object.get_string("resultType").unwrap_or_default(),
-    };
-    match kind.as_str() {
-        "complete" => Ok(ResultType::Complete),
-        "input_required" if method::may_ask(name) => Ok(ResultType::Asks(object)),
-        "task" if name == method::TOOLS_CALL => Ok(ResultType::Task(object)),
-        _ => {
-            let reason = reason_key(Reason::UpstreamMalformed);
-            tracing::warn!(method = name, reason, "a result is of a type that it may not have");
-            Err(malformed(Executed::Yes))
-        }
     }
 }
 

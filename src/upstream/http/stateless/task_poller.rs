@@ -4,17 +4,17 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
 use tokio::time::Instant;
 
 use super::stateless_call::StatelessCall;
 use super::stateless_sender::{DraftRequest, RequestFailure, StatelessSender, malformed};
+use crate::dialect::relay_ext_tasks::{self as peer, ExtensionTask, ExtensionTaskHandle, ExtensionTaskState};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::poll_schedule::dice;
 use crate::upstream::{ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError, UpstreamTaskEvent};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
-use crate::wire::{Object, Payload, RpcError, method, rpc_error};
+use crate::wire::{Object, Payload, method};
 
 /// Time between two polls where the upstream names none, and what it may name.
 const POLL_DEFAULT: Duration = Duration::from_secs(1);
@@ -24,8 +24,6 @@ const POLL_MAX: Duration = Duration::from_secs(60);
 const REQUEST_MAX: Duration = Duration::from_secs(30);
 /// How long the wish to cancel may take.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
-/// Longest id.
-const ID_BYTES_MAX: usize = 1024;
 
 /// What another process life needs to watch the task.
 pub(super) fn token(id: &str) -> ResumeToken {
@@ -48,7 +46,7 @@ pub(super) async fn cancel(line: &StatelessSender, id: &str) {
 
 /// The same for whoever wants to know what came of it.
 pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
-    let said = DraftRequest::new(method::TASKS_CANCEL, Some(Payload::of(&json!({ "taskId": id }))));
+    let said = DraftRequest::new(method::TASKS_CANCEL, Some(peer::params_of(id)));
     asked(line, &said).await.map(drop)
 }
 
@@ -75,20 +73,16 @@ struct TaskPoller {
 
 impl StatelessCall {
     /// Watches the task that a call was answered with.
-    pub(super) async fn follow(&mut self, handle: &Object) -> Result<Payload, ExchangeEvent> {
-        let id = handle.get_string("taskId").filter(|id| (1..=ID_BYTES_MAX).contains(&id.len()));
-        let id: Arc<str> = id.ok_or(malformed(Executed::Yes))?.into();
+    pub(super) async fn follow(&mut self, made: ExtensionTaskHandle) -> Result<Payload, ExchangeEvent> {
         // The keys of a task have nothing to do with those of the rounds before it.
         self.questions.of_task();
-        let mut watch = TaskPoller::new(&id);
-        self.task.put(&id);
+        let mut watch = TaskPoller::new(&made.id);
+        self.task.put(&made.id);
         if self.line.is_watched {
-            self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(handle.payload().clone()))).await;
+            self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(made.payload))).await;
         }
-        watch.note(handle, self).await;
-        // A handle says how things stand but holds neither questions nor a result.
-        let at_once = handle.get_string("status").is_some_and(|status| status != "working");
-        self.watch(watch, at_once).await
+        watch.note(&made.task, self).await;
+        self.watch(watch, made.has_news).await
     }
 
     /// Watches a task that an earlier life began.
@@ -104,9 +98,7 @@ impl StatelessCall {
             self.wait(due).await?;
             // Answers go first: what is asked next depends on them.
             if let Some(responses) = self.questions.responses() {
-                let params =
-                    ObjectWriter::new().text("taskId", &watch.id).member("inputResponses", &responses).finish();
-                match watch.ask(self, method::TASKS_UPDATE, params).await {
+                match watch.ask(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
                     // Refused is what is of no use any more, and all of it where the task is gone: the poll tells.
                     Ok(Some(_)) | Err(_) => self.questions.taken(),
                     Ok(None) => {
@@ -115,8 +107,7 @@ impl StatelessCall {
                     }
                 }
             }
-            let params = Payload::of(&json!({ "taskId": &*watch.id }));
-            if let Some(result) = watch.ask(self, method::TASKS_GET, params).await?
+            if let Some(result) = watch.ask(self, method::TASKS_GET, peer::params_of(&watch.id)).await?
                 && let Some(settled) = self.look(&mut watch, &result).await?
             {
                 return Ok(settled);
@@ -143,35 +134,27 @@ impl StatelessCall {
 
     /// Looks at how a task stands; its result if it is settled.
     async fn look(&mut self, watch: &mut TaskPoller, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
-        let Some(task) = Object::of(result) else { return Err(malformed(Executed::Unknown).into()) };
-        let status = task.get_string("status").unwrap_or_default();
+        let (task, state) = peer::polled(result).ok_or(malformed(Executed::Unknown))?;
         watch.note(&task, self).await;
-        match status.as_str() {
-            "completed" => {
-                let result = task.get_object("result").ok_or(malformed(Executed::Yes))?;
-                Ok(Some(result.payload().clone()))
-            }
-            "failed" => {
-                let error = task.get_object("error").as_ref().and_then(RpcError::from_object);
-                Err(error.map_or(malformed(Executed::Yes), RequestFailure::Faulted).into())
-            }
+        match state {
+            ExtensionTaskState::Returned(result) => return Ok(Some(result)),
+            ExtensionTaskState::Faulted(error) => return Err(RequestFailure::Faulted(error).into()),
             // Not by us: nobody would be looking any more.
-            "cancelled" => Err(ExchangeEvent::Cancelled),
-            "input_required" => {
-                let asked = task.get_object("inputRequests").ok_or(malformed(Executed::Unknown))?;
+            ExtensionTaskState::Cancelled => return Err(ExchangeEvent::Cancelled),
+            ExtensionTaskState::Malformed(executed) => return Err(malformed(executed).into()),
+            ExtensionTaskState::Asking(asked) => {
                 self.tell_all(&asked).await?;
-                Ok(None)
+                return Ok(None);
             }
-            other => {
-                if other != "working" {
-                    tracing::warn!(status = other, "an upstream task has a status that nobody knows");
-                }
-                for event in self.questions.withdraw_all_but(None) {
-                    self.tell(event).await;
-                }
-                Ok(None)
+            ExtensionTaskState::Working => (),
+            ExtensionTaskState::Unknown => {
+                tracing::warn!(status = task.word.as_str(), "an upstream task has a status that nobody knows");
             }
         }
+        for event in self.questions.withdraw_all_but(None) {
+            self.tell(event).await;
+        }
+        Ok(None)
     }
 }
 
@@ -181,26 +164,22 @@ impl TaskPoller {
     }
 
     /// Takes note of what a task says of itself besides its status.
-    async fn note(&mut self, task: &Object, course: &StatelessCall) {
-        if let Some(interval) = task.get("pollIntervalMs").and_then(|value| value.as_str().parse::<f64>().ok())
-            && interval > 0.0
-        {
-            let interval = Duration::try_from_secs_f64(interval / 1_000.0).unwrap_or(POLL_MAX);
+    async fn note(&mut self, task: &ExtensionTask, course: &StatelessCall) {
+        if let Some(interval) = task.poll_interval {
             self.interval = interval.clamp(POLL_MIN, POLL_MAX);
         }
-        let message = task.get_lossy("statusMessage").filter(|message| !message.is_empty());
+        let shown_message = || task.message.as_deref().and_then(status_text);
         if course.line.is_watched {
-            let shown = (task.get_string("status").unwrap_or_default(), message.clone());
+            let shown = (task.word.clone(), task.message.clone());
             if self.shown.as_ref() != Some(&shown) {
-                self.shown = Some(shown.clone());
-                let (word, message) = (Cow::Owned(shown.0), shown.1.as_deref().and_then(status_text));
+                let (word, message) = (Cow::Owned(task.word.clone()), shown_message());
+                self.shown = Some(shown);
                 course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
             }
         }
-        if message.is_some() && message != self.message {
-            let words = message.as_deref().and_then(status_text);
-            self.message = message;
-            if let Some(words) = words {
+        if task.message.is_some() && task.message != self.message {
+            self.message.clone_from(&task.message);
+            if let Some(words) = shown_message() {
                 course.tell(ExchangeEvent::Status(words)).await;
             }
         }
@@ -230,7 +209,7 @@ impl TaskPoller {
             }
             Err(why) => why,
         };
-        let is_unknown = matches!(&why, TaskRequestError::Refused(error) if error.code == rpc_error::INVALID_PARAMS);
+        let is_unknown = matches!(&why, TaskRequestError::Refused(error) if peer::is_of_an_unknown_task(error));
         tracing::debug!(%why, method = name, "an upstream task cannot be looked at");
         self.failures += 1;
         if course.line.is_watched {
@@ -244,6 +223,8 @@ impl TaskPoller {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     /// Both halves of an upstream are asked whose a token is.

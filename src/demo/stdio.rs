@@ -1,10 +1,5 @@
 //! Serves the demo over standard input and output: one session, which is the process.
 
-#[cfg(debug_assertions)]
-mod broken;
-#[cfg(debug_assertions)]
-mod stateless;
-
 use std::io;
 use std::sync::Arc;
 
@@ -37,22 +32,14 @@ pub async fn serve(
 ) -> io::Result<()> {
     let (tracker, cancel) = (TaskTracker::new(), CancellationToken::new());
     let _ends_all = cancel.clone().drop_guard();
-    #[cfg(debug_assertions)]
-    broken::at_start();
     let (events, lines) = mpsc::channel(EVENTS_MAX);
     tracker.spawn(write(lines, output));
-    #[cfg(debug_assertions)]
-    if broken::is_stateless() {
-        return stateless::serve(input, events).await;
-    }
     let mut client = DemoClient { sessions: DemoSessions::new(cancel), session: None, tracker, events };
     let mut decoder = LineDecoder::new(LINE_BYTES_MAX);
     let mut buffer = vec![0; READ_BYTES];
     loop {
         let read = input.read(&mut buffer).await?;
         if read == 0 {
-            #[cfg(debug_assertions)]
-            broken::at_the_end().await;
             return Ok(());
         }
         for line in decoder.feed(&buffer[..read]).map_err(io::Error::other)? {
@@ -102,8 +89,6 @@ impl DemoClient {
                 self.session = Some(session);
                 self.say(rpc::answer(&request.id, Ok(result))).await;
             }
-            #[cfg(debug_assertions)]
-            (Incoming::Request(request), None) if broken::is_silent_at(&request) => (),
             (Incoming::Request(request), _) if !http::is_known(&request.method) => {
                 self.say(rpc::answer(&request.id, Err(http::unknown(&request.method)))).await;
             }
@@ -112,13 +97,9 @@ impl DemoClient {
                 self.say(rpc::answer(&request.id, Err(error))).await;
             }
             (Incoming::Request(request), Some(session)) => {
-                #[cfg(debug_assertions)]
-                broken::in_a_call(&request);
                 http::start(&self.tracker, session, request, self.events.clone());
             }
             (other @ (Incoming::Notification { .. } | Incoming::Answer { .. }), Some(session)) => {
-                #[cfg(debug_assertions)]
-                broken::at(&other);
                 http::take(session, other);
             }
             (Incoming::Notification { .. } | Incoming::Answer { .. }, None) => (),

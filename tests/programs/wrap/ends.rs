@@ -7,13 +7,13 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
-use super::host::{Host, alone, demo, greet, in_time, slow, text};
+use super::host::{Host, alone, faulty_demo, greet, in_time, slow, text};
 
 const GRACE: &[&str] = &["--grace", "200ms"];
 
 /// A host in the midst of three calls, one of which became a task.
 async fn busy(options: &[&str], faults: &str) -> Host {
-    let mut host = Host::with(options, &demo(), &[("TASKGATE_DEMO_FAULT", faults)]);
+    let mut host = Host::with(options, &faulty_demo(faults), &[]);
     host.initialize().await;
     host.result(1, "tools/call", alone(slow(60.0), true)).await;
     host.ask(2, "tools/call", slow(60.0)).await;
@@ -138,7 +138,7 @@ async fn a_program_that_cannot_be_started_is_named_and_its_exit_status_told() {
     host.leave();
     assert!(host.ended().await.0.success(), "the host hears of it from its calls");
     // One that ends by itself before it has said anything.
-    let mut host = Host::with(GRACE, &demo(), &[("TASKGATE_DEMO_FAULT", "start")]);
+    let mut host = Host::with(GRACE, &faulty_demo("start"), &[]);
     let params =
         json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "h", "version": "1" } });
     host.ask(1, "initialize", params).await;

@@ -20,8 +20,13 @@ pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// What is wrapped, in words of a command line.
-pub(crate) fn demo() -> Vec<String> {
+fn demo() -> Vec<String> {
     ["--", env!("CARGO_BIN_EXE_taskgate"), "demo-server"].map(str::to_owned).to_vec()
+}
+
+/// The same as a bad server, with the faults named.
+pub(crate) fn faulty_demo(faults: &str) -> Vec<String> {
+    ["--", env!("CARGO_BIN_EXE_taskgate-faulty-demo"), &format!("--faults={faults}")].map(str::to_owned).to_vec()
 }
 
 /// Killed when dropped.

@@ -7,7 +7,7 @@ use taskgate::demo::DemoServer;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::host::{Host, alone, demo, greet, slow, text};
+use super::host::{Host, alone, faulty_demo, greet, slow, text};
 use super::served::Served;
 
 const GRACE: &[&str] = &["--grace", "200ms"];
@@ -98,7 +98,7 @@ async fn questions_reach_the_host_and_its_answers_the_server() {
 async fn a_cancelled_call_is_cancelled_at_the_server_and_not_answered() {
     // The server ends when it hears of a cancellation, which shows that it does.
     for is_alone in [false, true] {
-        let mut host = Host::with(GRACE, &demo(), &[("TASKGATE_DEMO_FAULT", "cancel")]);
+        let mut host = Host::with(GRACE, &faulty_demo("cancel"), &[]);
         if !is_alone {
             host.initialize().await;
         }
@@ -178,8 +178,8 @@ async fn fifty_calls_at_once_are_answered_each_on_a_line_of_its_own() {
 
 #[tokio::test]
 async fn only_messages_are_written_to_standard_output() {
-    let loud = [("TASKGATE_LOG", "trace"), ("RUST_LOG", "trace"), ("TASKGATE_DEMO_FAULT", "noise")];
-    let mut host = Host::with(GRACE, &demo(), &loud);
+    let loud = [("TASKGATE_LOG", "trace"), ("RUST_LOG", "trace")];
+    let mut host = Host::with(GRACE, &faulty_demo("noise"), &loud);
     host.initialize().await;
     assert_eq!(text(&host.result(1, "tools/call", greet()).await), "Hello, Ada!");
     host.result(2, "tools/call", alone(slow(0.5), true)).await;

@@ -39,15 +39,24 @@ pub fn target_dir() -> PathBuf {
     deps.ancestors().nth(2).expect("cargo puts test binaries two folders below the target folder").to_owned()
 }
 
-/// The path of the program, built for this run. Cargo names it; for a test binary that is run by hand it lies beside the
-/// folder of the binary.
+/// The path of the program, built for this run.
 pub fn taskgate() -> &'static str {
-    static PATH: LazyLock<String> = LazyLock::new(|| {
-        env::var("CARGO_BIN_EXE_taskgate").unwrap_or_else(|_| {
-            let itself = env::current_exe().expect("the path of a test binary");
-            let profile = itself.ancestors().nth(2).expect("cargo puts test binaries below the folder of the profile");
-            profile.join("taskgate").display().to_string()
-        })
-    });
+    static PATH: LazyLock<String> = LazyLock::new(|| built("taskgate"));
     &PATH
+}
+
+/// The path of the demo as a bad server: see `tests/support/faulty_demo/server.rs`.
+pub fn faulty_demo() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(|| built("taskgate-faulty-demo"));
+    &PATH
+}
+
+/// The path of a program of this build. Cargo names it; for a test binary that is run by hand it lies beside the folder of the
+/// binary.
+fn built(program: &str) -> String {
+    env::var(format!("CARGO_BIN_EXE_{program}")).unwrap_or_else(|_| {
+        let itself = env::current_exe().expect("the path of a test binary");
+        let profile = itself.ancestors().nth(2).expect("cargo puts test binaries below the folder of the profile");
+        profile.join(program).display().to_string()
+    })
 }

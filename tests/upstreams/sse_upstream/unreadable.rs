@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::client::{StandaloneClient, fault, text};
-use super::gate::{GatewayProcess, demo};
+use super::gate::{GatewayProcess, faulty_demo};
 use super::server::{Sse, both};
 
 /// What is said in place of an answer, a byte for each character.
@@ -52,7 +52,7 @@ async fn check(transport: &str, client: &StandaloneClient, extra: Value, next: (
 
 fn stdio() -> (TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
-    let upstream = demo("", dir.path().to_str().unwrap());
+    let upstream = faulty_demo("", dir.path().to_str().unwrap());
     (dir, upstream)
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::client::{StandaloneClient, fault, text};
-use super::gate::{GatewayProcess, command_line, demo};
+use super::gate::{GatewayProcess, command_line, faulty_demo};
 
 const ALWAYS_TASKS: &str = "[upstreams.up.tasks]\nmode = \"always\"\n";
 
@@ -119,7 +119,7 @@ async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
 #[tokio::test]
 async fn what_a_program_writes_to_its_standard_error_is_logged_for_those_alone_who_look_for_it() {
     let dir = tempfile::tempdir().unwrap();
-    let upstream = demo("", dir.path().to_str().unwrap());
+    let upstream = faulty_demo("", dir.path().to_str().unwrap());
     let gate = GatewayProcess::logging(dir, &upstream, "info").await;
     let client = StandaloneClient::session(&gate).await;
     client.call(1, "broken", json!({ "how": "stderr" })).await;
@@ -224,9 +224,9 @@ async fn f45_a_line_that_is_too_large_ends_its_process_and_the_next_call_has_ano
 #[tokio::test]
 async fn f45_what_a_program_left_behind_does_not_hide_its_end_and_ends_with_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (program, mark) = (env!("CARGO_BIN_EXE_taskgate"), dir.path().display().to_string());
+    let (program, mark) = (env!("CARGO_BIN_EXE_taskgate-faulty-demo"), dir.path().display().to_string());
     // In a group of its own, and with the program's output.
-    let script = format!("setsid sleep 100 & exec {program} demo-server");
+    let script = format!("setsid sleep 100 & exec {program} --faults=");
     let upstream = format!("command = \"sh\"\nargs = [\"-c\", {script:?}]\nenv = {{ MARK = {mark:?} }}\n");
     let gate = GatewayProcess::start(dir, &upstream).await;
     let client = StandaloneClient::session(&gate).await;

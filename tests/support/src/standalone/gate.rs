@@ -28,19 +28,25 @@ pub struct GatewayProcess {
     dir: TempDir,
 }
 
-/// The upstream's section, less its header: the demo server with the faults named.
-pub fn demo(faults: &str, mark: &str) -> String {
-    format!(
-        "command = {:?}\nargs = [\"demo-server\"]\nenv = {{ TASKGATE_DEMO_FAULT = {faults:?}, MARK = {mark:?} }}\n",
-        crate::taskgate(),
-    )
+/// The upstream's section, less its header: the demo server.
+pub fn demo(mark: &str) -> String {
+    section(crate::taskgate(), "demo-server", mark)
+}
+
+/// The same as a bad server, with the faults named.
+pub fn faulty_demo(faults: &str, mark: &str) -> String {
+    section(crate::faulty_demo(), &format!("--faults={faults}"), mark)
+}
+
+fn section(program: &str, word: &str, mark: &str) -> String {
+    format!("command = {program:?}\nargs = [{word:?}]\nenv = {{ MARK = {mark:?} }}\n")
 }
 
 impl GatewayProcess {
     /// In front of a demo server with these faults; `keys` stand in the upstream's section.
     pub async fn with(faults: &str, keys: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let upstream = demo(faults, dir.path().to_str().unwrap());
+        let upstream = faulty_demo(faults, dir.path().to_str().unwrap());
         Self::start(dir, &format!("{upstream}{keys}")).await
     }
 

@@ -1,5 +1,4 @@
-//! A server of 2026-07-28 over standard input and output, for the tests of what stands in front of one. In debug builds
-//! only, where `TASKGATE_DEMO_FAULT` names `stateless`.
+//! Serves 2026-07-28 over standard input and output.
 //!
 //! It knows no `initialize`, asks nothing, and tells what it heard: its tool `heard` lists the methods, with the requests
 //! that notifications take back.
@@ -10,49 +9,68 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use taskgate::wire::meta::{LOG_LEVEL, META, PROGRESS_TOKEN, SUBSCRIPTION_ID};
+use taskgate::wire::{RpcError, method, rpc_error};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Stdin};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use crate::demo::rpc::{self, DemoRequest, Incoming};
-use crate::wire::meta::{LOG_LEVEL, META, PROGRESS_TOKEN, SUBSCRIPTION_ID};
-use crate::wire::{RpcError, method, rpc_error};
+use super::faults;
 
 const VERSION: &str = "2026-07-28";
 /// Notes of what was heard.
 const HEARD_MAX: usize = 10_000;
+/// Messages that wait for a client to read them.
+const EVENTS_MAX: usize = 64;
 
-struct StatelessDemo {
+struct StatelessServer {
     events: mpsc::Sender<Value>,
     heard: Mutex<Vec<String>>,
     /// Requests that listen.
     listeners: Mutex<Vec<Value>>,
 }
 
-pub(super) async fn serve(input: impl AsyncRead + Unpin + Send, events: mpsc::Sender<Value>) -> io::Result<()> {
-    let server = Arc::new(StatelessDemo { events, heard: Mutex::default(), listeners: Mutex::default() });
+pub(crate) async fn serve(input: BufReader<Stdin>) -> io::Result<()> {
+    let (events, written) = mpsc::channel(EVENTS_MAX);
     let tracker = TaskTracker::new();
-    let mut lines = BufReader::new(input).lines();
+    tracker.spawn(write(written));
+    let server = Arc::new(StatelessServer { events, heard: Mutex::default(), listeners: Mutex::default() });
+    let mut lines = input.lines();
     while let Some(line) = lines.next_line().await? {
-        let Some(message) = serde_json::from_str(&line).ok().and_then(rpc::read) else { continue };
-        match message {
-            Incoming::Request(request) => {
-                server.note(request.method.clone());
-                super::broken::in_a_call(&request);
+        let Ok(message) = serde_json::from_str::<Value>(&line) else { continue };
+        match (message["method"].as_str(), &message["id"]) {
+            (Some(method), Value::Null) => {
+                let taken_back = &message["params"]["requestId"];
+                server.listeners.lock().retain(|id| id != taken_back);
+                server.note(format!("{method} {taken_back}"));
+            }
+            (Some(method), _) => {
+                server.note(method.to_owned());
+                faults::in_a_call(&message);
                 let server = Arc::clone(&server);
-                tracker.spawn(async move { server.answer(request).await });
+                tracker.spawn(async move { server.answer(message).await });
             }
-            Incoming::Notification { method, params } => {
-                server.listeners.lock().retain(|id| *id != params["requestId"]);
-                server.note(format!("{method} {}", params["requestId"]));
-            }
-            Incoming::Answer { id, .. } => server.note(format!("answer {id}")),
+            (None, id) => server.note(format!("answer {id}")),
         }
     }
     Ok(())
 }
 
-impl StatelessDemo {
+async fn write(mut messages: mpsc::Receiver<Value>) {
+    let mut output = tokio::io::stdout();
+    while let Some(message) = messages.recv().await {
+        let line = format!("{message}\n");
+        if output.write_all(line.as_bytes()).await.is_err() || output.flush().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn notification(method: &str, params: &Value) -> Value {
+    json!({ "jsonrpc": "2.0", "method": method, "params": params })
+}
+
+impl StatelessServer {
     fn note(&self, what: String) {
         let mut heard = self.heard.lock();
         if heard.len() < HEARD_MAX {
@@ -65,12 +83,12 @@ impl StatelessDemo {
         let _ = self.events.send(message).await;
     }
 
-    async fn answer(&self, request: DemoRequest) {
+    async fn answer(&self, request: Value) {
         let complete = |mut result: Value| {
             result["resultType"] = json!("complete");
             Ok(result)
         };
-        let outcome = match request.method.as_str() {
+        let outcome = match request["method"].as_str().unwrap_or_default() {
             method::DISCOVER => complete(json!({
                 "supportedVersions": [VERSION], "ttlMs": 0, "cacheScope": "private",
                 "capabilities": { "tools": { "listChanged": true }, "logging": {} },
@@ -82,19 +100,24 @@ impl StatelessDemo {
                     ["greet", "who", "heard", "slow", "confirm", "log", "change", "broken"].iter().map(tool).collect();
                 complete(json!({ "tools": tools, "ttlMs": 0, "cacheScope": "private" }))
             }
-            method::TOOLS_CALL => self.call(&request).await,
-            method::LISTEN => return self.listen(request).await,
+            method::TOOLS_CALL => self.call(&request["params"]).await,
+            method::LISTEN => return self.listen(&request).await,
             method::INITIALIZE => {
-                let error = RpcError::new(rpc_error::UNSUPPORTED_VERSION, "there are no sessions here");
-                Err(error.with_data(&json!({ "supported": [VERSION], "requested": request.params["protocolVersion"] })))
+                let (error, requested) = ("there are no sessions here", &request["params"]["protocolVersion"]);
+                let error = RpcError::new(rpc_error::UNSUPPORTED_VERSION, error);
+                Err(error.with_data(&json!({ "supported": [VERSION], "requested": requested })))
             }
             _ => Err(RpcError::new(rpc_error::METHOD_NOT_FOUND, "no such method")),
         };
-        self.say(rpc::answer(&request.id, outcome)).await;
+        let (key, value) = match outcome {
+            Ok(result) => ("result", result),
+            Err(error) => ("error", json!(error)),
+        };
+        self.say(json!({ "jsonrpc": "2.0", "id": request["id"], key: value })).await;
     }
 
-    async fn call(&self, request: &DemoRequest) -> Result<Value, RpcError> {
-        let (params, arguments) = (&request.params, &request.params["arguments"]);
+    async fn call(&self, params: &Value) -> Result<Value, RpcError> {
+        let arguments = &params["arguments"];
         let text = match params["name"].as_str().unwrap_or_default() {
             "greet" => format!("Hello, {}!", arguments["name"].as_str().unwrap_or_default()),
             "who" => std::process::id().to_string(),
@@ -103,7 +126,7 @@ impl StatelessDemo {
                 let token = &params[META][PROGRESS_TOKEN];
                 if !token.is_null() {
                     let progress = json!({ "progressToken": token, "progress": 1, "total": 2 });
-                    self.say(rpc::notification(method::PROGRESS, &progress)).await;
+                    self.say(notification(method::PROGRESS, &progress)).await;
                 }
                 tokio::time::sleep(Duration::from_millis(arguments["millis"].as_u64().unwrap_or(100))).await;
                 format!("waited for {}", arguments["name"].as_str().unwrap_or_default())
@@ -120,15 +143,15 @@ impl StatelessDemo {
                 }));
             }
             "log" => {
-                let said = json!({ "level": "info", "data": params[META][LOG_LEVEL] });
-                self.say(rpc::notification(method::LOG_MESSAGE, &said)).await;
+                let entry = json!({ "level": "info", "data": params[META][LOG_LEVEL] });
+                self.say(notification(method::LOG_MESSAGE, &entry)).await;
                 "logged".to_owned()
             }
             "change" => {
                 let listeners = self.listeners.lock().clone();
                 for id in &listeners {
                     let tagged = json!({ META: { SUBSCRIPTION_ID: id } });
-                    self.say(rpc::notification(method::TOOLS_CHANGED, &tagged)).await;
+                    self.say(notification(method::TOOLS_CHANGED, &tagged)).await;
                 }
                 format!("told {}", listeners.len())
             }
@@ -137,10 +160,10 @@ impl StatelessDemo {
         Ok(json!({ "resultType": "complete", "content": [{ "type": "text", "text": text }] }))
     }
 
-    async fn listen(&self, request: DemoRequest) {
-        self.listeners.lock().push(request.id.clone());
+    async fn listen(&self, request: &Value) {
+        self.listeners.lock().push(request["id"].clone());
         let granted =
-            json!({ "notifications": request.params["notifications"], META: { SUBSCRIPTION_ID: request.id } });
-        self.say(rpc::notification(method::LISTEN_ACKNOWLEDGED, &granted)).await;
+            json!({ "notifications": request["params"]["notifications"], META: { SUBSCRIPTION_ID: request["id"] } });
+        self.say(notification(method::LISTEN_ACKNOWLEDGED, &granted)).await;
     }
 }

@@ -6,6 +6,7 @@
 
 mod client_session;
 mod drive;
+mod driven_call;
 pub(crate) mod exchange;
 mod passthrough;
 mod poll_schedule;

@@ -162,6 +162,7 @@ impl HttpCall {
             CallStart::Resume => self.resume().await.map(last),
             CallStart::Task => Box::pin(self.relay(None)).await,
         };
+        self.leave();
         outcome.unwrap_or_else(|fault| ExchangeEvent::Lost(ExchangeError(fault)))
     }
 

@@ -1,15 +1,14 @@
 //! Shows one call over HTTP to its owner: events in order, answers to questions, cancel.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::json;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::drive::{CallStart, HttpCall, SessionSource};
+use super::driven_call::DrivenCall;
 use super::resume_token::{self, CallPosition};
 use super::side_request::AnswerWait;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
@@ -19,7 +18,6 @@ use crate::upstream::outgoing::HandedOver;
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
-use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
     UpstreamRequest,
@@ -38,25 +36,15 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// One call over HTTP.
 pub(super) struct HttpExchange {
     link: Arc<HttpCall>,
-    queue: mpsc::Receiver<Box<ExchangeEvent>>,
-    state: HttpExchangeState,
-    began: Instant,
+    driven: DrivenCall,
     /// When a connection took the call.
     sent: Instant,
-    class: ExchangeClass,
-    mark: HealthMark,
-}
-
-enum HttpExchangeState {
-    Running(Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>),
-    /// The last event is there; it comes after those in the queue.
-    Ended(ExchangeEvent),
 }
 
 impl Drop for HttpExchange {
     fn drop(&mut self) {
         let can_go_on = self.link.call.task.initialized() || self.link.point.lock().last_event.is_some();
-        if matches!(self.state, HttpExchangeState::Running(_)) && can_go_on {
+        if self.driven.is_running() && can_go_on {
             self.link.session().keep_for_later();
         }
     }
@@ -91,16 +79,10 @@ impl HttpExchange {
         let link = HttpCall::new(call, session, home, context);
         let handed_over = HandedOver::default();
         let start = CallStart::Post { message, handed_over: Arc::clone(&handed_over) };
-        let mut exchange = Self {
-            state: HttpExchangeState::Running(Box::pin(Arc::clone(&link).run(start))),
-            link,
-            queue,
-            began,
-            sent: began,
-            class: if is_call { ExchangeClass::Call } else { ExchangeClass::Other },
-            mark: hop.standing.mark(),
-        };
-        exchange.hand_over(&handed_over).await?;
+        let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
+        let driven = DrivenCall::new(hop, class, began, queue, Box::pin(Arc::clone(&link).run(start)));
+        let mut exchange = Self { link, driven, sent: began };
+        exchange.driven.hand_over(&handed_over).await?;
         exchange.sent = Instant::now();
         Ok(exchange)
     }
@@ -136,44 +118,13 @@ impl HttpExchange {
         if let CallPosition::Stream(point) = resumed.at {
             *link.point.lock() = point;
         }
-        let state = HttpExchangeState::Running(Box::pin(Arc::clone(&link).run(start)));
-        let now = Instant::now();
-        Ok(Self { state, link, queue, began: now, sent: now, class: ExchangeClass::Resumed, mark: hop.standing.mark() })
-    }
-
-    /// Runs the call until a connection has taken it. An end before that is a beginning that failed.
-    async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
-        let HttpExchangeState::Running(drive) = &mut self.state else { return Ok(()) };
-        let last = tokio::select! {
-            biased;
-            _ = handed_over.wait() => return Ok(()),
-            last = drive => last,
-        };
-        self.note(&last);
-        if let ExchangeEvent::Lost(ExchangeError(fault)) = last
-            && !handed_over.initialized()
-        {
-            return Err(BeginError::Gateway(fault));
-        }
-        self.end(last);
-        Ok(())
-    }
-
-    /// Notes an end that was not asked for here.
-    fn note(&self, last: &ExchangeEvent) {
-        self.link.session().hop.ended(self.class, self.mark, last);
-    }
-
-    fn end(&mut self, last: ExchangeEvent) {
-        self.link.leave();
-        self.link.session().hop.latencies.record(self.class, self.began.elapsed());
-        self.state = HttpExchangeState::Ended(last);
+        let (now, run) = (Instant::now(), Box::pin(Arc::clone(&link).run(start)));
+        Ok(Self { driven: DrivenCall::new(hop, ExchangeClass::Resumed, now, queue, run), link, sent: now })
     }
 
     /// Runs the call on until the upstream knows of it or is taken to, and until its task is known if it asked
     /// for one. Events stay in the queue.
     async fn known_upstream(&mut self) {
-        let HttpExchangeState::Running(drive) = &mut self.state else { return };
         let call = &self.link.call;
         let known = async {
             if call.may_be_task {
@@ -183,18 +134,12 @@ impl HttpExchange {
             }
         };
         let patience = if call.may_be_task { CANCEL_TASK_AFTER } else { CANCEL_AFTER };
-        let last = tokio::select! {
-            biased;
-            last = drive => last,
-            () = known => return,
-            () = tokio::time::sleep_until(self.sent + patience) => return,
-        };
-        self.end(last);
+        self.driven.run_until(tokio::time::timeout_at(self.sent + patience, known)).await;
     }
 
     async fn tell_cancelled(&mut self, reason: &str) {
         self.known_upstream().await;
-        if !matches!(self.state, HttpExchangeState::Running(_)) {
+        if !self.driven.is_running() {
             return;
         }
         if let Some(task) = self.link.call.task.get() {
@@ -245,21 +190,7 @@ fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
 #[async_trait]
 impl Exchange for HttpExchange {
     async fn next(&mut self) -> ExchangeEvent {
-        loop {
-            if let Ok(event) = self.queue.try_recv() {
-                return *event;
-            }
-            let last = match &mut self.state {
-                HttpExchangeState::Ended(last) => return last.clone(),
-                HttpExchangeState::Running(drive) => tokio::select! {
-                    biased;
-                    Some(event) = self.queue.recv() => return *event,
-                    last = drive => last,
-                },
-            };
-            self.note(&last);
-            self.end(last);
-        }
+        self.driven.next().await
     }
 
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
@@ -284,16 +215,14 @@ impl Exchange for HttpExchange {
         if told.is_err() {
             self.link.session().hop.dropped("cancel_failed");
         }
-        if matches!(self.state, HttpExchangeState::Running(_)) {
-            self.end(ExchangeEvent::Lost(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
+        if self.driven.is_running() {
+            self.link.leave();
+            self.driven.abandon();
         }
     }
 
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
-        let Some(task) = self.link.call.task.get().filter(|_| matches!(self.state, HttpExchangeState::Running(_)))
-        else {
-            return Ok(());
-        };
+        let Some(task) = self.link.call.task.get().filter(|_| self.driven.is_running()) else { return Ok(()) };
         let said = self
             .link
             .aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short)
@@ -303,22 +232,21 @@ impl Exchange for HttpExchange {
         self.link.call.hint.notify_one();
         let stands = peer::polled(&said.map_err(TaskRequestError::Refused)?);
         if stands.is_some_and(|task| task.standing == UpstreamTaskStatus::Cancelled) {
-            self.end(ExchangeEvent::Cancelled);
+            self.link.leave();
+            self.driven.end(ExchangeEvent::Cancelled);
         }
         Ok(())
     }
 
     fn resume_token(&self) -> Option<ResumeToken> {
-        match self.state {
-            HttpExchangeState::Running(_) => {
-                let session = self.link.session();
-                let at = match self.link.call.task.get() {
-                    Some(id) => CallPosition::Task { id: Arc::clone(id), tasks: session.tasks },
-                    None => CallPosition::Stream(self.link.point.lock().clone()),
-                };
-                resume_token::token(&self.link.call.id, &session.credentials, &at, &self.link.call.open())
-            }
-            HttpExchangeState::Ended(_) => None,
+        if !self.driven.is_running() {
+            return None;
         }
+        let session = self.link.session();
+        let at = match self.link.call.task.get() {
+            Some(id) => CallPosition::Task { id: Arc::clone(id), tasks: session.tasks },
+            None => CallPosition::Stream(self.link.point.lock().clone()),
+        };
+        resume_token::token(&self.link.call.id, &session.credentials, &at, &self.link.call.open())
     }
 }

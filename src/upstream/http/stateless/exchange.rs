@@ -1,6 +1,5 @@
 //! Shows one request to its owner: events in order, answers to questions, cancel.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -12,9 +11,9 @@ use super::stateless_call::{RepeatableRequest, StatelessCall, UpstreamTaskCell};
 use super::stateless_sender::StatelessSender;
 use super::task_poller;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::http::driven_call::{CallFuture, DrivenCall};
 use crate::upstream::latencies::ExchangeClass;
 use crate::upstream::outgoing::HandedOver;
-use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
     UpstreamRequest,
@@ -28,19 +27,9 @@ const ANSWERS_MAX: usize = 64;
 
 pub(super) struct StatelessExchange {
     line: StatelessSender,
-    queue: mpsc::Receiver<Box<ExchangeEvent>>,
+    driven: DrivenCall,
     answers: mpsc::Sender<Box<(Payload, Answer)>>,
     task: UpstreamTaskCell,
-    state: StatelessExchangeState,
-    began: Instant,
-    class: ExchangeClass,
-    mark: HealthMark,
-}
-
-enum StatelessExchangeState {
-    Running(Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>),
-    /// The last event is there; it comes after those in the queue.
-    Ended(ExchangeEvent),
 }
 
 impl StatelessExchange {
@@ -58,7 +47,7 @@ impl StatelessExchange {
         let handed_over = HandedOver::default();
         let taken = Arc::clone(&handed_over);
         let mut exchange = Self::start(line, class, |course| Box::pin(course.run(request, taken)));
-        exchange.hand_over(&handed_over).await?;
+        exchange.driven.hand_over(&handed_over).await?;
         Ok(exchange)
     }
 
@@ -74,67 +63,26 @@ impl StatelessExchange {
         })
     }
 
-    fn start(
-        line: StatelessSender,
-        class: ExchangeClass,
-        run: impl FnOnce(StatelessCall) -> Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>,
-    ) -> Self {
+    fn start(line: StatelessSender, class: ExchangeClass, run: impl FnOnce(StatelessCall) -> CallFuture) -> Self {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
         let (answers, answered) = mpsc::channel(ANSWERS_MAX);
         let task = UpstreamTaskCell::default();
         let questions = InputRequests::default();
         let course = StatelessCall { line: line.clone(), events, answers: answered, questions, task: task.clone() };
-        let (mark, began) = (line.hop.standing.mark(), Instant::now());
-        Self { line, queue, answers, task, state: StatelessExchangeState::Running(run(course)), began, class, mark }
-    }
-
-    /// Runs the request until a connection has taken it. An end before that is a beginning that failed.
-    async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
-        let StatelessExchangeState::Running(course) = &mut self.state else { return Ok(()) };
-        let last = tokio::select! {
-            biased;
-            _ = handed_over.wait() => return Ok(()),
-            last = course => last,
-        };
-        self.line.hop.ended(self.class, self.mark, &last);
-        if let ExchangeEvent::Lost(ExchangeError(fault)) = last
-            && !handed_over.initialized()
-        {
-            return Err(BeginError::Gateway(fault));
-        }
-        self.end(last);
-        Ok(())
-    }
-
-    fn end(&mut self, last: ExchangeEvent) {
-        self.line.hop.latencies.record(self.class, self.began.elapsed());
-        self.state = StatelessExchangeState::Ended(last);
+        let driven = DrivenCall::new(&line.hop, class, Instant::now(), queue, run(course));
+        Self { line, driven, answers, task }
     }
 }
 
 #[async_trait]
 impl Exchange for StatelessExchange {
     async fn next(&mut self) -> ExchangeEvent {
-        loop {
-            if let Ok(event) = self.queue.try_recv() {
-                return *event;
-            }
-            let last = match &mut self.state {
-                StatelessExchangeState::Ended(last) => return last.clone(),
-                StatelessExchangeState::Running(course) => tokio::select! {
-                    biased;
-                    Some(event) = self.queue.recv() => return *event,
-                    last = course => last,
-                },
-            };
-            self.line.hop.ended(self.class, self.mark, &last);
-            self.end(last);
-        }
+        self.driven.next().await
     }
 
     /// Hands the answer to the course, which sends it on when its time has come.
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
-        if matches!(self.state, StatelessExchangeState::Ended(_)) {
+        if !self.driven.is_running() {
             return Ok(());
         }
         let full = |_| ExchangeError(GatewayFault::new(Reason::Internal, Executed::Unknown));
@@ -143,8 +91,8 @@ impl Exchange for StatelessExchange {
 
     /// Drops the request, which is how a server without sessions is told; a task is cancelled by its name.
     async fn cancel(&mut self, _: &str) {
-        if matches!(self.state, StatelessExchangeState::Running(_)) {
-            self.end(ExchangeEvent::Lost(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
+        if self.driven.is_running() {
+            self.driven.abandon();
             if let Some(id) = self.task.get() {
                 task_poller::cancel(&self.line, &id).await;
             }
@@ -152,16 +100,13 @@ impl Exchange for StatelessExchange {
     }
 
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
-        match self.task.get().filter(|_| matches!(self.state, StatelessExchangeState::Running(_))) {
+        match self.task.get().filter(|_| self.driven.is_running()) {
             Some(id) => task_poller::ask_to_cancel(&self.line, &id).await,
             None => Ok(()),
         }
     }
 
     fn resume_token(&self) -> Option<ResumeToken> {
-        match self.state {
-            StatelessExchangeState::Running(_) => self.task.get().map(|id| task_poller::token(&id)),
-            StatelessExchangeState::Ended(_) => None,
-        }
+        self.task.get().filter(|_| self.driven.is_running()).map(|id| task_poller::token(&id))
     }
 }

@@ -28,12 +28,10 @@ use crate::upstream::session::own::SessionLease;
 use crate::upstream::session::pool::SessionPool;
 use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
 use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, Timeouts};
-use response_reader::{AwaitedRequest, RpcResult, StreamEnd};
+use response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain};
 
 /// How long a call goes without a stream before it is given up (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);
-/// How long a stream is read on after the answer, so that its connection can be used again.
-const DRAIN_MAX: Duration = Duration::from_secs(1);
 
 /// How a call comes into this process.
 pub(super) enum CallStart {
@@ -235,7 +233,7 @@ impl HttpCall {
         loop {
             match self.hear(&mut events, &awaited, &mut malformed).await? {
                 StreamEnd::Said(said) => {
-                    self.drain(events);
+                    drain(&self.session().hop, events);
                     return Ok(said);
                 }
                 // Either a server that ends streams on purpose (SEP-1699) or a broken connection: the same.
@@ -298,22 +296,6 @@ impl HttpCall {
                 return Ok(events);
             }
         }
-    }
-
-    /// Reads a stream to its end in the background, for a second at most: a connection that is dropped in
-    /// the middle of a stream could not be used again.
-    pub(super) fn drain(&self, mut events: EventStream) {
-        let hop = Arc::clone(&self.session().hop);
-        hop.tracker.clone().spawn(async move {
-            let rest = async {
-                while let Ok(Some(event)) = events.next().await {
-                    if reply::message_in(&event).is_some() {
-                        hop.dropped("after_response");
-                    }
-                }
-            };
-            let _ = tokio::time::timeout(DRAIN_MAX, rest).await;
-        });
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::drive::HttpCall;
-use super::drive::response_reader::{AwaitedRequest, RpcResult, StreamEnd};
+use super::drive::response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::outgoing::HandedOver;
 use crate::upstream::own_ids;
@@ -96,7 +96,7 @@ impl HttpCall {
             Ok(AcceptedResponse::Events(mut events)) => loop {
                 match self.hear(&mut events, &awaited, &mut 0).await? {
                     StreamEnd::Said(said) => {
-                        self.drain(events);
+                        drain(&session.hop, events);
                         return Ok(said);
                     }
                     StreamEnd::Broke { .. } => {

@@ -1,5 +1,8 @@
 //! Reads what answers one request: its answer, and other messages of the call on the same stream.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use parking_lot::Mutex;
 
@@ -7,11 +10,14 @@ use super::HttpCall;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits, SseResumePoint};
+use crate::upstream::session::UpstreamLink;
 use crate::wire::envelope::{EnvelopeError, MalformedMessage};
 use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
 
-/// Malformed events that one call survives (U19).
-const MALFORMED_MAX: u32 = 10;
+/// Malformed events that one request survives (U19).
+pub(in crate::upstream::http) const MALFORMED_MAX: u32 = 10;
+/// How long a stream is read on after the answer.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
 
 /// The answer to a request.
 pub(in crate::upstream::http) type RpcResult = Result<Payload, RpcError>;
@@ -136,6 +142,22 @@ impl HttpCall {
             envelope::read(text, ScanLimits::UPSTREAM).map(|message| vec![Ok(message)])
         }
     }
+}
+
+/// Reads a stream to its end in the background, for a second at most: a connection that is dropped in the middle of a stream
+/// could not be used again.
+pub(in crate::upstream::http) fn drain(link: &Arc<UpstreamLink>, mut events: EventStream) {
+    let upstream = Arc::clone(link);
+    link.tracker.spawn(async move {
+        let rest = async {
+            while let Ok(Some(event)) = events.next().await {
+                if reply::message_in(&event).is_some() {
+                    upstream.dropped("after_response");
+                }
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_MAX, rest).await;
+    });
 }
 
 /// Whether what cannot be read bears the request's id.

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{EraCache, contradicts};
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
-use crate::upstream::http::drive::response_reader::is_unreadable_answer;
+use crate::upstream::http::drive::response_reader::{MALFORMED_MAX, drain, is_unreadable_answer};
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use crate::upstream::own_ids;
 use crate::upstream::reply::{
@@ -30,12 +30,8 @@ use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, RpcError
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
 
-/// Malformed events that one request survives (U19).
-const MALFORMED_MAX: u32 = 10;
 /// Pages of a tool list that are read to learn what is repeated in headers (U35).
 const PAGES_MAX: usize = 200;
-/// How long a stream is read on after the answer, so that its connection can be used again.
-const DRAIN_MAX: Duration = Duration::from_secs(1);
 /// Tools whose annotations are remembered.
 const ANNOTATED_MAX: usize = 10_000;
 
@@ -346,7 +342,7 @@ impl StatelessSender {
             let Some(text) = reply::message_in(&event) else { continue };
             match envelope::read(text, ScanLimits::UPSTREAM) {
                 Ok(Message::Response(response)) if response.id.as_ref() == Some(id) => {
-                    self.drain(events);
+                    drain(&self.hop, events);
                     return Ok(response.outcome);
                 }
                 Ok(Message::Notification(notification)) => match (route::about_call(&notification, id), hear) {
@@ -370,21 +366,6 @@ impl StatelessSender {
                 }
             }
         }
-    }
-
-    /// Reads a stream to its end in the background, for a second at most.
-    fn drain(&self, mut events: EventStream) {
-        let hop = Arc::clone(&self.hop);
-        self.hop.tracker.spawn(async move {
-            let rest = async {
-                while let Ok(Some(event)) = events.next().await {
-                    if reply::message_in(&event).is_some() {
-                        hop.dropped("after_response");
-                    }
-                }
-            };
-            let _ = tokio::time::timeout(DRAIN_MAX, rest).await;
-        });
     }
 }
 

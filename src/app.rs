@@ -38,6 +38,7 @@ use crate::face::sealed::Sealer;
 use crate::face::served::Served;
 use crate::face::sse::SseStreams;
 use crate::face::tool_renames::ToolRenamer;
+use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, ListenerLimits, ListenerSpec, Routes, RunningListener};
@@ -307,6 +308,11 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Served>, Arc<UpstreamHealth>)> {
     let slots = Arc::new(parts.slots.of(&config.name, config.slots));
     let settings = Arc::new(config.service);
+    let unmatched_rules = match config.names.are_kept() {
+        true => UnmatchedRules::new(&config.name, settings.rules.patterns.iter().map(|(pattern, _)| pattern)),
+        // By their own names its tools are known to the renamer alone.
+        false => UnmatchedRules::none(&config.name),
+    };
     let namer = ToolRenamer::new(config.names, Arc::clone(&config.name), settings.result_bytes_max);
     let is_stateless = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {
@@ -319,6 +325,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
     let eras = http.for_stateless_clients();
     let served = Served {
         settings,
+        unmatched_rules: Arc::new(unmatched_rules),
         engine: Arc::clone(&parts.engine),
         channel,
         stateless: ToolRenamer::upstream(namer.as_ref(), eras.stateless()),

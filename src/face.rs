@@ -30,3 +30,4 @@ pub mod stdio;
 pub mod stream_client;
 mod task_method_error;
 pub mod tool_renames;
+pub mod unmatched_rules;

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::Addressee;
 use super::http::FaceResponse;
+use super::unmatched_rules::UnmatchedRules;
 use crate::dialect::UpstreamDialect;
 use crate::dialect::faults::reason_key;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
@@ -58,6 +59,8 @@ const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 pub struct Catalog {
     upstream: Arc<dyn Upstream>,
     peer: Arc<dyn UpstreamDialect>,
+    /// Is shown each page.
+    unmatched_rules: Option<Arc<UnmatchedRules>>,
     lists: moka::future::Cache<ListKey, Arc<ToolList>>,
     /// The last list of each kind that was not cut off. It holds no session.
     whole: moka::future::Cache<ListKey, Arc<PublishedTools>>,
@@ -147,7 +150,13 @@ impl Catalog {
     pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn UpstreamDialect>) -> Self {
         let lists = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(KEPT_FOR).build();
         let whole = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(WHOLE_KEPT_FOR).build();
-        Self { upstream, peer, lists, whole, is_cut_off: AtomicBool::new(false) }
+        Self { upstream, peer, unmatched_rules: None, lists, whole, is_cut_off: AtomicBool::new(false) }
+    }
+
+    /// The same, where these rules are to be compared with the lists.
+    #[must_use]
+    pub fn compared_with(self, rules: &Arc<UnmatchedRules>) -> Self {
+        Self { unmatched_rules: Some(Arc::clone(rules)), ..self }
     }
 
     /// Lets go of what nobody asks for any more, until told to stop. The cache does that only when it is
@@ -275,7 +284,11 @@ impl Catalog {
         loop {
             match exchange.next().await {
                 ExchangeEvent::Returned(result) => {
-                    return Object::of(&result).ok_or(CatalogError::Gateway(MALFORMED));
+                    let page = Object::of(&result).ok_or(CatalogError::Gateway(MALFORMED))?;
+                    if let Some(rules) = &self.unmatched_rules {
+                        rules.look_at(&page);
+                    }
+                    return Ok(page);
                 }
                 ExchangeEvent::Faulted(error) if error.code == rpc_error::METHOD_NOT_FOUND => {
                     return empty_list();

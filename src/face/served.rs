@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::listen_permits::ListenPermits;
 use super::rates::Rates;
 use super::sealed::Sealer;
+use super::unmatched_rules::UnmatchedRules;
 use crate::engine::{CallTarget, Engine, ServiceSettings};
 use crate::task::Clock;
 use crate::upstream::limits::CallPermits;
@@ -16,6 +17,8 @@ use crate::upstream::{OwnSessionChannel, TaskScope, Upstream};
 /// What one upstream is served with. There is one for each upstream, shared by all its faces.
 pub struct Served {
     pub settings: Arc<ServiceSettings>,
+    /// Looks at each tool list that is read by the names that clients know.
+    pub unmatched_rules: Arc<UnmatchedRules>,
     pub engine: Arc<Engine>,
     /// The server, of whichever era.
     pub upstream: Arc<dyn Upstream>,

@@ -106,6 +106,7 @@ impl StatelessFace {
     #[must_use]
     pub fn new(served: Arc<Served>) -> Self {
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::new(PlainUpstream));
+        let catalog = catalog.compared_with(&served.unmatched_rules);
         let (server_info, misses) = (RwLock::default(), UnknownTaskWatch::default());
         let fallback = FallbackToolService::new(&served.settings.rules);
         Self { served, catalog, server_info, misses, fallback }

@@ -13,6 +13,7 @@ use tokio::sync::broadcast;
 
 use super::headers;
 use super::http::full_body;
+use super::unmatched_rules::UnmatchedRules;
 use crate::dialect::RequestError;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};
@@ -35,6 +36,8 @@ use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, RpcError
 pub struct ToolRenamer {
     names: ToolNames,
     upstream: Arc<str>,
+    /// Is shown each list by the server's own names.
+    unmatched_rules: UnmatchedRules,
     /// Largest list that is edited.
     bytes_max: usize,
     /// Whether the log has it that two tools would have one name.
@@ -56,7 +59,10 @@ impl ToolRenamer {
     #[must_use]
     pub fn new(names: ToolNames, upstream: Arc<str>, bytes_max: usize) -> Option<Arc<Self>> {
         let is_needed = !names.are_kept();
-        is_needed.then(|| Arc::new(Self { names, upstream, bytes_max, has_warned: AtomicBool::new(false) }))
+        is_needed.then(|| {
+            let unmatched_rules = UnmatchedRules::new(&upstream, names.patterns());
+            Arc::new(Self { names, upstream, unmatched_rules, bytes_max, has_warned: AtomicBool::new(false) })
+        })
     }
 
     /// The upstream as clients know it.
@@ -93,6 +99,7 @@ impl ToolRenamer {
 
     /// The result of `tools/list` as clients see it; `None` where nothing is to be changed.
     fn listed(&self, result: &Object) -> Option<Payload> {
+        self.unmatched_rules.look_at(result);
         let tools = result.get("tools")?;
         let mut changed = false;
         let mut shown = Vec::new();

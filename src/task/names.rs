@@ -107,6 +107,11 @@ impl ToolNames {
         self.rules.is_empty()
     }
 
+    /// What the rules are about, by the upstream's own names; none where every tool has its own.
+    pub fn patterns(&self) -> impl Iterator<Item = &WildMatch> {
+        self.rules.iter().map(|(pattern, _)| pattern)
+    }
+
     /// Whether a rule hides tools.
     #[must_use]
     pub fn hide_some(&self) -> bool {

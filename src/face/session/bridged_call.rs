@@ -319,6 +319,9 @@ impl BridgedCall {
         if self.method != method::TOOLS_LIST {
             return result;
         }
+        if let Some(page) = Object::of(&result) {
+            self.shared.served.unmatched_rules.look_at(&page);
+        }
         let support = self.support.as_deref();
         let result = match support.and_then(|support| rewrite::tools(&Object::of(&result)?, Some(support))) {
             Some(offering) => offering,

@@ -64,8 +64,9 @@ enum ToolListing {
 }
 
 impl SessionFaceState {
-    /// Remembers the names in the result of `tools/list`.
+    /// Remembers the names in the result of `tools/list`, which goes to a client.
     pub(in crate::face) fn learn_tools(&self, session: &ClientSession, list: &Object) {
+        self.served.unmatched_rules.look_at(list);
         let Some(tools) = list.get("tools") else { return };
         let names = tools.items().filter_map(|tool| Object::of(&tool)?.get_string("name"));
         self.learn(session, names);

@@ -102,6 +102,7 @@ impl StatelessFace {
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),
             said: inquiry.said.clone(),
+            unmatched_rules: Arc::clone(&self.served.unmatched_rules),
         };
         let passing = StatelessForward {
             served: Arc::clone(&self.served),

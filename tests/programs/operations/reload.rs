@@ -46,6 +46,40 @@ async fn a_changed_file_is_put_in_force_and_no_held_call_notices() {
     assert_eq!((program.counted(APPLIED).await, program.counted(REJECTED).await), (1, 0));
 }
 
+/// A rule with a slip in its name would do nothing, and nobody would know.
+#[tokio::test]
+async fn a_rule_that_fits_no_tool_is_told_of_once_at_the_first_list_and_after_a_reload() {
+    const TOLD: &str = "a rule for tools fits no tool";
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let rule = |pattern: &str, keys: &str| format!("[[upstreams.up.tools]]\nmatch = \"{pattern}\"\n{keys}\n");
+    folder.write(&(block("up", &worker.server) + &rule("wrok", "grace = \"1s\"") + &rule("w*", "grace = \"3s\"")));
+    let program = Program::serve(&folder).await;
+    let list = || async { Call::new("tools/list", &json!({})).send(program.clients, "/up/mcp").await.json() };
+    assert!(!program.log().contains(TOLD), "before anything was listed: {}", program.log());
+    for _ in 0..2 {
+        assert_eq!(list().await["result"]["tools"][0]["name"], "work");
+    }
+    program.says(TOLD, 1).await;
+    let told = |log: &str, pattern: &str| {
+        let is_meant =
+            |line: &&str| line.contains(TOLD) && line.contains("\"upstream\":\"up\"") && line.contains(pattern);
+        log.lines().filter(is_meant).count()
+    };
+    assert_eq!(told(&program.log(), "\"pattern\":\"wrok\""), 1, "{}", program.log());
+
+    // Where tools are hidden or renamed, a rule is about the server's own names.
+    let rules = rule("secret", "hide = true") + &rule("work", "rename = \"job\"") + &rule("job", "grace = \"1s\"");
+    folder.write(&(block("up", &worker.server) + &rules));
+    program.says(READ, 1).await;
+    for _ in 0..2 {
+        assert_eq!(list().await["result"]["tools"][0]["name"], "job");
+    }
+    program.says(TOLD, 3).await;
+    let log = program.log();
+    assert_eq!(log.matches(TOLD).count(), 3, "{log}");
+    assert_eq!((told(&log, "\"pattern\":\"secret\""), told(&log, "\"pattern\":\"job\"")), (1, 1), "{log}");
+}
+
 /// B166, F66.
 #[tokio::test]
 async fn a_bad_file_leaves_the_old_one_in_force_and_says_why() {

@@ -9,6 +9,7 @@ use taskgate::engine::{AdmissionLimits, CallMaker, CallTarget, Engine, ServiceSe
 use taskgate::face::listen_permits::ListenPermits;
 use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::served::Served;
+use taskgate::face::unmatched_rules::UnmatchedRules;
 use taskgate::store::MemoryStore;
 use taskgate::task::{
     AfterCrash, CallLimits, ClientKind, EarlyInput, Executed, FallbackPolicy, GatewayFault, ManualClock, Principal,
@@ -67,6 +68,7 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
     let permits = CallPermitSettings { in_flight_max: NonZeroUsize::new(10).expect("ten"), queue_max: 10 };
     Served {
         settings: Arc::new(settings(policy(TaskMode::Auto))),
+        unmatched_rules: Arc::new(UnmatchedRules::none(upstream.name())),
         engine: Engine::new(store, Arc::<ManualClock>::clone(&clock), Box::new(|| 7), limits),
         slots: Arc::new(CallPermits::new(Arc::clone(upstream.name()), permits)),
         pool: Arc::clone(&upstream),

@@ -19,6 +19,7 @@ use crate::dialect::plain::PlainUpstream;
 use crate::face::fallback::FallbackToolService;
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
+use crate::face::unmatched_rules::UnmatchedRules;
 use crate::metric;
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::body::PartlyReadBody;
@@ -79,6 +80,7 @@ pub(super) struct AnswerEdits {
     pub(super) sealer: Arc<Sealer>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) said: StatelessRequest,
+    pub(super) unmatched_rules: Arc<UnmatchedRules>,
     /// The gateway's own tools, for a client that has them.
     pub(super) fallback: Option<Arc<FallbackToolService>>,
 }
@@ -96,6 +98,7 @@ impl AnswerEdits {
         let text = match self.aim {
             EditTarget::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
             EditTarget::ToolList => {
+                self.unmatched_rules.look_at_answer(&text);
                 let text = rewrite::tool_list(&text, &self.id, None).unwrap_or(text);
                 self.fallback.as_ref().and_then(|desk| desk.listed_in(&text, &self.id)).unwrap_or(text)
             }

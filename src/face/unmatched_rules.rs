@@ -1,0 +1,121 @@
+//! Tells operators of the rules for tools that fit no tool of a server's list: a slip in a name would hide nothing, or leave
+//! a call its defaults, and nobody would know.
+//!
+//! Whoever reads a page of a list shows it here, until one list was seen to its end. By then a rule has fitted, or is
+//! told of, once in the life of an upstream: a server may list other tools later, or to others.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use wildmatch::WildMatch;
+
+use crate::wire::{Message, Object, ScanLimits, envelope};
+
+/// Rules that have a line of their own in the log; those beyond are counted in one.
+const TOLD_MAX: usize = 32;
+
+/// The rules of one upstream that have fitted no tool yet.
+#[derive(Debug)]
+pub struct UnmatchedRules {
+    upstream: Arc<str>,
+    patterns: Mutex<Vec<WildMatch>>,
+    is_told: AtomicBool,
+}
+
+impl UnmatchedRules {
+    /// Rules by their patterns, which are compared with the names in the lists that are shown.
+    #[must_use]
+    pub fn new<'p>(upstream: &Arc<str>, patterns: impl Iterator<Item = &'p WildMatch>) -> Self {
+        let patterns: Vec<WildMatch> = patterns.cloned().collect();
+        let is_told = AtomicBool::new(patterns.is_empty());
+        Self { upstream: Arc::clone(upstream), patterns: Mutex::new(patterns), is_told }
+    }
+
+    /// Of an upstream without rules, or whose lists are shown to others.
+    #[must_use]
+    pub fn none(upstream: &Arc<str>) -> Self {
+        Self::new(upstream, std::iter::empty())
+    }
+
+    /// Looks at the result of `tools/list`, which may be one page of several.
+    pub(super) fn look_at(&self, page: &Object) {
+        let unmatched = self.after(page);
+        for pattern in unmatched.iter().take(TOLD_MAX) {
+            tracing::warn!(
+                upstream = %self.upstream, pattern = pattern.pattern(),
+                "a rule for tools fits no tool that the server lists; compare its `match` with the names of the tools"
+            );
+        }
+        if let Some(more) = unmatched.len().checked_sub(TOLD_MAX).filter(|more| *more > 0) {
+            tracing::warn!(upstream = %self.upstream, more, "further rules fit no tool that the server lists");
+        }
+    }
+
+    /// The same for a message that answers `tools/list`.
+    pub(super) fn look_at_answer(&self, message: &Bytes) {
+        if self.is_told.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM)
+            && let Some(page) = &response.result
+        {
+            self.look_at(page);
+        }
+    }
+
+    /// The rules that are to be told of once this page was seen.
+    fn after(&self, page: &Object) -> Vec<WildMatch> {
+        if self.is_told.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        let Some(tools) = page.get("tools") else { return Vec::new() };
+        let mut patterns = self.patterns.lock();
+        for name in tools.items().filter_map(|tool| Object::of(&tool)?.get_string("name")) {
+            patterns.retain(|pattern| !pattern.matches(&name));
+        }
+        // Only an absent or null cursor ends a list (UPC-04).
+        let has_more = page.get("nextCursor").is_some_and(|cursor| cursor.as_str() != "null");
+        if has_more && !patterns.is_empty() {
+            return Vec::new();
+        }
+        self.is_told.store(true, Ordering::Relaxed);
+        std::mem::take(&mut *patterns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Payload;
+
+    fn rules(patterns: &[&str]) -> UnmatchedRules {
+        let patterns: Vec<WildMatch> = patterns.iter().map(|pattern| WildMatch::new(pattern)).collect();
+        UnmatchedRules::new(&Arc::from("up"), patterns.iter())
+    }
+
+    #[track_caller]
+    fn check(rules: &UnmatchedRules, page: serde_json::Value, told: &[&str]) {
+        let page = Object::of(&Payload::of(&page)).unwrap();
+        let found: Vec<String> = rules.after(&page).iter().map(WildMatch::pattern).collect();
+        assert_eq!(found, told, "{page:?}");
+    }
+
+    #[test]
+    fn a_rule_that_fits_no_tool_of_a_whole_list_is_told_of_once() {
+        let tools = serde_json::json!({"tools": [{"name": "generate_report"}, {"name": "delete"}, {"title": "?"}]});
+        let three = rules(&["generatereport", "delete*", "Delete"]);
+        check(&three, serde_json::json!({"content": []}), &[]);
+        check(&three, tools.clone(), &["generatereport", "Delete"]);
+        check(&three, tools, &[]);
+        check(&rules(&["*"]), serde_json::json!({"tools": []}), &["*"]);
+    }
+
+    #[test]
+    fn a_list_in_pages_is_judged_at_its_end() {
+        let rules = rules(&["first", "second", "third"]);
+        check(&rules, serde_json::json!({"tools": [{"name": "first"}], "nextCursor": ""}), &[]);
+        check(&rules, serde_json::json!({"tools": [{"name": "second"}], "nextCursor": null}), &["third"]);
+    }
+}

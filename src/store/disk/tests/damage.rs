@@ -113,6 +113,37 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
     }
 }
 
+/// Rows that are gone are freed a few at a time, the oldest first: one that is damaged, or cannot be freed at all, takes
+/// no other one's turn.
+#[tokio::test]
+async fn one_damaged_row_delays_no_other_rows_removal() {
+    const NOTE: &str = "a note of the one ";
+    let flip = files::flip as fn(&Path, &str);
+    for (way, text, freed) in
+        [(flip, DONE, [1; 6]), (break_chain, DONE, [1; 6]), (break_chain, NOTE, [1, 1, 1, 1, 1, 0])]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(&folder).await;
+        let settled = |id, result: &str| settled(task("a", id), result);
+        let oldest = settled(1, &DONE.repeat(1_000));
+        let ttl = oldest.ttl - Duration::from_millis(1);
+        store.insert(&Task { ttl, status_message: Some(Arc::from(NOTE.repeat(1_000))), ..oldest }).await.unwrap();
+        for id in 2..7 {
+            store.insert(&settled(id, "r")).await.unwrap();
+        }
+        store.close().await;
+        way(&database(&folder), &text.repeat(3));
+        let store = open(&folder).await;
+        let past = START.after(Duration::from_secs(7 * 24 * 3_600));
+        let mut found = [0; 6];
+        for one in &mut found {
+            *one = store.sweep(past, 1).await.unwrap();
+        }
+        assert_eq!(found, freed, "{text}");
+        assert_eq!(store.usage().tasks, 6 - freed.iter().sum::<usize>(), "{text}");
+    }
+}
+
 /// A write over a row whose record is damaged makes a new one: what memory has of the task is sound.
 #[tokio::test]
 async fn a_live_task_is_settled_over_a_damaged_record() {

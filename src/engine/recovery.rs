@@ -5,6 +5,7 @@
 //! `verdict`, which is pure; what it says is done by a runner of the row's own, or here where nothing is left to run.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -124,12 +125,16 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     let mut after: Option<TaskKey> = None;
     let mut pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
-    let (mut seen, mut left) = (0, Vec::new());
+    let (mut seen, mut left, mut is_told) = (0, Vec::new(), false);
     loop {
         let keys = match engine.store.unsettled(after.as_ref(), PAGE).await {
             Ok(keys) => keys,
             Err(error) => {
-                tracing::warn!(error = %CauseChain(&error), "tasks of earlier lives could not be read");
+                if std::mem::replace(&mut is_told, true) {
+                    tracing::debug!(error = %CauseChain(&error), "tasks of earlier lives could not be read again");
+                } else {
+                    tracing::warn!(error = %CauseChain(&error), "tasks of earlier lives could not be read; this is tried again");
+                }
                 pauses.wait().await;
                 continue;
             }
@@ -140,8 +145,11 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
         seen += look_at_all(engine, origins, rows, &mut left).await;
     }
     let mut pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
+    if !left.is_empty() {
+        tracing::warn!(tasks = left.len(), "tasks of earlier lives are not done with yet; they are looked at again");
+    }
     while !left.is_empty() {
-        tracing::warn!(tasks = left.len(), "tasks of earlier lives are not done with yet");
+        tracing::debug!(tasks = left.len(), "tasks of earlier lives are looked at again");
         pauses.wait().await;
         seen += look_at_all(engine, origins, std::mem::take(&mut left), &mut left).await;
     }
@@ -155,11 +163,22 @@ struct RecoveryCandidate {
     was_seen: bool,
     /// What was to be done and could not be stored, as far as anybody knows.
     tried: Option<(Arc<Task>, RecoveryDecision)>,
+    /// Whether the log has it that the store keeps it from being done with.
+    is_told: bool,
 }
 
 impl RecoveryCandidate {
     const fn new(key: TaskKey) -> Self {
-        Self { key, was_seen: false, tried: None }
+        Self { key, was_seen: false, tried: None, is_told: false }
+    }
+
+    /// Tells of what keeps it from being done with, once: it may last for as long as the process does.
+    fn tell(&mut self, error: &(dyn Error + 'static), what: &'static str) {
+        if std::mem::replace(&mut self.is_told, true) {
+            tracing::debug!(task = %LoggedTask(&self.key), error = %CauseChain(error), "again, {what}");
+        } else {
+            tracing::error!(task = %LoggedTask(&self.key), error = %CauseChain(error), "{what}");
+        }
     }
 
     /// Whether its upstream was told already.
@@ -212,7 +231,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
             Err(error) => {
-                tracing::error!(task = %LoggedTask(&found.key), error = %CauseChain(&error), "a task of an earlier life could not be read");
+                found.tell(&error, "a task of an earlier life could not be read");
                 engine.live.remove(&found.key);
                 return RecoveryProgress::Again(found);
             }
@@ -256,7 +275,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             // Somebody else changed it meanwhile: it is judged anew.
             Ok(false) => (),
             Err(error) => {
-                tracing::error!(task = %LoggedTask(&found.key), error = %CauseChain(&error), "a task of an earlier life could not be settled");
+                found.tell(&error, "a task of an earlier life could not be settled");
                 found.tried = Some((task, verdict));
                 engine.live.remove(&found.key);
                 return RecoveryProgress::Again(found);

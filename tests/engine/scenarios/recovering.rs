@@ -1,6 +1,8 @@
 //! Calls across lives of the process: what was in flight when it ended is taken up, sent again, or settled, and nothing
 //! is sent twice that may not be (GW-39).
 
+use std::io::{Read as _, Seek as _};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -10,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::rules::Rules;
 use super::script::{Happens, Resumes, Saw, Script, result};
+use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, World, seconds};
 
 const DURABLE: Rules = Rules { durable: true, ..Rules::DEFAULT };
@@ -359,7 +362,7 @@ async fn t_56_a_held_call_ends_with_the_process_that_held_it() {
 #[tokio::test(start_paused = true)]
 async fn a_task_whose_upstream_is_not_configured_any_more_settles() {
     let (world, id) = crashed(rules(AfterCrash::Rerun), &Ask::call(), Script::silent()).await;
-    recovery::run(std::sync::Arc::clone(&world.engine), CallTargets::default(), CancellationToken::new()).await;
+    recovery::run(Arc::clone(&world.engine), CallTargets::default(), CancellationToken::new()).await;
     assert_eq!(data(&world.get(&id).await), lost("gateway_restart", "unknown"));
 }
 
@@ -444,6 +447,28 @@ async fn f39_a_crowd_of_calls_is_taken_up_each_once() {
     }
     assert_eq!((world.upstream.begins(), resumes(&world)), (MANY + 1, MANY));
     world.is_idle().await;
+}
+
+/// A row may be beyond reading for as long as the process lives.
+#[tokio::test(start_paused = true)]
+async fn what_keeps_recovery_from_a_row_is_told_once_however_often_it_is_looked_at() {
+    let log = Arc::new(tempfile::tempfile().unwrap());
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::clone(&log)).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let (world, id) = crashed(rules(AfterCrash::Fail), &Ask::call(), Script::silent()).await;
+    world.store.faults.strike(Method::Unsettled, StoreFault::Fails, 5);
+    world.store.faults.strike(Method::Load, StoreFault::Fails, 9);
+    world.store.faults.strike(Method::Replace, StoreFault::Fails, 9);
+    world.recover().await;
+    assert_eq!(data(&world.get(&id).await), lost("gateway_restart", "unknown"));
+    let mut said = String::new();
+    (&*log).rewind().unwrap();
+    (&*log).read_to_string(&mut said).unwrap();
+    for told in
+        ["tasks of earlier lives could not be read", "a task of an earlier life could not be", "not done with yet"]
+    {
+        assert_eq!(said.matches(told).count(), 1, "{told}: {said}");
+    }
 }
 
 /// L8: a store that fails for a while loses no outcome.

@@ -360,6 +360,9 @@ impl StatelessForward {
             BodyKind::Json => {
                 let sniffing = self.edits.sniff(response.body, bytes_max);
                 match in_time(&call, sniffing, pace.idle, pace.deadline).await? {
+                    SniffedAnswer::Whole(text) if self.edits.is_stray(&text) => {
+                        Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown))
+                    }
                     SniffedAnswer::Whole(text) => Ok(RequestAnswer::Json(full_body(self.edits.text(text)))),
                     SniffedAnswer::Through(body) => {
                         Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(call)).boxed_unsync()))

@@ -137,8 +137,8 @@ impl EventGate {
     }
 
     /// Lets go of an event that is kept once it has `bytes_max` bytes and nothing in them is of interest:
-    /// then it goes on as it comes, however large it is. A result that may hold questions is of interest, too; one that
-    /// shows them only later is an error.
+    /// then it goes on as it comes, however large it is. A result that may hold questions is of interest, too, and so is
+    /// what is no answer; one that shows either only later is an error.
     #[must_use]
     pub const fn sniffing(mut self, bytes_max: usize, is_of_interest: fn(&[u8]) -> bool) -> Self {
         self.sniff = Some(EventFilter { bytes_max, is_of_interest });
@@ -270,7 +270,8 @@ impl EventGate {
         if self.whole == HoldPolicy::Asking && is_passing && self.look.glance.shows() != MessageClass::Harmless {
             return Err(FramingError::TwoMessagesInOne);
         }
-        if self.sniff.is_some() && is_passing && self.look.glance.has_requests() {
+        let asks = self.look.glance.has_requests() || self.look.glance.may_be_request();
+        if self.sniff.is_some() && is_passing && asks {
             return Err(FramingError::AsksTooLate);
         }
         Ok(())
@@ -288,7 +289,9 @@ impl EventGate {
         }
         let sniff =
             self.sniff.filter(|sniff| self.state == GateState::Keeping && self.held.len() >= sniff.bytes_max)?;
-        if self.is_of_interest || self.look.glance.has_requests() || (sniff.is_of_interest)(&self.held) {
+        let glance = &self.look.glance;
+        let may_ask = glance.has_requests() || glance.may_be_request() || glance.shows() == MessageClass::Nothing;
+        if self.is_of_interest || may_ask || (sniff.is_of_interest)(&self.held) {
             self.is_of_interest = true;
             return None;
         }
@@ -510,6 +513,23 @@ mod tests {
         let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
         let passed = gate().feed(&large).unwrap();
         assert_eq!(passed, [GateOutput::Through(large)], "the bound holds for what is kept");
+    }
+
+    #[test]
+    fn what_is_no_answer_is_kept_however_large_it_is() {
+        let gate = || EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(16, |_| false);
+        let padded = |text: &str| Bytes::from(format!("data: {}\n\n", text.replace("PAD", &"x".repeat(100))));
+        let answer = padded(r#"{"id":1,"result":"PAD"}"#);
+        assert_eq!(gate().feed(&answer), Ok(vec![GateOutput::Through(answer)]));
+        for request in [r#"{"id":1,"method":"ping","params":"PAD"}"#, r#"{"id":1,"params":"PAD","method":"ping"}"#] {
+            let request = padded(request);
+            assert_eq!(gate().feed(&request), Ok(vec![GateOutput::Event(request)]));
+        }
+        let both = padded(r#"{"id":1,"result":"PAD","method":"ping"}"#);
+        let mut gate = gate();
+        let begun = gate.feed(&both.slice(..50)).unwrap().len() + gate.feed(&both.slice(50..60)).unwrap().len();
+        assert_eq!(begun, 1, "its beginning has passed");
+        assert_eq!(gate.feed(&both.slice(60..)), Err(FramingError::AsksTooLate));
     }
 
     #[test]

@@ -95,6 +95,12 @@ impl MessageClassifier {
         self.is_method
     }
 
+    /// Whether it is a request or a notification, or what readers may take for one.
+    #[must_use]
+    pub const fn may_be_request(&self) -> bool {
+        self.is_method || self.is_asking
+    }
+
     /// Whether its result may hold questions: a member so called, in whatever case, or one whose name is escaped.
     #[must_use]
     pub const fn has_requests(&self) -> bool {

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 
 use super::client::{Client, TestGateway};
@@ -105,4 +106,53 @@ async fn what_may_be_asked_passes_byte_for_byte() {
         let shown = read(&client(&gate), MODES).await;
         assert!(shown.contains(&result), "{shown}");
     }
+}
+
+/// MOD-18: what a server asks in the middle of a request is nobody's to answer in 2026-07-28. It goes no further, however it
+/// is written, and all around it passes.
+#[tokio::test]
+async fn mod_18_a_request_of_the_servers_own_does_not_reach_the_client_and_is_counted() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let metrics = recorder.handle();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let long = "x".repeat(300 << 10);
+    let strays = [
+        r#"data: {"jsonrpc":"2.0","id":"must-not-be-shown","method":"ping"}"#.to_owned(),
+        format!("event: ask\ndata: {}", FORM.replacen('{', r#"{"jsonrpc":"2.0","id":7,"#, 1)),
+        r#"data: {"jsonrpc":"2.0","id":7,"\u006dethod":"must-not-be-shown"}"#.to_owned(),
+        r#"data: [{"jsonrpc":"2.0","id":7,"method":"must-not-be-shown"}]"#.to_owned(),
+        format!(r#"data: {{"jsonrpc":"2.0","id":7,"params":{{"pad":"{long}"}},"method":"must-not-be-shown"}}"#),
+    ];
+    let told = r#"data: {"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}"#;
+    let (said, count) = (strays.join("\n\n"), strays.len());
+    let server = server(move |seen: &SeenRequest| {
+        let answer = format!(r#"data: {{"jsonrpc":"2.0","id":{},"result":{{"contents":[]}}}}"#, seen.body["id"]);
+        (seen.rpc() == "resources/read").then(|| {
+            let (events, reply) = BodySender::open();
+            events.raw(format!("{told}\n\n{said}\n\n{answer}\n\n"));
+            reply
+        })
+    })
+    .await;
+    let gate = gate(&server).await;
+    let shown = read(&client(&gate), MODES).await;
+    let data: Vec<_> = shown.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(data.len(), 2, "{shown}");
+    assert!(data[0] == told && data[1].contains("contents") && !shown.contains(MARK), "{shown}");
+    let page = metrics.render();
+    let counted =
+        page.lines().find(|line| line.starts_with("taskgate_upstream_dropped_total") && line.contains("stray_request"));
+    assert!(counted.is_some_and(|line| line.ends_with(&format!(" {count}"))), "{page}");
+}
+
+#[tokio::test]
+async fn mod_18_a_request_in_the_place_of_an_answer_is_none() {
+    let server = server(|seen: &SeenRequest| {
+        let request = r#"{"jsonrpc":"2.0","id":"must-not-be-shown","method":"ping"}"#;
+        (seen.rpc() == "resources/read").then(|| json_text(request.to_owned()))
+    })
+    .await;
+    let gate = gate(&server).await;
+    let shown = read(&client(&gate), "{}").await;
+    assert!(shown.contains("upstream_malformed") && !shown.contains(MARK), "{shown}");
 }

@@ -23,10 +23,12 @@ use crate::face::unmatched_rules::UnmatchedRules;
 use crate::metric;
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::body::PartlyReadBody;
-use crate::upstream::body::{edited_event, edited_events};
+use crate::upstream::body::{edited, edited_events};
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply::{self, ReadLimits};
-use crate::wire::framing::{EventGate, FramingError, HoldPolicy, MessageClassifier, PrimerPolicy};
+use crate::wire::framing::{
+    EventGate, FramingError, HoldPolicy, MessageClass, MessageClassifier, PrimerPolicy, read_event,
+};
 use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
 
 /// How much of an answer is looked at for what has to be edited. An answer that asks names what it asks for
@@ -179,6 +181,37 @@ impl AnswerEdits {
         })
     }
 
+    /// Whether a text is a request of the server's own, or what readers may take for one: there is none in 2026-07-28
+    /// (MOD-18), and no array. It goes no further, and is counted.
+    pub(super) fn is_stray(&self, text: &Bytes) -> bool {
+        let mut glance = MessageClassifier::default();
+        glance.feed(text);
+        if !glance.may_be_request() {
+            return false;
+        }
+        let is_stray = match envelope::read(text, ScanLimits::UPSTREAM) {
+            Ok(Message::Notification(_) | Message::Response(_)) => false,
+            Ok(Message::Request(_)) | Err(_) => true,
+        };
+        if is_stray {
+            metric::count_dropped(&self.asker.upstream, "stray_request");
+        }
+        is_stray
+    }
+
+    /// An event as the client is to see it; nothing, where it is none for it. Whatever an event is called, some client
+    /// takes it for a message.
+    fn event(&self, event: Bytes) -> Bytes {
+        let Some(read) = read_event(&event) else { return event };
+        if self.is_stray(&read.data) {
+            return Bytes::new();
+        }
+        match read.name.as_deref().is_none_or(|name| name == "message") {
+            true => edited(event, read.data, |text| vec![self.text(text)]),
+            false => event,
+        }
+    }
+
     /// An event stream with these edits.
     pub(super) fn events(self, source: RawBody, event_bytes_max: usize) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, event_bytes_max);
@@ -186,7 +219,7 @@ impl AnswerEdits {
             EditTarget::Discovery | EditTarget::ToolList => gate,
             EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
         };
-        edited_events(source, gate, move |event| edited_event(event, |text| vec![self.text(text)]))
+        edited_events(source, gate, move |event| self.event(event))
     }
 
     /// Looks at a JSON body.
@@ -210,7 +243,8 @@ impl AnswerEdits {
                 None => return Ok(SniffedAnswer::Whole(joined(&pieces))),
             }
         }
-        if !is_of_interest(&joined(&pieces)) && !glance.has_requests() {
+        let is_answer = !glance.may_be_request() && glance.shows() != MessageClass::Nothing;
+        if is_answer && !is_of_interest(&joined(&pieces)) && !glance.has_requests() {
             let rest = RawBody::new(RestOfAnswer { rest: body, glance });
             return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { pieces, rest })));
         }
@@ -259,7 +293,7 @@ impl Body for RestOfAnswer {
         let frame = ready!(Pin::new(&mut this.rest).poll_frame(cx));
         if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
             this.glance.feed(data);
-            if this.glance.has_requests() {
+            if this.glance.has_requests() || this.glance.may_be_request() {
                 return Poll::Ready(Some(Err(io::Error::other(FramingError::AsksTooLate))));
             }
         }

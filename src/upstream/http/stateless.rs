@@ -111,13 +111,17 @@ impl Upstream for StatelessUpstream {
 
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
         let known = self.facts.lock().clone();
-        match known {
-            Some(facts) => Ok(facts),
-            None => self.ask_facts(context).await.map_err(|ending| match ending {
-                RequestFailure::Faulted(error) => BeginError::Refused(error),
-                RequestFailure::Lost(fault) => BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault }),
-            }),
+        if let Some(facts) = known {
+            return Ok(facts);
         }
+        let mark = self.hop.standing.mark();
+        self.ask_facts(context).await.map_err(|ending| match ending {
+            RequestFailure::Faulted(error) => BeginError::Refused(error),
+            RequestFailure::Lost(fault) => {
+                self.hop.standing.ended(mark, &fault);
+                BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault })
+            }
+        })
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {

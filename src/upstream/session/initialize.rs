@@ -13,6 +13,7 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::outgoing::{SessionHeaders, StreamPurpose};
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
+use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, ForwardedHeaders, ServerFacts, own_ids};
 use crate::wire::{Object, ProtocolVersion, RequestId, RpcError, envelope, method};
 
@@ -59,7 +60,7 @@ impl AgreedSession {
 /// # Errors
 /// If no handshake succeeds within 30 seconds; no call was sent, whatever the reason.
 pub(crate) async fn open(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
-    let session = in_time(introduced(hop, key)).await?;
+    let session = in_time(hop, introduced(hop, key)).await?;
     let held = Arc::downgrade(&session);
     // The pool alone has no use for it.
     get_stream::start(&session, Some(StreamPurpose::new(move || held.strong_count() > 1)));
@@ -123,10 +124,21 @@ pub(super) async fn agree(
     }
 }
 
-/// Waits for a handshake within its time.
-pub(super) async fn in_time<T>(opening: impl Future<Output = Result<T, BeginError>>) -> Result<T, BeginError> {
+/// Waits for a handshake within its time. One that gets no answer is a failure of the upstream, as a call is.
+pub(super) async fn in_time<T>(
+    channel: &dyn RawChannel,
+    opening: impl Future<Output = Result<T, BeginError>>,
+) -> Result<T, BeginError> {
+    let mark = channel.standing().map(UpstreamHealth::mark).unwrap_or_default();
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-    tokio::time::timeout(HANDSHAKE_MAX, opening).await.unwrap_or(Err(BeginError::Gateway(late)))
+    let opened = tokio::time::timeout(HANDSHAKE_MAX, opening).await.unwrap_or(Err(BeginError::Gateway(late)));
+    if let (Some(standing), Err(BeginError::Gateway(fault))) = (channel.standing(), &opened)
+        // What cannot be read may be the answer of a server without sessions.
+        && fault.reason != Reason::UpstreamMalformed
+    {
+        standing.ended(mark, fault);
+    }
+    opened
 }
 
 /// Sends `initialize`, and reads what it is answered with. Other messages before the answer are passed over.
@@ -174,7 +186,53 @@ pub(super) fn malformed() -> BeginError {
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+
     use super::*;
+    use crate::upstream::raw_channel::RawResponse;
+
+    /// A server that takes whatever it is sent, and never says a word.
+    #[derive(Debug)]
+    struct SilentChannel(Arc<str>, UpstreamHealth);
+
+    #[async_trait]
+    impl RawChannel for SilentChannel {
+        fn name(&self) -> &Arc<str> {
+            &self.0
+        }
+
+        fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+            client
+        }
+
+        fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+            None
+        }
+
+        async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {
+            std::future::pending().await
+        }
+
+        fn standing(&self) -> Option<&UpstreamHealth> {
+            Some(&self.1)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_handshake_that_gets_no_answer_is_a_failure_of_the_upstream() {
+        let name: Arc<str> = Arc::from("up");
+        let channel = SilentChannel(Arc::clone(&name), UpstreamHealth::new(&name, "http://127.0.0.1:1"));
+        let (owner, forwarded) = (Principal::local(), ForwardedHeaders::default());
+        let opener = SessionOpener { owner: &owner, forwarded: &forwarded, addressee: ErrorAddressee::Handshake };
+        let newest = ProtocolVersion::NEWEST_SESSION;
+        let message = |_| (RequestId::number(1), Bytes::new());
+        let failed = in_time(&channel, agree(&channel, opener, newest, |_, _| None, message)).await;
+        assert!(matches!(failed, Err(BeginError::Gateway(fault)) if fault.reason == Reason::UpstreamTimeout));
+        let look = channel.1.look();
+        assert_eq!((look.state, look.last_failure.unwrap().reason), ("failing", "upstream_timeout"));
+        let unreadable = in_time(&channel, async { Err::<(), _>(malformed()) }).await;
+        assert!(unreadable.is_err() && channel.1.look().last_failure.unwrap().reason == "upstream_timeout");
+    }
 
     #[test]
     fn a_session_id_is_visible_ascii_of_at_most_1024_bytes() {

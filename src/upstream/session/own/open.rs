@@ -15,6 +15,7 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::raw_channel::{RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, ReadLimits};
 use crate::upstream::session::initialize::{AgreedSession, HANDSHAKE_MAX, SessionOpener, agree, in_time, malformed};
+use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{BeginError, ForwardedHeaders, own_ids};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
@@ -36,7 +37,7 @@ impl OwnSessions {
         let opener = SessionOpener { owner, forwarded, addressee: ErrorAddressee::Passed };
         let next = |asked, error: &RpcError| self.channel.version_after(asked, error);
         let asked = self.channel.version_for(version);
-        let agreed = in_time(agree(&*self.channel, opener, asked, next, message)).await?;
+        let agreed = in_time(&*self.channel, agree(&*self.channel, opener, asked, next, message)).await?;
         if agreed.version.is_stateless() { Err(malformed()) } else { Ok(agreed) }
     }
 
@@ -117,7 +118,12 @@ impl OwnSessions {
         let (binding, verb) = (binding.clone(), RawMethod::Post(message));
         let telling = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-        let told = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or(Err(late));
+        let told = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or_else(|_| {
+            if let Some(standing) = self.channel.standing() {
+                standing.ended(HealthMark::default(), &late);
+            }
+            Err(late)
+        });
         let response = told.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         // Only a session that has answered is sure to have done what it was told.
         let answer = reply::read_whole(response.body, ReadLimits::of_bytes(ANSWER_BYTES_MAX));

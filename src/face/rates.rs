@@ -28,8 +28,13 @@ const REQUESTS_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
 const MISSES_PER_MINUTE: NonZeroU32 = NonZeroU32::new(20).unwrap();
 /// Principals that are watched at a time; further ones are refused until one was idle for long enough.
 const PRINCIPALS_MAX: usize = 10_000;
+/// Those among them that are made of credentials which nobody has checked: whoever sends many of them leaves room for all
+/// others. Further ones have the rate of one principal together.
+const UNCHECKED_MAX: usize = PRINCIPALS_MAX - PRINCIPALS_MAX / 4;
 /// After so long both counts are back to nothing.
 const IDLE: Duration = Duration::from_secs(60);
+/// How often those who were idle are looked for, as that goes through all.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Misses of one principal within a window that are worth a line in the log, once a window.
 const MANY: u32 = 20;
@@ -58,23 +63,59 @@ struct RateCounts {
     misses: Limiter,
 }
 
+impl RateCounts {
+    fn new(clock: &TokioClock) -> Self {
+        let limiter = |quota| RateLimiter::direct_with_clock(quota, clock.clone());
+        Self {
+            requests: limiter(Quota::per_second(REQUESTS_PER_SECOND).allow_burst(REQUESTS_BURST)),
+            misses: limiter(Quota::per_minute(MISSES_PER_MINUTE)),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct PrincipalRates {
     counts: Arc<RateCounts>,
     last: Duration,
 }
 
+/// Those who are watched.
+#[derive(Debug, Default)]
+struct WatchedPrincipals {
+    all: HashMap<Principal, PrincipalRates>,
+    unchecked: usize,
+    /// When those who were idle were forgotten last.
+    looked: Option<Duration>,
+}
+
+impl WatchedPrincipals {
+    fn has_room_for(&self, principal: &Principal) -> bool {
+        self.all.len() < PRINCIPALS_MAX && (!principal.is_unchecked() || self.unchecked < UNCHECKED_MAX)
+    }
+
+    fn forget_idle(&mut self, now: Duration) {
+        if self.looked.is_some_and(|at| now.saturating_sub(at) < LOOK_EVERY) {
+            return;
+        }
+        self.looked = Some(now);
+        self.all.retain(|_, watched| now.saturating_sub(watched.last) < IDLE);
+        self.unchecked = self.all.keys().filter(|principal| principal.is_unchecked()).count();
+    }
+}
+
 /// The counts of all principals, whatever upstream they ask for.
 pub struct Rates {
     clock: TokioClock,
-    principals: Mutex<HashMap<Principal, PrincipalRates>>,
+    principals: Mutex<WatchedPrincipals>,
+    /// Of all together whose credential nobody has checked, and for whom there is no room.
+    beyond: Arc<RateCounts>,
     requests_refused: Counter,
     misses_refused: Counter,
 }
 
 impl std::fmt::Debug for Rates {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rates").field("principals", &self.principals.lock().len()).finish_non_exhaustive()
+        f.debug_struct("Rates").field("principals", &self.principals.lock().all.len()).finish_non_exhaustive()
     }
 }
 
@@ -82,8 +123,10 @@ impl Default for Rates {
     /// The metrics recorder must be installed before.
     fn default() -> Self {
         let refused = |limit: &'static str| metrics::counter!(metric::RATE_LIMITED, "limit" => limit);
+        let clock = TokioClock(Instant::now());
         Self {
-            clock: TokioClock(Instant::now()),
+            beyond: Arc::new(RateCounts::new(&clock)),
+            clock,
             principals: Mutex::default(),
             requests_refused: refused("requests"),
             misses_refused: refused("unknown_tasks"),
@@ -136,22 +179,19 @@ impl Rates {
     fn counts(&self, principal: &Principal) -> Option<Arc<RateCounts>> {
         let now = self.clock.now();
         let mut principals = self.principals.lock();
-        if let Some(watched) = principals.get_mut(principal) {
+        if let Some(watched) = principals.all.get_mut(principal) {
             watched.last = now;
             return Some(Arc::clone(&watched.counts));
         }
-        if principals.len() >= PRINCIPALS_MAX {
-            principals.retain(|_, watched| now.saturating_sub(watched.last) < IDLE);
+        if !principals.has_room_for(principal) {
+            principals.forget_idle(now);
         }
-        if principals.len() >= PRINCIPALS_MAX {
-            return None;
+        if !principals.has_room_for(principal) {
+            return principal.is_unchecked().then(|| Arc::clone(&self.beyond));
         }
-        let limiter = |quota| RateLimiter::direct_with_clock(quota, self.clock.clone());
-        let counts = Arc::new(RateCounts {
-            requests: limiter(Quota::per_second(REQUESTS_PER_SECOND).allow_burst(REQUESTS_BURST)),
-            misses: limiter(Quota::per_minute(MISSES_PER_MINUTE)),
-        });
-        principals.insert(principal.clone(), PrincipalRates { counts: Arc::clone(&counts), last: now });
+        let counts = Arc::new(RateCounts::new(&self.clock));
+        principals.all.insert(principal.clone(), PrincipalRates { counts: Arc::clone(&counts), last: now });
+        principals.unchecked += usize::from(principal.is_unchecked());
         Some(counts)
     }
 }
@@ -246,7 +286,32 @@ mod tests {
         tokio::time::advance(IDLE).await;
         assert!(rates.admit(&nth(0), 1).is_ok());
         assert!(rates.admit(&nth(PRINCIPALS_MAX), 1).is_ok());
-        assert_eq!(rates.principals.lock().len(), 2);
+        assert_eq!(rates.principals.lock().all.len(), 2);
+    }
+
+    /// Whoever likes can send another credential with each request.
+    #[tokio::test(start_paused = true)]
+    async fn credentials_that_nobody_has_checked_leave_room_for_everybody_else() {
+        let rates = Rates::default();
+        let nth = |n: usize| Principal::bearing(format!("Bearer {n}").as_bytes());
+        for n in 0..2 * PRINCIPALS_MAX {
+            let _ = rates.admit(&nth(n), 1);
+        }
+        assert_eq!(rates.principals.lock().all.len(), UNCHECKED_MAX);
+        for other in [Principal::anonymous(), Principal::new("key:ada")] {
+            assert_eq!(admitted(&rates, &other, 300), 100, "{other:?}");
+        }
+        assert_eq!(admitted(&rates, &nth(0), 300), 99, "who was there first is watched on");
+        assert_eq!(
+            admitted(&rates, &nth(2 * PRINCIPALS_MAX), 1),
+            0,
+            "those beyond have used up what they have together"
+        );
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let beyond = (0..100).filter(|n| rates.admit(&nth(2 * PRINCIPALS_MAX + n), 1).is_ok()).count();
+        assert_eq!(beyond, 50, "and have the rate of one");
+        tokio::time::advance(IDLE).await;
+        assert_eq!(admitted(&rates, &nth(2 * PRINCIPALS_MAX), 300), 100, "idle ones make room");
     }
 
     /// L25-62.

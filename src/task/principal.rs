@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use super::digest::digest;
 
+/// The scheme of those who are known by a credential for the server behind.
+const UNCHECKED: &str = "cred:";
+
 /// The verified identity behind a request. Part of every task's key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Principal(Arc<str>);
@@ -27,7 +30,7 @@ impl Principal {
     /// Kept is its digest alone.
     #[must_use]
     pub fn bearing(credential: &[u8]) -> Self {
-        let mut text = String::from("cred:");
+        let mut text = String::from(UNCHECKED);
         for byte in digest([b"credential", credential]).0 {
             let _ = write!(text, "{byte:02x}");
         }
@@ -38,6 +41,12 @@ impl Principal {
     #[must_use]
     pub fn new(text: &str) -> Self {
         Self(Arc::from(text))
+    }
+
+    /// Whether it is made of a credential that nobody has checked here: whoever likes can be any number of such.
+    #[must_use]
+    pub fn is_unchecked(&self) -> bool {
+        self.0.starts_with(UNCHECKED)
     }
 
     /// Whether it is somebody in particular, so that a list of tasks is that person's alone (T-22, T-43).

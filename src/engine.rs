@@ -29,6 +29,7 @@ pub use call::{
     TaskNoticeSink, declared_questions,
 };
 pub use change_subscribers::ChangeSubscribers;
+pub use list_all::SURVEY_MAX;
 pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 
 use crate::store::TaskStore;

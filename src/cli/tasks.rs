@@ -21,6 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Tasks that are asked for at once.
 const PAGE: usize = 1_000;
+/// How often a task is asked for by its id: the gateway looks at some of its tasks each time.
+const LOOKS_MAX: usize = 10_000;
 
 /// What is asked of the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,8 +126,20 @@ fn is_id(name: &str) -> bool {
 
 /// Looks a task up by its id, which stands in no address: it may be a secret.
 async fn ask_by_id(admin: &Url, id: &str) -> Result<(StatusCode, Bytes), AdminRequestError> {
-    let body = serde_json::json!({ "id": id }).to_string();
-    ask_with(admin, (Method::POST, body.into()), &["tasks", "find"], &[]).await
+    #[derive(Deserialize)]
+    struct TaskFinding {
+        next: Option<String>,
+    }
+    let mut after = None;
+    for _ in 0..LOOKS_MAX {
+        let body = serde_json::json!({ "id": id, "after": after }).to_string();
+        let (status, body) = ask_with(admin, (Method::POST, body.into()), &["tasks", "find"], &[]).await?;
+        after = if status.is_success() { read::<TaskFinding>(&body)?.next } else { None };
+        if after.is_none() {
+            return Ok((status, body));
+        }
+    }
+    Err(AdminRequestError::Late)
 }
 
 async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> Result<TasksOutput, AdminRequestError> {

@@ -10,12 +10,16 @@ use crate::task::{ShortReference, Summary, Task, TaskVisibility};
 /// Rows that are looked at in one go; others get their turn in between.
 const STEP: usize = 128;
 
+/// Rows that one survey looks at: whoever wants more asks again from where it ended.
+pub const SURVEY_MAX: usize = 10_000;
+
 /// Tasks that are looked at for one reference: more than ever share one.
 const SAME_MAX: usize = 8;
 
 impl Engine {
     /// Shows every task that has a handle to `look`, the newest first and beginning behind `after`, until it has seen
-    /// enough. Takes time in proportion to what is looked at. Cancel safe.
+    /// enough or [`SURVEY_MAX`] rows were looked at: then it returns where to go on. Takes time in proportion to what is
+    /// looked at. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -23,17 +27,23 @@ impl Engine {
         &self,
         mut after: Option<NewestCursor>,
         mut look: impl FnMut(&Summary) -> ControlFlow<()> + Send,
-    ) -> Result<(), TaskError> {
+    ) -> Result<Option<NewestCursor>, TaskError> {
+        let mut looked_at = 0;
         loop {
-            let page = self.store.survey(after, STEP, self.clock.now()).await?;
+            let step = STEP.min(SURVEY_MAX - looked_at);
+            let page = self.store.survey(after, step, self.clock.now()).await?;
             for task in page.tasks.iter().filter(|task| task.shown == TaskVisibility::Handle) {
                 if look(task).is_break() {
-                    return Ok(());
+                    return Ok(None);
                 }
             }
             match page.tasks.last() {
                 Some(last) if page.has_more => after = Some((last.created_at, ShortReference::of(&last.key))),
-                Some(_) | None => return Ok(()),
+                Some(_) | None => return Ok(None),
+            }
+            looked_at += page.tasks.len();
+            if looked_at >= SURVEY_MAX {
+                return Ok(after);
             }
             tokio::task::yield_now().await;
         }

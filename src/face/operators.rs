@@ -135,9 +135,21 @@ const fn state(standing: SummaryPhase) -> (&'static str, Option<&'static str>) {
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {
     tasks: Vec<OperatorTaskEntry>,
-    /// What `after` of the next page is, if there is one.
+    /// What `after` of the next page is, if there is one. One request looks at a bounded number of tasks, so a page may
+    /// have fewer than are wanted, or none, and not be the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
+}
+
+/// The answer to a question for a task by its id.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum OperatorTaskFinding {
+    Found(Box<OperatorTaskEntry>),
+    /// It is none of those that were looked at: the same question with this as `after` goes on.
+    GoesOn {
+        next: String,
+    },
 }
 
 /// What an operator did not get.
@@ -240,8 +252,8 @@ impl Operators {
             last = Some((task.created_at, ShortReference::of(&task.key)));
             ControlFlow::Continue(())
         };
-        self.engine.survey(wanted.after, look).await?;
-        Ok(OperatorTaskPage { tasks: page, next: last.filter(|_| has_more).map(place) })
+        let goes_on = self.engine.survey(wanted.after, look).await?;
+        Ok(OperatorTaskPage { tasks: page, next: goes_on.or_else(|| last.filter(|_| has_more)).map(place) })
     }
 
     /// The one task that a reference names.
@@ -256,14 +268,19 @@ impl Operators {
     }
 
     /// The one task with the id in `body`, whose it may be. The id may be a secret: it stands in no address and in no log.
-    async fn find_by_id(&self, body: &[u8]) -> Result<Arc<Task>, OperatorError> {
+    /// No index has it, so one request looks at some tasks, and says where the next one goes on.
+    async fn find_by_id(&self, body: &[u8]) -> Result<OperatorTaskFinding, OperatorError> {
         #[derive(serde::Deserialize)]
         struct OperatorTaskLookup {
             id: String,
+            after: Option<String>,
         }
-        let wanted: OperatorTaskLookup =
-            serde_json::from_slice(body).map_err(|_| OperatorError::Query("write {\"id\": \"...\"}"))?;
+        let wanted: OperatorTaskLookup = serde_json::from_slice(body).map_err(|_| {
+            OperatorError::Query("write {\"id\": \"...\"}, and as \"after\" the next of an earlier answer")
+        })?;
         let id = TaskId::parse(&wanted.id).ok_or(OperatorError::Unknown)?;
+        let wrong = OperatorError::Query("after is the next of an earlier answer");
+        let after = wanted.after.map(|after| position(&after).ok_or(wrong)).transpose()?;
         let mut found = None;
         let look = |task: &Summary| {
             if task.key.id == id {
@@ -272,8 +289,15 @@ impl Operators {
             }
             ControlFlow::Continue(())
         };
-        self.engine.survey(None, look).await?;
-        Ok(self.engine.get(&found.ok_or(OperatorError::Unknown)?).await?)
+        let goes_on = self.engine.survey(after, look).await?;
+        Ok(match (found, goes_on) {
+            (Some(key), _) => {
+                let task = self.engine.get(&key).await?;
+                OperatorTaskFinding::Found(Box::new(OperatorTaskEntry::of(&Summary::of(&task))))
+            }
+            (None, Some(next)) => OperatorTaskFinding::GoesOn { next: place(next) },
+            (None, None) => return Err(OperatorError::Unknown),
+        })
     }
 
     async fn cancel(&self, reference: &str) -> Result<OperatorTaskEntry, OperatorError> {
@@ -299,9 +323,7 @@ impl Endpoint for Operators {
             return response;
         }
         match (to_cancel, below) {
-            _ if request.path == FIND => {
-                answer(self.find_by_id(&request.body).await.map(|task| OperatorTaskEntry::of(&Summary::of(&task))))
-            }
+            _ if request.path == FIND => answer(self.find_by_id(&request.body).await),
             (Some(reference), _) => answer(self.cancel(reference).await),
             (None, Some(reference)) => {
                 answer(self.find(reference).await.map(|task| OperatorTaskEntry::of(&Summary::of(&task))))
@@ -355,7 +377,49 @@ fn whole(status: StatusCode, content: &'static str, body: String) -> FaceRespons
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::engine::{AdmissionLimits, SURVEY_MAX};
+    use crate::store::{MemoryStore, TaskStore as _, contract};
+    use crate::task::ManualClock;
+
+    /// An endpoint in front of so many tasks, of which the first is the oldest.
+    async fn operators(tasks: usize) -> Operators {
+        let store = Arc::new(MemoryStore::new(1 << 30));
+        for number in 0..tasks {
+            let task = contract::task("key:ada", number as u128);
+            let created_at = task.created_at.after(Duration::from_millis(number as u64));
+            store.insert(&Task { created_at, ..task }).await.unwrap();
+        }
+        let limits = AdmissionLimits {
+            tasks_max: tasks,
+            tasks_per_principal_max: tasks,
+            stored_bytes_per_principal_max: usize::MAX,
+        };
+        let clock = Arc::new(ManualClock::at(contract::task("key:ada", 0).created_at));
+        let engine = Engine::new(store, clock, Box::new(|| 7), limits);
+        Operators::new(engine, Box::new(|| unreachable!("nobody asks how the process stands")))
+    }
+
+    /// A filter that fits hardly anything, and an id, make no request look at the whole store.
+    #[tokio::test]
+    async fn one_request_looks_at_a_bounded_number_of_tasks_and_says_where_to_go_on() {
+        let operators = operators(SURVEY_MAX + 1).await;
+        let Ok(page) = operators.list(Some("state=failed")).await else { panic!("a page") };
+        assert!(page.tasks.is_empty());
+        let Ok(page) = operators.list(Some(&format!("after={}", page.next.unwrap()))).await else { panic!("a page") };
+        assert_eq!((page.tasks.len(), page.next), (1, None), "the oldest is left");
+        let id = contract::task("key:ada", 0).key.id.to_string();
+        let found = async |after: serde_json::Value| {
+            let body = serde_json::json!({ "id": id, "after": after });
+            serde_json::to_value(operators.find_by_id(body.to_string().as_bytes()).await.ok()).unwrap()
+        };
+        let first = found(serde_json::Value::Null).await;
+        assert!(first["next"].is_string() && first["ref"].is_null(), "{first}");
+        let second = found(first["next"].clone()).await;
+        assert!(second["ref"].is_string() && second["next"].is_null(), "{second}");
+    }
 
     #[test]
     fn a_query_is_read_whole_or_refused() {

@@ -34,7 +34,7 @@ use super::transport::detection::TransportDetection;
 pub use super::transport::http_client::ClientError;
 use super::transport::http_client::{ClientTls, HttpClient};
 use super::transport::sse::{self, SseDetected, SseTransport};
-use super::transport::stdio::{StdioTransport, StdioUpstreamSettings};
+use super::transport::stdio::{LastLines, StdioTransport, StdioUpstreamSettings};
 use super::upstream_health::UpstreamHealth;
 use super::version_choice::VersionChoice;
 use super::{
@@ -147,12 +147,22 @@ impl SessionUpstream {
     /// tokio runtime.
     #[must_use]
     pub fn stdio(settings: StdioUpstreamSettings, life: TaskScope) -> Self {
+        Self::of_program(settings, life, None)
+    }
+
+    /// The same, for whoever shows what the program writes to its standard error.
+    #[must_use]
+    pub fn stdio_with_output(settings: StdioUpstreamSettings, life: TaskScope, output: Arc<LastLines>) -> Self {
+        Self::of_program(settings, life, Some(output))
+    }
+
+    fn of_program(settings: StdioUpstreamSettings, life: TaskScope, output: Option<Arc<LastLines>>) -> Self {
         let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
         let processes_max = usize::try_from(settings.processes_max).unwrap_or(usize::MAX);
         let apart = settings.apart.clone();
         // Its arguments may hold secrets.
         let standing = Arc::new(UpstreamHealth::new(&name, &settings.program));
-        let wire = Box::new(StdioTransport::new(settings, Arc::clone(&standing), life.clone()));
+        let wire = Box::new(StdioTransport::new(settings, Arc::clone(&standing), life.clone(), output));
         let stand =
             TransportAdapter::new(Arc::clone(&standing), wire, processes_max, life.clone()).with_calls_apart(apart);
         Self::over(Transport::Adapted(Box::new(stand)), (name, standing), protocol, protocol.map(Era::of), life)

@@ -203,3 +203,16 @@ async fn where_nothing_speaks_mcp_the_exit_code_and_the_words_say_so() {
         assert!(output.stdout.is_empty(), "{arguments:?}");
     }
 }
+
+/// What a program writes as it gives up is what its user has to know.
+#[tokio::test]
+async fn what_a_program_says_on_its_standard_error_is_shown_when_it_fails() {
+    let script =
+        "for n in $(seq 30); do echo \"line $n\" >&2; done; printf '\\033[2JAPI_TOKEN is not set\\n' >&2; exit 3";
+    let output = probe(&["--", "sh", "-c", script]).await;
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(69), "{said}");
+    assert!(said.contains("exit code 3") && said.contains("Its standard error ends with:\n  line 22\n"), "{said}");
+    assert_eq!(said.matches("API_TOKEN is not set\n").count(), 1, "once, however often it was started: {said}");
+    assert!(!said.contains("line 21\n") && !said.contains('\u{1b}'), "{said}");
+}

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,7 +21,7 @@ use crate::task::{Answer, Principal, Reason};
 use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
-use crate::upstream::transport::stdio::StdioUpstreamSettings;
+use crate::upstream::transport::stdio::{LastLines, StdioUpstreamSettings};
 use crate::upstream::{
     BeginError, CallContext, Exchange, ExchangeEvent, ServerFacts, TaskScope, Timeouts, Upstream, UpstreamRequest,
     UpstreamTaskMode,
@@ -48,17 +49,47 @@ const CANCEL_MAX: Duration = Duration::from_secs(1);
 pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let until = Instant::now() + probe.timeout;
-    let report = anywhere(probe, until, &life).await;
+    let output = ProgramOutput::default();
+    let report = anywhere(probe, until, &life, &output).await;
     life.stop.cancel();
     life.tracker.close();
     // A program that does not stop is killed once this process is gone.
     let _ = tokio::time::timeout(END_MAX, life.tracker.wait()).await;
-    report
+    // By now all is read that it had to say.
+    report.map_err(|why| why + &output.text())
+}
+
+/// What the program wrote to its standard error, for each time that it was started.
+#[derive(Debug, Default)]
+struct ProgramOutput(Mutex<Vec<Arc<LastLines>>>);
+
+impl ProgramOutput {
+    fn next(&self) -> Arc<LastLines> {
+        let lines = Arc::new(LastLines::default());
+        self.0.lock().push(Arc::clone(&lines));
+        lines
+    }
+
+    /// What it said the first time that it said anything: the next time it says the same, or complains of what it was
+    /// asked.
+    fn text(&self) -> String {
+        let all = self.0.lock();
+        let Some(lines) = all.iter().map(|lines| lines.all()).find(|lines| !lines.is_empty()) else {
+            return String::new();
+        };
+        let lines: Vec<_> = lines.iter().map(|line| format!("\n  {}", printable(line))).collect();
+        format!("\nIts standard error ends with:{}", lines.concat())
+    }
 }
 
 /// Asks at the address that is given, and if nothing speaks MCP there, where it points to or servers usually are.
-async fn anywhere(probe: &ProbeCommand, until: Instant, life: &TaskScope) -> Result<ProbeReport, String> {
-    let asking = ProbeRun { probe, until, life: life.clone() };
+async fn anywhere(
+    probe: &ProbeCommand,
+    until: Instant,
+    life: &TaskScope,
+    output: &ProgramOutput,
+) -> Result<ProbeReport, String> {
+    let asking = ProbeRun { probe, until, life: life.clone(), output };
     let nowhere = match asking.all().await {
         Ok(report) => return Ok(report),
         Err(nowhere) => nowhere,
@@ -66,7 +97,7 @@ async fn anywhere(probe: &ProbeCommand, until: Instant, life: &TaskScope) -> Res
     let others = nowhere.others(&probe.target);
     for other in &others {
         let probe = ProbeCommand { target: ProbeTarget::Url(other.clone()), ..probe.clone() };
-        let asking = ProbeRun { probe: &probe, until, life: life.clone() };
+        let asking = ProbeRun { probe: &probe, until, life: life.clone(), output };
         if let Ok(report) = asking.all().await {
             return Ok(report);
         }
@@ -103,6 +134,7 @@ struct ProbeRun<'a> {
     probe: &'a ProbeCommand,
     until: Instant,
     life: TaskScope,
+    output: &'a ProgramOutput,
 }
 
 /// A server that answered over one transport.
@@ -270,7 +302,10 @@ impl ProbeRun<'_> {
                 let made = SessionUpstream::new(settings, self.life.clone());
                 made.map_err(|error| ProbeError::Unusable(crate::cause::CauseChain(&error).to_string()))?
             }
-            ProbeTarget::Command(words) => SessionUpstream::stdio(program(name, words, protocol), self.life.clone()),
+            ProbeTarget::Command(words) => {
+                let settings = program(name, words, protocol);
+                SessionUpstream::stdio_with_output(settings, self.life.clone(), self.output.next())
+            }
         };
         Ok(Arc::new(upstream))
     }

@@ -30,6 +30,7 @@ use crate::upstream::{ForwardedHeaders, TaskScope, supervisor};
 use crate::wire::ProtocolVersion;
 use crate::wire::framing::LineDecoder;
 pub use program::ProgramError;
+pub use program_output::LastLines;
 use program_output::ProgramOutputLog;
 
 /// Variables of the gateway's own that every program is given.
@@ -90,11 +91,18 @@ pub(crate) struct StdioTransport {
     settings: StdioUpstreamSettings,
     standing: Arc<UpstreamHealth>,
     life: TaskScope,
+    output: Option<Arc<LastLines>>,
 }
 
 impl StdioTransport {
-    pub(crate) const fn new(settings: StdioUpstreamSettings, standing: Arc<UpstreamHealth>, life: TaskScope) -> Self {
-        Self { settings, standing, life }
+    /// `output` keeps what processes write to their standard error, where somebody wants it.
+    pub(crate) const fn new(
+        settings: StdioUpstreamSettings,
+        standing: Arc<UpstreamHealth>,
+        life: TaskScope,
+        output: Option<Arc<LastLines>>,
+    ) -> Self {
+        Self { settings, standing, life, output }
     }
 
     /// The variables whose values are files' contents, read where they hold up nobody.
@@ -175,7 +183,7 @@ impl MessageTransport for StdioTransport {
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
         let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
         let process = Arc::new(ServerProcess { outgoing, closing, exit: SetOnce::new(), silent });
-        let noise = Arc::new(ProgramOutputLog::new(Arc::clone(name)));
+        let noise = Arc::new(ProgramOutputLog::new(Arc::clone(name), self.output.clone()));
         let tracker = &self.life.tracker;
         tracker.spawn(write(stdin, queue, process.closing.clone()));
         let listening = program_output::log(stderr, Arc::clone(&noise));

@@ -2,6 +2,7 @@
 //!
 //! It goes to the log within bounds: so many lines a second, so many bytes of each. The rest is counted.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -17,12 +18,36 @@ const LINE_BYTES_MAX: usize = 1024;
 const LINES_BURST: f64 = 100.0;
 const LINES_PER_SECOND: f64 = 20.0;
 const READ_BYTES: usize = 8 * 1024;
+/// Lines of standard error that are kept for whoever started the program by hand.
+const LAST_MAX: usize = 10;
+
+/// The last lines that a program wrote to its standard error: for the person who runs it, and for no log, since they may
+/// hold what it was called with.
+#[derive(Debug, Default)]
+pub struct LastLines(Mutex<VecDeque<String>>);
+
+impl LastLines {
+    fn keep(&self, line: String) {
+        let mut lines = self.0.lock();
+        if lines.len() == LAST_MAX {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+
+    /// The lines, without control characters and each of a bounded length.
+    #[must_use]
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().iter().cloned().collect()
+    }
+}
 
 /// The noise of one process.
 #[derive(Debug)]
 pub(super) struct ProgramOutputLog {
     upstream: Arc<str>,
     budget: Mutex<LogBudget>,
+    last: Option<Arc<LastLines>>,
 }
 
 #[derive(Debug)]
@@ -33,9 +58,9 @@ struct LogBudget {
 }
 
 impl ProgramOutputLog {
-    pub(super) fn new(upstream: Arc<str>) -> Self {
+    pub(super) fn new(upstream: Arc<str>, last: Option<Arc<LastLines>>) -> Self {
         let budget = LogBudget { lines: LINES_BURST, at: Instant::now(), left_out: 0 };
-        Self { upstream, budget: Mutex::new(budget) }
+        Self { upstream, budget: Mutex::new(budget), last }
     }
 
     /// Takes a line of standard output that is no message.
@@ -48,6 +73,9 @@ impl ProgramOutputLog {
 
     /// Takes a line of standard error. Programs write there what they were called with: it is for those who look for it.
     fn said(&self, line: &[u8]) {
+        if let Some(last) = &self.last {
+            last.keep(shown(line));
+        }
         match self.admit() {
             Some(left_out) => {
                 tracing::debug!(upstream = %self.upstream, left_out, line = shown(line), "a program says")
@@ -112,11 +140,20 @@ mod tests {
     /// F45.
     #[tokio::test(start_paused = true)]
     async fn f45_a_flood_of_lines_is_logged_in_part_and_the_rest_counted() {
-        let noise = ProgramOutputLog::new(Arc::from("local"));
+        let noise = ProgramOutputLog::new(Arc::from("local"), None);
         let logged = (0..10_000).filter(|_| noise.admit().is_some()).count();
         assert_eq!(logged, 100);
         tokio::time::advance(Duration::from_secs(1)).await;
         assert_eq!(noise.admit(), Some(9_900), "the next line says how many are missing");
+    }
+
+    #[test]
+    fn of_what_a_program_says_the_last_lines_are_kept() {
+        let last = Arc::new(LastLines::default());
+        let noise = ProgramOutputLog::new(Arc::from("local"), Some(Arc::clone(&last)));
+        (0..1_000).for_each(|n| noise.said(format!("line {n}").as_bytes()));
+        let expected: Vec<_> = (990..1_000).map(|n| format!("line {n}")).collect();
+        assert_eq!(last.all(), expected, "however many of them are logged");
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl UpstreamTlsFiles {
 /// A streamable HTTP server, in sessions.
 #[derive(Debug)]
 pub struct SessionUpstream {
-    hop: Arc<UpstreamLink>,
+    link: Arc<UpstreamLink>,
     pool: Arc<SessionPool>,
     /// The era that the operator's version belongs to.
     era: Option<Era>,
@@ -140,7 +140,7 @@ impl SessionUpstream {
     /// How the server stands, for operators.
     #[must_use]
     pub fn standing(&self) -> Arc<UpstreamHealth> {
-        Arc::clone(&self.hop.standing)
+        Arc::clone(&self.link.standing)
     }
 
     /// A program that is spoken to over its standard input and output. Nothing is started yet. Must be called within a
@@ -175,7 +175,7 @@ impl SessionUpstream {
         era: Option<Era>,
         life: TaskScope,
     ) -> Self {
-        let hop = Arc::new(UpstreamLink {
+        let link = Arc::new(UpstreamLink {
             latencies: ExchangeLatencies::of(&name),
             name,
             standing,
@@ -184,23 +184,23 @@ impl SessionUpstream {
             tracker: life.tracker,
             stop: life.stop,
         });
-        Self { pool: SessionPool::new(Arc::clone(&hop)), hop, era }
+        Self { pool: SessionPool::new(Arc::clone(&link)), link, era }
     }
 
     /// The same server as stateless clients have it: spoken to in their era where it can.
     #[must_use]
     pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
         let eras =
-            if self.hop.transport.is_adapted() { EraCache::of_started(self.era) } else { EraCache::new(self.era) };
+            if self.link.transport.is_adapted() { EraCache::of_started(self.era) } else { EraCache::new(self.era) };
         let eras = Arc::new(eras);
-        let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.hop), Arc::clone(&eras)));
-        EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())
+        let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.link), Arc::clone(&eras)));
+        EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.link.tracker.clone())
     }
 
     /// Raw access to the server, in sessions that are clients' own or in none.
     #[must_use]
     pub fn channel(&self) -> Arc<dyn OwnSessionChannel> {
-        Arc::new(Arc::clone(&self.hop))
+        Arc::new(Arc::clone(&self.link))
     }
 
     /// Opens this client's session, and waits until its own stream is heard, if it has one: some servers lose what they
@@ -239,7 +239,7 @@ fn key(context: &CallContext) -> SessionKey {
 #[async_trait]
 impl Upstream for SessionUpstream {
     fn name(&self) -> &Arc<str> {
-        &self.hop.name
+        &self.link.name
     }
 
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
@@ -249,12 +249,12 @@ impl Upstream for SessionUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = HttpExchange::begin(&self.hop, self.home(&context), request, &context).await?;
+        let exchange = HttpExchange::begin(&self.link, self.home(&context), request, &context).await?;
         Ok(Box::new(exchange))
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = HttpExchange::resume(&self.hop, self.home(&context), &token, &context)?;
+        let exchange = HttpExchange::resume(&self.link, self.home(&context), &token, &context)?;
         Ok(Box::new(exchange))
     }
 
@@ -282,6 +282,6 @@ impl Upstream for SessionUpstream {
 
     async fn close(&self) {
         let _ = tokio::time::timeout(CLOSE_MAX, self.pool.close()).await;
-        self.hop.transport.close().await;
+        self.link.transport.close().await;
     }
 }

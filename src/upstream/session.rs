@@ -89,7 +89,7 @@ pub(crate) struct SessionKey {
 /// A session whose handshake is done.
 #[derive(Debug)]
 pub(crate) struct UpstreamSession {
-    pub(crate) hop: Arc<UpstreamLink>,
+    pub(crate) link: Arc<UpstreamLink>,
     pub(crate) credentials: SessionHeaders,
     /// `None` for a session that another process life opened.
     facts: Option<Arc<ServerFacts>>,
@@ -110,19 +110,19 @@ pub(crate) struct UpstreamSession {
 
 impl UpstreamSession {
     /// A session whose upstream has told its `facts`.
-    fn opened(hop: &Arc<UpstreamLink>, credentials: SessionHeaders, facts: ServerFacts) -> Arc<Self> {
+    fn opened(link: &Arc<UpstreamLink>, credentials: SessionHeaders, facts: ServerFacts) -> Arc<Self> {
         let tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities);
-        Self::new(hop, credentials, Some(Arc::new(facts)), tasks)
+        Self::new(link, credentials, Some(Arc::new(facts)), tasks)
     }
 
     fn new(
-        hop: &Arc<UpstreamLink>,
+        link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
         facts: Option<Arc<ServerFacts>>,
         tasks: UpstreamTaskSupport,
     ) -> Arc<Self> {
         Arc::new(Self {
-            hop: Arc::clone(hop),
+            link: Arc::clone(link),
             credentials,
             facts,
             tasks,
@@ -133,18 +133,18 @@ impl UpstreamSession {
             subscriptions: ResourceSubscriptions::default(),
             listened: SetOnce::new(),
             has_orphan: AtomicBool::new(false),
-            over: hop.stop.child_token(),
+            over: link.stop.child_token(),
         })
     }
 
     /// A session that another process life opened. It has no stream of its own and is never ended from
     /// here: other calls may still be resumed in it. For tasks see [`pool::SessionPool::adopt`].
     pub(crate) fn adopted(
-        hop: &Arc<UpstreamLink>,
+        link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
         tasks: UpstreamTaskSupport,
     ) -> Arc<Self> {
-        Self::new(hop, credentials, None, tasks)
+        Self::new(link, credentials, None, tasks)
     }
 
     pub(crate) const fn facts(&self) -> Option<&Arc<ServerFacts>> {
@@ -196,7 +196,7 @@ impl UpstreamSession {
         forwarded: ForwardedHeaders,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.hop.transport.send(&self.credentials.post(message).forwarding(forwarded), handed_over).await
+        self.link.transport.send(&self.credentials.post(message).forwarding(forwarded), handed_over).await
     }
 
     /// The same for a message that belongs to what is under way.
@@ -205,7 +205,7 @@ impl UpstreamSession {
         message: Bytes,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.hop.transport.send(&self.credentials.post(message).under_way(), handed_over).await
+        self.link.transport.send(&self.credentials.post(message).under_way(), handed_over).await
     }
 
     /// Sends one message that wants no answer, and waits until it was accepted.
@@ -220,17 +220,17 @@ impl UpstreamSession {
     /// Sends an answer of the gateway's own in the background. Under a flood it is dropped and counted.
     fn reply(self: &Arc<Self>, message: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else {
-            self.hop.dropped("reply_flood");
+            self.link.dropped("reply_flood");
             return;
         };
         let session = Arc::clone(self);
-        self.hop.tracker.spawn(async move {
+        self.link.tracker.spawn(async move {
             let _permit = permit;
             tokio::select! {
-                () = session.hop.stop.cancelled() => (),
+                () = session.link.stop.cancelled() => (),
                 told = session.tell(message) => {
                     if told.is_err() {
-                        session.hop.dropped("reply_failed");
+                        session.link.dropped("reply_failed");
                     }
                 }
             }
@@ -249,7 +249,7 @@ impl UpstreamSession {
         if self.has_id() && !self.has_orphan.load(Ordering::Relaxed) {
             let end = self.credentials.delete();
             let handed_over = HandedOver::default();
-            let _ = tokio::time::timeout(DELETE_MAX, self.hop.transport.send(&end, &handed_over)).await;
+            let _ = tokio::time::timeout(DELETE_MAX, self.link.transport.send(&end, &handed_over)).await;
         }
     }
 }

@@ -19,13 +19,13 @@ use crate::wire::Payload;
 /// A streamable HTTP server, within one session.
 #[derive(Debug)]
 pub(super) struct ClientSessionUpstream {
-    hop: Arc<UpstreamLink>,
+    link: Arc<UpstreamLink>,
     lease: Arc<SessionLease>,
 }
 
 impl ClientSessionUpstream {
-    pub(super) fn new(hop: Arc<UpstreamLink>, lease: Arc<SessionLease>) -> Self {
-        Self { hop, lease }
+    pub(super) fn new(link: Arc<UpstreamLink>, lease: Arc<SessionLease>) -> Self {
+        Self { link, lease }
     }
 
     fn home(&self) -> SessionSource {
@@ -41,7 +41,7 @@ const fn not_known_here() -> BeginError {
 #[async_trait]
 impl Upstream for ClientSessionUpstream {
     fn name(&self) -> &Arc<str> {
-        &self.hop.name
+        &self.link.name
     }
 
     /// # Errors
@@ -51,11 +51,11 @@ impl Upstream for ClientSessionUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Ok(Box::new(HttpExchange::begin(&self.hop, self.home(), request, &context).await?))
+        Ok(Box::new(HttpExchange::begin(&self.link, self.home(), request, &context).await?))
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Ok(Box::new(HttpExchange::resume(&self.hop, self.home(), &token, &context)?))
+        Ok(Box::new(HttpExchange::resume(&self.link, self.home(), &token, &context)?))
     }
 
     /// # Errors

@@ -55,17 +55,17 @@ pub(super) enum SessionSource {
 }
 
 impl SessionSource {
-    pub(super) async fn session(&self, hop: &Arc<UpstreamLink>) -> Result<Arc<UpstreamSession>, BeginError> {
+    pub(super) async fn session(&self, link: &Arc<UpstreamLink>) -> Result<Arc<UpstreamSession>, BeginError> {
         match self {
             Self::Pool { pool, key } => pool.session(key).await,
-            Self::Own(lease) => Ok(lease.session(hop).await),
+            Self::Own(lease) => Ok(lease.session(link).await),
         }
     }
 
     /// A session that another process life opened, for a call whose task the upstream made.
     pub(super) fn adopt(
         &self,
-        hop: &Arc<UpstreamLink>,
+        link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
         tasks: UpstreamTaskSupport,
     ) -> Arc<UpstreamSession> {
@@ -73,7 +73,7 @@ impl SessionSource {
             Self::Pool { pool, key } => pool.adopt(key, credentials, tasks),
             Self::Own(lease) => {
                 let SessionHeaders { session, version } = credentials;
-                lease.adopt(hop, SessionBinding { session, version, tasks })
+                lease.adopt(link, SessionBinding { session, version, tasks })
             }
         }
     }
@@ -233,7 +233,7 @@ impl HttpCall {
         loop {
             match self.hear(&mut events, &awaited, &mut malformed).await? {
                 StreamEnd::Said(said) => {
-                    drain(&self.session().hop, events);
+                    drain(&self.session().link, events);
                     return Ok(said);
                 }
                 // Either a server that ends streams on purpose (SEP-1699) or a broken connection: the same.
@@ -288,7 +288,7 @@ impl HttpCall {
             let session = self.session();
             let get = session.credentials.get(Some(last_event));
             let handed_over = HandedOver::default();
-            let head = tokio::time::timeout(RESUME_WINDOW, session.hop.transport.send(&get, &handed_over));
+            let head = tokio::time::timeout(RESUME_WINDOW, session.link.transport.send(&get, &handed_over));
             if let Ok(Ok(response)) = head.await
                 && let Ok(AcceptedResponse::Events(events)) =
                     reply::open(response, ErrorAddressee::Request(awaited.id), awaited.limits).await

@@ -35,7 +35,7 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 
 /// One call over HTTP.
 pub(super) struct HttpExchange {
-    link: Arc<HttpCall>,
+    http_call: Arc<HttpCall>,
     driven: DrivenCall,
     /// When a connection took the call.
     sent: Instant,
@@ -43,9 +43,9 @@ pub(super) struct HttpExchange {
 
 impl Drop for HttpExchange {
     fn drop(&mut self) {
-        let can_go_on = self.link.call.task.initialized() || self.link.point.lock().last_event.is_some();
+        let can_go_on = self.http_call.call.task.initialized() || self.http_call.point.lock().last_event.is_some();
         if self.driven.is_running() && can_go_on {
-            self.link.session().keep_for_later();
+            self.http_call.session().keep_for_later();
         }
     }
 }
@@ -56,13 +56,13 @@ impl HttpExchange {
     /// # Errors
     /// If there is no session or no connection: nothing was sent.
     pub(super) async fn begin(
-        hop: &Arc<UpstreamLink>,
+        link: &Arc<UpstreamLink>,
         home: SessionSource,
         request: UpstreamRequest,
         context: &CallContext,
     ) -> Result<Self, BeginError> {
         let began = Instant::now();
-        let session = home.session(hop).await?;
+        let session = home.session(link).await?;
         if let Some(level) = &context.log_level {
             session.lower_log_level(level).await;
         }
@@ -76,12 +76,12 @@ impl HttpExchange {
         let params = if is_native { with_task(params, context.native_task.deadline()) } else { params };
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = SessionCall::new(id, asked);
-        let link = HttpCall::new(call, session, home, context);
+        let http_call = HttpCall::new(call, session, home, context);
         let handed_over = HandedOver::default();
         let start = CallStart::Post { message, handed_over: Arc::clone(&handed_over) };
         let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
-        let driven = DrivenCall::new(hop, class, began, queue, Box::pin(Arc::clone(&link).run(start)));
-        let mut exchange = Self { link, driven, sent: began };
+        let driven = DrivenCall::new(link, class, began, queue, Box::pin(Arc::clone(&http_call).run(start)));
+        let mut exchange = Self { http_call, driven, sent: began };
         exchange.driven.hand_over(&handed_over).await?;
         exchange.sent = Instant::now();
         Ok(exchange)
@@ -92,7 +92,7 @@ impl HttpExchange {
     /// # Errors
     /// If the token is none of this transport's.
     pub(super) fn resume(
-        hop: &Arc<UpstreamLink>,
+        link: &Arc<UpstreamLink>,
         home: SessionSource,
         token: &ResumeToken,
         context: &CallContext,
@@ -101,12 +101,12 @@ impl HttpExchange {
         let resumed = resume_token::read(token).ok_or(BeginError::Gateway(broken))?;
         let (session, native, start) = match resumed.at {
             CallPosition::Stream(_) => (
-                UpstreamSession::adopted(hop, resumed.credentials, UpstreamTaskSupport::default()),
+                UpstreamSession::adopted(link, resumed.credentials, UpstreamTaskSupport::default()),
                 UpstreamTaskState::Never,
                 CallStart::Resume,
             ),
             CallPosition::Task { ref id, tasks } => {
-                (home.adopt(hop, resumed.credentials, tasks), UpstreamTaskState::Made(Arc::clone(id)), CallStart::Task)
+                (home.adopt(link, resumed.credentials, tasks), UpstreamTaskState::Made(Arc::clone(id)), CallStart::Task)
             }
         };
         let (call, queue) = SessionCall::new(resumed.request, native);
@@ -114,23 +114,23 @@ impl HttpExchange {
             // They were within the bounds when they were asked.
             let _ = call.ask(&ask);
         }
-        let link = HttpCall::new(call, session, home, context);
+        let http_call = HttpCall::new(call, session, home, context);
         if let CallPosition::Stream(point) = resumed.at {
-            *link.point.lock() = point;
+            *http_call.point.lock() = point;
         }
-        let (now, run) = (Instant::now(), Box::pin(Arc::clone(&link).run(start)));
-        Ok(Self { driven: DrivenCall::new(hop, ExchangeClass::Resumed, now, queue, run), link, sent: now })
+        let (now, run) = (Instant::now(), Box::pin(Arc::clone(&http_call).run(start)));
+        Ok(Self { driven: DrivenCall::new(link, ExchangeClass::Resumed, now, queue, run), http_call, sent: now })
     }
 
     /// Runs the call on until the upstream knows of it or is taken to, and until its task is known if it asked
     /// for one. Events stay in the queue.
     async fn known_upstream(&mut self) {
-        let call = &self.link.call;
+        let call = &self.http_call.call;
         let known = async {
             if call.may_be_task {
                 call.task.wait().await;
             } else if !call.task.initialized() {
-                self.link.head.wait().await;
+                self.http_call.head.wait().await;
             }
         };
         let patience = if call.may_be_task { CANCEL_TASK_AFTER } else { CANCEL_AFTER };
@@ -142,14 +142,14 @@ impl HttpExchange {
         if !self.driven.is_running() {
             return;
         }
-        if let Some(task) = self.link.call.task.get() {
-            self.link.cancel_task(task).await;
+        if let Some(task) = self.http_call.call.task.get() {
+            self.http_call.cancel_task(task).await;
         } else {
             // A call that gave no handle in all this time is held as a plain one, whatever it asked for.
-            let params = json!({ "requestId": self.link.call.id, "reason": reason });
+            let params = json!({ "requestId": self.http_call.call.id, "reason": reason });
             let message = envelope::notification(method::CANCELLED, Some(&Payload::of(&params)));
-            if self.link.session().tell(message).await.is_err() {
-                self.link.session().hop.dropped("cancel_failed");
+            if self.http_call.session().tell(message).await.is_err() {
+                self.http_call.session().link.dropped("cancel_failed");
             }
         }
     }
@@ -195,9 +195,9 @@ impl Exchange for HttpExchange {
 
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         // An answer to what was taken back or answered already has nowhere to go.
-        let Some(id) = RequestId::from_payload(ask).filter(|_| self.link.call.is_open(ask)) else { return Ok(()) };
-        let named = self.link.call.related(ask);
-        let answer = match named.as_ref().or_else(|| self.link.call.task.get()) {
+        let Some(id) = RequestId::from_payload(ask).filter(|_| self.http_call.call.is_open(ask)) else { return Ok(()) };
+        let named = self.http_call.call.related(ask);
+        let answer = match named.as_ref().or_else(|| self.http_call.call.task.get()) {
             Some(task) => peer::related(answer, task),
             None => answer,
         };
@@ -205,34 +205,34 @@ impl Exchange for HttpExchange {
             Answer::Result(result) => envelope::result(&id, &result),
             Answer::Error(error) => envelope::error(Some(&id), &error),
         };
-        self.link.session().tell(message).await.map_err(ExchangeError)?;
-        self.link.call.close(ask);
+        self.http_call.session().tell(message).await.map_err(ExchangeError)?;
+        self.http_call.call.close(ask);
         Ok(())
     }
 
     async fn cancel(&mut self, reason: &str) {
         let told = tokio::time::timeout(CANCEL_MAX, self.tell_cancelled(reason)).await;
         if told.is_err() {
-            self.link.session().hop.dropped("cancel_failed");
+            self.http_call.session().link.dropped("cancel_failed");
         }
         if self.driven.is_running() {
-            self.link.leave();
+            self.http_call.leave();
             self.driven.abandon();
         }
     }
 
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
-        let Some(task) = self.link.call.task.get().filter(|_| self.driven.is_running()) else { return Ok(()) };
+        let Some(task) = self.http_call.call.task.get().filter(|_| self.driven.is_running()) else { return Ok(()) };
         let said = self
-            .link
+            .http_call
             .aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short)
             .await
             .map_err(ExchangeError)?;
         // How the task ends otherwise is asked for; soon, whatever the answer.
-        self.link.call.hint.notify_one();
+        self.http_call.call.hint.notify_one();
         let stands = peer::polled(&said.map_err(TaskRequestError::Refused)?);
         if stands.is_some_and(|task| task.standing == UpstreamTaskStatus::Cancelled) {
-            self.link.leave();
+            self.http_call.leave();
             self.driven.end(ExchangeEvent::Cancelled);
         }
         Ok(())
@@ -242,11 +242,11 @@ impl Exchange for HttpExchange {
         if !self.driven.is_running() {
             return None;
         }
-        let session = self.link.session();
-        let at = match self.link.call.task.get() {
+        let session = self.http_call.session();
+        let at = match self.http_call.call.task.get() {
             Some(id) => CallPosition::Task { id: Arc::clone(id), tasks: session.tasks },
-            None => CallPosition::Stream(self.link.point.lock().clone()),
+            None => CallPosition::Stream(self.http_call.point.lock().clone()),
         };
-        resume_token::token(&self.link.call.id, &session.credentials, &at, &self.link.call.open())
+        resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.open())
     }
 }

@@ -96,7 +96,7 @@ impl HttpCall {
             Ok(AcceptedResponse::Events(mut events)) => loop {
                 match self.hear(&mut events, &awaited, &mut 0).await? {
                     StreamEnd::Said(said) => {
-                        drain(&session.hop, events);
+                        drain(&session.link, events);
                         return Ok(said);
                     }
                     StreamEnd::Broke { .. } => {

@@ -38,7 +38,7 @@ const DISCOVER_BYTES_MAX: usize = 1024 * 1024;
 /// A server of 2026-07-28.
 #[derive(Debug)]
 pub(crate) struct StatelessUpstream {
-    hop: Arc<UpstreamLink>,
+    link: Arc<UpstreamLink>,
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
     /// What the server said of itself last. It may differ with who asks, so it is believed as far as the
@@ -48,13 +48,13 @@ pub(crate) struct StatelessUpstream {
 }
 
 impl StatelessUpstream {
-    pub(in crate::upstream) fn new(hop: Arc<UpstreamLink>, eras: Arc<EraCache>) -> Self {
-        let listens = ListenSources::new(Arc::clone(&hop));
-        Self { hop, eras, annotated: Arc::default(), facts: parking_lot::Mutex::default(), listens }
+    pub(in crate::upstream) fn new(link: Arc<UpstreamLink>, eras: Arc<EraCache>) -> Self {
+        let listens = ListenSources::new(Arc::clone(&link));
+        Self { link, eras, annotated: Arc::default(), facts: parking_lot::Mutex::default(), listens }
     }
 
     fn line(&self, context: &CallContext) -> StatelessSender {
-        StatelessSender::new(Arc::clone(&self.hop), Arc::clone(&self.eras), Arc::clone(&self.annotated), context)
+        StatelessSender::new(Arc::clone(&self.link), Arc::clone(&self.eras), Arc::clone(&self.annotated), context)
     }
 
     async fn ask_facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, RequestFailure> {
@@ -96,7 +96,7 @@ impl EraDiscovery for StatelessUpstream {
                 (Reason::UpstreamMalformed, _) => Some(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => Some(Era::Session),
                 // Some servers end at what comes before `initialize`.
-                (Reason::UpstreamClosed, _) if self.hop.transport.is_adapted() => Some(Era::Session),
+                (Reason::UpstreamClosed, _) if self.link.transport.is_adapted() => Some(Era::Session),
                 _ => None,
             },
         }
@@ -106,7 +106,7 @@ impl EraDiscovery for StatelessUpstream {
 #[async_trait]
 impl Upstream for StatelessUpstream {
     fn name(&self) -> &Arc<str> {
-        &self.hop.name
+        &self.link.name
     }
 
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
@@ -114,11 +114,11 @@ impl Upstream for StatelessUpstream {
         if let Some(facts) = known {
             return Ok(facts);
         }
-        let mark = self.hop.standing.mark();
+        let mark = self.link.standing.mark();
         self.ask_facts(context).await.map_err(|ending| match ending {
             RequestFailure::Faulted(error) => BeginError::Refused(error),
             RequestFailure::Lost(fault) => {
-                self.hop.standing.ended(mark, &fault);
+                self.link.standing.ended(mark, &fault);
                 BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault })
             }
         })

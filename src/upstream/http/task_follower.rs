@@ -39,7 +39,7 @@ enum TaskFollowEvent {
 
 /// One task on its way to its end.
 struct TaskFollower<'a> {
-    link: &'a HttpCall,
+    http_call: &'a HttpCall,
     id: Arc<str>,
     /// The params of every request about it.
     params: Payload,
@@ -81,7 +81,7 @@ impl HttpCall {
         let params = peer::params_of(&id);
         let pace = PollSchedule::new(self.began, self.deadline);
         let shown = None;
-        TaskFollower { link: self, id, params, pace, message: None, shown, odd_polls: 0, odd_outcomes: 0 }
+        TaskFollower { http_call: self, id, params, pace, message: None, shown, odd_polls: 0, odd_outcomes: 0 }
             .run(made)
             .await
     }
@@ -91,16 +91,16 @@ impl HttpCall {
         if self.session().tasks.cancel
             && self.aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short).await.is_err()
         {
-            self.session().hop.dropped("cancel_failed");
+            self.session().link.dropped("cancel_failed");
         }
     }
 }
 
 impl TaskFollower<'_> {
     async fn run(mut self, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
-        let link = self.link;
+        let http_call = self.http_call;
         let result_params = self.params.clone();
-        let listen = || link.aside(method::TASKS_RESULT, &result_params, AnswerWait::Endless);
+        let listen = || http_call.aside(method::TASKS_RESULT, &result_params, AnswerWait::Endless);
         let mut held: HeldResult<'_> = None;
         let mut standing = match made {
             Some(made) => self.learn(&made).await,
@@ -145,7 +145,7 @@ impl TaskFollower<'_> {
     /// Asks for the task when it is time.
     async fn next_poll(&self) -> TaskPollResult {
         let hinted = async {
-            self.link.call.hint.notified().await;
+            self.http_call.call.hint.notified().await;
             sleep_until(self.pace.soonest()).await;
         };
         tokio::select! {
@@ -156,7 +156,7 @@ impl TaskFollower<'_> {
     }
 
     async fn get(&self) -> TaskPollResult {
-        let said = self.link.aside(method::TASKS_GET, &self.params, AnswerWait::Short).await?;
+        let said = self.http_call.aside(method::TASKS_GET, &self.params, AnswerWait::Short).await?;
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
         match said {
             Ok(result) => peer::polled(&result).filter(|task| task.id == self.id).map(Ok).ok_or(malformed),
@@ -194,19 +194,19 @@ impl TaskFollower<'_> {
         if task.message != self.message {
             self.message.clone_from(&task.message);
             if let Some(message) = &task.message {
-                self.link.call.tell(ExchangeEvent::Status(Arc::clone(message))).await;
+                self.http_call.call.tell(ExchangeEvent::Status(Arc::clone(message))).await;
             }
         }
-        if self.link.is_watched {
+        if self.http_call.is_watched {
             let shown = (task.word.clone(), task.message.clone());
             if self.shown.as_ref() != Some(&shown) {
                 let (word, message) = shown.clone();
                 self.shown = Some(shown);
-                self.link.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
+                self.http_call.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
             }
         }
         if task.standing == UpstreamTaskStatus::Unknown {
-            self.link.session().hop.dropped("unknown_status");
+            self.http_call.session().link.dropped("unknown_status");
         }
         Some(task.standing)
     }
@@ -214,9 +214,9 @@ impl TaskFollower<'_> {
     /// Takes note of a request about the task that is of no use.
     async fn failed(&mut self, why: TaskRequestError) {
         self.pace.failed(Instant::now());
-        if self.link.is_watched {
+        if self.http_call.is_watched {
             self.shown = None;
-            self.link.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
+            self.http_call.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
         }
     }
 
@@ -265,7 +265,7 @@ impl TaskFollower<'_> {
         {
             return Ok(Some(ExchangeEvent::Returned(result)));
         }
-        match self.link.aside(method::TASKS_RESULT, &self.params, AnswerWait::Short).await {
+        match self.http_call.aside(method::TASKS_RESULT, &self.params, AnswerWait::Short).await {
             // Either the call's own error, or the task is gone, or it has not ended after all (T-45).
             Ok(Err(error)) if peer::is_about_the_task(&error) => match self.look().await? {
                 Some(UpstreamTaskStatus::Done) => Ok(Some(ExchangeEvent::Faulted(error))),

@@ -38,7 +38,7 @@ enum GetStreamResult {
 }
 
 struct GetStreamReader {
-    hop: Arc<UpstreamLink>,
+    link: Arc<UpstreamLink>,
     credentials: SessionHeaders,
     session: Weak<UpstreamSession>,
     point: SseResumePoint,
@@ -52,7 +52,7 @@ struct GetStreamReader {
 /// first event.
 pub(super) fn start(session: &Arc<UpstreamSession>, purpose: Option<StreamPurpose>) {
     let listener = GetStreamReader {
-        hop: Arc::clone(&session.hop),
+        link: Arc::clone(&session.link),
         credentials: session.credentials.clone(),
         session: Arc::downgrade(session),
         point: SseResumePoint::default(),
@@ -60,7 +60,7 @@ pub(super) fn start(session: &Arc<UpstreamSession>, purpose: Option<StreamPurpos
         purpose,
     };
     let over = session.over.clone();
-    session.hop.tracker.spawn(listener.run(over));
+    session.link.tracker.spawn(listener.run(over));
 }
 
 impl GetStreamReader {
@@ -94,7 +94,7 @@ impl GetStreamReader {
             None => get,
         };
         let opened = Instant::now();
-        let Ok(response) = self.hop.transport.send(&get, &HandedOver::default()).await else {
+        let Ok(response) = self.link.transport.send(&get, &HandedOver::default()).await else {
             return GetStreamResult::Vain;
         };
         match response.status() {
@@ -144,10 +144,10 @@ impl GetStreamReader {
                     Ok(Message::Notification(notification)) => session.note(notification),
                     Ok(Message::Request(request)) => session.ask(request),
                     // Answers come on the stream of their own request alone (LEG-08).
-                    Ok(Message::Response(_)) => self.hop.dropped("foreign_response"),
-                    Err(_) => self.hop.dropped("malformed_event"),
+                    Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
+                    Err(_) => self.link.dropped("malformed_event"),
                 }),
-                Err(_) => self.hop.dropped("malformed_event"),
+                Err(_) => self.link.dropped("malformed_event"),
             }
         }
         heard

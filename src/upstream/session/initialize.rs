@@ -59,8 +59,8 @@ impl AgreedSession {
 ///
 /// # Errors
 /// If no handshake succeeds within 30 seconds; no call was sent, whatever the reason.
-pub(crate) async fn open(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
-    let session = in_time(hop, introduced(hop, key)).await?;
+pub(crate) async fn open(link: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
+    let session = in_time(link, introduced(link, key)).await?;
     let held = Arc::downgrade(&session);
     // The pool alone has no use for it.
     get_stream::start(&session, Some(StreamPurpose::new(move || held.strong_count() > 1)));
@@ -68,7 +68,7 @@ pub(crate) async fn open(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Ar
 }
 
 /// A session whose server was told that the handshake is over.
-async fn introduced(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
+async fn introduced(link: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
     let forwarded = ForwardedHeaders::default();
     let opener = SessionOpener { owner: &key.principal, forwarded: &forwarded, addressee: ErrorAddressee::Handshake };
     let message = |version| {
@@ -77,17 +77,17 @@ async fn introduced(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<Ups
         (id, message)
     };
     // Every refusal leads to an older version but the first, which may lead back to the newest.
-    let next = |asked, error: &RpcError| hop.versions.after_refusal(asked, error);
-    let agreed = agree(hop, opener, hop.versions.ask(), next, message).await?;
+    let next = |asked, error: &RpcError| link.versions.after_refusal(asked, error);
+    let agreed = agree(link, opener, link.versions.ask(), next, message).await?;
     let facts = facts_in(&agreed).ok_or_else(malformed)?;
-    if !hop.versions.accepts(facts.version) {
+    if !link.versions.accepts(facts.version) {
         return Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
     }
-    hop.versions.agreed(facts.version);
+    link.versions.agreed(facts.version);
     let headers = SessionHeaders { session: agreed.session, version: Some(facts.version) };
-    let session = UpstreamSession::opened(hop, headers, facts);
+    let session = UpstreamSession::opened(link, headers, facts);
     session.tell(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
-    tracing::debug!(upstream = %hop.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");
+    tracing::debug!(upstream = %link.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");
     Ok(session)
 }
 

@@ -32,7 +32,7 @@ impl UpstreamSession {
         if self.tell(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params))).await.is_ok() {
             *told = Some(rank);
         } else {
-            self.hop.dropped("log_level_failed");
+            self.link.dropped("log_level_failed");
         }
     }
 

@@ -30,7 +30,7 @@ type SessionOpening = Shared<BoxFuture<'static, Result<Arc<UpstreamSession>, Beg
 /// The sessions that stateless clients share the use of, each with itself only.
 #[derive(Debug)]
 pub(crate) struct SessionPool {
-    hop: Arc<UpstreamLink>,
+    link: Arc<UpstreamLink>,
     places: Mutex<HashMap<SessionKey, PooledSession>>,
     /// Sessions of another process life in which tasks are taken up, as long as anybody does.
     adopted: Mutex<HashMap<(SessionKey, HeaderValue), Weak<UpstreamSession>>>,
@@ -70,10 +70,10 @@ impl PooledSession {
 
 impl SessionPool {
     /// An empty pool. What keeps it tidy ends with it.
-    pub(crate) fn new(hop: Arc<UpstreamLink>) -> Arc<Self> {
-        let pool = Arc::new(Self { hop, places: Mutex::default(), adopted: Mutex::default() });
-        let stop = pool.hop.stop.clone();
-        pool.hop.tracker.spawn(sweep(Arc::downgrade(&pool), stop));
+    pub(crate) fn new(link: Arc<UpstreamLink>) -> Arc<Self> {
+        let pool = Arc::new(Self { link, places: Mutex::default(), adopted: Mutex::default() });
+        let stop = pool.link.stop.clone();
+        pool.link.tracker.spawn(sweep(Arc::downgrade(&pool), stop));
         pool
     }
 
@@ -115,14 +115,14 @@ impl SessionPool {
         tasks: UpstreamTaskSupport,
     ) -> Arc<UpstreamSession> {
         let Some(id) = credentials.session.clone() else {
-            return UpstreamSession::adopted(&self.hop, credentials, tasks);
+            return UpstreamSession::adopted(&self.link, credentials, tasks);
         };
         let mut adopted = self.adopted.lock();
         let place = adopted.entry((key.clone(), id)).or_default();
         if let Some(session) = place.upgrade() {
             return session;
         }
-        let session = UpstreamSession::adopted(&self.hop, credentials, tasks);
+        let session = UpstreamSession::adopted(&self.link, credentials, tasks);
         *place = Arc::downgrade(&session);
         get_stream::start(&session, None);
         session
@@ -157,12 +157,12 @@ impl SessionPool {
 
     /// Starts a handshake that goes on by itself, so that a waiter who leaves does not hold it up.
     fn open(&self, key: SessionKey) -> SessionOpening {
-        let hop = Arc::clone(&self.hop);
+        let link = Arc::clone(&self.link);
         let draining = GatewayFault::new(Reason::Draining, Executed::No);
-        let opening = self.hop.tracker.spawn(async move {
+        let opening = self.link.tracker.spawn(async move {
             tokio::select! {
-                () = hop.stop.cancelled() => Err(BeginError::Gateway(draining)),
-                opened = initialize::open(&hop, &key) => opened,
+                () = link.stop.cancelled() => Err(BeginError::Gateway(draining)),
+                opened = initialize::open(&link, &key) => opened,
             }
         });
         let outcome = opening.map(|outcome| {
@@ -195,7 +195,7 @@ impl SessionPool {
         let giving = giving.max_by_key(|(theirs, used, _)| (*theirs, *used)).map(|(.., key)| key.clone());
         match giving.and_then(|key| places.remove(&key)) {
             Some(place) => {
-                tracing::debug!(upstream = %self.hop.name, "an idle upstream session gave way to another");
+                tracing::debug!(upstream = %self.link.name, "an idle upstream session gave way to another");
                 self.end(&place);
                 Ok(())
             }
@@ -213,7 +213,7 @@ impl SessionPool {
     /// Ends a session in the background; one that the upstream has forgotten needs no end.
     fn end(&self, place: &PooledSession) {
         if let Some(session) = place.session().filter(|session| !session.over.is_cancelled()).cloned() {
-            self.hop.tracker.spawn(async move { session.end().await });
+            self.link.tracker.spawn(async move { session.end().await });
         }
     }
 
@@ -231,7 +231,7 @@ impl SessionPool {
             self.end(&place);
         }
         self.adopted.lock().retain(|_, session| session.strong_count() > 0);
-        metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => Arc::clone(&self.hop.name))
+        metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => Arc::clone(&self.link.name))
             .set(u32::try_from(places.len()).unwrap_or(u32::MAX));
     }
 }

@@ -34,7 +34,7 @@ impl QuestionKeepAlive {
 
     /// Shows progress in the background until the question is closed, or its call or session is gone.
     pub(super) fn keep(self, session: &Arc<UpstreamSession>, call: &Arc<SessionCall>) {
-        let (hop, over) = (Arc::clone(&session.hop), session.over().clone());
+        let (link, over) = (Arc::clone(&session.link), session.over().clone());
         let (session, call) = (Arc::downgrade(session), Arc::downgrade(call));
         let showing = async move {
             for count in 1_u32.. {
@@ -49,7 +49,7 @@ impl QuestionKeepAlive {
                 }
             }
         };
-        hop.tracker.spawn(over.run_until_cancelled_owned(showing));
+        link.tracker.spawn(over.run_until_cancelled_owned(showing));
     }
 
     fn sign(&self, count: u32) -> bytes::Bytes {

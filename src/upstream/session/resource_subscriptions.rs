@@ -101,7 +101,7 @@ impl UpstreamSession {
 
     async fn share(self: &Arc<Self>, uri: Arc<str>, until: Instant) -> Option<PendingSubscription> {
         if !self.subscriptions.enter(&uri) {
-            self.hop.dropped("too_many_subscriptions");
+            self.link.dropped("too_many_subscriptions");
             return None;
         }
         let share = PendingSubscription { session: Arc::clone(self), uri: Some(Arc::clone(&uri)) };
@@ -131,7 +131,7 @@ impl UpstreamSession {
         let asking = self.agrees(&id, envelope::request(&id, name, Some(&params)));
         let agreed = tokio::time::timeout(ANSWER_MAX, asking).await.unwrap_or(false);
         if !agreed {
-            self.hop.dropped("subscription_failed");
+            self.link.dropped("subscription_failed");
         }
         agreed
     }
@@ -171,7 +171,7 @@ impl UpstreamSession {
                     agreed = Some(response.outcome.is_ok());
                 }
                 Message::Notification(notification) => self.note(notification),
-                Message::Response(_) | Message::Request(_) => self.hop.dropped("stray_request"),
+                Message::Response(_) | Message::Request(_) => self.link.dropped("stray_request"),
             }
         }
         agreed
@@ -184,7 +184,7 @@ fn release(session: &Arc<UpstreamSession>, uri: Arc<str>) {
         return;
     }
     let session = Arc::clone(session);
-    session.hop.tracker.clone().spawn(async move {
+    session.link.tracker.clone().spawn(async move {
         let over = session.over.clone();
         let _ = over.run_until_cancelled(session.settle(&uri)).await;
         session.subscriptions.forget(&uri);

@@ -60,7 +60,7 @@ impl UpstreamSession {
             NotificationSubject::TaskChanged(task) => self.hint(&task),
             NotificationSubject::News => self.publish(notification),
             NotificationSubject::Progress(..) | NotificationSubject::Withdrawn(_) | NotificationSubject::Unusable => {
-                self.hop.dropped("stray_notification")
+                self.link.dropped("stray_notification")
             }
         }
     }
@@ -99,7 +99,7 @@ impl UpstreamSession {
         if matches!(read(&notification), NotificationSubject::News) {
             self.publish(notification);
         } else {
-            self.hop.dropped("stray_notification");
+            self.link.dropped("stray_notification");
         }
     }
 
@@ -107,7 +107,7 @@ impl UpstreamSession {
     pub(super) fn ask(self: &Arc<Self>, request: Request) {
         if let Some(Message::Request(request)) = self.route(Message::Request(request), CallMatch::Pooled) {
             if request.method != method::PING {
-                self.hop.dropped("stray_request");
+                self.link.dropped("stray_request");
             }
             self.reply(nobodys_answer(&request));
         }
@@ -155,7 +155,7 @@ impl UpstreamSession {
             NotificationSubject::News | NotificationSubject::Unusable => return None,
         };
         if !call.try_tell(event) {
-            self.hop.dropped("slow_reader");
+            self.link.dropped("slow_reader");
         }
         Some(())
     }
@@ -167,7 +167,7 @@ impl UpstreamSession {
             && !call.try_tell(event)
         {
             call.close(id.payload());
-            self.hop.dropped("slow_reader");
+            self.link.dropped("slow_reader");
             self.refuse(&id, INTERNAL_ERROR, "the client does not keep up");
         }
     }
@@ -176,7 +176,7 @@ impl UpstreamSession {
     fn hint(&self, task: &str) {
         match self.calls.by_task(task) {
             Some(call) => call.hint.notify_one(),
-            None => self.hop.dropped("stray_notification"),
+            None => self.link.dropped("stray_notification"),
         }
     }
 
@@ -187,7 +187,7 @@ impl UpstreamSession {
             return None;
         }
         if !QUESTIONS.contains(&request.method.as_str()) {
-            self.hop.dropped("unknown_request");
+            self.link.dropped("unknown_request");
             self.refuse(&request.id, METHOD_NOT_FOUND, "method not found");
             return None;
         }
@@ -206,11 +206,11 @@ impl UpstreamSession {
                 })
             }
             Err(AskRefusal::Again) => {
-                self.hop.dropped("repeated_request");
+                self.link.dropped("repeated_request");
                 None
             }
             Err(AskRefusal::TooMany) => {
-                self.hop.dropped("request_flood");
+                self.link.dropped("request_flood");
                 self.refuse(&request.id, INTERNAL_ERROR, "too many questions");
                 None
             }
@@ -224,7 +224,7 @@ impl UpstreamSession {
     fn publish(&self, notification: Notification) {
         let news = (Arc::from(notification.method), whole(notification.params));
         if self.news.send(news).is_err() {
-            self.hop.dropped("no_listener");
+            self.link.dropped("no_listener");
         }
     }
 }

@@ -112,7 +112,7 @@ impl HttpCall {
                 }
                 Err(_) => {
                     *malformed += 1;
-                    self.session().hop.dropped("malformed_event");
+                    self.session().link.dropped("malformed_event");
                     if *malformed > MALFORMED_MAX {
                         return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
                     }
@@ -130,7 +130,7 @@ impl HttpCall {
             Message::Request(request) => session.ask_on(&self.call, request).await,
             Message::Response(response) if response.id.as_ref() == Some(id) => return Some(response.outcome),
             // Another call's, nobody's, or of a stream that the upstream mixed up (U09, U23).
-            Message::Response(_) => session.hop.dropped("foreign_response"),
+            Message::Response(_) => session.link.dropped("foreign_response"),
         }
         None
     }

@@ -69,7 +69,7 @@ impl StatelessExchange {
         let task = UpstreamTaskCell::default();
         let questions = InputRequests::default();
         let course = StatelessCall { line: line.clone(), events, answers: answered, questions, task: task.clone() };
-        let driven = DrivenCall::new(&line.hop, class, Instant::now(), queue, run(course));
+        let driven = DrivenCall::new(&line.link, class, Instant::now(), queue, run(course));
         Self { line, driven, answers, task }
     }
 }

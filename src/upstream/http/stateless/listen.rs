@@ -44,7 +44,7 @@ const FAILED_FOR: Duration = Duration::from_secs(1);
 /// The streams at one upstream: one for each key, shared like sessions are.
 #[derive(Debug)]
 pub(super) struct ListenSources {
-    hop: Arc<UpstreamLink>,
+    link: Arc<UpstreamLink>,
     sources: Mutex<HashMap<SessionKey, Arc<ListenSource>>>,
     /// That tools may have changed, whoever was told so: all that is kept of them was fetched before. A receiver that
     /// misses one learns that it did, so there is no need to keep more.
@@ -105,8 +105,8 @@ impl Drop for ListenLease {
 }
 
 impl ListenSources {
-    pub(super) fn new(hop: Arc<UpstreamLink>) -> Arc<Self> {
-        Arc::new(Self { hop, sources: Mutex::default(), tool_changes: broadcast::Sender::new(1) })
+    pub(super) fn new(link: Arc<UpstreamLink>) -> Arc<Self> {
+        Arc::new(Self { link, sources: Mutex::default(), tool_changes: broadcast::Sender::new(1) })
     }
 
     /// Hears whenever tools may have changed, as long as anybody listens.
@@ -151,12 +151,12 @@ impl ListenSources {
         }
         sources.retain(|_, source| !source.over.is_cancelled());
         if sources.len() >= SOURCES_MAX {
-            self.hop.dropped("too_many_listens");
+            self.link.dropped("too_many_listens");
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
         }
-        let source = Arc::new(ListenSource::new(line, self.hop.stop.child_token(), self.tool_changes.clone()));
+        let source = Arc::new(ListenSource::new(line, self.link.stop.child_token(), self.tool_changes.clone()));
         let held = source.enter(&mut wishes).ok_or(GatewayFault::new(Reason::Draining, Executed::No))?;
-        self.hop.tracker.spawn(Arc::clone(&source).run());
+        self.link.tracker.spawn(Arc::clone(&source).run());
         sources.insert(key, source);
         Ok(held)
     }
@@ -352,7 +352,7 @@ impl ListenSource {
             Ok(spoken) => {
                 let granted = spoken.granted.clone();
                 if !granted.cover(&asked) {
-                    tracing::debug!(upstream = %self.line.hop.name, "the upstream tells less than it was asked for");
+                    tracing::debug!(upstream = %self.line.link.name, "the upstream tells less than it was asked for");
                 }
                 self.standing.send_modify(|standing| {
                     (standing.asked, standing.granted, standing.refused) =
@@ -363,12 +363,12 @@ impl ListenSource {
                 Some(Ok(spoken))
             }
             Err(ListenError::Refused(reason)) => {
-                tracing::warn!(upstream = %self.line.hop.name, %reason, "the upstream cannot be listened to");
+                tracing::warn!(upstream = %self.line.link.name, %reason, "the upstream cannot be listened to");
                 self.standing.send_modify(|standing| standing.refused.extend(&asked));
                 None
             }
             Err(ListenError::Failed(fault)) => {
-                tracing::debug!(upstream = %self.line.hop.name, reason = reason_key(fault.reason), "the upstream was not heard");
+                tracing::debug!(upstream = %self.line.link.name, reason = reason_key(fault.reason), "the upstream was not heard");
                 self.standing.send_modify(|standing| {
                     standing.failures += 1;
                     standing.failed = Some((Instant::now(), asked, GatewayFault { executed: Executed::No, ..fault }));

@@ -115,7 +115,7 @@ pub(super) type ExchangeEventSender = mpsc::Sender<Box<ExchangeEvent>>;
 /// The way to the server for one client's exchange.
 #[derive(Clone, Debug)]
 pub(super) struct StatelessSender {
-    pub(super) hop: Arc<UpstreamLink>,
+    pub(super) link: Arc<UpstreamLink>,
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
     /// What the client can be asked, plus the extension, which the gateway itself has (UPC-21).
@@ -133,7 +133,7 @@ pub(super) struct StatelessSender {
 
 impl StatelessSender {
     pub(super) fn new(
-        hop: Arc<UpstreamLink>,
+        link: Arc<UpstreamLink>,
         eras: Arc<EraCache>,
         annotated: Arc<AnnotatedTools>,
         context: &CallContext,
@@ -145,7 +145,7 @@ impl StatelessSender {
             }
         };
         Self {
-            hop,
+            link,
             eras,
             annotated,
             capabilities,
@@ -215,7 +215,7 @@ impl StatelessSender {
         let id = own_ids::mint();
         let post = self.post(said, &id);
         let post = if said.is_under_way() { post.under_way() } else { post };
-        let head = self.hop.transport.send(&post, handed_over);
+        let head = self.link.transport.send(&post, handed_over);
         let response = match self.first_byte {
             None => head.await,
             Some(max) => tokio::time::timeout(max, head).await.unwrap_or_else(|_| {
@@ -342,24 +342,24 @@ impl StatelessSender {
             let Some(text) = reply::message_in(&event) else { continue };
             match envelope::read(text, ScanLimits::UPSTREAM) {
                 Ok(Message::Response(response)) if response.id.as_ref() == Some(id) => {
-                    drain(&self.hop, events);
+                    drain(&self.link, events);
                     return Ok(response.outcome);
                 }
                 Ok(Message::Notification(notification)) => match (route::about_call(&notification, id), hear) {
                     // Nobody left to hear it is as good as heard.
                     (Some(event), Some(hear)) => drop(hear.send(Box::new(event)).await),
                     (Some(_), None) => (),
-                    (None, _) => self.hop.dropped("stray_notification"),
+                    (None, _) => self.link.dropped("stray_notification"),
                 },
                 // Servers of this version ask nothing in the middle of a request.
-                Ok(Message::Request(_)) => self.hop.dropped("stray_request"),
-                Ok(Message::Response(_)) => self.hop.dropped("foreign_response"),
+                Ok(Message::Request(_)) => self.link.dropped("stray_request"),
+                Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
                 Err(_) if is_unreadable_answer(text, id) => {
                     return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
                 }
                 Err(_) => {
                     strange += 1;
-                    self.hop.dropped("malformed_event");
+                    self.link.dropped("malformed_event");
                     if strange > MALFORMED_MAX {
                         return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
                     }

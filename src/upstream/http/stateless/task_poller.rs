@@ -40,7 +40,7 @@ pub(super) fn resumed(token: &ResumeToken) -> Option<Arc<str>> {
 pub(super) async fn cancel(line: &StatelessSender, id: &str) {
     let told = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
     if !matches!(told, Ok(Ok(()))) {
-        line.hop.dropped("cancel_failed");
+        line.link.dropped("cancel_failed");
     }
 }
 

@@ -125,7 +125,7 @@ impl SessionLease {
         if leases.ended(nonce).is_some() {
             leases.put_off(nonce, &renewed);
         }
-        Ok(self.listened_to(self.adopt(&lost.hop, renewed)).await)
+        Ok(self.listened_to(self.adopt(&lost.link, renewed)).await)
     }
 
     /// Waits until the session's own stream is read, where the server may speak of its tasks there.

@@ -14,7 +14,7 @@ use crate::wire::Payload;
 fn pool() -> Arc<SessionPool> {
     let url = "http://127.0.0.1:9/mcp".parse().unwrap();
     let client = HttpClient::new(&Arc::from("reports"), &url, Duration::from_secs(1), ClientTls::default()).unwrap();
-    let hop = UpstreamLink {
+    let link = UpstreamLink {
         name: Arc::from("reports"),
         standing: Arc::clone(client.standing()),
         transport: Transport::Http(client),
@@ -23,7 +23,7 @@ fn pool() -> Arc<SessionPool> {
         tracker: TaskTracker::new(),
         stop: CancellationToken::new(),
     };
-    SessionPool::new(Arc::new(hop))
+    SessionPool::new(Arc::new(link))
 }
 
 fn key(n: usize) -> SessionKey {
@@ -33,7 +33,7 @@ fn key(n: usize) -> SessionKey {
 impl SessionPool {
     /// Puts in a session whose handshake is done.
     fn put(&self, key: SessionKey, used: Instant) -> Arc<UpstreamSession> {
-        let session = UpstreamSession::adopted(&self.hop, SessionHeaders::default(), UpstreamTaskSupport::default());
+        let session = UpstreamSession::adopted(&self.link, SessionHeaders::default(), UpstreamTaskSupport::default());
         let opened = Ok(Arc::clone(&session));
         let opening = async move { opened }.boxed().shared();
         assert!(opening.clone().now_or_never().is_some());

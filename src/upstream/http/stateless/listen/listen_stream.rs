@@ -31,7 +31,7 @@ pub(super) enum ListenError {
 /// An open stream. Dropping it ends it at the upstream.
 #[derive(Debug)]
 pub(super) struct UpstreamListenStream {
-    hop: Arc<UpstreamLink>,
+    link: Arc<UpstreamLink>,
     id: RequestId,
     events: EventStream,
     malformed: u32,
@@ -57,7 +57,7 @@ impl UpstreamListenStream {
         let id = own_ids::mint();
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
         let post = line.post(&DraftRequest::new(method::LISTEN, Some(params)), &id);
-        let response = line.hop.transport.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
+        let response = line.link.transport.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
         let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
         let events = match reply::open(response, ErrorAddressee::Handshake, limits).await {
             Ok(AcceptedResponse::Events(events)) => events,
@@ -75,9 +75,9 @@ impl UpstreamListenStream {
             Err(ResponseRefusal::Gateway(fault)) => return Err(ListenError::Failed(fault)),
             Err(ResponseRefusal::SessionLost) => return Err(MALFORMED),
         };
-        metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&line.hop.name)).increment(1.0);
-        let hop = Arc::clone(&line.hop);
-        let mut spoken = Self { hop, id, events, malformed: 0, granted: SubscriptionFilter::default() };
+        metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&line.link.name)).increment(1.0);
+        let link = Arc::clone(&line.link);
+        let mut spoken = Self { link, id, events, malformed: 0, granted: SubscriptionFilter::default() };
         spoken.granted = spoken.acknowledged(wishes).await?;
         Ok(spoken)
     }
@@ -101,7 +101,7 @@ impl UpstreamListenStream {
                 ListenEvent::Said(said) if said.method == method::LISTEN_ACKNOWLEDGED => {
                     return said.params.object().map(|params| wishes.granted_by(params)).ok_or(MALFORMED);
                 }
-                ListenEvent::Said(_) => self.hop.dropped("before_acknowledgement"),
+                ListenEvent::Said(_) => self.link.dropped("before_acknowledgement"),
                 ListenEvent::Nothing => (),
                 ListenEvent::End => return Err(MALFORMED),
             }
@@ -116,7 +116,7 @@ impl UpstreamListenStream {
             match self.read(text) {
                 ListenEvent::Said(said) => match self.news(&said) {
                     Some(news) => return Some(news),
-                    None => self.hop.dropped("stray_notification"),
+                    None => self.link.dropped("stray_notification"),
                 },
                 ListenEvent::Nothing => (),
                 ListenEvent::End => return None,
@@ -129,11 +129,11 @@ impl UpstreamListenStream {
             Ok(Message::Notification(said)) => return ListenEvent::Said(said),
             // In order, if it is a result (MOD-25).
             Ok(Message::Response(response)) if response.id.as_ref() == Some(&self.id) => return ListenEvent::End,
-            Ok(Message::Response(_)) => self.hop.dropped("foreign_response"),
-            Ok(Message::Request(_)) => self.hop.dropped("stray_request"),
+            Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
+            Ok(Message::Request(_)) => self.link.dropped("stray_request"),
             Err(_) => {
                 self.malformed += 1;
-                self.hop.dropped("malformed_event");
+                self.link.dropped("malformed_event");
                 if self.malformed > MALFORMED_MAX {
                     return ListenEvent::End;
                 }
@@ -156,7 +156,7 @@ impl UpstreamListenStream {
 
 impl Drop for UpstreamListenStream {
     fn drop(&mut self) {
-        metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&self.hop.name)).decrement(1.0);
+        metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&self.link.name)).decrement(1.0);
     }
 }
 

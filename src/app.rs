@@ -79,7 +79,7 @@ pub struct Gateway {
     disk: Option<Arc<DiskStore>>,
     upstreams: Vec<ServedUpstream>,
     /// How they stand, for operators.
-    standings: UpstreamHealthList,
+    healths: UpstreamHealthList,
     /// Upstreams that are served no more, and have calls still.
     retired: RetiredUpstreams,
     /// Where tasks of such upstreams are still to be had.
@@ -148,10 +148,10 @@ impl Gateway {
         }
         let (routes, gone) = (reload::routes(&upstreams, &[]), Vec::new());
         let drain_max = config.listen.drain_max;
-        let standings = UpstreamHealthList::default();
-        standings.set(upstreams.iter().map(ServedUpstream::standing).collect());
-        let mut site = admin::site(config.admin, readiness.clone(), standings.clone(), metrics);
-        site.routes = operators(site.routes, &parts.engine, &readiness, &standings);
+        let healths = UpstreamHealthList::default();
+        healths.set(upstreams.iter().map(ServedUpstream::health).collect());
+        let mut site = admin::site(config.admin, readiness.clone(), healths.clone(), metrics);
+        site.routes = operators(site.routes, &parts.engine, &readiness, &healths);
         let admin = server::start_on(site, sockets.admin).await?;
         let limits = ListenerLimits::default();
         let site = ListenerSpec { name: "clients", settings: config.listen, limits, callers, routes };
@@ -166,7 +166,7 @@ impl Gateway {
             parts,
             disk,
             upstreams,
-            standings,
+            healths,
             retired,
             gone,
             started,
@@ -257,9 +257,9 @@ async fn finish(
 }
 
 /// Adds what operators see of the tasks.
-fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, standings: &UpstreamHealthList) -> Routes {
-    let (of, readiness, standings) = (Arc::clone(engine), readiness.clone(), standings.clone());
-    let standing = move || {
+fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, healths: &UpstreamHealthList) -> Routes {
+    let (of, readiness, healths) = (Arc::clone(engine), readiness.clone(), healths.clone());
+    let status = move || {
         let (usage, reasons) = (of.usage(), readiness.reasons());
         let tasks = TaskTotals {
             kept: usage.tasks,
@@ -268,9 +268,9 @@ fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, standi
             places_taken: of.places_taken(),
         };
         let version = env!("CARGO_PKG_VERSION");
-        ProcessStatus { version, ready: reasons.is_empty(), reasons, tasks, upstreams: standings.looks() }
+        ProcessStatus { version, ready: reasons.is_empty(), reasons, tasks, upstreams: healths.looks() }
     };
-    let operators = Arc::new(Operators::new(Arc::clone(engine), Box::new(standing)));
+    let operators = Arc::new(Operators::new(Arc::clone(engine), Box::new(status)));
     routes
         .with("/", Arc::<Operators>::clone(&operators))
         .with("/tasks", Arc::<Operators>::clone(&operators))
@@ -320,7 +320,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
         ServerSettings::Stdio(stdio) => SessionUpstream::stdio(stdio, parts.life.clone()),
     });
-    let standing = http.standing();
+    let health = http.health();
     let channel = ToolRenamer::channel(namer.as_ref(), http.channel());
     let eras = http.for_stateless_clients();
     let served = Served {
@@ -341,7 +341,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
     };
-    Ok((Arc::new(served), standing))
+    Ok((Arc::new(served), health))
 }
 
 /// 128 random bits.

@@ -47,7 +47,7 @@ pub(super) struct ServedUpstream {
     /// Of the files that were read for it.
     files: Fingerprint,
     pub(super) served: Arc<Served>,
-    standing: Arc<UpstreamHealth>,
+    health: Arc<UpstreamHealth>,
     endpoint: Arc<UpstreamEndpoint>,
     /// What its clients of the older transport are served with.
     older: SseServed,
@@ -68,7 +68,7 @@ impl ServedUpstream {
         own.life.stop = parts.life.stop.child_token();
         let stop = own.life.stop.clone().drop_guard();
         let files = fingerprint_all(upstream_files(&config));
-        let (served, standing) = open(config.clone(), &own)?;
+        let (served, health) = open(config.clone(), &own)?;
         let endpoint = Arc::new(UpstreamEndpoint::new(Arc::clone(&served)));
         let older = SseServed {
             served: Arc::clone(&served),
@@ -79,7 +79,7 @@ impl ServedUpstream {
         let (kept, leaving) = (Arc::clone(&endpoint), own.leaving.clone());
         own.life.tracker.spawn(async move { kept.keep_tidy(&leaving).await });
         let leaving = own.leaving.drop_guard();
-        Ok(Self { config, files, served, standing, endpoint, older, leaving, stop })
+        Ok(Self { config, files, served, health, endpoint, older, leaving, stop })
     }
 
     /// What serves its clients.
@@ -88,8 +88,8 @@ impl ServedUpstream {
     }
 
     /// How it stands.
-    pub(super) fn standing(&self) -> Arc<UpstreamHealth> {
-        Arc::clone(&self.standing)
+    pub(super) fn health(&self) -> Arc<UpstreamHealth> {
+        Arc::clone(&self.health)
     }
 
     fn is(&self, config: &UpstreamConfig) -> bool {
@@ -214,7 +214,7 @@ impl Gateway {
         changes.kept = self.upstreams.len() - changes.opened;
         changes.retired = before.len();
         self.retire(before);
-        self.standings.set(self.upstreams.iter().map(ServedUpstream::standing).collect());
+        self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
         let limits = config.store.limits();
         self.parts.engine.set_limits(AdmissionLimits {
             tasks_max: limits.tasks_max,

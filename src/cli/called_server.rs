@@ -189,7 +189,7 @@ impl CalledServer {
 
     /// Why there is no answer, in words.
     pub(super) fn lost(&self, fault: &GatewayFault) -> NoResultError {
-        let trouble = self.sessions.standing().last().filter(|trouble| trouble.reason == fault.reason);
+        let trouble = self.sessions.health().last().filter(|trouble| trouble.reason == fault.reason);
         let cause = trouble.map(|trouble| format!(": {}", trouble.cause)).unwrap_or_default();
         let status = fault.http_status.and_then(|status| StatusCode::from_u16(status).ok());
         let is = |reason| fault.reason == reason;

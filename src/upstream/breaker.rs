@@ -62,7 +62,7 @@ impl AnswerHealth {
 
 /// The breaker of one upstream.
 pub(crate) struct Breaker {
-    standing: Arc<UpstreamHealth>,
+    health: Arc<UpstreamHealth>,
     state: Mutex<BreakerState>,
     is_open: Gauge,
     opened: Counter,
@@ -109,13 +109,13 @@ impl FailureWindow {
 
 impl Breaker {
     /// A closed one. The metrics recorder must be installed before.
-    pub(crate) fn new(standing: Arc<UpstreamHealth>) -> Self {
-        let upstream = Arc::clone(standing.name());
+    pub(crate) fn new(health: Arc<UpstreamHealth>) -> Self {
+        let upstream = Arc::clone(health.name());
         Self {
             state: Mutex::new(BreakerState { phase: BreakerPhase::Closed(FailureWindow::default()), generation: 0 }),
             is_open: metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(&upstream)),
             opened: metrics::counter!(metric::BREAKER_OPENED, "upstream" => upstream),
-            standing,
+            health,
         }
     }
 
@@ -160,8 +160,8 @@ impl Breaker {
                 state.phase = BreakerPhase::Closed(FailureWindow::default());
                 state.generation += 1;
                 self.is_open.set(0.0);
-                self.standing.refused(false);
-                tracing::info!(upstream = %self.standing.name(), "the upstream is well again");
+                self.health.refused(false);
+                tracing::info!(upstream = %self.health.name(), "the upstream is well again");
             }
             (BreakerPhase::Open { .. }, _) => (),
         }
@@ -172,9 +172,9 @@ impl Breaker {
         if matches!(state.phase, BreakerPhase::Closed(_)) {
             self.opened.increment(1);
             self.is_open.set(1.0);
-            self.standing.refused(true);
-            let cause = self.standing.last().map(|trouble| trouble.cause);
-            tracing::warn!(upstream = %self.standing.name(), cause, "the upstream is ill; new requests are refused");
+            self.health.refused(true);
+            let cause = self.health.last().map(|trouble| trouble.cause);
+            tracing::warn!(upstream = %self.health.name(), cause, "the upstream is ill; new requests are refused");
         }
         state.phase = BreakerPhase::Open { until: Instant::now() + span };
         state.generation += 1;

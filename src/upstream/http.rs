@@ -115,7 +115,7 @@ impl SessionUpstream {
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
         let era = settings.protocol.map(Era::of);
         let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
-        let standing = Arc::clone(client.standing());
+        let health = Arc::clone(client.standing());
         // Only servers with sessions speak HTTP+SSE.
         let (transport, era) = match (settings.transport, era) {
             (HttpTransport::Streamable, era) | (HttpTransport::Auto, era @ Some(Era::Stateless)) => {
@@ -134,13 +134,13 @@ impl SessionUpstream {
                 (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
-        Ok(Self::over(transport, (settings.name, standing), settings.protocol, era, life))
+        Ok(Self::over(transport, (settings.name, health), settings.protocol, era, life))
     }
 
     /// How the server stands, for operators.
     #[must_use]
-    pub fn standing(&self) -> Arc<UpstreamHealth> {
-        Arc::clone(&self.link.standing)
+    pub fn health(&self) -> Arc<UpstreamHealth> {
+        Arc::clone(&self.link.health)
     }
 
     /// A program that is spoken to over its standard input and output. Nothing is started yet. Must be called within a
@@ -161,16 +161,16 @@ impl SessionUpstream {
         let processes_max = usize::try_from(settings.processes_max).unwrap_or(usize::MAX);
         let apart = settings.apart.clone();
         // Its arguments may hold secrets.
-        let standing = Arc::new(UpstreamHealth::new(&name, &settings.program));
-        let wire = Box::new(StdioTransport::new(settings, Arc::clone(&standing), life.clone(), output));
+        let health = Arc::new(UpstreamHealth::new(&name, &settings.program));
+        let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), life.clone(), output));
         let stand =
-            TransportAdapter::new(Arc::clone(&standing), wire, processes_max, life.clone()).with_calls_apart(apart);
-        Self::over(Transport::Adapted(Box::new(stand)), (name, standing), protocol, protocol.map(Era::of), life)
+            TransportAdapter::new(Arc::clone(&health), wire, processes_max, life.clone()).with_calls_apart(apart);
+        Self::over(Transport::Adapted(Box::new(stand)), (name, health), protocol, protocol.map(Era::of), life)
     }
 
     fn over(
         transport: Transport,
-        (name, standing): (Arc<str>, Arc<UpstreamHealth>),
+        (name, health): (Arc<str>, Arc<UpstreamHealth>),
         protocol: Option<ProtocolVersion>,
         era: Option<Era>,
         life: TaskScope,
@@ -178,7 +178,7 @@ impl SessionUpstream {
         let link = Arc::new(UpstreamLink {
             latencies: ExchangeLatencies::of(&name),
             name,
-            standing,
+            health,
             transport,
             versions: VersionChoice::new(protocol.filter(|version| !version.is_stateless())),
             tracker: life.tracker,
@@ -227,9 +227,9 @@ fn sse_stand(
     life: &TaskScope,
 ) -> TransportAdapter {
     let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
-    let standing = Arc::clone(client.standing());
+    let health = Arc::clone(client.standing());
     let wire = SseTransport::new(name, url, client, settings.event_bytes_max, seen, life.clone());
-    TransportAdapter::new(standing, Box::new(wire), sse::SESSIONS_MAX, life.clone())
+    TransportAdapter::new(health, Box::new(wire), sse::SESSIONS_MAX, life.clone())
 }
 
 fn key(context: &CallContext) -> SessionKey {

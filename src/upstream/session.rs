@@ -53,7 +53,7 @@ const DELETE_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct UpstreamLink {
     pub(crate) name: Arc<str>,
-    pub(crate) standing: Arc<UpstreamHealth>,
+    pub(crate) health: Arc<UpstreamHealth>,
     pub(crate) latencies: ExchangeLatencies,
     pub(crate) transport: Transport,
     pub(crate) versions: VersionChoice,
@@ -68,7 +68,7 @@ impl UpstreamLink {
         if let ExchangeEvent::Lost(ExchangeError(fault)) = last
             && class != ExchangeClass::Resumed
         {
-            self.standing.ended(since, fault);
+            self.health.ended(since, fault);
         }
     }
 

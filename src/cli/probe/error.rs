@@ -33,7 +33,7 @@ impl ProbeError {
 
     /// With what the transport knows of it.
     pub(super) fn explained(self, upstream: &SessionUpstream) -> Self {
-        match (self, upstream.standing().last()) {
+        match (self, upstream.health().last()) {
             (Self::Fault(fault), Some(trouble)) if fault.reason == trouble.reason => {
                 Self::Trouble(Box::new((fault, trouble)))
             }

@@ -43,7 +43,7 @@ impl DrivenCall {
         queue: mpsc::Receiver<Box<ExchangeEvent>>,
         call: CallFuture,
     ) -> Self {
-        let (link, mark) = (Arc::clone(link), link.standing.mark());
+        let (link, mark) = (Arc::clone(link), link.health.mark());
         Self { link, queue, state: DrivenCallState::Running(call), began, class, mark }
     }
 

@@ -35,7 +35,7 @@ impl RawChannel for Arc<UpstreamLink> {
     }
 
     fn standing(&self) -> Option<&UpstreamHealth> {
-        Some(&self.standing)
+        Some(&self.health)
     }
 
     fn makes_streams(&self) -> bool {

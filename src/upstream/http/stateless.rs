@@ -114,11 +114,11 @@ impl Upstream for StatelessUpstream {
         if let Some(facts) = known {
             return Ok(facts);
         }
-        let mark = self.link.standing.mark();
+        let mark = self.link.health.mark();
         self.ask_facts(context).await.map_err(|ending| match ending {
             RequestFailure::Faulted(error) => BeginError::Refused(error),
             RequestFailure::Lost(fault) => {
-                self.link.standing.ended(mark, &fault);
+                self.link.health.ended(mark, &fault);
                 BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault })
             }
         })

@@ -132,11 +132,11 @@ pub(super) async fn in_time<T>(
     let mark = channel.standing().map(UpstreamHealth::mark).unwrap_or_default();
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let opened = tokio::time::timeout(HANDSHAKE_MAX, opening).await.unwrap_or(Err(BeginError::Gateway(late)));
-    if let (Some(standing), Err(BeginError::Gateway(fault))) = (channel.standing(), &opened)
+    if let (Some(health), Err(BeginError::Gateway(fault))) = (channel.standing(), &opened)
         // What cannot be read may be the answer of a server without sessions.
         && fault.reason != Reason::UpstreamMalformed
     {
-        standing.ended(mark, fault);
+        health.ended(mark, fault);
     }
     opened
 }

@@ -119,8 +119,8 @@ impl OwnSessions {
         let telling = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
         let told = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or_else(|_| {
-            if let Some(standing) = self.channel.standing() {
-                standing.ended(HealthMark::default(), &late);
+            if let Some(health) = self.channel.standing() {
+                health.ended(HealthMark::default(), &late);
             }
             Err(late)
         });

@@ -154,8 +154,8 @@ fn fields(task: &Summary) -> Payload {
 }
 
 /// The word for how a task stands (T-01).
-const fn status(standing: SummaryPhase) -> &'static str {
-    match standing {
+const fn status(phase: SummaryPhase) -> &'static str {
+    match phase {
         SummaryPhase::Queued | SummaryPhase::Working => "working",
         SummaryPhase::AwaitingInput => "input_required",
         SummaryPhase::Returned { is_error: false } => "completed",
@@ -205,9 +205,9 @@ fn related_to(task: TaskId, object: &Payload) -> Payload {
 }
 
 /// `_meta` with the task in it, beside whatever stood there.
-fn related_meta(task: TaskId, standing: Option<&Object>) -> Payload {
+fn related_meta(task: TaskId, meta: Option<&Object>) -> Payload {
     let related = ObjectWriter::new().text("taskId", &task.to_string()).finish();
-    match standing {
+    match meta {
         Some(meta) => meta.edit().set(RELATED_TASK, related).finish(),
         None => ObjectWriter::new().member(RELATED_TASK, &related).finish(),
     }

@@ -131,7 +131,7 @@ impl FallbackTool {
     }
 }
 
-/// What [`standing`] writes, as a schema.
+/// What [`status_content`] writes, as a schema.
 fn with_output_schema(definition: &Payload) -> Payload {
     let text = || json!({ "type": "string" });
     let schema = json!({
@@ -225,7 +225,7 @@ impl FallbackTools {
     fn told(&self, text: &str, task: &Task) -> Payload {
         let block = ObjectWriter::new().text("type", "text").text("text", text).finish();
         let writer = ObjectWriter::new().member("content", &Payload::of(&[block]));
-        self.finished(&writer.member(STRUCTURED_CONTENT, &standing(task)).finish())
+        self.finished(&writer.member(STRUCTURED_CONTENT, &status_content(task)).finish())
     }
 
     /// The answer to the call itself, which outlived its grace period.
@@ -317,7 +317,7 @@ impl FaceDialect for FallbackTools {
 }
 
 /// How a task stands, as structured content.
-fn standing(task: &Task) -> Payload {
+fn status_content(task: &Task) -> Payload {
     let writer = ObjectWriter::new()
         .text("taskId", &task.key.id.to_string())
         .text("tool", &task.origin.tool)

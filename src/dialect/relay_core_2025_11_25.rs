@@ -83,7 +83,7 @@ impl ToolTaskSupport {
 pub struct UpstreamTask {
     /// The upstream's own id, never shown to clients (T-67).
     pub id: Arc<str>,
-    pub standing: UpstreamTaskStatus,
+    pub status: UpstreamTaskStatus,
     /// The upstream's word for that, for whoever shows it.
     pub word: Cow<'static, str>,
     /// What the upstream says about it, fit to be shown.
@@ -152,7 +152,7 @@ pub fn polled(result: &Payload) -> Option<UpstreamTask> {
 fn described(task: &Object) -> Option<UpstreamTask> {
     let id = task.get_string("taskId").filter(|id| (1..=TASK_ID_BYTES_MAX).contains(&id.len()))?;
     let word = task.get_string("status")?;
-    let (standing, word) = match word.as_str() {
+    let (status, word) = match word.as_str() {
         "working" => (UpstreamTaskStatus::Working, Cow::Borrowed("working")),
         "input_required" => (UpstreamTaskStatus::Asking, Cow::Borrowed("input_required")),
         "completed" => (UpstreamTaskStatus::Done, Cow::Borrowed("completed")),
@@ -162,7 +162,7 @@ fn described(task: &Object) -> Option<UpstreamTask> {
     };
     Some(UpstreamTask {
         id: Arc::from(id),
-        standing,
+        status,
         word,
         message: task.get_lossy("statusMessage").and_then(|words| status_text(&words)),
         ttl: span(task, "ttl"),

@@ -142,11 +142,12 @@ fn structured_content_fits_the_schema_that_the_list_states() {
         |tool: FallbackTool| -> serde_json::Value { serde_json::from_str(tool.definition(0).as_str()).unwrap() };
     for tool in [FallbackTool::Status, FallbackTool::Cancel] {
         let schema = &schema(tool)["outputSchema"];
-        let standing: serde_json::Value = serde_json::from_str(standing(&in_phase(Phase::Working)).as_str()).unwrap();
+        let content: serde_json::Value =
+            serde_json::from_str(status_content(&in_phase(Phase::Working)).as_str()).unwrap();
         for required in schema["required"].as_array().unwrap() {
-            assert!(standing.get(required.as_str().unwrap()).is_some(), "{required}");
+            assert!(content.get(required.as_str().unwrap()).is_some(), "{required}");
         }
-        for member in standing.as_object().unwrap().keys() {
+        for member in content.as_object().unwrap().keys() {
             assert!(schema["properties"].get(member).is_some(), "{member}");
         }
     }

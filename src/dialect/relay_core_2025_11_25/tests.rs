@@ -50,10 +50,10 @@ fn a_tool_is_called_as_a_task_only_where_it_says_so() {
     }
 }
 
-fn task(standing: UpstreamTaskStatus, word: &'static str) -> UpstreamTask {
+fn task(status: UpstreamTaskStatus, word: &'static str) -> UpstreamTask {
     UpstreamTask {
         id: Arc::from("u-1"),
-        standing,
+        status,
         word: Cow::Borrowed(word),
         message: None,
         ttl: None,
@@ -63,8 +63,8 @@ fn task(standing: UpstreamTaskStatus, word: &'static str) -> UpstreamTask {
 
 /// GW-14.
 #[test]
-fn every_status_has_its_standing() {
-    for (status, standing) in [
+fn every_word_has_its_status() {
+    for (word, status) in [
         ("working", UpstreamTaskStatus::Working),
         ("input_required", UpstreamTaskStatus::Asking),
         ("completed", UpstreamTaskStatus::Done),
@@ -73,8 +73,8 @@ fn every_status_has_its_standing() {
         ("submitted", UpstreamTaskStatus::Unknown),
         ("Working", UpstreamTaskStatus::Unknown),
     ] {
-        let text = format!(r#"{{"taskId":"u-1","status":"{status}","ttl":null}}"#);
-        assert_eq!(polled(&payload(&text)), Some(task(standing, status)), "{status}");
+        let text = format!(r#"{{"taskId":"u-1","status":"{word}","ttl":null}}"#);
+        assert_eq!(polled(&payload(&text)), Some(task(status, word)), "{word}");
     }
 }
 

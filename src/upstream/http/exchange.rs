@@ -231,7 +231,7 @@ impl Exchange for HttpExchange {
         // How the task ends otherwise is asked for; soon, whatever the answer.
         self.http_call.call.hint.notify_one();
         let stands = peer::polled(&said.map_err(TaskRequestError::Refused)?);
-        if stands.is_some_and(|task| task.standing == UpstreamTaskStatus::Cancelled) {
+        if stands.is_some_and(|task| task.status == UpstreamTaskStatus::Cancelled) {
             self.http_call.leave();
             self.driven.end(ExchangeEvent::Cancelled);
         }

@@ -102,12 +102,12 @@ impl TaskFollower<'_> {
         let result_params = self.params.clone();
         let listen = || http_call.aside(method::TASKS_RESULT, &result_params, AnswerWait::Endless);
         let mut held: HeldResult<'_> = None;
-        let mut standing = match made {
+        let mut status = match made {
             Some(made) => self.learn(&made).await,
             None => self.look().await?,
         };
         loop {
-            match standing {
+            match status {
                 Some(UpstreamTaskStatus::Done) => {
                     if let Some(end) = self.fetch(held.take()).await? {
                         return Ok(end);
@@ -123,7 +123,7 @@ impl TaskFollower<'_> {
                 said = heard(&mut held) => TaskFollowEvent::Held(said),
                 polled = self.next_poll() => TaskFollowEvent::Polled(polled),
             };
-            standing = match news {
+            status = match news {
                 TaskFollowEvent::Held(Ok(Ok(result))) => return Ok(ExchangeEvent::Returned(result)),
                 // Nothing for sure: it may be the call's own error, or that of a server whose `tasks/result`
                 // does not wait (T-45). The next poll tells.
@@ -205,10 +205,10 @@ impl TaskFollower<'_> {
                 self.http_call.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
             }
         }
-        if task.standing == UpstreamTaskStatus::Unknown {
+        if task.status == UpstreamTaskStatus::Unknown {
             self.http_call.session().link.dropped("unknown_status");
         }
-        Some(task.standing)
+        Some(task.status)
     }
 
     /// Takes note of a request about the task that is of no use.

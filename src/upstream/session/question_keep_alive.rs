@@ -26,9 +26,9 @@ pub(super) struct QuestionKeepAlive {
 impl QuestionKeepAlive {
     /// `None` if the question bears no token that is one.
     pub(super) fn of(id: &RequestId, params: &Params) -> Option<Self> {
-        let standing = params.object()?.get_object(meta::META)?;
-        let token = RequestId::from_payload(&standing.get(meta::PROGRESS_TOKEN)?)?;
-        let related = standing.get(meta::RELATED_TASK).map(|related| related.detached());
+        let question_meta = params.object()?.get_object(meta::META)?;
+        let token = RequestId::from_payload(&question_meta.get(meta::PROGRESS_TOKEN)?)?;
+        let related = question_meta.get(meta::RELATED_TASK).map(|related| related.detached());
         Some(Self { ask: id.payload().clone(), token: token.payload().clone(), related })
     }
 

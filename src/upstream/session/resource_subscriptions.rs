@@ -197,7 +197,7 @@ impl ResourceSubscriptions {
         let mut all = self.0.lock();
         let is_full = all.len() >= SUBSCRIPTIONS_MAX;
         match all.entry(Arc::clone(uri)) {
-            Entry::Occupied(mut standing) => standing.get_mut().holders += 1,
+            Entry::Occupied(mut subscription) => subscription.get_mut().holders += 1,
             Entry::Vacant(_) if is_full => return false,
             Entry::Vacant(free) => _ = free.insert(ResourceSubscription { holders: 1, told: Arc::default() }),
         }
@@ -207,23 +207,25 @@ impl ResourceSubscriptions {
     /// Takes one holder out; whether it was the last.
     fn leave(&self, uri: &Arc<str>) -> bool {
         let mut all = self.0.lock();
-        let Some(standing) = all.get_mut(uri) else { return false };
-        standing.holders = standing.holders.saturating_sub(1);
-        standing.holders == 0
+        let Some(subscription) = all.get_mut(uri) else { return false };
+        subscription.holders = subscription.holders.saturating_sub(1);
+        subscription.holders == 0
     }
 
     fn is_wanted(&self, uri: &Arc<str>) -> bool {
-        self.0.lock().get(uri).is_some_and(|standing| standing.holders > 0)
+        self.0.lock().get(uri).is_some_and(|subscription| subscription.holders > 0)
     }
 
     fn told(&self, uri: &Arc<str>) -> Option<Arc<tokio::sync::Mutex<SubscriptionState>>> {
-        self.0.lock().get(uri).map(|standing| Arc::clone(&standing.told))
+        self.0.lock().get(uri).map(|subscription| Arc::clone(&subscription.told))
     }
 
     /// Lets go of what nobody holds and nobody is telling the upstream about.
     fn forget(&self, uri: &Arc<str>) {
         let mut all = self.0.lock();
-        let is_done = |standing: &ResourceSubscription| standing.holders == 0 && Arc::strong_count(&standing.told) == 1;
+        let is_done = |subscription: &ResourceSubscription| {
+            subscription.holders == 0 && Arc::strong_count(&subscription.told) == 1
+        };
         if all.get(uri).is_some_and(is_done) {
             all.remove(uri);
         }

@@ -60,7 +60,7 @@ struct ListenSource {
     wanted: Mutex<ListenDemand>,
     grown: Notify,
     shrunk: Notify,
-    standing: watch::Sender<ListenState>,
+    state: watch::Sender<ListenState>,
     over: CancellationToken,
 }
 
@@ -219,7 +219,7 @@ impl ListenSource {
             wanted: Mutex::default(),
             grown: Notify::new(),
             shrunk: Notify::new(),
-            standing: watch::Sender::default(),
+            state: watch::Sender::default(),
             over,
         }
     }
@@ -241,7 +241,7 @@ impl ListenSource {
         }
         wanted.enter(wishes);
         drop(wanted);
-        if !self.standing.borrow().decides(wishes) {
+        if !self.state.borrow().decides(wishes) {
             self.grown.notify_one();
         }
         Some(ListenLease { source: Arc::clone(self), wishes: wishes.clone() })
@@ -249,18 +249,18 @@ impl ListenSource {
 
     /// Why there was no stream a moment ago for whoever wants this.
     fn failed_lately(&self, wishes: &SubscriptionFilter) -> Option<GatewayFault> {
-        let standing = self.standing.borrow();
-        let (when, asked, fault) = standing.failed.as_ref()?;
+        let state = self.state.borrow();
+        let (when, asked, fault) = state.failed.as_ref()?;
         (when.elapsed() < FAILED_FOR && asked.cover(wishes)).then_some(*fault)
     }
 
     /// What is granted of these wishes, once the server has said so.
     async fn granted(&self, wishes: &SubscriptionFilter) -> Result<SubscriptionFilter, GatewayFault> {
-        let mut standing = self.standing.subscribe();
-        let failures = standing.borrow().failures;
+        let mut state = self.state.subscribe();
+        let failures = state.borrow().failures;
         loop {
             {
-                let now = standing.borrow_and_update();
+                let now = state.borrow_and_update();
                 if now.decides(wishes) {
                     return Ok(wishes.in_common(&SubscriptionFilter {
                         // Whoever speaks of resources is answered about them, if only that there are none.
@@ -277,7 +277,7 @@ impl ListenSource {
             }
             tokio::select! {
                 biased;
-                changed = standing.changed() => changed.map_err(|_| CLOSED)?,
+                changed = state.changed() => changed.map_err(|_| CLOSED)?,
                 () = self.over.cancelled() => return Err(CLOSED),
             }
         }
@@ -325,7 +325,7 @@ impl ListenSource {
                 },
                 () = until(heard_until) => before = None,
                 () = self.grown.notified(), if !is_opening => {
-                    if !self.standing.borrow().decides(&self.wanted.lock().wishes()) {
+                    if !self.state.borrow().decides(&self.wanted.lock().wishes()) {
                         opening = self.open();
                     }
                 }
@@ -333,7 +333,7 @@ impl ListenSource {
                 () = until(settle), if !is_opening => {
                     settle = None;
                     let wanted = self.wanted.lock().wishes();
-                    let asked = &self.standing.borrow().asked;
+                    let asked = &self.state.borrow().asked;
                     if current.is_some() && asked.cover(&wanted) && !wanted.cover(asked) {
                         opening = self.open();
                     }
@@ -354,9 +354,8 @@ impl ListenSource {
                 if !granted.cover(&asked) {
                     tracing::debug!(upstream = %self.line.link.name, "the upstream tells less than it was asked for");
                 }
-                self.standing.send_modify(|standing| {
-                    (standing.asked, standing.granted, standing.refused) =
-                        (asked, granted, SubscriptionFilter::default());
+                self.state.send_modify(|state| {
+                    (state.asked, state.granted, state.refused) = (asked, granted, SubscriptionFilter::default());
                 });
                 // What was fetched before this stream was there may have changed unheard.
                 self.tools_changed();
@@ -364,14 +363,14 @@ impl ListenSource {
             }
             Err(ListenError::Refused(reason)) => {
                 tracing::warn!(upstream = %self.line.link.name, %reason, "the upstream cannot be listened to");
-                self.standing.send_modify(|standing| standing.refused.extend(&asked));
+                self.state.send_modify(|state| state.refused.extend(&asked));
                 None
             }
             Err(ListenError::Failed(fault)) => {
                 tracing::debug!(upstream = %self.line.link.name, reason = reason_key(fault.reason), "the upstream was not heard");
-                self.standing.send_modify(|standing| {
-                    standing.failures += 1;
-                    standing.failed = Some((Instant::now(), asked, GatewayFault { executed: Executed::No, ..fault }));
+                self.state.send_modify(|state| {
+                    state.failures += 1;
+                    state.failed = Some((Instant::now(), asked, GatewayFault { executed: Executed::No, ..fault }));
                 });
                 Some(Err(()))
             }

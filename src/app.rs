@@ -136,8 +136,8 @@ impl Gateway {
         let ending = CancellationToken::new();
         let listeners = ListenPermits::new(ending.clone());
         let (rates, streams) = (Arc::default(), SseStreams::default());
-        let slots = Arc::default();
-        let parts = GatewayParts { engine, slots, life, sealer, leaving, listeners, rates, streams };
+        let permits = Arc::default();
+        let parts = GatewayParts { engine, permits, life, sealer, leaving, listeners, rates, streams };
         let retired = RetiredUpstreams::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut origins = CallTargets::default();
@@ -284,7 +284,7 @@ struct GatewayParts {
     streams: SseStreams,
     listeners: Arc<ListenPermits>,
     engine: Arc<Engine>,
-    slots: Arc<CallPermitsByName>,
+    permits: Arc<CallPermitsByName>,
     life: TaskScope,
     sealer: Arc<Sealer>,
     leaving: CancellationToken,
@@ -306,7 +306,7 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 
 /// Puts together what one upstream is served with.
 fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Served>, Arc<UpstreamHealth>)> {
-    let slots = Arc::new(parts.slots.of(&config.name, config.slots));
+    let permits = Arc::new(parts.permits.of(&config.name, config.slots));
     let settings = Arc::new(config.service);
     let unmatched_rules = match config.names.are_kept() {
         true => UnmatchedRules::new(&config.name, settings.rules.patterns.iter().map(|(pattern, _)| pattern)),
@@ -332,7 +332,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
         upstream: ToolRenamer::upstream(namer.as_ref(), Arc::new(eras)),
         pool: ToolRenamer::upstream(namer.as_ref(), http),
         is_stateless,
-        slots,
+        slots: permits,
         rates: Arc::clone(&parts.rates),
         listeners: Arc::clone(&parts.listeners),
         sealer: Arc::clone(&parts.sealer),

@@ -23,7 +23,7 @@ pub struct CallSpec {
     pub maker: ClientKind,
     pub upstream: Arc<dyn Upstream>,
     /// Places at the upstream; `None` for methods that need none.
-    pub slots: Option<Arc<CallPermits>>,
+    pub permits: Option<Arc<CallPermits>>,
     /// How long a call without a handle waits for a place.
     pub queue_deadline: Duration,
     pub peer: Arc<dyn UpstreamDialect>,

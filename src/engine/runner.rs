@@ -308,7 +308,7 @@ impl Runner {
             RunnerEvent::GraceOver => self.grace_over().await,
             RunnerEvent::QueueOver => {
                 let failure = GatewayFault::new(Reason::QueueDeadline, Executed::No);
-                let shed = self.spec.slots.as_ref().map_or(failure, |slots| slots.shed(Reason::QueueDeadline));
+                let shed = self.spec.permits.as_ref().map_or(failure, |permits| permits.shed(Reason::QueueDeadline));
                 self.end(lost(shed)).await
             }
             RunnerEvent::ProgressDue => self.store_progress().await,

@@ -77,7 +77,7 @@ impl CallTarget {
             owner: maker.principal,
             maker: maker.kind,
             upstream,
-            slots: permits,
+            permits,
             queue_deadline: settings.queue_deadline,
             peer: Arc::new(PlainUpstream),
             request,

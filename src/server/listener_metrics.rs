@@ -34,13 +34,13 @@ impl ListenerMetrics {
     }
 
     pub(super) fn answered(&self, status: StatusCode) {
-        let slot = usize::from(status.as_u16().saturating_sub(STATUS_FIRST));
-        if let Some(slot) = self.answers.get(slot) {
+        let index = usize::from(status.as_u16().saturating_sub(STATUS_FIRST));
+        if let Some(counter) = self.answers.get(index) {
             let register = || {
                 let status = status.as_str().to_owned();
                 metrics::counter!(metric::HTTP_REQUESTS, "listener" => self.listener, "status" => status)
             };
-            slot.get_or_init(register).increment(1);
+            counter.get_or_init(register).increment(1);
         }
     }
 

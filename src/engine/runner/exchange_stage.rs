@@ -23,7 +23,7 @@ pub(super) enum StageEvent {
 /// One call's way to the upstream. [`ExchangeStage::next`] is cancel safe: each step is kept until it is done.
 pub(super) struct ExchangeStage {
     step: StepFuture,
-    slot: Option<CallPermit>,
+    permit: Option<CallPermit>,
     begin: Option<BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>>,
 }
 
@@ -39,26 +39,26 @@ impl ExchangeStage {
     /// A stage that has done nothing yet. It waits for its place at most `wait_max`; a call that will
     /// have a handle waits as long as the task lives.
     pub(super) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
-        let (slots, owner) = (spec.slots.clone(), spec.owner.clone());
+        let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
-            match slots {
-                Some(slots) => slots.acquire(&owner, wait_max).await.map(Some),
+            match permits {
+                Some(permits) => permits.acquire(&owner, wait_max).await.map(Some),
                 None => Ok(None),
             }
         });
-        Self { step: StepFuture::Waiting(waiting), slot: None, begin: Some(Self::begin(spec)) }
+        Self { step: StepFuture::Waiting(waiting), permit: None, begin: Some(Self::begin(spec)) }
     }
 
     /// A stage for a call of an earlier life of the process, which is never turned away from the queue.
     pub(super) fn again(spec: &CallSpec) -> Self {
-        let (slots, owner) = (spec.slots.clone(), spec.owner.clone());
+        let (permits, owner) = (spec.permits.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
-            match slots {
-                Some(slots) => slots.acquire_again(&owner).await.map(Some),
+            match permits {
+                Some(permits) => permits.acquire_again(&owner).await.map(Some),
                 None => Ok(None),
             }
         });
-        Self { step: StepFuture::Waiting(waiting), slot: None, begin: Some(Self::begin(spec)) }
+        Self { step: StepFuture::Waiting(waiting), permit: None, begin: Some(Self::begin(spec)) }
     }
 
     fn begin(spec: &CallSpec) -> BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>> {
@@ -72,7 +72,7 @@ impl ExchangeStage {
     /// If the token is of no use.
     pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
         let exchange = spec.upstream.resume(token, spec.context.clone()).await?;
-        self.slot = spec.slots.as_ref().and_then(|slots| slots.try_acquire(&spec.owner));
+        self.permit = spec.permits.as_ref().and_then(|permits| permits.try_acquire(&spec.owner));
         self.step = StepFuture::Exchanging(exchange);
         Ok(())
     }
@@ -93,8 +93,8 @@ impl ExchangeStage {
     pub(super) async fn next(&mut self) -> StageEvent {
         match &mut self.step {
             StepFuture::Waiting(waiting) => match waiting.await {
-                Ok(slot) => {
-                    self.slot = slot;
+                Ok(permit) => {
+                    self.permit = permit;
                     self.step = self.begin.take().map_or(StepFuture::Over, StepFuture::Beginning);
                     StageEvent::PlaceTaken
                 }
@@ -124,7 +124,7 @@ impl ExchangeStage {
     /// Gives the place back, and lets go of an exchange that has ended.
     pub(super) fn finish(&mut self) {
         self.step = StepFuture::Over;
-        self.slot = None;
+        self.permit = None;
     }
 
     /// Makes the call again in its place.

@@ -146,7 +146,7 @@ fn api_key_digest(text: &str) -> Result<ApiKey, ValueError> {
 }
 
 fn because(error: ApiKeyError) -> ValueError {
-    ValueError::Because(error.words())
+    ValueError::Because(error.explanation())
 }
 
 fn principal_id(text: &str) -> Result<String, ValueError> {

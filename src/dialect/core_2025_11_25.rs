@@ -12,7 +12,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, task_id};
-use super::faults::{RequestError, already_settled, no_words, not_settled, session_failure_error, was_cancelled};
+use super::faults::{RequestError, already_settled, not_in_flavour, not_settled, session_failure_error, was_cancelled};
 use super::session_results::{STRUCTURED_CONTENT, has_odd_content};
 use crate::task::time::millis;
 use crate::task::{Failure, Outcome, Phase, Summary, SummaryPhase, Task, TaskId, TaskMode};
@@ -127,7 +127,7 @@ impl FaceDialect for CoreTasks {
             TaskReply::Cancelled { task, was_settled: false } => Ok(fields(&Summary::of(task))),
             TaskReply::Outcome(task) => outcome(task),
             TaskReply::Listed { tasks, next } => Ok(page(tasks, next)),
-            TaskReply::Answered => Err(no_words()),
+            TaskReply::Answered => Err(not_in_flavour()),
         }
     }
 }
@@ -166,7 +166,7 @@ const fn status(phase: SummaryPhase) -> &'static str {
 
 /// A failed task says why (L25-45): clients stop at `failed` and never fetch the result (T-02).
 fn status_message(task: &Summary) -> Option<Arc<str>> {
-    let words = match task.standing {
+    let message = match task.standing {
         SummaryPhase::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),
         SummaryPhase::Returned { .. }
         | SummaryPhase::Refused
@@ -175,7 +175,7 @@ fn status_message(task: &Summary) -> Option<Arc<str>> {
         | SummaryPhase::AwaitingInput
         | SummaryPhase::Cancelled => task.said.clone(),
     };
-    words.or_else(|| task.status_message.clone())
+    message.or_else(|| task.status_message.clone())
 }
 
 /// What the call itself would have been answered with (L25-22, L25-24 to L25-28).

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, task_id};
-use super::faults::{RequestError, failure_error, no_words};
+use super::faults::{RequestError, failure_error, not_in_flavour};
 use super::inputs;
 use crate::task::time::millis;
 use crate::task::{Answer, InputKey, Outcome, Phase, Task};
@@ -73,7 +73,7 @@ impl FaceDialect for ExtTasks {
             // A cancel of a settled task is acknowledged and changes nothing (T-06, EXT-71).
             TaskReply::Answered | TaskReply::Cancelled { .. } => self.envelope("complete").finish(),
             // Outcomes are inlined, and there is no list.
-            TaskReply::Outcome(_) | TaskReply::Listed { .. } => return Err(no_words()),
+            TaskReply::Outcome(_) | TaskReply::Listed { .. } => return Err(not_in_flavour()),
         })
     }
 }

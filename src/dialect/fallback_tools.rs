@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply};
-use super::faults::{RequestError, no_words, session_failure_error};
+use super::faults::{RequestError, not_in_flavour, session_failure_error};
 use super::lifecycle::stateless_result;
 use super::session_results::{STRUCTURED_CONTENT, failed_result, session_result};
 use crate::task::time::millis;
@@ -222,7 +222,7 @@ impl FallbackTools {
         }
     }
 
-    fn told(&self, text: &str, task: &Task) -> Payload {
+    fn text_result(&self, text: &str, task: &Task) -> Payload {
         let block = ObjectWriter::new().text("type", "text").text("text", text).finish();
         let writer = ObjectWriter::new().member("content", &Payload::of(&[block]));
         self.finished(&writer.member(STRUCTURED_CONTENT, &status_content(task)).finish())
@@ -232,7 +232,7 @@ impl FallbackTools {
     fn notice(&self, task: &Task) -> Payload {
         let [status, result, cancel] = FallbackTool::ALL.map(|tool| tool.name(self.level));
         let (tool, id) = (&task.origin.tool, task.key.id);
-        self.told(
+        self.text_result(
             &format!("{tool} takes longer and goes on in the background as task {id}. This is not its result yet, and there is no need to call {tool} again. Call {result} with {{\"id\": \"{id}\"}} to wait for the result, {status} to see how it stands, or {cancel} to stop it."),
             task,
         )
@@ -259,9 +259,9 @@ impl FallbackTools {
             }
             Phase::Settled(Outcome::Cancelled) => "was cancelled".to_owned(),
         };
-        let words = task.status_message.as_deref().filter(|_| !task.is_settled());
-        let words = words.map_or_else(String::new, |words| format!(" It says: {words}"));
-        self.told(&format!("Task {id} ({tool}) {state}.{words}"), task)
+        let message = task.status_message.as_deref().filter(|_| !task.is_settled());
+        let message = message.map_or_else(String::new, |message| format!(" It says: {message}"));
+        self.text_result(&format!("Task {id} ({tool}) {state}.{message}"), task)
     }
 
     /// What the task came to.
@@ -287,7 +287,7 @@ impl FallbackTools {
         } else {
             format!("Task {id} ({tool}) was cancelled.")
         };
-        self.told(&text, task)
+        self.text_result(&text, task)
     }
 }
 
@@ -311,7 +311,7 @@ impl FaceDialect for FallbackTools {
             TaskReply::Snapshot(task) => Ok(self.snapshot(task)),
             TaskReply::Outcome(task) => Ok(self.outcome(task)),
             TaskReply::Cancelled { task, was_settled } => Ok(self.cancelled(task, was_settled)),
-            TaskReply::Answered | TaskReply::Listed { .. } => Err(no_words()),
+            TaskReply::Answered | TaskReply::Listed { .. } => Err(not_in_flavour()),
         }
     }
 }
@@ -323,7 +323,7 @@ fn status_content(task: &Task) -> Payload {
         .text("tool", &task.origin.tool)
         .text("status", status(&task.phase));
     let writer = match &task.status_message {
-        Some(words) => writer.text("statusMessage", words),
+        Some(message) => writer.text("statusMessage", message),
         None => writer,
     };
     let writer = writer

@@ -221,7 +221,7 @@ pub fn not_settled() -> RpcError {
 
 /// What a flavour has no words for; its own methods never lead there.
 #[must_use]
-pub fn no_words() -> RpcError {
+pub fn not_in_flavour() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "This flavour of tasks has no such answer")
 }
 

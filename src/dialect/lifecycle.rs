@@ -115,13 +115,13 @@ mod tests {
     /// MOD-12, MOD-13, MOD-14.
     #[test]
     fn discover_lists_the_stateless_version_and_is_private() {
-        let words = SessionServerDescription {
+        let description = SessionServerDescription {
             capabilities: &payload(r#"{"tools":{}}"#),
             instructions: Some(&payload(r#""be kind""#)),
             server_info: &payload(r#"{"name":"s","version":"1"}"#),
         };
         assert_eq!(
-            discover_result(words).as_str(),
+            discover_result(description).as_str(),
             r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{},"extensions":{"io.modelcontextprotocol/tasks":{}}},"instructions":"be kind","ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"1"}}}"#
         );
     }

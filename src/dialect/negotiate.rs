@@ -353,8 +353,8 @@ mod tests {
                 .iter()
                 .map(|text| Payload::parse(&bytes::Bytes::from_static(text.as_bytes()), ScanLimits::UPSTREAM).unwrap())
                 .collect();
-            let told = with_capabilities(capabilities).missing(&texts);
-            assert_eq!(told.as_ref().map(Payload::as_str), missing, "{capabilities} {questions:?}");
+            let data = with_capabilities(capabilities).missing(&texts);
+            assert_eq!(data.as_ref().map(Payload::as_str), missing, "{capabilities} {questions:?}");
         }
     }
 }

@@ -164,7 +164,7 @@ fn described(task: &Object) -> Option<UpstreamTask> {
         id: Arc::from(id),
         status,
         word,
-        message: task.get_lossy("statusMessage").and_then(|words| status_text(&words)),
+        message: task.get_lossy("statusMessage").and_then(|message| status_text(&message)),
         ttl: span(task, "ttl"),
         poll_interval: span(task, "pollInterval"),
     })

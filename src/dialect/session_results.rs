@@ -173,7 +173,7 @@ mod tests {
     /// EXT-64.
     #[test]
     fn a_stateless_server_is_introduced_in_the_version_of_its_client() {
-        let words = SessionServerDescription {
+        let description = SessionServerDescription {
             capabilities: &payload(
                 r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
             ),
@@ -181,7 +181,7 @@ mod tests {
             server_info: &payload(r#"{"name":"s","version":"1"}"#),
         };
         assert_eq!(
-            initialize_result(words, ProtocolVersion::V2025_06_18).as_str(),
+            initialize_result(description, ProtocolVersion::V2025_06_18).as_str(),
             r#"{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true},"resources":{"subscribe":true}},"serverInfo":{"name":"s","version":"1"},"instructions":"be kind"}"#
         );
     }
@@ -224,8 +224,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(method: &str, said: &str, shown: &str) {
-        assert_eq!(session_result(method, &payload(said)).as_str(), shown);
+    fn check(method: &str, answer: &str, shown: &str) {
+        assert_eq!(session_result(method, &payload(answer)).as_str(), shown);
     }
 
     /// LEG-17, T-77, T-14: the rest stays as it came.

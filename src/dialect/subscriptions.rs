@@ -142,29 +142,29 @@ impl SubscriptionFilter {
     #[must_use]
     pub fn written(&self) -> Payload {
         let yes = Payload::of(&true);
-        let mut told = self.lists.iter().fold(ObjectWriter::new(), |told, list| told.member(list.member(), &yes));
+        let mut writer = self.lists.iter().fold(ObjectWriter::new(), |writer, list| writer.member(list.member(), &yes));
         if let Some(uris) = &self.resources {
-            told = told.member("resourceSubscriptions", &Payload::of(uris));
+            writer = writer.member("resourceSubscriptions", &Payload::of(uris));
         }
         if let Some(ids) = &self.tasks {
             let ids: Vec<String> = ids.iter().map(TaskId::to_string).collect();
-            told = told.member("taskIds", &Payload::of(&ids));
+            writer = writer.member("taskIds", &Payload::of(&ids));
         }
-        told.finish()
+        writer.finish()
     }
 
     /// What of these wishes an upstream's acknowledgement grants. What it grants beyond them was not asked for, and
     /// what cannot be read is not granted.
     #[must_use]
     pub fn granted_by(&self, acknowledgement: &Object) -> Self {
-        let told = acknowledgement.get_object("notifications");
-        let is_told = |list: &ListKind| {
-            told.as_ref().and_then(|told| told.get(list.member())).is_some_and(|it| it.as_str() == "true")
+        let granted = acknowledgement.get_object("notifications");
+        let is_granted = |list: &ListKind| {
+            granted.as_ref().and_then(|granted| granted.get(list.member())).is_some_and(|it| it.as_str() == "true")
         };
-        let uris = told.as_ref().and_then(|told| told.get("resourceSubscriptions"));
+        let uris = granted.as_ref().and_then(|granted| granted.get("resourceSubscriptions"));
         let uris = uris.and_then(|uris| uris.read::<BTreeSet<String>>().ok()).unwrap_or_default();
         Self {
-            lists: self.lists.iter().copied().filter(is_told).collect(),
+            lists: self.lists.iter().copied().filter(is_granted).collect(),
             resources: self.resources.as_ref().map(|own| own.intersection(&uris).cloned().collect()),
             tasks: None,
         }
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn the_acknowledgement_is_the_part_that_the_server_offers() {
         let everything = r#"{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true,"resourceSubscriptions":["file:///a"],"taskIds":[]}}"#;
-        for (capabilities, told) in [
+        for (capabilities, granted_text) in [
             ("{}", r#"{"taskIds":[]}"#),
             (r#"{"tools":{"listChanged":false},"resources":{}}"#, r#"{"taskIds":[]}"#),
             (
@@ -381,11 +381,11 @@ mod tests {
             ),
         ] {
             let granted = read(everything).unwrap().within(&payload(capabilities));
-            let told = format!(
-                r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":"a\u0031"}},"notifications":{told}}}}}"#
+            let acknowledged = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":"a\u0031"}},"notifications":{granted_text}}}}}"#
             );
             let id = RequestId::from_payload(&payload(r#""a\u0031""#)).unwrap();
-            assert_eq!(text(&Subscription::new(id).acknowledged(&granted)), told);
+            assert_eq!(text(&Subscription::new(id).acknowledged(&granted)), acknowledged);
         }
     }
 
@@ -394,19 +394,19 @@ mod tests {
         let wishes =
             read(r#"{"notifications":{"toolsListChanged":true,"resourceSubscriptions":["file:///a","x:/"]}}"#).unwrap();
         let subscription = Subscription::new(RequestId::number(7));
-        let told = |name, params: &str| {
+        let passed = |name, params: &str| {
             let params = (!params.is_empty()).then(|| payload(params));
             let message = subscription.passed_on(&wishes, name, params.as_ref())?;
             Some(text(&message).split_once(r#""params":"#).unwrap().1.to_owned())
         };
         let tag = r#""io.modelcontextprotocol/subscriptionId":7"#;
-        assert_eq!(told(method::TOOLS_CHANGED, ""), Some(format!(r#"{{"_meta":{{{tag}}}}}}}"#)));
+        assert_eq!(passed(method::TOOLS_CHANGED, ""), Some(format!(r#"{{"_meta":{{{tag}}}}}}}"#)));
         assert_eq!(
-            told(method::TOOLS_CHANGED, r#"{"n":1.10,"_meta":{"k":1}}"#),
+            passed(method::TOOLS_CHANGED, r#"{"n":1.10,"_meta":{"k":1}}"#),
             Some(format!(r#"{{"n":1.10,"_meta":{{"k":1,{tag}}}}}}}"#))
         );
-        assert_eq!(told(method::PROMPTS_CHANGED, ""), None);
-        assert_eq!(told("notifications/other", ""), None);
+        assert_eq!(passed(method::PROMPTS_CHANGED, ""), None);
+        assert_eq!(passed("notifications/other", ""), None);
         for (uri, wanted) in [
             ("file:///a", true),
             ("file:///a/b", true),
@@ -415,10 +415,10 @@ mod tests {
             ("x:/y", true),
             ("file:///", false),
         ] {
-            let told = told(method::RESOURCE_UPDATED, &format!(r#"{{"uri":"{uri}"}}"#));
-            assert_eq!(told.is_some(), wanted, "{uri}");
+            let passed = passed(method::RESOURCE_UPDATED, &format!(r#"{{"uri":"{uri}"}}"#));
+            assert_eq!(passed.is_some(), wanted, "{uri}");
         }
-        assert_eq!(told(method::RESOURCE_UPDATED, ""), None);
+        assert_eq!(passed(method::RESOURCE_UPDATED, ""), None);
         assert_eq!(subscription.anything(&wishes).count(), 3);
     }
 
@@ -438,10 +438,10 @@ mod tests {
             (r#"{"notifications":[]}"#, r#"{"resourceSubscriptions":[]}"#),
             ("{}", r#"{"resourceSubscriptions":[]}"#),
         ] {
-            let told = asked.granted_by(&Object::of(&payload(acknowledged)).unwrap());
-            assert_eq!(told.written().as_str(), granted, "{acknowledged}");
-            assert!(asked.cover(&told) && !told.cover(&asked));
-            assert_eq!(asked.in_common(&told), told);
+            let read = asked.granted_by(&Object::of(&payload(acknowledged)).unwrap());
+            assert_eq!(read.written().as_str(), granted, "{acknowledged}");
+            assert!(asked.cover(&read) && !read.cover(&asked));
+            assert_eq!(asked.in_common(&read), read);
         }
         let mut both = asked.clone();
         both.extend(&read(r#"{"notifications":{"promptsListChanged":true,"resourceSubscriptions":["c:/"]}}"#).unwrap());

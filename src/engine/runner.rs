@@ -34,7 +34,7 @@ pub(super) use live_runners::LiveRunners;
 pub(super) use resume::{ATTEMPTS_MAX, RecoveryAction, start as take_up};
 
 use self::checkpoint::Checkpoint;
-use self::client::{AttachedClients, GraceBuffer, words};
+use self::client::{AttachedClients, GraceBuffer, progress_text};
 use self::exchange_stage::{ExchangeStage, StageEvent};
 use self::live_runners::RunnerCommand;
 use self::questions::CallQuestions;
@@ -294,7 +294,7 @@ impl Runner {
             RunnerEvent::Orders(RunnerCommand::Abandon) => {
                 failpoint::hit("cancel-stored");
                 self.stage.cancel("the task was cancelled").await;
-                self.told().await;
+                self.mark_told().await;
                 RunnerFlow::Stop
             }
             RunnerEvent::Orders(RunnerCommand::Deliver(answers)) => self.deliver(answers).await,
@@ -378,7 +378,7 @@ impl Runner {
                     }
                     // It was settled while it waited: nothing is sent after an acknowledged cancel (L6).
                     Ok(_) => {
-                        self.told().await;
+                        self.mark_told().await;
                         RunnerFlow::Stop
                     }
                     Err(error) => {
@@ -404,7 +404,7 @@ impl Runner {
         }
         match event {
             ExchangeEvent::Progress(progress) => self.progressed(progress).await,
-            ExchangeEvent::Status(words) => self.stated(words),
+            ExchangeEvent::Status(text) => self.stated(text),
             // Told to those who watch it alone.
             ExchangeEvent::Task(_) => RunnerFlow::Continue,
             ExchangeEvent::Log(log) => self.logged(log).await,
@@ -428,8 +428,8 @@ impl Runner {
             if let Some(asides) = &self.spec.asides {
                 asides(&row.key, TaskNotice::Progress(&progress));
             }
-            if let Some(words) = words(&progress) {
-                row.progress = Some(words);
+            if let Some(text) = progress_text(&progress) {
+                row.progress = Some(text);
                 row.progress_due.get_or_insert_with(Instant::now);
             }
         } else if self.grace_end.is_some() {
@@ -442,12 +442,12 @@ impl Runner {
 
     /// Keeps what the upstream says of its own task for ours. A plain call has no place for it: it is no
     /// progress, since no number that could grow belongs to it (GW-24).
-    fn stated(&mut self, words: Arc<str>) -> RunnerFlow {
+    fn stated(&mut self, text: Arc<str>) -> RunnerFlow {
         if let Some(row) = self.row.as_mut().filter(|row| row.shown == TaskVisibility::Handle) {
-            row.progress = Some(words);
+            row.progress = Some(text);
             row.progress_due.get_or_insert_with(Instant::now);
         } else if self.grace_end.is_some() {
-            self.held.keep_status(words);
+            self.held.keep_status(text);
         }
         RunnerFlow::Continue
     }

@@ -29,7 +29,7 @@ type ApiKeyDigest = [u8; SHA256_OUTPUT_LEN];
 
 /// Why a text is no key. None of these repeats the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", self.words())]
+#[error("{}", self.explanation())]
 pub enum ApiKeyError {
     Form,
     Weak,
@@ -39,7 +39,7 @@ pub enum ApiKeyError {
 impl ApiKeyError {
     /// What an operator is told; goes on after the name of whatever holds the text.
     #[must_use]
-    pub const fn words(&self) -> &'static str {
+    pub const fn explanation(&self) -> &'static str {
         match self {
             Self::Form => "is no key; write tg_ID_SECRET, with an ID of at most 32 letters and digits",
             Self::Weak => "is a key whose secret has less than 128 bits; take 32 random hex digits or more",

@@ -224,8 +224,8 @@ async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedS
         }
         Misconduct::Flooded => {
             shared.meter.refused("control_frames");
-            let told = timeout(shared.limits.linger, socket.write_all(&frames::CALM_DOWN));
-            if between_frames && matches!(told.await, Ok(Ok(()))) {
+            let sent = timeout(shared.limits.linger, socket.write_all(&frames::CALM_DOWN));
+            if between_frames && matches!(sent.await, Ok(Ok(()))) {
                 linger(socket, shared.limits.linger).await;
             }
         }

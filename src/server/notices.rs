@@ -20,7 +20,7 @@ const SHOWN_MAX: usize = 100;
 #[derive(Debug)]
 pub(super) struct Notices {
     listener: &'static str,
-    said: Mutex<BTreeMap<&'static str, RefusalNotice>>,
+    by_reason: Mutex<BTreeMap<&'static str, RefusalNotice>>,
 }
 
 #[derive(Debug)]
@@ -32,7 +32,7 @@ struct RefusalNotice {
 
 impl Notices {
     pub(super) const fn new(listener: &'static str) -> Self {
-        Self { listener, said: Mutex::new(BTreeMap::new()) }
+        Self { listener, by_reason: Mutex::new(BTreeMap::new()) }
     }
 
     /// Whether the listener is the operators', of which nothing of the kind can be set.
@@ -52,16 +52,16 @@ impl Notices {
             HeadPart::Path => Some(target.path().as_bytes()),
             HeadPart::Nothing => None,
         };
-        let (reason, key, words) = (advice.reason, advice.key, advice.words);
+        let (reason, key, sentence) = (advice.reason, advice.key, advice.sentence);
         let value = LoggedText(value.unwrap_or_default());
-        tracing::warn!(listener = self.listener, reason, key, %value, more, "refused: {words}");
+        tracing::warn!(listener = self.listener, reason, key, %value, more, "refused: {sentence}");
     }
 
     /// Whether it is time to speak of this reason, and of how many more than the last.
     fn due(&self, reason: &'static str) -> Option<u64> {
         let now = Instant::now();
-        let mut said = self.said.lock();
-        match said.get_mut(reason) {
+        let mut notices = self.by_reason.lock();
+        match notices.get_mut(reason) {
             Some(one) if now.duration_since(one.at) < INTERVAL => {
                 one.since += 1;
                 None
@@ -71,7 +71,7 @@ impl Notices {
                 Some(std::mem::take(&mut one.since))
             }
             None => {
-                said.insert(reason, RefusalNotice { at: now, since: 0 });
+                notices.insert(reason, RefusalNotice { at: now, since: 0 });
                 Some(0)
             }
         }

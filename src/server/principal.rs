@@ -38,14 +38,14 @@ pub struct LocalUser {
     /// The operator serves a name that is not this machine's: others come, whatever their requests look like.
     is_shared: bool,
     /// Whether the log says already that requests come through a proxy.
-    is_told: Arc<AtomicBool>,
+    is_logged: Arc<AtomicBool>,
 }
 
 impl LocalUser {
     /// `allowed_hosts` are the names that the operator serves besides loopback's.
     #[must_use]
     pub fn new(allowed_hosts: &[String]) -> Self {
-        Self { is_shared: allowed_hosts.iter().any(|name| !is_loopback(name)), is_told: Arc::default() }
+        Self { is_shared: allowed_hosts.iter().any(|name| !is_loopback(name)), is_logged: Arc::default() }
     }
 
     fn identify<B>(&self, request: &Request<B>, is_forwarded: bool) -> Result<Principal, Refusal> {
@@ -58,7 +58,7 @@ impl LocalUser {
         if names_this_machine(request) && !came_through_a_proxy(request.headers()) {
             return Ok(Principal::local());
         }
-        if !self.is_told.swap(true, Ordering::Relaxed) {
+        if !self.is_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 "requests come through a proxy and nobody is asked for credentials: they are served as nobody's in \
                  particular, without a list of tasks and for an hour at most; write in [auth] `anonymous = true` if \

@@ -86,7 +86,7 @@ pub(super) struct RefusalAdvice {
     /// The key of the configuration to write.
     pub(super) key: &'static str,
     /// What happened, and what writing it does.
-    pub(super) words: &'static str,
+    pub(super) sentence: &'static str,
     /// What of the request shows which value is meant.
     pub(super) shown: HeadPart,
 }
@@ -168,7 +168,7 @@ impl Refusal {
 
     /// What an operator may do about it, where that is a key of the configuration.
     pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
-        let (key, shown, words) = match self {
+        let (key, shown, sentence) = match self {
             Self::HostForeign => (
                 "listen.allowed_hosts",
                 HeadPart::Host,
@@ -203,7 +203,7 @@ impl Refusal {
             | Self::ChunkExtensions
             | Self::BodyEmpty => return None,
         };
-        Some(RefusalAdvice { reason: self.terms().reason, key, words, shown })
+        Some(RefusalAdvice { reason: self.terms().reason, key, sentence, shown })
     }
 
     /// The answer, counted.

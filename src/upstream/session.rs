@@ -228,8 +228,8 @@ impl UpstreamSession {
             let _permit = permit;
             tokio::select! {
                 () = session.link.stop.cancelled() => (),
-                told = session.tell(message) => {
-                    if told.is_err() {
+                sent = session.tell(message) => {
+                    if sent.is_err() {
                         session.link.dropped("reply_failed");
                     }
                 }

@@ -80,8 +80,11 @@ fn every_status_is_as_its_golden_file() {
     check("failed", TaskReply::Snapshot(&faulted(Failure::Upstream(upstream))));
     let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
     check("cancelled", TaskReply::Cancelled { task: &cancelled, was_settled: false });
-    let with_words = CoreTasks::with_immediate_response(Some(Arc::from("Wait \"a bit\".")));
-    check_text("created_with_words", with_words.encode(TaskReply::Created(&in_phase(Phase::Queued))).unwrap().as_str());
+    let with_response = CoreTasks::with_immediate_response(Some(Arc::from("Wait \"a bit\".")));
+    check_text(
+        "created_with_words",
+        with_response.encode(TaskReply::Created(&in_phase(Phase::Queued))).unwrap().as_str(),
+    );
 }
 
 /// L25-22, L25-24 to L25-28, L25-37, T-06, T-08, T-14.
@@ -236,11 +239,11 @@ fn check_answer(message: &str, expected: &Answer) {
 fn answers_lose_the_related_task_and_nothing_else() {
     let result = |text: &str| Answer::Result(payload(text));
     let related = r#""io.modelcontextprotocol/related-task":{"taskId":"x"}"#;
-    let said = |result: &str| format!(r#"{{"jsonrpc":"2.0","id":"tg:1","result":{result}}}"#);
-    check_answer(&said(r#"{"action":"accept", "n":1.10}"#), &result(r#"{"action":"accept", "n":1.10}"#));
-    check_answer(&said(&format!(r#"{{"a":1,"_meta":{{{related}}}}}"#)), &result(r#"{"a":1}"#));
-    check_answer(&said(&format!(r#"{{"_meta":{{{related},"k":1}}}}"#)), &result(r#"{"_meta":{"k":1}}"#));
-    check_answer(&said("7"), &Answer::Error(crate::dialect::faults::unusable_answer()));
+    let answer = |result: &str| format!(r#"{{"jsonrpc":"2.0","id":"tg:1","result":{result}}}"#);
+    check_answer(&answer(r#"{"action":"accept", "n":1.10}"#), &result(r#"{"action":"accept", "n":1.10}"#));
+    check_answer(&answer(&format!(r#"{{"a":1,"_meta":{{{related}}}}}"#)), &result(r#"{"a":1}"#));
+    check_answer(&answer(&format!(r#"{{"_meta":{{{related},"k":1}}}}"#)), &result(r#"{"_meta":{"k":1}}"#));
+    check_answer(&answer("7"), &Answer::Error(crate::dialect::faults::unusable_answer()));
     let refused = r#"{"jsonrpc":"2.0","id":"tg:1","error":{"code":-1,"message":"no"}}"#;
     check_answer(refused, &Answer::Error(RpcError::new(-1, "no")));
 }

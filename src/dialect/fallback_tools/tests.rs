@@ -70,12 +70,12 @@ fn a_wait_is_read_with_its_default_and_cut_down_to_its_bound() {
 
 #[test]
 fn what_a_task_came_to_is_the_tools_own_result_as_it_came() {
-    let words = FallbackTools::for_session(0);
+    let tools = FallbackTools::for_session(0);
     for (result, is_error) in [
         (r#"{"content":[{"type":"text","text":"b"} ],"structuredContent":{"n":1.10},"_meta":{"x":1}}"#, false),
         (r#"{"content":[],"isError":true}"#, true),
     ] {
-        let shown = words.encode(TaskReply::Outcome(&in_phase(returned(result, is_error)))).unwrap();
+        let shown = tools.encode(TaskReply::Outcome(&in_phase(returned(result, is_error)))).unwrap();
         assert_eq!(shown.as_str(), result);
     }
     let info = payload(r#"{"name":"s","version":"1"}"#);

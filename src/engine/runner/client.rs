@@ -112,8 +112,8 @@ impl GraceBuffer {
         self.status = None;
     }
 
-    pub(super) fn keep_status(&mut self, words: Arc<str>) {
-        self.status = Some(words);
+    pub(super) fn keep_status(&mut self, status: Arc<str>) {
+        self.status = Some(status);
     }
 
     pub(super) fn keep_log(&mut self, log: Payload) {
@@ -122,13 +122,13 @@ impl GraceBuffer {
         }
     }
 
-    pub(super) fn last_words(&self) -> Option<Arc<str>> {
-        self.status.clone().or_else(|| self.progress.last().and_then(words))
+    pub(super) fn last_status(&self) -> Option<Arc<str>> {
+        self.status.clone().or_else(|| self.progress.last().and_then(progress_text))
     }
 }
 
 /// A status line for a progress notification: its message, else how far of how much (GW-24).
-pub(super) fn words(progress: &Progress) -> Option<Arc<str>> {
+pub(super) fn progress_text(progress: &Progress) -> Option<Arc<str>> {
     match (&progress.message, &progress.total) {
         (Some(message), _) => status_text(message),
         (None, Some(total)) => status_text(&format!("{}/{}", progress.progress.as_str(), total.as_str())),

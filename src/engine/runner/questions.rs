@@ -146,7 +146,7 @@ impl Runner {
     pub(super) async fn needs(&mut self, capability: Payload) -> RunnerFlow {
         self.stage.cancel("the client cannot be asked").await;
         self.settle_cancelled().await;
-        self.told().await;
+        self.mark_told().await;
         self.client.end(CallEnd::NeedsCapability(capability)).await;
         RunnerFlow::Stop
     }

@@ -113,7 +113,7 @@ impl Runner {
             attempt: self.attempt,
             phase: if self.stage.is_waiting() { Phase::Queued } else { Phase::Working },
             next_key: InputKey::default(),
-            status_message: self.held.last_words(),
+            status_message: self.held.last_status(),
             recovery: Recovery {
                 call: self.stored_call(),
                 resume: place.clone(),
@@ -181,7 +181,7 @@ impl Runner {
     pub(super) async fn client_left(&mut self) -> RunnerFlow {
         self.settle_cancelled().await;
         self.stage.cancel("the client left").await;
-        self.told().await;
+        self.mark_told().await;
         RunnerFlow::Stop
     }
 
@@ -195,7 +195,7 @@ impl Runner {
     }
 
     /// The upstream of a call that was given up knows it now, or cannot be told.
-    pub(super) async fn told(&mut self) {
+    pub(super) async fn mark_told(&mut self) {
         if let Some(key) = self.row_key()
             && let Err(error) = self.engine.apply(&key, Event::Told).await
         {
@@ -261,10 +261,10 @@ impl Runner {
                 metric::count_dropped(self.spec.upstream.name(), "settled");
                 tracing::info!("a late outcome was dropped");
                 // The upstream is done with the call: there is nothing to tell it.
-                self.told().await;
+                self.mark_told().await;
             }
             // The upstream cancelled it, so it knows.
-            Ok(_) if is_cancelled => self.told().await,
+            Ok(_) if is_cancelled => self.mark_told().await,
             Ok(_) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "an outcome could not be stored"),
         }

@@ -22,7 +22,7 @@ use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::messages;
 use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
-use crate::dialect::faults::{gateway_error, no_words};
+use crate::dialect::faults::{gateway_error, not_in_flavour};
 use crate::dialect::session_results::client_capabilities;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::apply::record_shown;
@@ -298,7 +298,7 @@ impl SessionFaceState {
                 let shared = Arc::clone(self);
                 return OutcomeRequest { shared, key: key(id), home, addressee }.answer().await;
             }
-            TaskCommand::Answer(..) => Err(TaskMethodError::Error(no_words())),
+            TaskCommand::Answer(..) => Err(TaskMethodError::Error(not_in_flavour())),
         };
         match answered {
             Ok(result) => addressee.result(result),

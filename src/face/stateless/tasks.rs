@@ -4,7 +4,7 @@ use super::{FaceResponse, StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::ext_tasks::ExtTasks;
-use crate::dialect::faults::no_words;
+use crate::dialect::faults::not_in_flavour;
 use crate::dialect::lifecycle::stateless_result;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
@@ -110,7 +110,7 @@ impl StatelessFace {
                 dialect.encode(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
             // The dialect reads neither out of any method.
-            TaskCommand::Await(_) | TaskCommand::List(_) => Err(no_words()),
+            TaskCommand::Await(_) | TaskCommand::List(_) => Err(not_in_flavour()),
         };
         Ok(result?)
     }

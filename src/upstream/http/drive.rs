@@ -154,7 +154,7 @@ impl HttpCall {
     pub(super) async fn run(self: Arc<Self>, start: CallStart) -> ExchangeEvent {
         let outcome = match start {
             CallStart::Post { message, handed_over } => match self.post(message, &handed_over).await {
-                Ok(said) if self.call.may_be_task => Box::pin(self.maybe_relay(said)).await,
+                Ok(answer) if self.call.may_be_task => Box::pin(self.maybe_relay(answer)).await,
                 outcome => outcome.map(last),
             },
             CallStart::Resume => self.resume().await.map(last),
@@ -232,9 +232,9 @@ impl HttpCall {
         let mut patience = RESUME_WINDOW;
         loop {
             match self.hear(&mut events, &awaited, &mut malformed).await? {
-                StreamEnd::Said(said) => {
+                StreamEnd::Answered(answer) => {
                     drain(&self.session().link, events);
-                    return Ok(said);
+                    return Ok(answer);
                 }
                 // Either a server that ends streams on purpose (SEP-1699) or a broken connection: the same.
                 StreamEnd::Broke { any } => {
@@ -300,8 +300,8 @@ impl HttpCall {
 }
 
 /// The last event of a call that was answered.
-pub(super) fn last(said: RpcResult) -> ExchangeEvent {
-    said.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
+pub(super) fn last(answer: RpcResult) -> ExchangeEvent {
+    answer.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
 }
 
 #[cfg(test)]

@@ -211,8 +211,8 @@ impl Exchange for HttpExchange {
     }
 
     async fn cancel(&mut self, reason: &str) {
-        let told = tokio::time::timeout(CANCEL_MAX, self.tell_cancelled(reason)).await;
-        if told.is_err() {
+        let sent = tokio::time::timeout(CANCEL_MAX, self.tell_cancelled(reason)).await;
+        if sent.is_err() {
             self.http_call.session().link.dropped("cancel_failed");
         }
         if self.driven.is_running() {
@@ -223,14 +223,14 @@ impl Exchange for HttpExchange {
 
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         let Some(task) = self.http_call.call.task.get().filter(|_| self.driven.is_running()) else { return Ok(()) };
-        let said = self
+        let answer = self
             .http_call
             .aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short)
             .await
             .map_err(ExchangeError)?;
         // How the task ends otherwise is asked for; soon, whatever the answer.
         self.http_call.call.hint.notify_one();
-        let stands = peer::polled(&said.map_err(TaskRequestError::Refused)?);
+        let stands = peer::polled(&answer.map_err(TaskRequestError::Refused)?);
         if stands.is_some_and(|task| task.status == UpstreamTaskStatus::Cancelled) {
             self.http_call.leave();
             self.driven.end(ExchangeEvent::Cancelled);

@@ -39,7 +39,7 @@ impl PollSchedule {
 
     /// Takes note of what the upstream said of its task: how often to ask, and how long the task is kept from
     /// its creation on.
-    pub(super) fn told(&mut self, now: Instant, interval: Option<Duration>, ttl: Option<Duration>) {
+    pub(super) fn learn(&mut self, now: Instant, interval: Option<Duration>, ttl: Option<Duration>) {
         self.interval = interval.unwrap_or(INTERVAL_DEFAULT).clamp(INTERVAL_MIN, INTERVAL_MAX);
         let expires = ttl.and_then(|ttl| self.began.checked_add(ttl));
         self.expires = expires.filter(|expires| self.deadline.is_none_or(|deadline| *expires < deadline));
@@ -117,7 +117,7 @@ mod tests {
             (Some(s(3_600)), s(300)),
         ] {
             let (start, mut pace) = pace(None);
-            pace.told(start, asked, None);
+            pace.learn(start, asked, None);
             check(&pace, 0, start, kept);
             assert_eq!(pace.next(u8::MAX).duration_since(start), kept + kept / 10, "at most a tenth later");
         }
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn polls_that_fail_back_off_to_half_a_minute() {
         let (start, mut pace) = pace(None);
-        pace.told(start, Some(Duration::from_millis(200)), None);
+        pace.learn(start, Some(Duration::from_millis(200)), None);
         let mut waits = Vec::new();
         for _ in 0..40 {
             pace.failed(start);
@@ -134,7 +134,7 @@ mod tests {
         }
         assert_eq!(waits[..9], [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000]);
         assert_eq!(waits.last(), Some(&30_000));
-        pace.told(start, Some(s(60)), None);
+        pace.learn(start, Some(s(60)), None);
         pace.failed(start);
         check(&pace, 0, start, s(60));
     }
@@ -142,29 +142,29 @@ mod tests {
     #[test]
     fn a_task_that_the_upstream_will_forget_before_the_deadline_is_polled_faster_near_its_end() {
         let (start, mut pace) = pace(Some(1_800));
-        pace.told(start, Some(s(5)), Some(s(60)));
+        pace.learn(start, Some(s(5)), Some(s(60)));
         check(&pace, 0, start, s(5));
-        pace.told(start + s(55), Some(s(5)), Some(s(60)));
+        pace.learn(start + s(55), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + s(55), Duration::from_millis(2_500));
-        pace.told(start + s(59), Some(s(5)), Some(s(60)));
+        pace.learn(start + s(59), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + s(59), Duration::from_millis(500));
-        pace.told(start + Duration::from_millis(59_999), Some(s(5)), Some(s(60)));
+        pace.learn(start + Duration::from_millis(59_999), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + Duration::from_millis(59_999), Duration::from_millis(100));
         // Some begin to count at the end (T-68): then the task is still there, and there is no hurry.
-        pace.told(start + s(61), Some(s(5)), Some(s(60)));
+        pace.learn(start + s(61), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + s(61), s(5));
-        pace.told(start + s(1_000), Some(s(5)), Some(s(1_800)));
+        pace.learn(start + s(1_000), Some(s(5)), Some(s(1_800)));
         check(&pace, 0, start + s(1_000), s(5));
     }
 
     #[test]
     fn the_last_poll_is_a_second_before_the_deadline() {
         let (start, mut pace) = pace(Some(10));
-        pace.told(start + s(4), Some(s(60)), None);
+        pace.learn(start + s(4), Some(s(60)), None);
         check(&pace, u8::MAX, start, s(9));
         pace.failed(start + s(4));
         check(&pace, 0, start, s(9));
-        pace.told(start + s(9), Some(s(60)), None);
+        pace.learn(start + s(9), Some(s(60)), None);
         check(&pace, 0, start, s(69));
     }
 }

@@ -95,9 +95,9 @@ impl HttpCall {
             Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
             Ok(AcceptedResponse::Events(mut events)) => loop {
                 match self.hear(&mut events, &awaited, &mut 0).await? {
-                    StreamEnd::Said(said) => {
+                    StreamEnd::Answered(answer) => {
                         drain(&session.link, events);
-                        return Ok(said);
+                        return Ok(answer);
                     }
                     StreamEnd::Broke { .. } => {
                         let pause = point.lock().pause();

@@ -58,8 +58,8 @@ impl StatelessUpstream {
     }
 
     async fn ask_facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, RequestFailure> {
-        let said = DraftRequest::new(method::DISCOVER, None);
-        let result = self.line(context).answer(&said, None).await?;
+        let request = DraftRequest::new(method::DISCOVER, None);
+        let result = self.line(context).answer(&request, None).await?;
         let facts = Arc::new(facts_in(&result).ok_or(RequestFailure::Lost(MALFORMED))?);
         *self.facts.lock() = Some(Arc::clone(&facts));
         Ok(facts)

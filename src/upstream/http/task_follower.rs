@@ -54,11 +54,12 @@ struct TaskFollower<'a> {
 
 impl HttpCall {
     /// Goes on after the answer to a call that asked for a task.
-    pub(super) async fn maybe_relay(&self, said: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
-        match said.as_ref().map(peer::created) {
+    pub(super) async fn maybe_relay(&self, answer: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
+        match answer.as_ref().map(peer::created) {
             Ok(TaskCallResult::Task(task)) => {
                 if self.is_watched
-                    && let Some(handle) = said.ok().as_ref().and_then(Object::of).and_then(|result| result.get("task"))
+                    && let Some(handle) =
+                        answer.ok().as_ref().and_then(Object::of).and_then(|result| result.get("task"))
                 {
                     self.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(handle))).await;
                 }
@@ -66,7 +67,7 @@ impl HttpCall {
             }
             Ok(TaskCallResult::Malformed) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             // A server may pass over the wish for a task (T-46).
-            Ok(TaskCallResult::Plain) | Err(_) => Ok(last(said)),
+            Ok(TaskCallResult::Plain) | Err(_) => Ok(last(answer)),
         }
     }
 
@@ -120,7 +121,7 @@ impl TaskFollower<'_> {
             }
             let news = tokio::select! {
                 biased;
-                said = heard(&mut held) => TaskFollowEvent::Held(said),
+                answer = heard(&mut held) => TaskFollowEvent::Held(answer),
                 polled = self.next_poll() => TaskFollowEvent::Polled(polled),
             };
             status = match news {
@@ -156,9 +157,9 @@ impl TaskFollower<'_> {
     }
 
     async fn get(&self) -> TaskPollResult {
-        let said = self.http_call.aside(method::TASKS_GET, &self.params, AnswerWait::Short).await?;
+        let answer = self.http_call.aside(method::TASKS_GET, &self.params, AnswerWait::Short).await?;
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
-        match said {
+        match answer {
             Ok(result) => peer::polled(&result).filter(|task| task.id == self.id).map(Ok).ok_or(malformed),
             Err(error) => Ok(Err(error)),
         }
@@ -190,7 +191,7 @@ impl TaskFollower<'_> {
     /// Takes in what the upstream says of the task.
     async fn learn(&mut self, task: &UpstreamTask) -> Option<UpstreamTaskStatus> {
         self.odd_polls = 0;
-        self.pace.told(Instant::now(), task.poll_interval, task.ttl);
+        self.pace.learn(Instant::now(), task.poll_interval, task.ttl);
         if task.message != self.message {
             self.message.clone_from(&task.message);
             if let Some(message) = &task.message {
@@ -277,7 +278,7 @@ impl TaskFollower<'_> {
                 )
                 | None => Ok(None),
             },
-            Ok(said) => Ok(Some(last(said))),
+            Ok(answer) => Ok(Some(last(answer))),
             Err(fault) => {
                 self.odd_outcomes += u32::from(fault.reason == Reason::UpstreamMalformed);
                 self.survive(GatewayFault { executed: Executed::Yes, ..fault }, self.odd_outcomes).await

@@ -24,13 +24,13 @@ impl UpstreamSession {
         if !self.logs() {
             return;
         }
-        let mut told = self.level.0.lock().await;
-        if told.is_some_and(|told| told <= rank) {
+        let mut lowest = self.level.0.lock().await;
+        if lowest.is_some_and(|lowest| lowest <= rank) {
             return;
         }
         let params = Payload::of(&serde_json::json!({ "level": level }));
         if self.tell(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params))).await.is_ok() {
-            *told = Some(rank);
+            *lowest = Some(rank);
         } else {
             self.link.dropped("log_level_failed");
         }

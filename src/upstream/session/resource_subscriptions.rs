@@ -37,7 +37,7 @@ pub(super) struct ResourceSubscriptions(Mutex<HashMap<Arc<str>, ResourceSubscrip
 #[derive(Debug)]
 struct ResourceSubscription {
     holders: usize,
-    told: Arc<tokio::sync::Mutex<SubscriptionState>>,
+    state: Arc<tokio::sync::Mutex<SubscriptionState>>,
 }
 
 /// What the upstream knows of our interest.
@@ -105,23 +105,23 @@ impl UpstreamSession {
             return None;
         }
         let share = PendingSubscription { session: Arc::clone(self), uri: Some(Arc::clone(&uri)) };
-        let told = tokio::time::timeout_at(until, self.settle(&uri)).await;
-        (told == Ok(SubscriptionState::Yes)).then_some(share)
+        let settled = tokio::time::timeout_at(until, self.settle(&uri)).await;
+        (settled == Ok(SubscriptionState::Yes)).then_some(share)
     }
 
     /// Tells the upstream of a resource what it does not know yet; returns what it knows then.
     async fn settle(&self, uri: &Arc<str>) -> SubscriptionState {
-        let Some(told) = self.subscriptions.told(uri) else { return SubscriptionState::No };
-        let mut told = told.lock().await;
+        let Some(state) = self.subscriptions.state(uri) else { return SubscriptionState::No };
+        let mut state = state.lock().await;
         let is_wanted = self.subscriptions.is_wanted(uri);
-        if is_wanted == (*told == SubscriptionState::Yes) && *told != SubscriptionState::Unknown {
-            return *told;
+        if is_wanted == (*state == SubscriptionState::Yes) && *state != SubscriptionState::Unknown {
+            return *state;
         }
-        *told = SubscriptionState::Unknown;
+        *state = SubscriptionState::Unknown;
         let name = if is_wanted { method::RESOURCES_SUBSCRIBE } else { method::RESOURCES_UNSUBSCRIBE };
         let agreed = self.ask_about(name, uri).await;
-        *told = if is_wanted && agreed { SubscriptionState::Yes } else { SubscriptionState::No };
-        *told
+        *state = if is_wanted && agreed { SubscriptionState::Yes } else { SubscriptionState::No };
+        *state
     }
 
     /// Sends one of the two requests; whether the upstream agreed.
@@ -199,7 +199,7 @@ impl ResourceSubscriptions {
         match all.entry(Arc::clone(uri)) {
             Entry::Occupied(mut subscription) => subscription.get_mut().holders += 1,
             Entry::Vacant(_) if is_full => return false,
-            Entry::Vacant(free) => _ = free.insert(ResourceSubscription { holders: 1, told: Arc::default() }),
+            Entry::Vacant(free) => _ = free.insert(ResourceSubscription { holders: 1, state: Arc::default() }),
         }
         true
     }
@@ -216,15 +216,15 @@ impl ResourceSubscriptions {
         self.0.lock().get(uri).is_some_and(|subscription| subscription.holders > 0)
     }
 
-    fn told(&self, uri: &Arc<str>) -> Option<Arc<tokio::sync::Mutex<SubscriptionState>>> {
-        self.0.lock().get(uri).map(|subscription| Arc::clone(&subscription.told))
+    fn state(&self, uri: &Arc<str>) -> Option<Arc<tokio::sync::Mutex<SubscriptionState>>> {
+        self.0.lock().get(uri).map(|subscription| Arc::clone(&subscription.state))
     }
 
     /// Lets go of what nobody holds and nobody is telling the upstream about.
     fn forget(&self, uri: &Arc<str>) {
         let mut all = self.0.lock();
         let is_done = |subscription: &ResourceSubscription| {
-            subscription.holders == 0 && Arc::strong_count(&subscription.told) == 1
+            subscription.holders == 0 && Arc::strong_count(&subscription.state) == 1
         };
         if all.get(uri).is_some_and(is_done) {
             all.remove(uri);

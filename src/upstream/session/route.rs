@@ -84,8 +84,8 @@ impl UpstreamSession {
                 None => Some(Message::Request(request)),
             },
             Message::Notification(notification) => {
-                let told = self.tell_call(&notification, matching);
-                told.is_none().then_some(Message::Notification(notification))
+                let taken = self.tell_call(&notification, matching);
+                taken.is_none().then_some(Message::Notification(notification))
             }
             response @ Message::Response(_) => Some(response),
         }

@@ -24,7 +24,7 @@ pub(in crate::upstream::http) type RpcResult = Result<Payload, RpcError>;
 
 /// How far a stream was of use.
 pub(in crate::upstream::http) enum StreamEnd {
-    Said(RpcResult),
+    Answered(RpcResult),
     /// It ended before the answer, in order or not.
     Broke {
         /// Whether anything came.
@@ -52,8 +52,8 @@ impl HttpCall {
         let text = reply::read_whole(body, awaited.limits).await?;
         let mut answer = None;
         for message in self.messages(&text).map_err(|_| malformed)? {
-            let said = self.take(message.map_err(|_| malformed)?, awaited.id).await;
-            answer = answer.or(said);
+            let found = self.take(message.map_err(|_| malformed)?, awaited.id).await;
+            answer = answer.or(found);
         }
         answer.ok_or(malformed)
     }
@@ -73,9 +73,9 @@ impl HttpCall {
                     awaited.point.lock().note(&event);
                     // Boxed: a stream may be silent for hours, and takes no room meanwhile for what is done with events.
                     if let Some(text) = reply::message_in(&event)
-                        && let Some(said) = Box::pin(self.take_event(text, awaited.id, malformed)).await?
+                        && let Some(answer) = Box::pin(self.take_event(text, awaited.id, malformed)).await?
                     {
-                        return Ok(StreamEnd::Said(said));
+                        return Ok(StreamEnd::Answered(answer));
                     }
                 }
                 Ok(None) | Err(BodyReadError::Closed) => return Ok(StreamEnd::Broke { any }),
@@ -104,8 +104,8 @@ impl HttpCall {
         for message in messages {
             match message {
                 Ok(message) => {
-                    let said = self.take(message, id).await;
-                    answer = answer.or(said);
+                    let found = self.take(message, id).await;
+                    answer = answer.or(found);
                 }
                 Err(error) if is_answer(&error, id) => {
                     return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));

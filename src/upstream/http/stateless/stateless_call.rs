@@ -37,18 +37,18 @@ pub(super) struct StatelessCall {
 
 impl StatelessCall {
     /// Runs a request to its last event.
-    pub(super) async fn run(mut self, said: RepeatableRequest, handed_over: HandedOver) -> ExchangeEvent {
-        match self.rounds(said, &handed_over).await {
+    pub(super) async fn run(mut self, request: RepeatableRequest, handed_over: HandedOver) -> ExchangeEvent {
+        match self.rounds(request, &handed_over).await {
             Ok(result) => ExchangeEvent::Returned(result),
             Err(end) => end,
         }
     }
 
     async fn rounds(&mut self, request: RepeatableRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
-        let mut said = request.first();
+        let mut draft = request.first();
         let mut silent = 0;
         loop {
-            let result = self.line.call(&said, Some(&self.events), handed_over).await?;
+            let result = self.line.call(&draft, Some(&self.events), handed_over).await?;
             let round = match peer::answered(&request.method, &result) {
                 StatelessResult::Complete => return Ok(result),
                 // Nobody said that there may be one (UPC-09).
@@ -76,7 +76,7 @@ impl StatelessCall {
                     None
                 }
             };
-            said = request.again(responses, round.state);
+            draft = request.again(responses, round.state);
         }
     }
 

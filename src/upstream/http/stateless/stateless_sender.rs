@@ -166,10 +166,10 @@ impl StatelessSender {
     /// If the answer is an error, or does not come.
     pub(super) async fn answer(
         &self,
-        said: &DraftRequest,
+        draft: &DraftRequest,
         hear: Option<&ExchangeEventSender>,
     ) -> Result<Payload, RequestFailure> {
-        self.call(said, hear, &HandedOver::default()).await
+        self.call(draft, hear, &HandedOver::default()).await
     }
 
     /// The same; `handed_over` is set once a connection has taken the request. A mismatch of headers is
@@ -177,16 +177,16 @@ impl StatelessSender {
     /// before was refused (UPC-16).
     pub(super) async fn call(
         &self,
-        said: &DraftRequest,
+        draft: &DraftRequest,
         hear: Option<&ExchangeEventSender>,
         handed_over: &HandedOver,
     ) -> Result<Payload, RequestFailure> {
-        match self.once(said, hear, handed_over).await {
+        match self.once(draft, hear, handed_over).await {
             Err(RequestFailure::Faulted(error))
-                if error.code == HEADER_MISMATCH && *said.method == *method::TOOLS_CALL =>
+                if error.code == HEADER_MISMATCH && *draft.method == *method::TOOLS_CALL =>
             {
                 Box::pin(self.refresh()).await?;
-                self.once(said, hear, handed_over).await
+                self.once(draft, hear, handed_over).await
             }
             answer => answer,
         }
@@ -208,13 +208,13 @@ impl StatelessSender {
 
     async fn once(
         &self,
-        said: &DraftRequest,
+        draft: &DraftRequest,
         hear: Option<&ExchangeEventSender>,
         handed_over: &HandedOver,
     ) -> Result<Payload, RequestFailure> {
         let id = own_ids::mint();
-        let post = self.post(said, &id);
-        let post = if said.is_under_way() { post.under_way() } else { post };
+        let post = self.post(draft, &id);
+        let post = if draft.is_under_way() { post.under_way() } else { post };
         let head = self.link.transport.send(&post, handed_over);
         let response = match self.first_byte {
             None => head.await,
@@ -253,7 +253,7 @@ impl StatelessSender {
         };
         match result {
             Ok(result) => {
-                if *said.method == *method::TOOLS_LIST
+                if *draft.method == *method::TOOLS_LIST
                     && let Some(page) = Object::of(&result)
                 {
                     self.annotated.learn(&page);
@@ -265,18 +265,18 @@ impl StatelessSender {
     }
 
     /// The request under this id, with all that it must say.
-    pub(super) fn post(&self, said: &DraftRequest, id: &RequestId) -> OutgoingRequest {
-        let params = self.params(said, id);
-        let headers = self.headers(&said.method, &params);
-        let message = envelope::request(id, &said.method, Some(params.payload()));
+    pub(super) fn post(&self, draft: &DraftRequest, id: &RequestId) -> OutgoingRequest {
+        let params = self.params(draft, id);
+        let headers = self.headers(&draft.method, &params);
+        let message = envelope::request(id, &draft.method, Some(params.payload()));
         let version = Some(ProtocolVersion::STATELESS);
         let post = SessionHeaders { session: None, version }.post_with(message, headers);
         post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone())
     }
 
     /// The params with the metadata that every request carries. What the other hop said is gone already.
-    fn params(&self, said: &DraftRequest, id: &RequestId) -> Object {
-        let own = said.params.as_ref().and_then(Object::of);
+    fn params(&self, draft: &DraftRequest, id: &RequestId) -> Object {
+        let own = draft.params.as_ref().and_then(Object::of);
         let kept = own.as_ref().and_then(|params| params.get_object(META));
         let base = kept.unwrap_or_else(empty);
         let info = json!({ "name": "taskgate", "version": env!("CARGO_PKG_VERSION") });
@@ -288,7 +288,7 @@ impl StatelessSender {
         if let Some(level) = &self.log_level {
             meta = meta.set(LOG_LEVEL, Payload::of(&**level));
         }
-        meta = match said.progress {
+        meta = match draft.progress {
             true => meta.set(PROGRESS_TOKEN, id.payload().clone()),
             false => meta.remove(PROGRESS_TOKEN),
         };

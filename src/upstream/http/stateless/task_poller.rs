@@ -38,22 +38,22 @@ pub(super) fn resumed(token: &ResumeToken) -> Option<Arc<str>> {
 
 /// Asks the upstream to end a task. Best effort, within five seconds (UPC-06).
 pub(super) async fn cancel(line: &StatelessSender, id: &str) {
-    let told = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
-    if !matches!(told, Ok(Ok(()))) {
+    let cancelled = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
+    if !matches!(cancelled, Ok(Ok(()))) {
         line.link.dropped("cancel_failed");
     }
 }
 
 /// The same for whoever wants to know what came of it.
 pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
-    let said = DraftRequest::new(method::TASKS_CANCEL, Some(peer::params_of(id)));
-    asked(line, &said).await.map(drop)
+    let draft = DraftRequest::new(method::TASKS_CANCEL, Some(peer::params_of(id)));
+    asked(line, &draft).await.map(drop)
 }
 
 /// Makes a request about a task.
-async fn asked(line: &StatelessSender, said: &DraftRequest) -> Result<Payload, TaskRequestError> {
+async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
-    let answer = tokio::time::timeout(REQUEST_MAX, line.answer(said, None)).await.unwrap_or(late);
+    let answer = tokio::time::timeout(REQUEST_MAX, line.answer(draft, None)).await.unwrap_or(late);
     answer.map_err(|ending| match ending {
         RequestFailure::Faulted(error) => TaskRequestError::Refused(error),
         RequestFailure::Lost(fault) => TaskRequestError::Lost(ExchangeError(fault)),
@@ -179,8 +179,8 @@ impl TaskPoller {
         }
         if task.message.is_some() && task.message != self.message {
             self.message.clone_from(&task.message);
-            if let Some(words) = shown_message() {
-                course.tell(ExchangeEvent::Status(words)).await;
+            if let Some(text) = shown_message() {
+                course.tell(ExchangeEvent::Status(text)).await;
             }
         }
     }

@@ -118,13 +118,13 @@ impl OwnSessions {
         let (binding, verb) = (binding.clone(), RawMethod::Post(message));
         let telling = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-        let told = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or_else(|_| {
+        let sent = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or_else(|_| {
             if let Some(health) = self.channel.standing() {
                 health.ended(HealthMark::default(), &late);
             }
             Err(late)
         });
-        let response = told.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
+        let response = sent.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         // Only a session that has answered is sure to have done what it was told.
         let answer = reply::read_whole(response.body, ReadLimits::of_bytes(ANSWER_BYTES_MAX));
         let _ = tokio::time::timeout(END_MAX, answer).await;

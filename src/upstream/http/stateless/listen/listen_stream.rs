@@ -43,7 +43,7 @@ pub(super) struct UpstreamListenStream {
 enum ListenEvent {
     /// Something that is not for anybody here.
     Nothing,
-    Said(Notification),
+    Notified(Notification),
     /// The stream ends here.
     End,
 }
@@ -98,10 +98,10 @@ impl UpstreamListenStream {
                 return Err(response.outcome.err().map_or(CLOSED, refused));
             }
             match self.read(text) {
-                ListenEvent::Said(said) if said.method == method::LISTEN_ACKNOWLEDGED => {
-                    return said.params.object().map(|params| wishes.granted_by(params)).ok_or(MALFORMED);
+                ListenEvent::Notified(notification) if notification.method == method::LISTEN_ACKNOWLEDGED => {
+                    return notification.params.object().map(|params| wishes.granted_by(params)).ok_or(MALFORMED);
                 }
-                ListenEvent::Said(_) => self.link.dropped("before_acknowledgement"),
+                ListenEvent::Notified(_) => self.link.dropped("before_acknowledgement"),
                 ListenEvent::Nothing => (),
                 ListenEvent::End => return Err(MALFORMED),
             }
@@ -114,7 +114,7 @@ impl UpstreamListenStream {
             let event = self.events.next().await.ok()??;
             let Some(text) = reply::message_in(&event) else { continue };
             match self.read(text) {
-                ListenEvent::Said(said) => match self.news(&said) {
+                ListenEvent::Notified(notification) => match self.news(&notification) {
                     Some(news) => return Some(news),
                     None => self.link.dropped("stray_notification"),
                 },
@@ -126,7 +126,7 @@ impl UpstreamListenStream {
 
     fn read(&mut self, text: &bytes::Bytes) -> ListenEvent {
         match envelope::read(text, ScanLimits::UPSTREAM) {
-            Ok(Message::Notification(said)) => return ListenEvent::Said(said),
+            Ok(Message::Notification(notification)) => return ListenEvent::Notified(notification),
             // In order, if it is a result (MOD-25).
             Ok(Message::Response(response)) if response.id.as_ref() == Some(&self.id) => return ListenEvent::End,
             Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
@@ -143,14 +143,14 @@ impl UpstreamListenStream {
     }
 
     /// A notification of a kind that was granted, on behalf of this subscription and no other.
-    fn news(&self, said: &Notification) -> Option<ServerNotification> {
-        let params = said.params.object();
-        if !self.granted.want(&said.method, params) {
+    fn news(&self, notification: &Notification) -> Option<ServerNotification> {
+        let params = notification.params.object();
+        if !self.granted.want(&notification.method, params) {
             return None;
         }
         let (params, tag) = untagged(params);
         let is_own = tag.is_none_or(|tag| RequestId::from_payload(&tag).as_ref() == Some(&self.id));
-        is_own.then(|| (Arc::from(said.method.as_str()), params.map(|params| params.detached())))
+        is_own.then(|| (Arc::from(notification.method.as_str()), params.map(|params| params.detached())))
     }
 }
 

@@ -136,8 +136,8 @@ impl Gateway {
         let ending = CancellationToken::new();
         let listeners = ListenPermits::new(ending.clone());
         let (rates, streams) = (Arc::default(), SseStreams::default());
-        let permits = Arc::default();
-        let parts = GatewayParts { engine, permits, life, sealer, leaving, listeners, rates, streams };
+        let (permits, processes) = Default::default();
+        let parts = GatewayParts { engine, permits, processes, life, sealer, leaving, listeners, rates, streams };
         let retired = RetiredUpstreams::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut origins = CallTargets::default();
@@ -285,6 +285,8 @@ struct GatewayParts {
     listeners: Arc<ListenPermits>,
     engine: Arc<Engine>,
     permits: Arc<CallPermitsByName>,
+    /// Of programs.
+    processes: Arc<CallPermitsByName>,
     life: TaskScope,
     sealer: Arc<Sealer>,
     leaving: CancellationToken,
@@ -318,7 +320,10 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
     let http = Arc::new(match config.server {
         ServerSettings::Http(http) => SessionUpstream::new(http, parts.life.clone())
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
-        ServerSettings::Stdio(stdio) => SessionUpstream::stdio(stdio, parts.life.clone()),
+        ServerSettings::Stdio(stdio) => {
+            let processes = parts.processes.unmetered_of(&config.name, stdio.process_permits());
+            SessionUpstream::stdio_within(stdio, parts.life.clone(), processes)
+        }
     });
     let health = http.health();
     let channel = ToolRenamer::channel(namer.as_ref(), http.channel());

@@ -26,6 +26,7 @@ use crate::task::{Clock as _, SystemClock};
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
 use crate::upstream::transport::credential::Credential;
+use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::upstream_health::UpstreamHealth;
 
 /// How often an upstream that is served no more is looked at.
@@ -113,6 +114,8 @@ impl ServedUpstream {
             let over = async {
                 // Twice: a request may be on its way from the one to the other.
                 while !(is_over() && paused(&is_over).await) {
+                    // Whoever comes back is served by others, and they have the same places.
+                    upstream.end_idle();
                     tokio::time::sleep(RETIRING).await;
                 }
             };
@@ -206,6 +209,9 @@ impl Gateway {
             }) {
                 Some(opened) => {
                     opened.served.slots.rebound(one.slots);
+                    if let Some(processes) = one.server.stdio().map(StdioUpstreamSettings::process_permits) {
+                        self.parts.processes.unmetered_of(&one.name, processes).rebound(processes);
+                    }
                     self.upstreams.push(opened);
                 }
                 None => tracing::error!(upstream = %one.name, "an upstream was lost"),

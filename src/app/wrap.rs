@@ -121,8 +121,8 @@ impl WrappedGateway {
         let ending = CancellationToken::new();
         let listeners = ListenPermits::new(ending.clone());
         let (leaving, rates, streams) = (CancellationToken::new(), Arc::default(), SseStreams::default());
-        let permits = Arc::default();
-        let parts = GatewayParts { engine, permits, life, sealer, leaving, listeners, rates, streams };
+        let (permits, processes) = Default::default();
+        let parts = GatewayParts { engine, permits, processes, life, sealer, leaving, listeners, rates, streams };
         let one = config.upstreams.into_iter().next().context("there is no server")?;
         let name = Arc::clone(&one.name);
         let (path, message_bytes_max) = (one.path.clone(), one.service.result_bytes_max.saturating_add(ENVELOPE_BYTES));

@@ -246,6 +246,10 @@ impl Upstream for RenamingUpstream {
         self.inner.doubt_era();
     }
 
+    fn end_idle(&self) {
+        self.inner.end_idle();
+    }
+
     async fn close(&self) {
         self.inner.close().await;
     }

@@ -298,6 +298,11 @@ impl Upstream for EraUpstream {
         }
     }
 
+    /// Both halves have the same connections.
+    fn end_idle(&self) {
+        self.session.end_idle();
+    }
+
     async fn close(&self) {
         self.stateless.close().await;
         self.session.close().await;

@@ -91,6 +91,9 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// Says that the server just contradicted [`Upstream::era`]: it is found out anew before the next request.
     fn doubt_era(&self) {}
 
+    /// Ends sessions in which nothing is in progress, where each takes one of few places.
+    fn end_idle(&self) {}
+
     /// Ends sessions and streams; bounded in time.
     async fn close(&self);
 }

@@ -24,6 +24,7 @@ use tokio::sync::broadcast;
 
 use super::era::{EraCache, EraUpstream};
 use super::latencies::ExchangeLatencies;
+use super::limits::{CallPermits, CallPermitsByName};
 use super::session::own::OwnSessionChannel;
 use super::session::pool::SessionPool;
 use super::session::{SessionKey, UpstreamLink};
@@ -147,24 +148,36 @@ impl SessionUpstream {
     /// tokio runtime.
     #[must_use]
     pub fn stdio(settings: StdioUpstreamSettings, life: TaskScope) -> Self {
-        Self::of_program(settings, life, None)
+        let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
+        Self::of_program(settings, life, processes, None)
+    }
+
+    /// The same within places for processes that may be shared.
+    #[must_use]
+    pub fn stdio_within(settings: StdioUpstreamSettings, life: TaskScope, processes: CallPermits) -> Self {
+        Self::of_program(settings, life, processes, None)
     }
 
     /// The same, for whoever shows what the program writes to its standard error.
     #[must_use]
     pub fn stdio_with_output(settings: StdioUpstreamSettings, life: TaskScope, output: Arc<LastLines>) -> Self {
-        Self::of_program(settings, life, Some(output))
+        let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
+        Self::of_program(settings, life, processes, Some(output))
     }
 
-    fn of_program(settings: StdioUpstreamSettings, life: TaskScope, output: Option<Arc<LastLines>>) -> Self {
+    fn of_program(
+        settings: StdioUpstreamSettings,
+        life: TaskScope,
+        processes: CallPermits,
+        output: Option<Arc<LastLines>>,
+    ) -> Self {
         let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
-        let processes_max = usize::try_from(settings.processes_max).unwrap_or(usize::MAX);
         let apart = settings.apart.clone();
         // Its arguments may hold secrets.
         let health = Arc::new(UpstreamHealth::new(&name, &settings.program));
         let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), life.clone(), output));
         let stand =
-            TransportAdapter::new(Arc::clone(&health), wire, processes_max, life.clone()).with_calls_apart(apart);
+            TransportAdapter::within(Arc::clone(&health), wire, processes, life.clone()).with_calls_apart(apart);
         Self::over(Transport::Adapted(Box::new(stand)), (name, health), protocol, protocol.map(Era::of), life)
     }
 
@@ -278,6 +291,10 @@ impl Upstream for SessionUpstream {
         let resources = wishes.resources.as_ref().map(|_| held.uris().into_iter().collect());
         let granted = SubscriptionFilter { resources, ..wishes.of_the_upstream() };
         Ok(NotificationSubscription { news, granted, over, kept: Box::new(held) })
+    }
+
+    fn end_idle(&self) {
+        self.link.transport.end_idle();
     }
 
     async fn close(&self) {

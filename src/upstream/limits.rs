@@ -50,12 +50,22 @@ impl CallPermitsByName {
     /// called, else new ones. The metrics recorder must be installed before.
     #[must_use]
     pub fn of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
+        self.shared(upstream, || CallPermits::new(Arc::clone(upstream), settings))
+    }
+
+    /// The same for places of something else than calls, which no metric shows.
+    #[must_use]
+    pub fn unmetered_of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
+        self.shared(upstream, || CallPermits::unmetered(settings.in_flight_max.get(), settings.queue_max))
+    }
+
+    fn shared(&self, upstream: &Arc<str>, make: impl FnOnce() -> CallPermits) -> CallPermits {
         let mut all = self.0.lock();
         all.retain(|_, slots| slots.strong_count() > 0);
         if let Some(shared) = all.get(upstream).and_then(Weak::upgrade) {
             return CallPermits(shared);
         }
-        let slots = CallPermits::new(Arc::clone(upstream), settings);
+        let slots = make();
         all.insert(Arc::clone(upstream), Arc::downgrade(&slots.0));
         slots
     }

@@ -50,6 +50,9 @@ pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault>;
 
+    /// Ends the sessions in which nothing is in progress.
+    fn end_idle(&self);
+
     /// Ends every session; bounded in time.
     async fn close(&self);
 }
@@ -77,6 +80,14 @@ impl Transport {
     /// Whether the server is reached over a wire.
     pub(crate) const fn is_adapted(&self) -> bool {
         matches!(self, Self::Adapted(_))
+    }
+
+    /// Ends what nothing is in progress in, and takes a place of the server's own: a connection, a process.
+    pub(crate) fn end_idle(&self) {
+        match self {
+            Self::Http(_) | Self::Either(_) => (),
+            Self::Adapted(adapter) => adapter.end_idle(),
+        }
     }
 
     /// Ends what outlives single requests; bounded in time.

@@ -39,6 +39,7 @@ use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, m
 use backoff::RestartBackoff;
 use connection::{AdapterConnection, ConnectionPurpose, SessionTemplate, UnopenedConnectionGuard};
 use connection_permits::PermitWait;
+pub use connection_permits::WAITING_MAX;
 use dedicated_process::DedicatedProcessRules;
 
 /// How long [`StreamableAdapter::close`] waits for the servers to end.
@@ -137,12 +138,22 @@ impl TransportAdapter {
         sessions_max: usize,
         life: TaskScope,
     ) -> Self {
+        Self::within(standing, wire, connection_permits::new(sessions_max), life)
+    }
+
+    /// The same within places that others may share.
+    pub(crate) fn within(
+        standing: Arc<UpstreamHealth>,
+        wire: Box<dyn MessageTransport>,
+        places: CallPermits,
+        life: TaskScope,
+    ) -> Self {
         let shared = AdapterShared {
             name: Arc::clone(standing.name()),
             standing,
             life,
             sessions: Mutex::default(),
-            places: connection_permits::new(sessions_max),
+            places,
             backoff: RestartBackoff::new(wire.pause_max()),
             processes: AtomicU64::new(0),
         };
@@ -273,6 +284,10 @@ impl StreamableAdapter for TransportAdapter {
         }
         session.end();
         Ok(answered(StatusCode::OK))
+    }
+
+    fn end_idle(&self) {
+        self.shared.sessions.lock().values().for_each(|session| session.end_if_idle());
     }
 
     async fn close(&self) {

@@ -7,6 +7,7 @@
 mod program;
 mod program_output;
 
+use std::num::NonZeroUsize;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -21,9 +22,10 @@ use tokio::sync::{SetOnce, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::adapter::dedicated_process::DedicatedProcessRules;
-use super::adapter::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use super::adapter::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport, WAITING_MAX};
 use crate::secret_file::{self, SecretFileError};
 use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
+use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 use crate::upstream::{ForwardedHeaders, TaskScope, supervisor};
@@ -71,6 +73,18 @@ pub struct StdioUpstreamSettings {
     pub protocol: Option<ProtocolVersion>,
     /// Calls that have a process of their own.
     pub apart: DedicatedProcessRules,
+}
+
+impl StdioUpstreamSettings {
+    /// The places of its processes.
+    #[must_use]
+    pub fn process_permits(&self) -> CallPermitSettings {
+        let max = usize::try_from(self.processes_max).unwrap_or(usize::MAX);
+        CallPermitSettings {
+            in_flight_max: NonZeroUsize::new(max).unwrap_or(NonZeroUsize::MIN),
+            queue_max: WAITING_MAX,
+        }
+    }
 }
 
 impl std::fmt::Debug for StdioUpstreamSettings {

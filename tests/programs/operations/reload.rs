@@ -340,3 +340,51 @@ async fn a_refusal_that_a_key_decides_is_told_once_with_that_key() {
     }
     assert!(!log.contains(&long), "{log}");
 }
+
+/// A program that runs on for a call of an upstream that was replaced takes one of the places that there are now; one that
+/// nobody calls makes room.
+#[tokio::test]
+async fn processes_of_a_replaced_upstream_count_until_they_end() {
+    let folder = Folder::new();
+    let program = env!("CARGO_BIN_EXE_taskgate");
+    let write = |processes_max: usize, grace: usize| {
+        folder.write(&format!(
+            "[upstreams.up]\ncommand = {program:?}\nargs = [\"demo-server\"]\nprocesses_max = {processes_max}\n\
+             [upstreams.up.tasks]\ngrace = \"{grace}s\"\nmode = \"always\"\n"
+        ));
+    };
+    write(2, 1);
+    let program = Program::serve(&folder).await;
+    let clients = program.clients;
+    let greeted = || async {
+        let greet = json!({"name": "greet", "arguments": {"name": "you"}});
+        Call::declaring("tools/call", &greet, &json!({})).send(clients, "/up/mcp").await.json()
+    };
+    let until_greeted = || async {
+        in_time(async {
+            while greeted().await.get("result").is_none() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+    };
+    let open = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "idle", "version": "1"}}});
+    let headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
+    assert_eq!(send(clients, "POST", "/up/mcp", &headers, &open.to_string()).await.status, 200);
+    let slow = json!({"name": "slow_report", "arguments": {"seconds": 600}});
+    let task = Call::new("tools/call", &slow).send(clients, "/up/mcp").await.json()["result"]["taskId"].take();
+    assert!(task.is_string(), "{}", program.log());
+
+    write(2, 2);
+    program.says(READ, 1).await;
+    until_greeted().await;
+    write(1, 3);
+    program.says(READ, 2).await;
+    let refused = greeted().await;
+    assert_eq!(refused["error"]["data"]["reason"], "queue_full", "{refused}");
+    write(2, 3);
+    program.says(READ, 3).await;
+    until_greeted().await;
+    assert_eq!(program.status("/up/mcp", &task).await, "working");
+}

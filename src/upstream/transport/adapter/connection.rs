@@ -185,6 +185,17 @@ impl AdapterConnection {
         self.place.lock().take()
     }
 
+    /// Ends the session unless anything is in progress, or the server runs a task in it. Its place is free once the server
+    /// is gone.
+    pub(super) fn end_if_idle(&self) {
+        if let Some(mut table) = self.idle_table()
+            && table.idle().is_some_and(|idle| !idle.has_task)
+        {
+            // While the table is held: nothing begins in it from now on.
+            self.end();
+        }
+    }
+
     pub(super) const fn id(&self) -> &HeaderValue {
         &self.id
     }

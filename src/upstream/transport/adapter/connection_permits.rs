@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a server may take to end, with all the patience that there is for programs.
 const ENDING_MAX: Duration = Duration::from_secs(8);
 /// Those who wait for a place at one time.
-const WAITING_MAX: usize = 4_096;
+pub const WAITING_MAX: usize = 4_096;
 
 /// Whether to wait for a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

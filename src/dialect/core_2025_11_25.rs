@@ -140,7 +140,7 @@ pub const fn bad_cursor() -> RequestError {
 
 /// The Task object (L25-16 to L25-18).
 fn fields(task: &Summary) -> Payload {
-    let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.standing));
+    let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.phase));
     let writer = match status_message(task) {
         Some(message) => writer.text("statusMessage", &message),
         None => writer,
@@ -166,14 +166,14 @@ const fn status(phase: SummaryPhase) -> &'static str {
 
 /// A failed task says why (L25-45): clients stop at `failed` and never fetch the result (T-02).
 fn status_message(task: &Summary) -> Option<Arc<str>> {
-    let message = match task.standing {
+    let message = match task.phase {
         SummaryPhase::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),
         SummaryPhase::Returned { .. }
         | SummaryPhase::Refused
         | SummaryPhase::Queued
         | SummaryPhase::Working
         | SummaryPhase::AwaitingInput
-        | SummaryPhase::Cancelled => task.said.clone(),
+        | SummaryPhase::Cancelled => task.failure.clone(),
     };
     message.or_else(|| task.status_message.clone())
 }

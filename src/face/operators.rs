@@ -75,7 +75,7 @@ pub type StatusSource = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 /// The operators' endpoint, for `/`, `/tasks` and everything below that.
 pub struct Operators {
     engine: Arc<Engine>,
-    standing: StatusSource,
+    status: StatusSource,
 }
 
 impl std::fmt::Debug for Operators {
@@ -102,7 +102,7 @@ struct OperatorTaskEntry {
 
 impl OperatorTaskEntry {
     fn of(task: &Summary) -> Self {
-        let (state, reason) = state(task.standing);
+        let (state, reason) = state(task.phase);
         Self {
             reference: ShortReference::of(&task.key).to_string(),
             principal: principal_reference(&task.key.owner),
@@ -118,8 +118,8 @@ impl OperatorTaskEntry {
 }
 
 /// The word, and where the gateway itself had no answer, why.
-const fn state(standing: SummaryPhase) -> (&'static str, Option<&'static str>) {
-    match standing {
+const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static str>) {
+    match phase {
         SummaryPhase::Queued => ("queued", None),
         SummaryPhase::Working => ("working", None),
         SummaryPhase::AwaitingInput => ("input_required", None),
@@ -209,7 +209,7 @@ impl OperatorTaskQuery {
     }
 
     fn fits(&self, task: &Summary) -> bool {
-        let (state, reason) = state(task.standing);
+        let (state, reason) = state(task.phase);
         self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
             && self.state.as_deref().is_none_or(|wanted| wanted == state)
             && self.reason.as_deref().is_none_or(|wanted| Some(wanted) == reason)
@@ -229,8 +229,8 @@ fn position(text: &str) -> Option<NewestCursor> {
 
 impl Operators {
     #[must_use]
-    pub fn new(engine: Arc<Engine>, standing: StatusSource) -> Self {
-        Self { engine, standing }
+    pub fn new(engine: Arc<Engine>, status: StatusSource) -> Self {
+        Self { engine, status }
     }
 
     async fn list(&self, query: Option<&str>) -> Result<OperatorTaskPage, OperatorError> {
@@ -329,8 +329,8 @@ impl Endpoint for Operators {
                 answer(self.find(reference).await.map(|task| OperatorTaskEntry::of(&Summary::of(&task))))
             }
             (None, None) if request.path == "/tasks" => answer(self.list(request.query.as_deref()).await),
-            (None, None) if wants_json(&request) => json(StatusCode::OK, &(self.standing)()),
-            (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.standing)().to_string()),
+            (None, None) if wants_json(&request) => json(StatusCode::OK, &(self.status)()),
+            (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
         }
     }
 

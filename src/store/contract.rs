@@ -246,8 +246,8 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
         store.replace(revision, &last).await.unwrap();
         expected.push(Summary::of(&last));
     }
-    assert_eq!(expected[4].said.as_deref(), Some("it broke"));
-    assert_eq!(expected[5].said.as_deref(), Some("noway"));
+    assert_eq!(expected[4].failure.as_deref(), Some("it broke"));
+    assert_eq!(expected[5].failure.as_deref(), Some("noway"));
     assert_eq!(store.page(&Principal::new("a"), None, 99, START).await.unwrap().tasks, expected);
     expected.reverse();
     assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, expected);

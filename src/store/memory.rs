@@ -14,7 +14,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 
 use super::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
-use crate::task::summary::said;
+use crate::task::summary::failure_line;
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// Task ids are random, so their low bits spread rows evenly.
@@ -46,12 +46,12 @@ struct OperatorIndex {
 struct MemoryRow {
     stored: StoredTask,
     /// What the outcome says of itself, so that no list has to look for it there.
-    said: Option<Arc<str>>,
+    failure: Option<Arc<str>>,
 }
 
 impl MemoryRow {
     fn new(task: &Task, revision: Revision) -> Self {
-        Self { stored: StoredTask { task: Arc::new(task.clone()), revision }, said: said(task) }
+        Self { stored: StoredTask { task: Arc::new(task.clone()), revision }, failure: failure_line(task) }
     }
 }
 
@@ -178,7 +178,7 @@ impl MemoryStore {
     fn summary(&self, key: &TaskKey, now: Timestamp) -> Option<Summary> {
         let shard = self.shard(key).lock();
         let row = shard.rows.get(key)?;
-        let summary = Summary::saying(&row.stored.task, row.said.clone());
+        let summary = Summary::with_failure(&row.stored.task, row.failure.clone());
         drop(shard);
         (!summary.is_gone(now)).then_some(summary)
     }

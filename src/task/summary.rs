@@ -18,11 +18,11 @@ pub struct Summary {
     pub updated_at: Timestamp,
     pub ttl: Duration,
     pub poll_interval: Duration,
-    pub standing: SummaryPhase,
+    pub phase: SummaryPhase,
     /// As in [`Task`].
     pub status_message: Option<Arc<str>>,
     /// What a failed outcome says of itself, as one line; `None` for a fault of the gateway's own.
-    pub said: Option<Arc<str>>,
+    pub failure: Option<Arc<str>>,
 }
 
 /// [`Phase`] without what is in it.
@@ -63,7 +63,7 @@ impl SummaryPhase {
 
 /// What a task's outcome says of itself, if it failed. Takes time in proportion to a failed outcome, and none for others.
 #[must_use]
-pub fn said(task: &Task) -> Option<Arc<str>> {
+pub fn failure_line(task: &Task) -> Option<Arc<str>> {
     match &task.phase {
         Phase::Settled(Outcome::Returned { result, is_error: true }) => status_text(&first_text(result)?),
         Phase::Settled(Outcome::Faulted(Failure::Upstream(error))) => status_text(&error.message),
@@ -77,15 +77,15 @@ pub fn said(task: &Task) -> Option<Arc<str>> {
 }
 
 impl Summary {
-    /// Takes time in proportion to a failed outcome (see [`said`]).
+    /// Takes time in proportion to a failed outcome (see [`failure_line`]).
     #[must_use]
     pub fn of(task: &Task) -> Self {
-        Self::saying(task, said(task))
+        Self::with_failure(task, failure_line(task))
     }
 
-    /// Of a task whose outcome is known to say `said`.
+    /// Of a task whose failed outcome is known to say this of itself.
     #[must_use]
-    pub fn saying(task: &Task, said: Option<Arc<str>>) -> Self {
+    pub fn with_failure(task: &Task, failure: Option<Arc<str>>) -> Self {
         Self {
             key: task.key.clone(),
             shown: task.shown,
@@ -94,9 +94,9 @@ impl Summary {
             updated_at: task.updated_at,
             ttl: task.ttl,
             poll_interval: task.poll_interval,
-            standing: SummaryPhase::of(&task.phase),
+            phase: SummaryPhase::of(&task.phase),
             status_message: task.status_message.clone(),
-            said,
+            failure,
         }
     }
 
@@ -108,7 +108,7 @@ impl Summary {
 
     #[must_use]
     pub const fn is_settled(&self) -> bool {
-        self.standing.is_settled()
+        self.phase.is_settled()
     }
 
     /// Whether nobody can find the task any more.
@@ -122,6 +122,6 @@ impl Summary {
     pub fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         let origin = self.origin.upstream.len() + self.origin.tool.len();
-        size_of::<Self>() + self.key.owner.as_str().len() + origin + text(&self.status_message) + text(&self.said)
+        size_of::<Self>() + self.key.owner.as_str().len() + origin + text(&self.status_message) + text(&self.failure)
     }
 }

@@ -79,7 +79,7 @@ impl StatusNotice {
     #[must_use]
     pub fn of(task: &Task) -> Self {
         let task = Summary::of(task);
-        Self { status: status_word(task.standing), message: status_message(&task) }
+        Self { status: status_word(task.phase), message: status_message(&task) }
     }
 }
 

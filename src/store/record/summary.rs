@@ -22,7 +22,7 @@ pub const VERSION: u16 = 1;
 #[must_use]
 pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     // Whole on purpose: a member that is added later does not build until it stands here.
-    let Summary { key: _, shown, origin, created_at, updated_at, ttl, poll_interval, standing, status_message, said } =
+    let Summary { key: _, shown, origin, created_at, updated_at, ttl, poll_interval, phase, status_message, failure } =
         summary;
     let mut out = RecordWriter::with_capacity(HEAD_LEN, summary.bytes());
     put_shown(&mut out, *shown);
@@ -31,9 +31,9 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     out.time(*updated_at);
     out.span(*ttl);
     out.span(*poll_interval);
-    put_standing(&mut out, standing);
+    put_phase(&mut out, phase);
     out.maybe(status_message.as_deref(), RecordWriter::text);
-    out.maybe(said.as_deref(), RecordWriter::text);
+    out.maybe(failure.as_deref(), RecordWriter::text);
     let mut bytes = out.into_bytes();
     bytes[..2].copy_from_slice(&VERSION.to_be_bytes());
     let sum = checksum_of(VERSION, &[columns, &bytes[HEAD_LEN..]]);
@@ -70,14 +70,14 @@ fn take(key: &TaskKey, body: &mut RecordReader) -> Option<Summary> {
         updated_at: body.time()?,
         ttl: body.span()?,
         poll_interval: body.span()?,
-        standing: take_standing(body)?,
+        phase: take_phase(body)?,
         status_message: body.maybe(RecordReader::text)?,
-        said: body.maybe(RecordReader::text)?,
+        failure: body.maybe(RecordReader::text)?,
     })
 }
 
-fn put_standing(out: &mut RecordWriter, standing: &SummaryPhase) {
-    match standing {
+fn put_phase(out: &mut RecordWriter, phase: &SummaryPhase) {
+    match phase {
         SummaryPhase::Queued => out.byte(0),
         SummaryPhase::Working => out.byte(1),
         SummaryPhase::AwaitingInput => out.byte(2),
@@ -94,7 +94,7 @@ fn put_standing(out: &mut RecordWriter, standing: &SummaryPhase) {
     }
 }
 
-fn take_standing(body: &mut RecordReader) -> Option<SummaryPhase> {
+fn take_phase(body: &mut RecordReader) -> Option<SummaryPhase> {
     Some(match body.byte()? {
         0 => SummaryPhase::Queued,
         1 => SummaryPhase::Working,

@@ -308,7 +308,7 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 
 /// Puts together what one upstream is served with.
 fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Served>, Arc<UpstreamHealth>)> {
-    let permits = Arc::new(parts.permits.of(&config.name, config.slots));
+    let permits = Arc::new(parts.permits.of(&config.name, config.permits));
     let settings = Arc::new(config.service);
     let unmatched_rules = match config.names.are_kept() {
         true => UnmatchedRules::new(&config.name, settings.rules.patterns.iter().map(|(pattern, _)| pattern)),

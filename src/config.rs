@@ -94,7 +94,7 @@ pub struct UpstreamConfig {
     /// The path that the transport of 2024-11-05 is served at, as `path`.
     pub sse_path: String,
     pub server: ServerSettings,
-    pub slots: CallPermitSettings,
+    pub permits: CallPermitSettings,
     /// By which names clients know its tools.
     pub names: ToolNames,
     /// How its clients are served.

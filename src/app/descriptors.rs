@@ -74,7 +74,7 @@ fn provide(config: &mut Config) -> Option<DescriptorShortage> {
 }
 
 fn calls(config: &Config) -> usize {
-    config.upstreams.iter().map(|upstream| upstream.slots.in_flight_max.get()).fold(0, usize::saturating_add)
+    config.upstreams.iter().map(|upstream| upstream.permits.in_flight_max.get()).fold(0, usize::saturating_add)
 }
 
 /// What there should be: calls may come on connections of their own.
@@ -111,8 +111,8 @@ fn fit(config: &mut Config, granted: usize) {
     let calls = calls(config);
     let for_calls = calls.min(room / 4 * 3);
     for upstream in &mut config.upstreams {
-        let share = upstream.slots.in_flight_max.get().saturating_mul(for_calls) / calls;
-        upstream.slots.in_flight_max = NonZeroUsize::new(share).unwrap_or(NonZeroUsize::MIN);
+        let share = upstream.permits.in_flight_max.get().saturating_mul(for_calls) / calls;
+        upstream.permits.in_flight_max = NonZeroUsize::new(share).unwrap_or(NonZeroUsize::MIN);
     }
     let connections = config.listen.connections_max.get().min((room - for_calls) / PER_CONNECTION);
     config.listen.connections_max = NonZeroUsize::new(connections).unwrap_or(NonZeroUsize::MIN);
@@ -129,7 +129,7 @@ mod tests {
         for (granted, connections, calls) in [(20_000, 9_744, 256), (1_024, 256, 256), (64, 6, 36), (4, 1, 1)] {
             let mut config = config.clone();
             fit(&mut config, granted);
-            let found = (config.listen.connections_max.get(), config.upstreams[0].slots.in_flight_max.get());
+            let found = (config.listen.connections_max.get(), config.upstreams[0].permits.in_flight_max.get());
             assert_eq!(found, (connections, calls), "{granted}");
             let taken = PER_CONNECTION * found.0 + found.1;
             assert!(taken <= granted, "{granted}: {taken}");

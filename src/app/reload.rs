@@ -106,11 +106,11 @@ impl ServedUpstream {
         life: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
         let (upstream, retired, life) = (Arc::clone(&self.served.upstream), retired.clone(), life.clone());
-        let (endpoint, slots) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.slots));
+        let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.slots));
         retired.add(&upstream);
         async move {
             // Requests that are under way hold the endpoint, and calls the permits, as `served` does for as long as it is there.
-            let is_over = || endpoint.strong_count() <= holders && slots.strong_count() <= 1;
+            let is_over = || endpoint.strong_count() <= holders && permits.strong_count() <= 1;
             let over = async {
                 // Twice: a request may be on its way from the one to the other.
                 while !(is_over() && paused(&is_over).await) {
@@ -208,7 +208,7 @@ impl Gateway {
                 Some(fresh)
             }) {
                 Some(opened) => {
-                    opened.served.slots.rebound(one.slots);
+                    opened.served.slots.rebound(one.permits);
                     if let Some(processes) = one.server.stdio().map(StdioUpstreamSettings::process_permits) {
                         self.parts.processes.unmetered_of(&one.name, processes).rebound(processes);
                     }

@@ -323,7 +323,7 @@ fn resolve_upstream(
         server: at.server,
         path: at.paths.current,
         sse_path: at.paths.events,
-        slots: CallPermitSettings {
+        permits: CallPermitSettings {
             in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), 256)),
             queue_max: count_or(settings.queue_max.as_ref(), 1_024),
         },

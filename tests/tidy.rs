@@ -63,7 +63,9 @@ const IMPURE_WORDS: [&str; 13] = [
 ];
 
 /// The wall clock is read in one place, behind `Clock`.
-const IMPURE_ALLOWED: [(&str, &str); 1] = [("src/task/time.rs", "SystemTime::now")];
+// A buffer is asked for slices of that type.
+const IMPURE_ALLOWED: [(&str, &str); 2] =
+    [("src/task/time.rs", "SystemTime::now"), ("src/wire/framing/part.rs", "std::io")];
 
 /// Lines of a source file without its tests.
 const LINES_MAX: usize = 500;

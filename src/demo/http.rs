@@ -23,6 +23,7 @@ use super::rpc::{self, Incoming};
 use super::session::{DemoCall, DemoClientCapabilities, DemoMessages, DemoSession, DemoSessions};
 use super::tools::{self, DemoCaller};
 use crate::face::http::{FaceResponse, empty_body, full_body};
+use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RpcError, method, rpc_error};
 
 /// The one path that is served.
@@ -307,27 +308,26 @@ where
     S: Stream<Item = Value> + Send + 'static,
 {
     let rest = with_comments(rest, session.ended.clone());
-    let frames = first.map(|message| event(&message)).chain(rest).map(|bytes| Ok(Frame::data(bytes)));
+    let frames = first.map(|message| event(&message)).chain(rest).map(|part| Ok(Frame::data(part)));
     let mut response = FaceResponse::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }
 
-fn with_comments(events: mpsc::Receiver<Value>, ended: CancellationToken) -> impl Stream<Item = Bytes> + Send {
+fn with_comments(events: mpsc::Receiver<Value>, ended: CancellationToken) -> impl Stream<Item = BodyPart> + Send {
     let comments = interval_at(Instant::now() + COMMENT_PERIOD, COMMENT_PERIOD);
     stream::unfold((events, ended, comments), |(mut events, ended, mut comments)| async move {
-        let bytes = tokio::select! {
+        let part = tokio::select! {
             biased;
             message = events.recv() => event(&message?),
             () = ended.cancelled() => return None,
-            _ = comments.tick() => Bytes::from_static(b": still here\n\n"),
+            _ = comments.tick() => BodyPart::comment(),
         };
-        Some((bytes, (events, ended, comments)))
+        Some((part, (events, ended, comments)))
     })
 }
 
-/// JSON text has no line breaks, so one `data` line holds it.
-fn event(message: &Value) -> Bytes {
-    Bytes::from(format!("event: message\ndata: {message}\n\n"))
+fn event(message: &Value) -> BodyPart {
+    BodyPart::message(Bytes::from(message.to_string()))
 }

@@ -11,7 +11,7 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, EnvelopeError};
-use crate::wire::framing::sse_message;
+use crate::wire::framing::BodyPart;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, ScanError, rpc_error};
 
 /// Seconds after which a refused call may be repeated, where nothing better is known.
@@ -94,7 +94,7 @@ impl Addressee {
 
     fn message(&self, status: StatusCode, message: Bytes) -> FaceResponse {
         match self.accepted {
-            AcceptedTypes::EventStream if status.is_success() => event_stream(full_body(sse_message(&message))),
+            AcceptedTypes::EventStream if status.is_success() => event_stream(full_body(BodyPart::message(message))),
             AcceptedTypes::EventStream | AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => {
                 let mut response = json(full_body(message));
                 *response.status_mut() = status;

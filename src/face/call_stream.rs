@@ -19,22 +19,22 @@ use hyper::body::Frame;
 
 use super::answer::{Addressee, event_stream};
 use super::http::{FaceResponse, ResponseBody};
-use crate::wire::framing::{sse_comment, sse_message};
+use crate::wire::framing::BodyPart;
 use request_answer::{RequestAnswer, unanswered};
 use silence::Silence;
 
 /// What a client is told next.
 pub(super) enum CallMessage {
-    /// Progress, a log message, a question or the like, as it stands on a stream. To a stream they are all alike.
-    Event(Bytes),
+    /// Progress, a log message, a question or the like. To a stream they are all alike.
+    Event(BodyPart),
     /// The last of all.
     Answer(RequestAnswer),
 }
 
 impl CallMessage {
     /// A message before the answer.
-    pub(super) fn event(message: &Bytes) -> Self {
-        Self::Event(sse_message(message))
+    pub(super) fn event(message: Bytes) -> Self {
+        Self::Event(BodyPart::message(message))
     }
 }
 
@@ -46,9 +46,9 @@ pub(super) trait CallMessages: Send + 'static {
     /// The next message; `None` where nothing follows, not even an answer. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<CallMessage>> + Send;
 
-    /// What breaks a silence, as it stands on a stream.
-    fn sign(&mut self) -> impl Future<Output = Bytes> + Send {
-        std::future::ready(sse_comment())
+    /// What breaks a silence.
+    fn sign(&mut self) -> impl Future<Output = BodyPart> + Send {
+        std::future::ready(BodyPart::comment())
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addresse
 }
 
 /// A stream whose head is given: `first`, if anything, and what follows, the answer last.
-pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: Option<Bytes>) -> ResponseBody {
+pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: Option<BodyPart>) -> ResponseBody {
     let stream =
         MessageStream { left: StreamRemainder::Messages(messages), addressee, first, silence: Silence::begin() };
     let frames = stream::unfold(Box::new(stream), |mut stream| async move { Some((stream.next().await?, stream)) });
@@ -84,7 +84,7 @@ pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: O
 struct MessageStream<M> {
     left: StreamRemainder<M>,
     addressee: Addressee,
-    first: Option<Bytes>,
+    first: Option<BodyPart>,
     silence: Silence,
 }
 
@@ -96,7 +96,7 @@ enum StreamRemainder<M> {
 }
 
 impl<M: CallMessages> MessageStream<M> {
-    async fn next(&mut self) -> Option<io::Result<Frame<Bytes>>> {
+    async fn next(&mut self) -> Option<io::Result<Frame<BodyPart>>> {
         if let StreamRemainder::Messages(messages) = &mut self.left {
             let message = match self.first.take() {
                 Some(first) => Some(Some(CallMessage::Event(first))),
@@ -119,7 +119,7 @@ impl<M: CallMessages> MessageStream<M> {
         self.rest().await
     }
 
-    async fn rest(&mut self) -> Option<io::Result<Frame<Bytes>>> {
+    async fn rest(&mut self) -> Option<io::Result<Frame<BodyPart>>> {
         match &mut self.left {
             StreamRemainder::Answer(body) => body.frame().await,
             StreamRemainder::Messages(_) | StreamRemainder::Nothing => None,

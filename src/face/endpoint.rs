@@ -43,7 +43,7 @@ impl UpstreamEndpoint {
 
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, mut inbound: Inbound) -> FaceResponse {
         if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
             return Box::pin(self.serve_batch(&inbound)).await;
         }
@@ -54,7 +54,11 @@ impl Endpoint for UpstreamEndpoint {
                 Err(fault) => too_often(&fault),
             };
         }
-        match envelope::read(&inbound.body, ScanLimits::CLIENT) {
+        let read = match inbound.message.take() {
+            Some(message) => Ok(message),
+            None => envelope::read(&inbound.body, ScanLimits::CLIENT),
+        };
+        match read {
             Ok(message) => self.serve_message(inbound, message, admitted).await,
             Err(error) => {
                 if let Err(fault) = admitted {

@@ -1,5 +1,6 @@
 //! Defines what every face speaks in: HTTP requests whose guard work is done, HTTP responses with a body of any kind.
 
+use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,9 +14,11 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use crate::task::principal::Principal;
+use crate::wire::framing::BodyPart;
+use crate::wire::{Message, MessageText};
 
 /// The body of an answer: whole, or a stream of events. An error cuts the connection.
-pub type ResponseBody = UnsyncBoxBody<Bytes, io::Error>;
+pub type ResponseBody = UnsyncBoxBody<BodyPart, io::Error>;
 
 /// An answer to a client.
 pub type FaceResponse = http::Response<ResponseBody>;
@@ -28,32 +31,38 @@ pub fn empty_body() -> ResponseBody {
 
 /// A whole body.
 #[must_use]
-pub fn full_body(bytes: Bytes) -> ResponseBody {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+pub fn full_body(part: impl Into<BodyPart>) -> ResponseBody {
+    Full::new(part.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// An event stream of messages that are all there.
+#[must_use]
+pub fn events_body<T: Into<MessageText>>(messages: impl IntoIterator<Item = T>) -> ResponseBody {
+    PartsBody(messages.into_iter().map(BodyPart::message).collect()).boxed_unsync()
 }
 
 /// A whole body in two pieces, sent as one: for a large text behind a short one that need not be copied together.
 #[must_use]
 pub fn joined_body(first: Bytes, second: Bytes) -> ResponseBody {
-    JoinedBody([first, second].into_iter()).boxed_unsync()
+    PartsBody([first, second].into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
 }
 
-struct JoinedBody(std::array::IntoIter<Bytes, 2>);
+struct PartsBody(VecDeque<BodyPart>);
 
-impl Body for JoinedBody {
-    type Data = Bytes;
+impl Body for PartsBody {
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        Poll::Ready(self.0.next().map(|piece| Ok(Frame::data(piece))))
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
+        Poll::Ready(self.0.pop_front().map(|part| Ok(Frame::data(part))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.len() == 0
+        self.0.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.0.as_slice().iter().map(|piece| piece.len() as u64).sum())
+        SizeHint::with_exact(self.0.iter().map(|part| part.len() as u64).sum())
     }
 }
 
@@ -71,6 +80,8 @@ pub struct Inbound {
     /// As they came, hop-by-hop fields included: what is forwarded is chosen by an allow-list.
     pub headers: http::HeaderMap,
     pub body: Bytes,
+    /// The message in the body, where whoever hands it over has read it.
+    pub message: Option<Message>,
     pub principal: Principal,
     pub accepted: AcceptedTypes,
     /// When the head had been read.

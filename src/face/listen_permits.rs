@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
@@ -14,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::face::http::ResponseBody;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
+use crate::wire::framing::BodyPart;
 
 /// Most open streams of one principal (B159).
 pub const LISTENERS_PER_PRINCIPAL_MAX: usize = 64;
@@ -82,10 +82,10 @@ struct PermittedBody {
 }
 
 impl Body for PermittedBody {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         Pin::new(&mut self.get_mut().body).poll_frame(cx)
     }
 

@@ -41,7 +41,7 @@ use crate::task::{Reason, ToolRules};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{EnvelopeError, Request};
-use crate::wire::{Message, ProtocolVersion, method};
+use crate::wire::{Message, MessageText, ProtocolVersion, method};
 use known_tools::ServerTools;
 use message_check::{tool_of, vet, vet_request};
 use pipe::PipedMessage;
@@ -389,13 +389,18 @@ fn parcel(message: Message, bytes: Bytes) -> Result<Option<PipedMessage>, Reques
             Err(RequestError::UnknownMethod(request.method))
         }
         Message::Request(request) => pipe::request(request, bytes).map(Some),
-        Message::Notification(notification) => Ok(match notification.cancelled() {
-            Some(id) if is_own(&id) => None,
-            Some(id) => Some(PipedMessage::Cancel(id, bytes)),
-            None => Some(PipedMessage::Notification(bytes)),
-        }),
-        Message::Response(response) => {
-            Ok((!response.id.as_ref().is_some_and(is_own)).then_some(PipedMessage::Response(bytes)))
+        Message::Notification(notification) => {
+            let cancelled = notification.cancelled();
+            let text = MessageText::with_message(bytes, Arc::new(Message::Notification(notification)));
+            Ok(match cancelled {
+                Some(id) if is_own(&id) => None,
+                Some(id) => Some(PipedMessage::Cancel(id, text)),
+                None => Some(PipedMessage::Notification(text)),
+            })
+        }
+        Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(None),
+        response @ Message::Response(_) => {
+            Ok(Some(PipedMessage::Response(MessageText::with_message(bytes, Arc::new(response)))))
         }
     }
 }

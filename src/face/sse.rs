@@ -105,7 +105,7 @@ impl SseEndpoint {
             message_bytes_max: served.settings.result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
         served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
-        let address = framing::sse_endpoint(&address);
+        let address = framing::sse_endpoint(&address).into();
         event_stream(stream(SseEventStream::new(said, place), addressee(None, inbound.accepted), Some(address)))
     }
 

@@ -259,15 +259,16 @@ impl StreamClientLoop {
             Message::Notification(notification) => face_of(notification.params.object(), &HeaderMap::new()),
             Message::Response(_) => Face::Session,
         };
-        match (face, message) {
-            (_, Message::Notification(notification)) if self.withdraw(&notification) => (),
+        match (face, &message) {
+            (_, Message::Notification(notification)) if self.withdraw(notification) => (),
             (Face::Stateless, Message::Request(request)) => {
-                let inbound = self.line.outside(spoken.text, spoken.headers, arrived);
-                self.ask(request.id, Face::Stateless, inbound);
+                let id = request.id.clone();
+                let heard = ParsedMessage { message: Some(message), spoken, arrived };
+                self.ask(id, Face::Stateless, self.line.outside(heard));
             }
             // Nothing else that such a client notifies has an effect.
             (Face::Stateless, Message::Notification(_) | Message::Response(_)) => (),
-            (Face::Session, message) => self.hear_in_session(ParsedMessage { message: Some(message), spoken, arrived }),
+            (Face::Session, _) => self.hear_in_session(ParsedMessage { message: Some(message), spoken, arrived }),
         }
     }
 
@@ -292,14 +293,14 @@ impl StreamClientLoop {
 
     /// Takes a message of a session, or the one that opens it.
     fn take(&mut self, heard: ParsedMessage) {
-        let ParsedMessage { message, spoken, arrived } = heard;
-        match message {
+        match &heard.message {
             Some(Message::Request(request)) if request.method == method::INITIALIZE => {
+                let id = request.id.clone();
                 if self.line.is_open() {
                     let what = "the session is open already, and there is one for each stream";
-                    return self.refuse(Some(request.id), &RequestError::NotARequest(Cow::Borrowed(what)));
+                    return self.refuse(Some(id), &RequestError::NotARequest(Cow::Borrowed(what)));
                 }
-                self.shake_hands(request.id, spoken, arrived);
+                self.shake_hands(id, heard);
             }
             // Allowed before the handshake, and then nobody else's to answer.
             Some(Message::Request(request)) if request.method == method::PING && !self.line.is_open() => {
@@ -307,43 +308,42 @@ impl StreamClientLoop {
             }
             Some(Message::Request(request)) if !self.line.is_open() => {
                 let what = "a session begins with initialize, and a request without one names its version in _meta";
-                self.refuse(Some(request.id), &RequestError::NotARequest(Cow::Borrowed(what)));
+                self.refuse(Some(request.id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             Some(Message::Request(request)) => {
-                let inbound = self.line.inside(spoken.text, spoken.headers, arrived);
-                self.ask(request.id, Face::Session, inbound);
+                let id = request.id.clone();
+                self.ask(id, Face::Session, self.line.inside(heard));
             }
             None if !self.line.is_open() => {
                 let what = "a session begins with initialize, which stands alone";
                 self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
             }
-            None => self.ask_all(spoken, arrived),
+            None => self.ask_all(heard),
             // Of no session, so about nothing.
             Some(Message::Notification(_) | Message::Response(_)) if !self.line.is_open() => (),
             Some(Message::Notification(notification)) if notification.method == method::INITIALIZED => {
                 self.shakes_hands = true;
                 let line = Arc::clone(&self.line);
-                let inbound = line.inside(spoken.text, spoken.headers, arrived);
+                let inbound = line.inside(heard);
                 let telling = async move {
                     line.serve(inbound).await;
                 };
                 self.work
                     .push(caught(telling).map(|_| CompletedWork::Handshake { serial: None, listens: true }).boxed());
             }
-            message @ Some(Message::Notification(_) | Message::Response(_)) => {
-                self.note(ParsedMessage { message, spoken, arrived });
-            }
+            Some(Message::Notification(_) | Message::Response(_)) => self.note(heard),
         }
     }
 
-    fn shake_hands(&mut self, id: RequestId, spoken: ClientMessage, arrived: Instant) {
+    fn shake_hands(&mut self, id: RequestId, heard: ParsedMessage) {
         let Some((serial, withdrawn)) = self.enter(&id, Face::Session) else { return };
         self.shakes_hands = true;
         let line = Arc::clone(&self.line);
         let shaking = async move {
-            let response = line.serve(line.outside(spoken.text, spoken.headers.clone(), arrived)).await;
+            let with = heard.spoken.headers.clone();
+            let response = line.serve(line.outside(heard)).await;
             if let Some(session) = response.headers().get(headers::SESSION_ID) {
-                line.open(session.clone(), spoken.headers);
+                line.open(session.clone(), with);
             }
             let relayed = line.relay(response, Some(&id)).await?;
             line.see_through(relayed, &id, &withdrawn).await
@@ -379,12 +379,12 @@ impl StreamClientLoop {
     }
 
     /// Hands over an array of a session.
-    fn ask_all(&mut self, spoken: ClientMessage, arrived: Instant) {
+    fn ask_all(&mut self, heard: ParsedMessage) {
         if self.is_full() {
             return self.refuse_with(None, full());
         }
         let messages =
-            envelope::read_batch(&spoken.text, ScanLimits::CLIENT, envelope::BATCH_READ_MAX).unwrap_or_default();
+            envelope::read_batch(&heard.spoken.text, ScanLimits::CLIENT, envelope::BATCH_READ_MAX).unwrap_or_default();
         let ids = messages.into_iter().filter_map(|message| match message {
             Ok(Message::Request(request)) => Some(request.id),
             Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
@@ -392,7 +392,7 @@ impl StreamClientLoop {
         let (serial, _) = self.entered(ids.collect(), true, Face::Session);
         let line = Arc::clone(&self.line);
         let asking = async move {
-            let response = line.serve(line.inside(spoken.text, spoken.headers, arrived)).await;
+            let response = line.serve(line.inside(heard)).await;
             line.relay(response, None).await
         };
         self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());

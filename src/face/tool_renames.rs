@@ -18,7 +18,7 @@ use crate::dialect::RequestError;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};
 use crate::upstream::answer_body::BodyKind;
-use crate::upstream::body::{edited_event, edited_events};
+use crate::upstream::body::edited_events;
 use crate::upstream::header_annotations::encode;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse};
 use crate::upstream::reply::{self, ReadLimits};
@@ -29,7 +29,9 @@ use crate::upstream::{
 };
 use crate::wire::envelope::{Request, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
-use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method};
+use crate::wire::{
+    Message, MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method,
+};
 
 /// The names of one upstream's tools, on the way to it and back.
 #[derive(Debug)]
@@ -155,8 +157,11 @@ impl ToolRenamer {
             }
             BodyKind::Events => {
                 let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.bytes_max);
-                let edit = move |event: Bytes| edited_event(event, |text| vec![self.message(text)]);
-                Ok(RawResponse { body: edited_events(response.body, gate, edit), ..response })
+                let body = edited_events(response.body, gate, move |event| match event.is_message() {
+                    true => vec![self.message(Bytes::clone(&event.data)).into()],
+                    false => vec![event.data.clone()],
+                });
+                Ok(RawResponse { body, ..response })
             }
             BodyKind::Other => Ok(response),
         }
@@ -313,35 +318,34 @@ struct RenamingChannel {
 /// A message of a client on its way.
 enum RenamedMessage {
     /// As it came.
-    On(Bytes),
+    On(MessageText),
     /// Under another name.
     Renamed(String, Bytes),
     /// To no tool.
     Nowhere(RequestId, RpcError),
     /// A tool list is wanted.
-    ForList(Bytes),
+    ForList(MessageText),
 }
 
 impl RenamingChannel {
-    fn going(&self, bytes: Bytes) -> Result<RenamedMessage, GatewayFault> {
-        // Whatever is sent here was read before.
+    fn going(&self, text: MessageText) -> Result<RenamedMessage, GatewayFault> {
+        // Whatever is sent here can be read.
         let unreadable = |_| GatewayFault::new(Reason::Internal, Executed::No);
-        let Message::Request(request) = envelope::read(&bytes, ScanLimits::CLIENT).map_err(unreadable)? else {
-            return Ok(RenamedMessage::On(bytes));
-        };
+        let message = text.read(ScanLimits::CLIENT).map_err(unreadable)?;
+        let Message::Request(request) = &*message else { return Ok(RenamedMessage::On(text)) };
         Ok(match request.method.as_str() {
-            method::TOOLS_LIST => RenamedMessage::ForList(bytes),
-            method::TOOLS_CALL => self.call(&request, bytes),
-            _ => RenamedMessage::On(bytes),
+            method::TOOLS_LIST => RenamedMessage::ForList(text),
+            method::TOOLS_CALL => self.call(request, text),
+            _ => RenamedMessage::On(text),
         })
     }
 
-    fn call(&self, request: &Request, bytes: Bytes) -> RenamedMessage {
+    fn call(&self, request: &Request, text: MessageText) -> RenamedMessage {
         match self.namer.called(request.params.object()) {
             RenamedCall::As(own, params) => {
                 RenamedMessage::Renamed(own, envelope::request(&request.id, &request.method, Some(&params)))
             }
-            RenamedCall::AsItIs => RenamedMessage::On(bytes),
+            RenamedCall::AsItIs => RenamedMessage::On(text),
             RenamedCall::Unknown => RenamedMessage::Nowhere(request.id.clone(), unknown_tool(request.params.object())),
         }
     }
@@ -375,7 +379,7 @@ impl RawChannel for RenamingChannel {
                 return self.inner.send(RawRequest { verb, ..request }).await;
             }
         };
-        let verb = |message, all: Option<(HeaderMap, Principal)>| match all {
+        let verb = |message: MessageText, all: Option<(HeaderMap, Principal)>| match all {
             Some((headers, principal)) => RawMethod::PostWith { message, headers, principal },
             None => RawMethod::Post(message),
         };
@@ -386,7 +390,7 @@ impl RawChannel for RenamingChannel {
                 if let Some(((all, _), own)) = all.as_mut().zip(encode(&own)) {
                     all.insert(headers::NAME, own);
                 }
-                self.inner.send(RawRequest { verb: verb(message, all), ..request }).await
+                self.inner.send(RawRequest { verb: verb(message.into(), all), ..request }).await
             }
             RenamedMessage::Nowhere(id, error) => Ok(refusal(&id, &error)),
             RenamedMessage::ForList(message) => {

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::listener_metrics::{GaugeGuard, ListenerMetrics};
 use crate::face::http::ResponseBody;
+use crate::wire::framing::BodyPart;
 use unread_answers::{UnreadAnswers, next_piece};
 
 /// The state of one connection, written by its requests. All of it is advisory, so relaxed order will do.
@@ -136,13 +137,13 @@ impl OpenRequestBody {
 }
 
 impl Body for OpenRequestBody {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = std::io::Error;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+    ) -> Poll<Option<Result<Frame<BodyPart>, std::io::Error>>> {
         let this = self.get_mut();
         let BodyDelivery::Stream(left) = &mut this.carriage else {
             return Pin::new(&mut this.body).poll_frame(context);
@@ -152,14 +153,14 @@ impl Body for OpenRequestBody {
         if left.is_empty() {
             match ready!(Pin::new(&mut this.body).poll_frame(context)) {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => *left = data,
+                    Ok(data) => *left = data.into_bytes(),
                     Err(other) => return Poll::Ready(Some(Ok(other))),
                 },
                 other @ (Some(Err(_)) | None) => return Poll::Ready(other),
             }
         }
         trail.unread.handed(*number);
-        Poll::Ready(Some(Ok(Frame::data(next_piece(left)))))
+        Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(next_piece(left))))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -124,6 +124,7 @@ impl DispatchState {
             method: parts.method,
             headers: parts.headers,
             body,
+            message: None,
             principal,
             accepted,
             received_at,

@@ -10,7 +10,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_TYPE;
@@ -19,6 +18,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::watch;
 
 use crate::face::http::{FaceResponse, ResponseBody, empty_body};
+use crate::wire::framing::BodyPart;
 
 /// What one credential is served on. Clones are one grant.
 #[derive(Clone, Debug)]
@@ -67,10 +67,10 @@ impl fmt::Debug for RevocableBody {
 }
 
 impl Body for RevocableBody {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
         let this = self.get_mut();
         if this.ended.as_mut().poll(context).is_ready() {
             // Not polled again; and whatever the stream held is let go of now, not when its client has read the end.
@@ -91,6 +91,7 @@ impl Body for RevocableBody {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use http::HeaderValue;
 
     use super::*;

@@ -14,6 +14,8 @@ use tokio::sync::mpsc;
 use super::upstream_health::{UpstreamFailure, UpstreamHealth};
 use crate::dialect::faults::reason_key;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::MessageText;
+use crate::wire::framing::BodyPart;
 
 /// Why an answer broke off, where a stand knows more than that it did; the inside of an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
@@ -27,38 +29,38 @@ impl BodyBreakError {
     }
 }
 
-/// Pieces of an event stream as they are made, and how many bytes of them wait.
+/// The messages of an answer as they come over another transport than HTTP, and how many bytes of them wait.
 #[derive(Debug)]
-pub(crate) struct BodyPieces {
-    receiver: mpsc::Receiver<io::Result<Bytes>>,
+pub(crate) struct AnswerMessages {
+    receiver: mpsc::Receiver<io::Result<MessageText>>,
     waiting: Arc<AtomicUsize>,
 }
 
-impl BodyPieces {
-    /// Whoever puts a piece in adds its bytes to `waiting`, unless it is one that is not counted: the last.
-    pub(crate) const fn new(receiver: mpsc::Receiver<io::Result<Bytes>>, waiting: Arc<AtomicUsize>) -> Self {
+impl AnswerMessages {
+    /// Whoever puts a message in adds its bytes to `waiting`, unless it is one that is not counted: the last.
+    pub(crate) const fn new(receiver: mpsc::Receiver<io::Result<MessageText>>, waiting: Arc<AtomicUsize>) -> Self {
         Self { receiver, waiting }
     }
 
-    /// The next piece; `None` at the end. Cancel safe.
-    pub(crate) async fn recv(&mut self) -> Option<io::Result<Bytes>> {
+    /// The text of the next message; `None` at the end. Cancel safe.
+    pub(crate) async fn recv(&mut self) -> Option<io::Result<MessageText>> {
         std::future::poll_fn(|cx| self.poll_recv(cx)).await
     }
 
-    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
-        self.receiver.poll_recv(cx).map(|piece| piece.inspect(|piece| self.taken(piece)))
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<MessageText>>> {
+        self.receiver.poll_recv(cx).map(|message| message.inspect(|message| self.taken(message)))
     }
 
-    fn taken(&self, piece: &io::Result<Bytes>) {
-        let bytes = piece.as_ref().map_or(0, Bytes::len);
+    fn taken(&self, message: &io::Result<MessageText>) {
+        let bytes = message.as_ref().map_or(0, |text| text.len());
         let less = |waiting: usize| Some(waiting.saturating_sub(bytes));
         // It always takes the new value.
         let _ = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     #[cfg(test)]
-    pub(crate) fn try_recv(&mut self) -> Result<io::Result<Bytes>, mpsc::error::TryRecvError> {
-        self.receiver.try_recv().inspect(|piece| self.taken(piece))
+    pub(crate) fn try_recv(&mut self) -> Result<io::Result<MessageText>, mpsc::error::TryRecvError> {
+        self.receiver.try_recv().inspect(|message| self.taken(message))
     }
 }
 
@@ -67,8 +69,8 @@ impl BodyPieces {
 pub(crate) enum AnswerBody {
     /// With where it is to be reported that it breaks off.
     Http(Incoming, Option<Arc<UpstreamHealth>>),
-    /// Pieces as they are made; an error breaks the body off.
-    Made(BodyPieces),
+    /// Messages as they come; an error breaks the body off.
+    Messages(AnswerMessages),
     /// All of it, until it is taken.
     Whole(Option<Bytes>),
     /// Another one, and what is dropped with it.
@@ -76,22 +78,28 @@ pub(crate) enum AnswerBody {
 }
 
 impl Body for AnswerBody {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         match self.get_mut() {
-            Self::Http(body, standing) => Pin::new(body).poll_frame(cx).map_err(|error| {
-                if let Some(standing) = standing.take() {
-                    standing.failed(UpstreamFailure::new(
-                        Reason::UpstreamClosed,
-                        "the connection broke before an answer was whole",
-                    ));
-                }
-                io::Error::other(error)
+            Self::Http(body, standing) => Pin::new(body).poll_frame(cx).map(|frame| {
+                let frame = frame?.map(|frame| frame.map_data(BodyPart::Bytes)).map_err(|error| {
+                    if let Some(standing) = standing.take() {
+                        standing.failed(UpstreamFailure::new(
+                            Reason::UpstreamClosed,
+                            "the connection broke before an answer was whole",
+                        ));
+                    }
+                    io::Error::other(error)
+                });
+                Some(frame)
             }),
-            Self::Made(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data))),
-            Self::Whole(data) => Poll::Ready(data.take().map(|data| Ok(Frame::data(data)))),
+            Self::Messages(messages) => {
+                let event = |text| Frame::data(BodyPart::message(text));
+                messages.poll_recv(cx).map(|message| message.map(|message| message.map(event)))
+            }
+            Self::Whole(data) => Poll::Ready(data.take().map(|data| Ok(Frame::data(BodyPart::Bytes(data))))),
             Self::Kept { body, .. } => Pin::new(&mut **body).poll_frame(cx),
         }
     }
@@ -99,7 +107,7 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Http(body, _) => body.is_end_stream(),
-            Self::Made(_) => false,
+            Self::Messages(_) => false,
             Self::Whole(data) => data.is_none(),
             Self::Kept { body, .. } => body.is_end_stream(),
         }
@@ -108,7 +116,7 @@ impl Body for AnswerBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Http(body, _) => body.size_hint(),
-            Self::Made(_) => SizeHint::default(),
+            Self::Messages(_) => SizeHint::default(),
             Self::Whole(data) => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
             Self::Kept { body, .. } => body.size_hint(),
         }

@@ -7,66 +7,77 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::raw_channel::RawBody;
-use crate::wire::framing::{EventGate, GateOutput, read_event, with_data};
+use crate::wire::MessageText;
+use crate::wire::framing::{BodyPart, EventGate, EventVerdict, FramingError, GateOutput, SseEvent};
 
-/// An event with what its message becomes; itself where that stays the same, or it is no message.
-pub(crate) fn edited_event(event: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
-    match read_event(&event).filter(|read| read.name.as_deref().is_none_or(|name| name == "message")) {
-        Some(read) => edited(event, read.data, edit),
-        None => event,
-    }
-}
-
-/// The same, whatever the event is called.
-pub(crate) fn edited(event: Bytes, data: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
-    let messages = edit(data.clone());
-    let is_same = matches!(messages.as_slice(), [only] if *only == data);
-    if is_same { event } else { with_data(&event, &messages) }
-}
-
-/// An event stream in which the events that a gate hands over whole are edited.
+/// A stream in which the events that a gate hands over whole are edited: `edit` says which messages take an event's place.
 pub(crate) fn edited_events(
     source: RawBody,
     gate: EventGate,
-    edit: impl Fn(Bytes) -> Bytes + Send + Unpin + 'static,
+    edit: impl Fn(&SseEvent) -> Vec<MessageText> + Send + Unpin + 'static,
 ) -> RawBody {
-    RawBody::new(EditedEvents { events: GatedBody::new(source, gate), edit })
+    RawBody::new(EditedBody { parts: GatedBody::new(source, gate), edit, ready: VecDeque::new() })
 }
 
-struct EditedEvents<E> {
-    events: GatedBody<RawBody>,
+/// What a whole event becomes: itself where its text stays the same.
+fn edited(event: BodyPart, edit: impl FnOnce(&SseEvent) -> Vec<MessageText>) -> Vec<BodyPart> {
+    let Some(read) = event.event() else { return vec![event] };
+    let messages = edit(&read);
+    let is_same = matches!(messages.as_slice(), [only] if *only == read.data);
+    if is_same { vec![event] } else { event.with_data(&messages) }
+}
+
+struct EditedBody<E> {
+    parts: GatedBody<RawBody>,
     edit: E,
+    /// What one event became.
+    ready: VecDeque<BodyPart>,
 }
 
-impl<E: Fn(Bytes) -> Bytes + Send + Unpin> Body for EditedEvents<E> {
-    type Data = Bytes;
+impl<E: Fn(&SseEvent) -> Vec<MessageText> + Send + Unpin> Body for EditedBody<E> {
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let this = self.get_mut();
-        let bytes = match ready!(this.events.poll_next(cx)) {
-            Some(Ok(GateOutput::Through(bytes))) => bytes,
-            Some(Ok(GateOutput::Event(event))) => (this.edit)(event),
-            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-            None => return Poll::Ready(this.events.gate.finish().map(|rest| Ok(Frame::data(rest)))),
-        };
-        Poll::Ready(Some(Ok(Frame::data(bytes))))
+        loop {
+            if let Some(part) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(part))));
+            }
+            match ready!(this.parts.poll_next(cx)) {
+                Some(Ok(GatedPart::Through(part))) => return Poll::Ready(Some(Ok(Frame::data(part)))),
+                Some(Ok(GatedPart::Event(event))) => this.ready.extend(edited(event, &this.edit)),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => {
+                    let rest = this.parts.gate.finish().map(BodyPart::Bytes);
+                    return Poll::Ready(rest.map(|rest| Ok(Frame::data(rest))));
+                }
+            }
+        }
     }
 }
 
-/// An event stream, cut by a gate into what passes and events as a whole.
+/// What comes through a gate.
+#[derive(Debug)]
+pub(crate) enum GatedPart {
+    /// Goes on as it came.
+    Through(BodyPart),
+    /// One event, whole.
+    Event(BodyPart),
+}
+
+/// A stream, cut by a gate into what passes and events as a whole.
 pub(crate) struct GatedBody<B> {
     source: B,
     gate: EventGate,
-    /// What one piece of the source became.
-    ready: VecDeque<GateOutput>,
+    /// What one part of the source became.
+    ready: VecDeque<GatedPart>,
 }
 
-impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> GatedBody<B> {
+impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
     pub(crate) const fn new(source: B, gate: EventGate) -> Self {
         Self { source, gate, ready: VecDeque::new() }
     }
@@ -74,53 +85,70 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> GatedBody<B> {
     /// What comes next; `None` at the end of the source.
     ///
     /// Fails as the source does, and where the gate refuses an event.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<GateOutput>>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<GatedPart>>> {
         loop {
-            if let Some(passage) = self.ready.pop_front() {
-                return Poll::Ready(Some(Ok(passage)));
+            if let Some(part) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(part)));
             }
-            let piece = match ready!(Pin::new(&mut self.source).poll_frame(cx)) {
+            let part = match ready!(Pin::new(&mut self.source).poll_frame(cx)) {
                 Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => return Poll::Ready(None),
             };
-            match self.gate.feed(&piece) {
-                Ok(passages) => self.ready.extend(passages),
-                Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+            if let Err(error) = self.take(part) {
+                return Poll::Ready(Some(Err(io::Error::other(error))));
             }
         }
     }
 
-    /// The same. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Option<io::Result<GateOutput>> {
+    fn take(&mut self, part: BodyPart) -> Result<(), FramingError> {
+        match part {
+            BodyPart::Bytes(bytes) => {
+                let gated = self.gate.feed(&bytes)?.into_iter().map(|output| match output {
+                    GateOutput::Through(bytes) => GatedPart::Through(BodyPart::Bytes(bytes)),
+                    GateOutput::Event(bytes) => GatedPart::Event(BodyPart::Bytes(bytes)),
+                });
+                self.ready.extend(gated);
+            }
+            BodyPart::Event(event) => match self.gate.judge(&event)? {
+                EventVerdict::Passes => self.ready.push_back(GatedPart::Through(BodyPart::Event(event))),
+                EventVerdict::Held => self.ready.push_back(GatedPart::Event(BodyPart::Event(event))),
+                EventVerdict::Withheld => (),
+            },
+        }
+        Ok(())
+    }
+
+    /// The same as a future. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Option<io::Result<GatedPart>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 }
 
 /// A body whose beginning was read already.
 pub(crate) struct PartlyReadBody {
-    pub(crate) pieces: VecDeque<Bytes>,
+    pub(crate) parts: VecDeque<BodyPart>,
     pub(crate) rest: RawBody,
 }
 
 impl Body for PartlyReadBody {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let this = self.get_mut();
-        match this.pieces.pop_front() {
-            Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
+        match this.parts.pop_front() {
+            Some(part) => Poll::Ready(Some(Ok(Frame::data(part)))),
             None => Pin::new(&mut this.rest).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.pieces.is_empty() && self.rest.is_end_stream()
+        self.parts.is_empty() && self.rest.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let held = self.pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        let held = self.parts.iter().map(|part| part.len() as u64).sum::<u64>();
         let rest = self.rest.size_hint();
         let mut hint = SizeHint::new();
         hint.set_lower(held + rest.lower());

@@ -10,7 +10,7 @@ use tokio::sync::SetOnce;
 
 use crate::task::Principal;
 use crate::upstream::ForwardedHeaders;
-use crate::wire::{ProtocolVersion, method};
+use crate::wire::{MessageText, ProtocolVersion, method};
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
@@ -26,13 +26,13 @@ pub(crate) struct SessionHeaders {
 
 impl SessionHeaders {
     /// One message. Both answer types are always offered (UPC-15).
-    pub(crate) fn post(&self, message: Bytes) -> OutgoingRequest {
+    pub(crate) fn post(&self, message: impl Into<MessageText>) -> OutgoingRequest {
         self.post_with(message, HeaderMap::new())
     }
 
     /// The same with further headers.
-    pub(crate) fn post_with(&self, message: Bytes, further: HeaderMap) -> OutgoingRequest {
-        let verb = OutgoingMethod::Post { message, further };
+    pub(crate) fn post_with(&self, message: impl Into<MessageText>, further: HeaderMap) -> OutgoingRequest {
+        let verb = OutgoingMethod::Post { message: message.into(), further };
         OutgoingRequest {
             credentials: self.clone(),
             verb,
@@ -76,7 +76,7 @@ pub(crate) enum RequestScope {
 
 #[derive(Clone, Debug)]
 enum OutgoingMethod {
-    Post { message: Bytes, further: HeaderMap },
+    Post { message: MessageText, further: HeaderMap },
     Get { last_event: Option<HeaderValue>, purpose: Option<StreamPurpose> },
     Delete,
 }
@@ -160,7 +160,12 @@ impl OutgoingRequest {
         }
     }
 
-    pub(crate) const fn body(&self) -> Option<&Bytes> {
+    /// The text of its message.
+    pub(crate) fn body(&self) -> Option<&Bytes> {
+        self.message().map(|text| &**text)
+    }
+
+    pub(crate) const fn message(&self) -> Option<&MessageText> {
         match &self.verb {
             OutgoingMethod::Post { message, .. } => Some(message),
             OutgoingMethod::Get { .. } | OutgoingMethod::Delete => None,
@@ -170,7 +175,7 @@ impl OutgoingRequest {
     /// The same with another message in place of its own.
     pub(crate) fn with_body(mut self, text: Bytes) -> Self {
         if let OutgoingMethod::Post { message, .. } = &mut self.verb {
-            *message = text;
+            *message = text.into();
         }
         self
     }

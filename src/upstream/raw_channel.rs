@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
@@ -17,11 +16,12 @@ use super::answer_body::BodyKind;
 use super::upstream_health::UpstreamHealth;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{GatewayFault, Principal};
-use crate::wire::{ProtocolVersion, RpcError};
+use crate::wire::framing::BodyPart;
+use crate::wire::{MessageText, ProtocolVersion, RpcError};
 
 /// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
 /// request at the upstream.
-pub type RawBody = UnsyncBoxBody<Bytes, io::Error>;
+pub type RawBody = UnsyncBoxBody<BodyPart, io::Error>;
 
 /// A server that bytes can be sent to.
 #[async_trait]
@@ -83,12 +83,12 @@ pub struct RawRequest {
 #[derive(Clone, Debug)]
 pub enum RawMethod {
     /// One message, verbatim.
-    Post(Bytes),
+    Post(MessageText),
     /// The same with headers that repeat what it says (2026-07-28), and with whose it is where no session tells:
     /// without sessions, and where one begins.
-    PostWith { message: Bytes, headers: HeaderMap, principal: Principal },
+    PostWith { message: MessageText, headers: HeaderMap, principal: Principal },
     /// One message that belongs to what is under way, and wants no answer: sent to an upstream that is ill, too.
-    Note(Bytes),
+    Note(MessageText),
     /// A stream: the session's own, or the rest of one that gave this event id.
     Get { last_event: Option<HeaderValue> },
     /// The end of the session.

@@ -16,8 +16,8 @@ use super::answer_body::{AnswerBody, BodyBreakError, BodyKind};
 use super::outgoing::SESSION_ID;
 use super::raw_channel::{RawBody, RawResponse, SessionBinding};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::wire::framing::{SseDecoder, SseEvent};
-use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
+use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
+use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
 
 /// Largest error body that is looked into under a refusing status.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
@@ -106,7 +106,7 @@ impl ErrorAddressee<'static> {
 }
 
 /// Judges the head of an answer (U01 to U06, U16).
-pub(crate) async fn judge<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+pub(crate) async fn judge<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     addressee: ErrorAddressee<'_>,
 ) -> JudgedResponse<B> {
@@ -131,7 +131,7 @@ pub(crate) async fn open(
     }
 }
 
-fn accepted_in<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+fn accepted_in<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     limits: ReadLimits,
 ) -> Result<AcceptedResponse<B>, GatewayFault> {
@@ -146,7 +146,7 @@ fn accepted_in<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
 ///
 /// # Errors
 /// If the answer does not come, is no JSON-RPC answer, or is larger than allowed.
-pub(crate) async fn answer<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     id: &RequestId,
     limits: ReadLimits,
@@ -232,7 +232,7 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
 }
 
 /// What a refusing answer means.
-async fn refusal<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+async fn refusal<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     addressee: ErrorAddressee<'_>,
 ) -> JudgedResponse<B> {
@@ -266,7 +266,9 @@ fn names_lost_session(status: StatusCode, error: &RpcError) -> bool {
 }
 
 /// The JSON-RPC error in a body, if it is one, and whom it names.
-async fn explained<B: Body<Data = Bytes, Error = io::Error> + Unpin>(body: B) -> Option<(Option<RequestId>, RpcError)> {
+async fn explained<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
+    body: B,
+) -> Option<(Option<RequestId>, RpcError)> {
     let reading = read_whole(body, ReadLimits::of_bytes(ERROR_BYTES_MAX));
     let text = tokio::time::timeout(ERROR_WAIT, reading).await.ok()?.ok()?;
     let Message::Response(response) = envelope::read(&text, ScanLimits::UPSTREAM).ok()? else { return None };
@@ -278,7 +280,7 @@ async fn explained<B: Body<Data = Bytes, Error = io::Error> + Unpin>(body: B) ->
 /// # Errors
 /// `ResultTooLarge` at the bound, without having read more (U12); `UpstreamTimeout` when silent too long;
 /// `UpstreamClosed` when it breaks.
-pub(crate) async fn read_whole<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     mut body: B,
     limits: ReadLimits,
 ) -> Result<Bytes, GatewayFault> {
@@ -288,7 +290,8 @@ pub(crate) async fn read_whole<B: Body<Data = Bytes, Error = io::Error> + Unpin>
     }
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
-    while let Some(piece) = next_piece(&mut body, limits.idle).await.map_err(BodyReadError::into_fault)? {
+    while let Some(part) = next_part(&mut body, limits.idle).await.map_err(BodyReadError::into_fault)? {
+        let piece = part.into_bytes();
         if first.len() + rest.len() + piece.len() > limits.bytes_max {
             return Err(too_large);
         }
@@ -332,20 +335,25 @@ impl BodyReadError {
     }
 }
 
-/// The next bytes of a body; `None` at its end. Cancel safe.
+/// The next bytes of a JSON body; `None` at its end. Cancel safe.
 ///
 /// # Errors
 /// If it breaks.
-pub(crate) async fn next_data<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+pub(crate) async fn next_data<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     body: &mut B,
 ) -> Result<Option<Bytes>, GatewayFault> {
-    next_piece(body, None).await.map_err(BodyReadError::into_fault)
+    let part = next_part(body, None).await.map_err(BodyReadError::into_fault)?;
+    Ok(part.map(BodyPart::into_bytes))
 }
 
-async fn next_piece<B: Body<Data = Bytes, Error = io::Error> + Unpin>(
+/// The next part of a body; `None` at its end. Cancel safe.
+///
+/// # Errors
+/// If it breaks, or is silent for longer than `idle`.
+pub(crate) async fn next_part<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     body: &mut B,
     idle: Option<Duration>,
-) -> Result<Option<Bytes>, BodyReadError> {
+) -> Result<Option<BodyPart>, BodyReadError> {
     loop {
         let frame = match idle {
             Some(max) => tokio::time::timeout(max, body.frame()).await.map_err(|_| BodyReadError::Idle)?,
@@ -373,7 +381,7 @@ pub(crate) struct EventStream<B = AnswerBody> {
     idle: Option<Duration>,
 }
 
-impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> EventStream<B> {
+impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
     pub(crate) fn new(body: B, limits: ReadLimits) -> Self {
         Self { body, decoder: SseDecoder::new(limits.bytes_max), ready: VecDeque::new(), idle: limits.idle }
     }
@@ -384,11 +392,11 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> EventStream<B> {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
             }
-            let piece = next_piece(&mut self.body, self.idle).await?;
+            let part = next_part(&mut self.body, self.idle).await?;
             // The decoder hands out what came before an event that is too large, and refuses then.
-            let events =
-                self.decoder.feed(piece.as_deref().unwrap_or_default()).map_err(|_| BodyReadError::TooLarge)?;
-            if piece.is_none() {
+            let is_end = part.is_none();
+            let events = self.decoder.take(&part.unwrap_or_default()).map_err(|_| BodyReadError::TooLarge)?;
+            if is_end {
                 return Ok(None);
             }
             self.ready.extend(events);
@@ -398,9 +406,8 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> EventStream<B> {
 
 /// The text of an event that carries messages; `None` for one that only primes the stream or is called
 /// something else.
-pub(crate) fn message_in(event: &SseEvent) -> Option<&Bytes> {
-    let is_message = event.name.as_deref().is_none_or(|name| name == "message");
-    Some(&event.data).filter(|data| is_message && !data.is_empty())
+pub(crate) fn message_in(event: &SseEvent) -> Option<&MessageText> {
+    Some(&event.data).filter(|data| event.is_message() && !data.is_empty())
 }
 
 /// Where a stream can be taken up again, and how soon.

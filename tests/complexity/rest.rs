@@ -100,6 +100,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
         query: query.map(str::to_owned),
         headers: HeaderMap::new(),
         body: ::bytes::Bytes::new(),
+        message: None,
         principal: Principal::local(),
         accepted: AcceptedTypes::Both,
         received_at: Instant::now(),

@@ -95,14 +95,14 @@ impl Endpoint for Script {
 }
 
 fn json_answer(status: u16, text: String) -> FaceResponse {
-    let mut response = FaceResponse::new(full_body(text.into()));
+    let mut response = FaceResponse::new(full_body(Bytes::from(text)));
     *response.status_mut() = StatusCode::from_u16(status).unwrap();
     response.headers_mut().insert("content-type", "application/json".parse().unwrap());
     response
 }
 
 fn events(pieces: stream::BoxStream<'static, &'static str>) -> FaceResponse {
-    let frames = pieces.map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes()))));
+    let frames = pieces.map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes()).into())));
     let mut response = FaceResponse::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
     response

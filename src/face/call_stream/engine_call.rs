@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::StatusCode;
 
 use super::progress::CallNotices;
@@ -19,6 +18,7 @@ use crate::face::answer::Addressee;
 use crate::face::http::FaceResponse;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task};
+use crate::wire::framing::BodyPart;
 use crate::wire::{Payload, RpcError, method, rpc_error};
 
 const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::Unknown);
@@ -82,7 +82,7 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
         }
     }
 
-    async fn sign(&mut self) -> Bytes {
+    async fn sign(&mut self) -> BodyPart {
         self.view.notices.sign()
     }
 }
@@ -111,9 +111,9 @@ impl<D: FaceDialect + 'static> CallView<D> {
     fn show(&mut self, event: Option<CallEvent>) -> Option<CallMessage> {
         Some(CallMessage::Answer(match event {
             Some(CallEvent::Progress(progress)) => {
-                return self.notices.progress(&progress).as_ref().map(CallMessage::event);
+                return self.notices.progress(&progress).map(CallMessage::event);
             }
-            Some(CallEvent::Log(log)) => return self.notices.log(&log).as_ref().map(CallMessage::event),
+            Some(CallEvent::Log(log)) => return self.notices.log(&log).map(CallMessage::event),
             Some(CallEvent::StaysPlain) => {
                 self.promotable = Promotable::No;
                 return None;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::dialect::negotiate::LogLevel;
 use crate::upstream::Progress;
-use crate::wire::framing::{SseEvent, sse_comment, sse_message, with_data};
+use crate::wire::framing::{BodyPart, SseEvent};
 use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, Notification, Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
@@ -36,13 +36,13 @@ pub enum LogFilter {
 }
 
 impl CallNotices {
-    /// Shows that the call lives, as it stands on a stream: to clients that let progress reset their timers as progress,
+    /// Shows that the call lives: to clients that let progress reset their timers as progress,
     /// to balancers and all others as a comment.
     #[must_use]
-    pub fn sign(&mut self) -> Bytes {
+    pub fn sign(&mut self) -> BodyPart {
         match &mut self.progress {
-            Some(rising) if self.life_signs => sse_message(&rising.sign(None)),
-            Some(_) | None => sse_comment(),
+            Some(rising) if self.life_signs => BodyPart::message(rising.sign(None)),
+            Some(_) | None => BodyPart::comment(),
         }
     }
 
@@ -155,30 +155,35 @@ impl LifeSigns {
     }
 
     /// The next sign, to be written between two events.
-    pub(in crate::face) fn sign(&self) -> Bytes {
+    pub(in crate::face) fn sign(&self) -> BodyPart {
         let mut watch = self.0.lock();
-        if watch.is_over { sse_comment() } else { sse_message(&watch.rising.sign(None)) }
+        if watch.is_over { BodyPart::comment() } else { BodyPart::message(watch.rising.sign(None)) }
     }
 
-    /// Looks at bytes that pass with the `events` that end in them, `None` once one was too large, and tells whether they
+    /// Looks at a part that passes with the `events` that end in it, `None` once one was too large, and tells whether they
     /// say anything: a comment shows that the connection lives, but a client that waits for progress never sees it.
-    /// `is_whole` says that they begin and end between two events.
-    pub(in crate::face) fn pass(&self, bytes: Bytes, events: Option<&[SseEvent]>, is_whole: bool) -> (Bytes, bool) {
+    /// `is_whole` says that it begins and ends between two events.
+    pub(in crate::face) fn pass(
+        &self,
+        part: BodyPart,
+        events: Option<&[SseEvent]>,
+        is_whole: bool,
+    ) -> (BodyPart, bool) {
         let mut watch = self.0.lock();
         let is_looked_into = |events: &&[SseEvent]| events.iter().all(|event| event.data.len() <= EVENT_BYTES_MAX);
         let Some(events) = events.filter(is_looked_into).filter(|_| !watch.is_over) else {
             watch.is_over = true;
-            return (bytes, true);
+            return (part, true);
         };
         let says = !events.is_empty();
         let is_single = is_whole && events.len() == 1;
-        let mut passed = bytes;
+        let mut passed = part;
         for event in events {
-            match envelope::read(&event.data, ScanLimits::UPSTREAM) {
+            match event.data.read(ScanLimits::UPSTREAM).as_deref() {
                 Ok(Message::Notification(notification)) if notification.method == method::PROGRESS => {
-                    let raised = watch.raised(&notification).filter(|_| is_single);
+                    let raised = watch.raised(notification).filter(|_| is_single);
                     if let Some(text) = raised.and_then(|value| with_progress(&event.data, &value)) {
-                        passed = with_data(&passed, &[text]);
+                        passed = passed.with_data(&[text.into()]).swap_remove(0);
                     }
                 }
                 // Progress ends with the answer (MOD-22).

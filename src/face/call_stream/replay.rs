@@ -11,7 +11,7 @@ use crate::face::call_stream::{self, CallMessage, CallMessages};
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::sealed::SessionToken;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::wire::framing::sse_message;
+use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
 
 /// The client's end of a call. Dropping it leaves the call alone.
@@ -25,8 +25,7 @@ pub(in crate::face) struct ReplayStream {
 
 /// What one of several calls has to say.
 pub(in crate::face) enum BatchedMessage {
-    /// As it stands in a stream.
-    Event(Bytes),
+    Event(BodyPart),
     /// The answer, as a message.
     Last(Bytes),
 }
@@ -36,10 +35,10 @@ impl BatchedMessage {
         Self::Last(last_message(Some(id), ending))
     }
 
-    pub(in crate::face) fn into_event(self) -> Bytes {
+    pub(in crate::face) fn into_event(self) -> BodyPart {
         match self {
             Self::Event(event) => event,
-            Self::Last(message) => sse_message(&message),
+            Self::Last(message) => BodyPart::message(message),
         }
     }
 }
@@ -70,28 +69,31 @@ impl ReplayStream {
         replays: &ReplayBuffers,
         token: &SessionToken,
         addressee: Addressee,
-        (event, number): (Bytes, Option<u64>),
+        (event, number): (BodyPart, Option<u64>),
     ) -> FaceResponse {
-        let mut opening = Vec::new();
+        let mut primer = String::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
             self.is_named = true;
             replays.keep(token.nonce, id, &self.words);
             if token.client_version.traits().has_primers {
-                opening = format!("id: {}\ndata:\n\n", event_id(self.words.stream(), 0)).into_bytes();
+                primer = format!("id: {}\ndata:\n\n", event_id(self.words.stream(), 0));
             }
         }
-        opening.extend_from_slice(&self.named(event, number));
+        let first = match self.named(event, number) {
+            BodyPart::Event(event) => BodyPart::Event(event.after(primer.as_bytes())),
+            BodyPart::Bytes(bytes) => BodyPart::Bytes([primer.as_bytes(), &bytes].concat().into()),
+        };
         self.request.clone_from(&addressee.id);
-        event_stream(call_stream::stream(self, addressee, Some(opening.into())))
+        event_stream(call_stream::stream(self, addressee, Some(first)))
     }
 
     /// An event with its name, where it has one.
-    fn named(&self, event: Bytes, number: Option<u64>) -> Bytes {
-        match number.filter(|_| self.is_named) {
-            Some(number) => {
-                [format!("id: {}\n", event_id(self.words.stream(), number)).as_bytes(), &event].concat().into()
-            }
-            None => event,
+    fn named(&self, part: BodyPart, number: Option<u64>) -> BodyPart {
+        let Some(number) = number.filter(|_| self.is_named) else { return part };
+        let id = event_id(self.words.stream(), number);
+        match part {
+            BodyPart::Event(event) => BodyPart::Event(event.named(id)),
+            BodyPart::Bytes(bytes) => BodyPart::Bytes([format!("id: {id}\n").as_bytes(), &bytes].concat().into()),
         }
     }
 
@@ -118,7 +120,7 @@ impl CallMessages for ReplayStream {
             ReplayItem::Event(event, number) => CallMessage::Event(self.named(event, number)),
             ReplayItem::Last(ending, number) => {
                 let message = last_message(self.request.as_ref(), &ending);
-                CallMessage::Event(self.named(sse_message(&message), Some(number)))
+                CallMessage::Event(self.named(BodyPart::message(message), Some(number)))
             }
             ReplayItem::Rest(rest) => CallMessage::Answer(RequestAnswer::Events(rest)),
         })

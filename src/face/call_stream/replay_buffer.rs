@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -14,7 +13,7 @@ use tokio::time::Instant;
 use crate::dialect::faults::gateway_error;
 use crate::face::http::ResponseBody;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::wire::framing::read_event;
+use crate::wire::framing::BodyPart;
 use crate::wire::{Payload, RequestId, RpcError};
 
 /// What waits for a client that reads slowly; above that the upstream is read no further.
@@ -72,8 +71,7 @@ struct ReplayState {
 #[derive(Clone, Debug)]
 struct ReplayEvent {
     number: u64,
-    text: Bytes,
-    is_comment: bool,
+    part: BodyPart,
     /// Whether it has a name that somebody else gave it.
     bears_id: bool,
 }
@@ -89,8 +87,8 @@ pub(in crate::face) enum UnreadPolicy {
 /// What a reader gets.
 #[derive(Debug)]
 pub(in crate::face) enum ReplayItem {
-    /// An event or a comment, as it stands in a stream; the number of an event that can be named.
-    Event(Bytes, Option<u64>),
+    /// An event or a comment; the number of an event that can be named.
+    Event(BodyPart, Option<u64>),
     /// The answer. Nothing follows.
     Last(CallResult, u64),
     /// The rest of the stream as it comes.
@@ -117,19 +115,19 @@ impl ReplayBuffer {
     }
 
     /// Says something, once the reader has room. False if nobody is there to read it.
-    async fn say(&self, text: Bytes, unheard: UnreadPolicy) -> bool {
+    async fn say(&self, part: BodyPart, unheard: UnreadPolicy) -> bool {
         let has_room = |state: &ReplayState| state.reader.is_none() || state.unread() < UNREAD_MAX;
         // The other end of this is held here.
         let _ = self.state.subscribe().wait_for(has_room).await;
-        let is_comment = text.starts_with(b":");
+        let is_comment = part.is_comment();
         let mut is_heard = false;
         self.state.send_modify(|state| {
             is_heard = state.reader.is_some();
             if is_heard || (unheard == UnreadPolicy::Kept && !is_comment) {
-                state.size += text.len();
-                self.bytes.fetch_add(text.len(), Ordering::Relaxed);
-                let bears_id = read_event(&text).is_some_and(|event| event.id.is_some());
-                state.events.push_back(ReplayEvent { number: state.next, text, is_comment, bears_id });
+                state.size += part.len();
+                self.bytes.fetch_add(part.len(), Ordering::Relaxed);
+                let bears_id = part.event().is_some_and(|event| event.id.is_some());
+                state.events.push_back(ReplayEvent { number: state.next, part, bears_id });
                 state.next += 1;
                 self.trim(state);
             }
@@ -158,8 +156,8 @@ impl ReplayBuffer {
             if is_unread || !is_much {
                 break;
             }
-            state.size -= first.text.len();
-            self.bytes.fetch_sub(first.text.len(), Ordering::Relaxed);
+            state.size -= first.part.len();
+            self.bytes.fetch_sub(first.part.len(), Ordering::Relaxed);
             state.events.pop_front();
         }
     }
@@ -192,8 +190,8 @@ impl ReplayWriter {
     }
 
     /// Says something, once the reader has room. False if nobody is there to read it. Cancel safe.
-    pub(in crate::face) async fn say(&self, text: Bytes, unheard: UnreadPolicy) -> bool {
-        self.0.say(text, unheard).await
+    pub(in crate::face) async fn say(&self, part: BodyPart, unheard: UnreadPolicy) -> bool {
+        self.0.say(part, unheard).await
     }
 
     /// Says the last of all. False if nobody is there to read it.
@@ -268,14 +266,15 @@ impl ReplayReader {
             match at.and_then(|at| state.events.get(at).cloned().map(|event| (at, event))) {
                 Some((at, event)) => {
                     state.read = event.number + 1;
-                    if event.is_comment {
-                        state.size -= event.text.len();
-                        self.log.bytes.fetch_sub(event.text.len(), Ordering::Relaxed);
+                    let is_comment = event.part.is_comment();
+                    if is_comment {
+                        state.size -= event.part.len();
+                        self.log.bytes.fetch_sub(event.part.len(), Ordering::Relaxed);
                         state.events.remove(at);
                     }
                     self.log.trim(state);
-                    let is_named = !event.is_comment && !event.bears_id;
-                    word = Some(ReplayItem::Event(event.text, is_named.then_some(event.number)));
+                    let is_named = !is_comment && !event.bears_id;
+                    word = Some(ReplayItem::Event(event.part, is_named.then_some(event.number)));
                 }
                 None => {
                     state.reader = None;
@@ -419,11 +418,19 @@ pub(in crate::face) fn read_event_id(text: &str) -> Option<(u128, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+
+    fn text_of(text: &str) -> BodyPart {
+        BodyPart::Bytes(Bytes::copy_from_slice(text.as_bytes()))
+    }
 
     fn text(word: Option<ReplayItem>) -> String {
         match word {
-            Some(ReplayItem::Event(text, number)) => format!("{} {number:?}", std::str::from_utf8(&text).unwrap()),
+            Some(ReplayItem::Event(part, number)) => {
+                format!("{} {number:?}", std::str::from_utf8(&part.into_bytes()).unwrap())
+            }
             Some(ReplayItem::Last(_, number)) => format!("last {number}"),
             Some(ReplayItem::Rest(_)) => "rest".to_owned(),
             None => "end".to_owned(),
@@ -436,14 +443,14 @@ mod tests {
         let (writer, mut first) = logs.begin(7);
         logs.keep(1, RequestId::number(5), &first);
         for said in ["a", ": sign", "b"] {
-            assert!(writer.say(Bytes::from_static(said.as_bytes()), UnreadPolicy::Kept).await);
+            assert!(writer.say(text_of(said), UnreadPolicy::Kept).await);
         }
         assert_eq!(text(first.next().await), "a Some(1)");
         assert_eq!(text(first.next().await), ": sign None");
         drop(first);
-        assert!(!writer.say(Bytes::from_static(b"c"), UnreadPolicy::Kept).await);
-        assert!(!writer.say(Bytes::from_static(b"question"), UnreadPolicy::Dropped).await);
-        assert!(!writer.say(Bytes::from_static(b": sign"), UnreadPolicy::Kept).await);
+        assert!(!writer.say(text_of("c"), UnreadPolicy::Kept).await);
+        assert!(!writer.say(text_of("question"), UnreadPolicy::Dropped).await);
+        assert!(!writer.say(text_of(": sign"), UnreadPolicy::Kept).await);
         assert!(logs.take_up((2, 7), 1).is_none() && logs.take_up((1, 8), 1).is_none());
         let (request, mut second) = logs.take_up((1, 7), 1).unwrap();
         assert_eq!(request, RequestId::number(5));
@@ -469,7 +476,7 @@ mod tests {
         let writers: Vec<_> = (0..=PER_SESSION_MAX as u128).map(begin).collect();
         assert!(logs.take_up((1, 0), 0).is_none(), "the oldest made room");
         for n in 0..EVENTS_MAX + 10 {
-            writers[1].say(Bytes::from(format!("{n}")), UnreadPolicy::Kept).await;
+            writers[1].say(text_of(&format!("{n}")), UnreadPolicy::Kept).await;
         }
         let (_, mut reader) = logs.take_up((1, 1), 0).unwrap();
         assert_eq!(text(reader.next().await), "10 Some(11)");

@@ -19,8 +19,8 @@ use crate::face::call_stream::progress::LifeSigns;
 use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::EnvelopeError;
-use crate::wire::framing::{sse_comment, sse_message};
-use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
+use crate::wire::framing::BodyPart;
+use crate::wire::{Message, MessageText, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 /// What became of a request.
 pub(in crate::face) enum RequestAnswer {
@@ -63,7 +63,7 @@ impl RequestAnswer {
     /// What it is where the head of an event stream is given already.
     pub(in crate::face) fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
         match self.written(addressee) {
-            AnswerContent::Message(message) => Some(full_body(sse_message(&message))),
+            AnswerContent::Message(message) => Some(full_body(BodyPart::message(message))),
             AnswerContent::Json(body) => Some(SingleEventBody::new(body).boxed_unsync()),
             AnswerContent::Events(body) => Some(body),
             AnswerContent::Nothing => None,
@@ -113,8 +113,8 @@ impl CallMessages for LateAnswer {
         Some(CallMessage::Answer((&mut self.answering).await))
     }
 
-    async fn sign(&mut self) -> Bytes {
-        self.signs.as_ref().map_or_else(sse_comment, LifeSigns::sign)
+    async fn sign(&mut self) -> BodyPart {
+        self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::sign)
     }
 }
 
@@ -154,25 +154,25 @@ impl SingleEventBody {
 }
 
 impl Body for SingleEventBody {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let this = self.get_mut();
         if this.at == SingleEventPart::Over {
             return Poll::Ready(None);
         }
         let frame = match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
-            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default().into_bytes(),
             Some(Err(error)) => return Poll::Ready(Some(Err(error))),
             None => {
                 this.at = SingleEventPart::Over;
-                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"\n\n")))));
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"\n\n").into()))));
             }
         };
         let is_first = std::mem::replace(&mut this.at, SingleEventPart::Data) == SingleEventPart::Head;
         if !is_first && memchr::memchr2(b'\r', b'\n', &frame).is_none() {
-            return Poll::Ready(Some(Ok(Frame::data(frame))));
+            return Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(frame)))));
         }
         let mut out = BytesMut::with_capacity(frame.len() + 32);
         if is_first {
@@ -184,23 +184,26 @@ impl Body for SingleEventBody {
             }
             out.extend_from_slice(line);
         }
-        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
+        Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(out.freeze())))))
     }
 }
 
 /// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that
 /// bears the id counts even where the gateway would not keep it.
-pub(in crate::face) fn brings_answer(message: &Bytes, id: &RequestId) -> bool {
+pub(in crate::face) fn brings_answer(text: &MessageText, id: &RequestId) -> bool {
+    let is_answer = |message: &Message| match message {
+        Message::Response(response) => response.id.as_ref().is_some_and(|named| named.says(id)),
+        Message::Request(_) | Message::Notification(_) => false,
+    };
     let bears_id = |error: &EnvelopeError| match error {
         EnvelopeError::Scan { id: found, .. } | EnvelopeError::Shape { id: found, .. } => {
             found.as_ref().is_some_and(|found| found.says(id))
         }
         EnvelopeError::Batch => false,
     };
-    match envelope::read_batch(message, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) {
+    match text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) {
         Ok(messages) => messages.iter().any(|message| match message {
-            Ok(Message::Response(response)) => response.id.as_ref().is_some_and(|named| named.says(id)),
-            Ok(Message::Request(_) | Message::Notification(_)) => false,
+            Ok(message) => is_answer(message),
             Err(error) => bears_id(error),
         }),
         Err(error) => bears_id(&error),

@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
@@ -17,7 +16,7 @@ use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::fault_in;
 use crate::upstream::raw_channel::RawBody;
-use crate::wire::framing::{SseDecoder, sse_comment, sse_message};
+use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{RequestId, envelope};
 
 /// How long a body may take.
@@ -130,7 +129,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
     }
 
     /// What the passing of time means now, if anything.
-    fn timed(&mut self) -> Option<Result<Frame<Bytes>, io::Error>> {
+    fn timed(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let now = Instant::now();
         let late = GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown);
         let silent = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
@@ -152,23 +151,23 @@ impl<C: AnsweredRequest> PipeBody<C> {
         self.events.as_ref().is_some_and(SseDecoder::is_between_events)
     }
 
-    fn sign(&self) -> Bytes {
-        self.signs.as_ref().map_or_else(sse_comment, LifeSigns::sign)
+    fn sign(&self) -> BodyPart {
+        self.signs.as_ref().map_or_else(BodyPart::comment, LifeSigns::sign)
     }
 
     /// Takes note of what passes.
-    fn watched(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
+    fn watched(&mut self, frame: Frame<BodyPart>) -> Frame<BodyPart> {
         let Some(decoder) = &mut self.events else { return frame };
-        let data = match frame.into_data() {
-            Ok(data) => data,
+        let part = match frame.into_data() {
+            Ok(part) => part,
             Err(other) => return other,
         };
         let began_between = decoder.is_between_events();
-        let events = decoder.feed(&data).ok();
+        let events = decoder.take(&part).ok();
         let is_whole = began_between && decoder.is_between_events();
-        let (data, says) = match &self.signs {
-            Some(signs) => signs.pass(data, events.as_deref(), is_whole),
-            None => (data, true),
+        let (part, says) = match &self.signs {
+            Some(signs) => signs.pass(part, events.as_deref(), is_whole),
+            None => (part, true),
         };
         if let Some(tail) = &mut self.tail {
             tail.pass(events);
@@ -177,11 +176,11 @@ impl<C: AnsweredRequest> PipeBody<C> {
         if says {
             self.silence = Silence::since(self.last_frame);
         }
-        Frame::data(data)
+        Frame::data(part)
     }
 
     /// Ends the call, and tells the upstream.
-    fn give_up(&mut self, fault: &GatewayFault) -> Result<Frame<Bytes>, io::Error> {
+    fn give_up(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         if let Some(call) = &self.call {
             call.cancel(fault.reason);
         }
@@ -190,7 +189,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
 
     /// The last thing that the client hears: an error in an event of its own, or a cut in the middle of
     /// something that cannot be completed.
-    fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<Bytes>, io::Error> {
+    fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<BodyPart>, io::Error> {
         self.is_over = true;
         if let Some(call) = &self.call {
             call.ended(fault);
@@ -198,14 +197,14 @@ impl<C: AnsweredRequest> PipeBody<C> {
         match self.call.take().filter(|_| self.is_between_events()) {
             Some(call) => {
                 let error = envelope::error(Some(call.id()), &gateway_error(fault));
-                Ok(Frame::data(sse_message(&error)))
+                Ok(Frame::data(BodyPart::message(error)))
             }
             None => Err(io::Error::other("the answer cannot be completed")),
         }
     }
 
     /// A stream that broke.
-    fn broke(&mut self, error: io::Error) -> Result<Frame<Bytes>, io::Error> {
+    fn broke(&mut self, error: io::Error) -> Result<Frame<BodyPart>, io::Error> {
         if self.events.is_some() && !self.can_be_taken_up() {
             return self.end_with(&fault_in(&error));
         }
@@ -230,7 +229,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
 
     /// The stream has ended in order. A client whose answer did not come, and that cannot come back for it, would
     /// wait for ever (U22).
-    fn end(&mut self) -> Option<Result<Frame<Bytes>, io::Error>> {
+    fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
         let is_open = self.call.is_some() && self.tail.as_ref().is_some_and(|tail| !tail.is_answered());
         if is_open && !self.can_be_taken_up() {
             return Some(self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)));
@@ -271,10 +270,10 @@ pub(in crate::face) async fn in_time<T>(
 }
 
 impl<C: AnsweredRequest> Body for PipeBody<C> {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let this = self.get_mut();
         if this.is_over {
             return Poll::Ready(None);

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use crate::face::call_stream::request_answer::brings_answer;
-use crate::wire::RequestId;
 use crate::wire::framing::SseEvent;
+use crate::wire::{MessageText, RequestId};
 
 /// Largest event that is looked into. A larger one is taken for the answer.
 pub(super) const EVENT_BYTES_MAX: usize = 64 * 1024;
@@ -28,7 +26,7 @@ pub(super) struct StreamTail {
     event: Option<String>,
     retry: Duration,
     /// Of the last event that says something.
-    data: Bytes,
+    data: MessageText,
     /// Whether one before it was the answer.
     was_answered: bool,
 }
@@ -36,7 +34,7 @@ pub(super) struct StreamTail {
 impl StreamTail {
     /// For the stream of the request `id`.
     pub(super) fn new(id: &RequestId) -> Self {
-        let (id, data) = (id.clone(), Bytes::new());
+        let (id, data) = (id.clone(), MessageText::default());
         Self { id, is_lost: false, event: None, retry: Duration::ZERO, data, was_answered: false }
     }
 

@@ -33,12 +33,12 @@ use crate::dialect::negotiate::LogLevel;
 use crate::face::answer::{accepted, addressee, bare, event_stream, unreadable};
 use crate::face::call_stream::replay::{BatchedMessage, ReplayStream};
 use crate::face::call_stream::replay_buffer::CallResult;
-use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, full_body};
+use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, events_body, full_body};
 use crate::task::Answer;
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::PreferenceChange;
 use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
-use crate::wire::framing::sse_message;
+use crate::wire::framing::BodyPart;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
 pub(super) use bridge_stream::get;
@@ -125,27 +125,27 @@ pub(super) async fn post_batch(
                 answers.insert(place, message);
             }
             BatchedMessage::Event(event) => {
-                let first: Vec<Bytes> = answers.values().map(sse_message).chain([event]).collect();
+                let first = answers.into_values().map(BodyPart::message).chain([event]);
                 let rest = calls.map(|(_, saying)| saying.into_event());
-                let events = stream::iter([Bytes::from(first.concat())]).chain(rest);
+                let events = stream::iter(first).chain(rest);
                 let frames = events.map(|event| Ok::<_, io::Error>(Frame::data(event)));
                 return event_stream(StreamBody::new(frames).boxed_unsync());
             }
         }
     }
-    together(&answers.into_values().collect::<Vec<_>>(), inbound.accepted)
+    together(answers.into_values().collect(), inbound.accepted)
 }
 
 /// The answers to an array, once all of them are there.
-fn together(answers: &[Bytes], taken: AcceptedTypes) -> FaceResponse {
+fn together(answers: Vec<Bytes>, taken: AcceptedTypes) -> FaceResponse {
     if answers.is_empty() {
         return accepted();
     }
     if taken == AcceptedTypes::EventStream {
-        return event_stream(full_body(answers.iter().map(sse_message).collect::<Vec<_>>().concat().into()));
+        return event_stream(events_body(answers));
     }
     let array = [b"[", answers.join(&b',').as_slice(), b"]"].concat();
-    let mut response = FaceResponse::new(full_body(array.into()));
+    let mut response = FaceResponse::new(full_body(Bytes::from(array)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

@@ -9,7 +9,6 @@ mod ask_client;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +36,7 @@ use crate::metric;
 use crate::task::{ClientKind, Failure, HandleSupport, Outcome, Plan, Principal, Reason, Task};
 use crate::upstream::{ForwardedHeaders, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
-use crate::wire::framing::sse_message;
+use crate::wire::framing::BodyPart;
 use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
 use ask_client::BridgedRoundOutcome;
@@ -299,7 +298,7 @@ impl BridgedCall {
                 None => return FollowOutcome::Over(fault(Reason::Internal)),
             };
             if let Some(message) = message {
-                self.say(sse_message(&message)).await;
+                self.say(BodyPart::message(message)).await;
                 silence.broken();
             }
         }
@@ -355,16 +354,16 @@ impl BridgedCall {
     }
 
     /// Says something before the answer. False if nobody is there to hear it now.
-    pub(super) async fn say(&self, event: Bytes) -> bool {
+    pub(super) async fn say(&self, event: BodyPart) -> bool {
         self.say_or(event, UnreadPolicy::Kept).await
     }
 
     /// The same for what is of no use later.
-    pub(super) async fn say_now(&self, event: Bytes) -> bool {
+    pub(super) async fn say_now(&self, event: BodyPart) -> bool {
         self.say_or(event, UnreadPolicy::Dropped).await
     }
 
-    async fn say_or(&self, event: Bytes, unheard: UnreadPolicy) -> bool {
+    async fn say_or(&self, event: BodyPart, unheard: UnreadPolicy) -> bool {
         if !self.takes_stream {
             return false;
         }

@@ -47,7 +47,7 @@ use crate::upstream::reply::{self, JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::envelope::{self, Request};
-use crate::wire::{Payload, RequestId, meta, method};
+use crate::wire::{Message, MessageText, Payload, RequestId, meta, method};
 pub(super) use batch::{BatchItem, post_batch};
 use client_filter::{ClientFilter, PeekedAnswer};
 use inject::SessionOwnStream;
@@ -64,11 +64,11 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) enum PipedMessage {
     Request(PipedRequest),
-    Notification(Bytes),
+    Notification(MessageText),
     /// Of this request nothing more is wanted.
-    Cancel(RequestId, Bytes),
+    Cancel(RequestId, MessageText),
     /// An answer to a question of the upstream.
-    Response(Bytes),
+    Response(MessageText),
 }
 
 /// A request as it came.
@@ -76,7 +76,7 @@ pub(super) enum PipedMessage {
 pub(super) struct PipedRequest {
     id: RequestId,
     method: String,
-    bytes: Bytes,
+    text: MessageText,
     /// The tool, if it is a call.
     tool: Option<String>,
     /// What a later session has to be told again.
@@ -113,14 +113,12 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<PipedMessage, Re
     let meta = params.and_then(|params| params.get_object(meta::META));
     let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
     let edited = if tool.is_some() { rewrite::plain_call(&request) } else { None };
-    Ok(PipedMessage::Request(PipedRequest {
-        bytes: edited.unwrap_or(bytes),
-        id: request.id,
-        method: request.method,
-        tool,
-        telling,
-        progress_token,
-    }))
+    let (id, method) = (request.id.clone(), request.method.clone());
+    let text = match edited {
+        Some(edited) => edited.into(),
+        None => MessageText::with_message(bytes, Arc::new(Message::Request(request))),
+    };
+    Ok(PipedMessage::Request(PipedRequest { id, method, text, tool, telling, progress_token }))
 }
 
 /// Passes on one message.
@@ -145,11 +143,11 @@ pub(super) async fn post(
             .await
         }
         // On the heap, so that the future of a request is no larger than a request needs.
-        PipedMessage::Notification(bytes) => {
-            bare(Box::pin(note(shared, &session, bytes, OneWayKind::Notification)).await)
+        PipedMessage::Notification(text) => {
+            bare(Box::pin(note(shared, &session, text, OneWayKind::Notification)).await)
         }
-        PipedMessage::Cancel(id, bytes) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, bytes)).await),
-        PipedMessage::Response(bytes) => bare(Box::pin(note(shared, &session, bytes, OneWayKind::Response)).await),
+        PipedMessage::Cancel(id, text) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, text)).await),
+        PipedMessage::Response(text) => bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await),
     }
 }
 
@@ -252,7 +250,7 @@ impl PipeForward {
         let call = PipedCall::begin(shared, session, request.id, slot);
         let judged = match in_time(
             &call,
-            call.shared.own.deliver(&call.session.own, RawMethod::Post(request.bytes)),
+            call.shared.own.deliver(&call.session.own, RawMethod::Post(request.text)),
             timeouts.first_byte,
             deadline,
         )
@@ -374,7 +372,7 @@ impl PipedCall {
             } else {
                 reply::read_whole(response.body, limits).await?
             };
-            several(edits.text(text), accepted, &self.id)
+            several(edits.text(text.into()), accepted, &self.id)
         };
         in_time(self, reading, None, deadline).await
     }
@@ -411,7 +409,7 @@ impl AnsweredRequest for PipedCall {
         self.shared.served.life.tracker.spawn(async move {
             let binding = shared.own.binding(&session.own);
             let request =
-                RawRequest { binding, verb: RawMethod::Note(message), forwarded: ForwardedHeaders::default() };
+                RawRequest { binding, verb: RawMethod::Note(message.into()), forwarded: ForwardedHeaders::default() };
             let _ = tokio::time::timeout(CANCEL_MAX, shared.served.channel.send(request)).await;
         });
     }

@@ -29,7 +29,7 @@ impl CallMessages for SseEventStream {
         self.writing = None;
         let (text, held) = self.said.recv().await?.into_parts();
         self.writing = Some(held);
-        Some(CallMessage::event(&text))
+        Some(CallMessage::event(text))
     }
 }
 
@@ -54,12 +54,12 @@ mod tests {
         let place =
             Arc::<SseStreamTable<mpsc::Sender<ClientMessage>>>::default().open(key, || mpsc::channel(1).0).unwrap();
         let (saying, said) = mpsc::channel(4);
-        let first = Some(Bytes::from_static(b"address"));
+        let first = Some(Bytes::from_static(b"address").into());
         (saying, stream(SseEventStream::new(said, place), addressee(None, AcceptedTypes::EventStream), first))
     }
 
     async fn next(body: &mut ResponseBody) -> Option<Bytes> {
-        Some(body.frame().await?.unwrap().into_data().unwrap())
+        Some(body.frame().await?.unwrap().into_data().unwrap().into_bytes())
     }
 
     #[tokio::test(start_paused = true)]

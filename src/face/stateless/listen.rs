@@ -147,12 +147,12 @@ impl CallMessages for ListenStream {
         loop {
             let ending = self.ending.as_ref()?;
             if let Some(message) = self.due.pop_front() {
-                return Some(CallMessage::event(&message));
+                return Some(CallMessage::event(message));
             }
             let heard = tokio::select! {
                 () = ending.cancelled() => {
                     self.ending = None;
-                    return Some(CallMessage::event(&self.subscription.ended(&self.server_info)));
+                    return Some(CallMessage::event(self.subscription.ended(&self.server_info)));
                 }
                 snapshot = self.watched.next() => {
                     self.due.extend(self.subscription.task(&snapshot));

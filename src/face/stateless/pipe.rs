@@ -41,7 +41,7 @@ use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawRespons
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::upstream::{ForwardedHeaders, OwnSessionChannel};
-use crate::wire::framing::sse_message;
+use crate::wire::framing::BodyPart;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
@@ -306,7 +306,8 @@ impl StatelessForward {
     async fn deliver(&self) -> Result<JudgedResponse, GatewayFault> {
         let binding = SessionBinding { version: Some(ProtocolVersion::STATELESS), ..SessionBinding::default() };
         let principal = self.edits.asker.principal.clone();
-        let verb = RawMethod::PostWith { message: self.message.clone(), headers: self.headers.clone(), principal };
+        let verb =
+            RawMethod::PostWith { message: self.message.clone().into(), headers: self.headers.clone(), principal };
         let request = RawRequest { binding, verb, forwarded: self.forwarded.clone() };
         let response = self.served.channel.send(request).await?;
         Ok(reply::judge(response, ErrorAddressee::Passed).await)
@@ -381,7 +382,7 @@ fn until_leaving(
 ) -> crate::face::http::ResponseBody {
     let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
     let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
-    let farewell = sse_message(&envelope::result(id, &result));
+    let farewell = BodyPart::message(envelope::result(id, &result));
     let stopped = leaving.clone();
     let last = stream::once(async move { stopped.is_cancelled().then(|| Ok(Frame::data(farewell))) });
     let frames = BodyStream::new(body).take_until(leaving.cancelled_owned());

@@ -16,8 +16,8 @@ use crate::face::http::{FaceResponse, ResponseBody};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
-use crate::wire::framing::SseDecoder;
-use crate::wire::{Message, RequestId, ScanLimits, envelope};
+use crate::wire::framing::{BodyPart, SseDecoder};
+use crate::wire::{Message, MessageText, RequestId, ScanLimits, envelope};
 
 /// How an answer ended.
 #[derive(Debug)]
@@ -66,12 +66,12 @@ impl ClientLink {
         if !head.status.is_success() {
             let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
             let refusal = refusal(&text, id, head.status, wait.map(Duration::from_secs));
-            return match self.vetted(refusal, None).0 {
+            return match self.vetted(refusal.into(), None).0 {
                 Some(refusal) => self.say_held(refusal, held).await.map(|()| RelayOutcome::Whole),
                 None => Ok(RelayOutcome::Whole),
             };
         }
-        let (message, is_answer) = self.vetted(text, id);
+        let (message, is_answer) = self.vetted(text.into(), id);
         if let Some(message) = message {
             self.say_held(message, held).await?;
         }
@@ -95,18 +95,19 @@ impl ClientLink {
             self.room().grow(&mut held, pending).await;
             // What cuts a stream off ends it, like its end.
             let Some(Ok(frame)) = body.frame().await else { break };
-            let Ok(bytes) = frame.into_data() else { continue };
-            let Ok(events) = decoder.feed(&bytes) else {
+            let Ok(part) = frame.into_data() else { continue };
+            let Ok(events) = decoder.take(&part) else {
                 self.say_fault(id, &GatewayFault::new(Reason::ResultTooLarge, Executed::Yes)).await?;
                 return Ok(RelayOutcome::Whole);
             };
-            pending = if events.is_empty() { pending + bytes.len() } else { bytes.len() };
+            pending = if events.is_empty() { pending + part.len() } else { part.len() };
             for event in events {
+                let says = event.is_message() && !event.data.is_empty();
                 place.event = event.id.or_else(|| place.event.take());
                 place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
                 let held = std::mem::take(&mut held);
                 // One without data only names a place; one with a name of its own is no message.
-                if event.data.is_empty() || event.name.is_some_and(|name| name != "message") {
+                if !says {
                     continue;
                 }
                 place.moved = true;
@@ -123,22 +124,22 @@ impl ClientLink {
 
     /// What of a text is said: nothing but messages, and no answer but that to `id`, where one is waited for. And whether
     /// that answer is in it.
-    fn vetted(&self, text: Bytes, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
-        if !is_batch(&text) {
+    fn vetted(&self, text: MessageText, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
+        if text.message().is_some() || !is_batch(&text) {
             let kind = kind_of(&text, id);
             if kind == RelayedKind::None {
                 self.dropped();
             }
-            return ((kind != RelayedKind::None).then_some(text), kind == RelayedKind::Answer);
+            return ((kind != RelayedKind::None).then(|| text.into_bytes()), kind == RelayedKind::Answer);
         }
         let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX) else {
             self.dropped();
             return (None, false);
         };
-        let kinds: Vec<_> = messages.iter().map(|message| kind_of(message, id)).collect();
+        let kinds: Vec<_> = messages.iter().map(|message| kind_of(&message.clone().into(), id)).collect();
         let is_answer = kinds.contains(&RelayedKind::Answer);
         if !kinds.contains(&RelayedKind::None) {
-            return (Some(text), is_answer);
+            return (Some(text.into_bytes()), is_answer);
         }
         self.dropped();
         let kept: Vec<_> = messages
@@ -169,7 +170,7 @@ impl ClientLink {
             self.room().grow(held, known.max(all.len())).await;
             let Some(frame) = body.frame().await else { break };
             let frame = frame.map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))?;
-            let Ok(bytes) = frame.into_data() else { continue };
+            let Ok(bytes) = frame.into_data().map(BodyPart::into_bytes) else { continue };
             if all.len() + bytes.len() > bytes_max {
                 return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
             }
@@ -224,12 +225,14 @@ enum RelayedKind {
     None,
 }
 
-fn kind_of(text: &Bytes, id: Option<&RequestId>) -> RelayedKind {
-    let named = match envelope::read(text, ScanLimits::UPSTREAM) {
-        Ok(Message::Request(_) | Message::Notification(_)) => return RelayedKind::Message,
-        // To messages of an array, or on a stream of its own.
-        Ok(Message::Response(_)) if id.is_none() => return RelayedKind::Message,
-        Ok(Message::Response(response)) => response.id,
+fn kind_of(text: &MessageText, id: Option<&RequestId>) -> RelayedKind {
+    let named = match text.read(ScanLimits::UPSTREAM) {
+        Ok(message) => match &*message {
+            Message::Request(_) | Message::Notification(_) => return RelayedKind::Message,
+            // To messages of an array, or on a stream of its own.
+            Message::Response(_) if id.is_none() => return RelayedKind::Message,
+            Message::Response(response) => response.id.clone(),
+        },
         Err(EnvelopeError::Scan { id: named, .. } | EnvelopeError::Shape { id: named, .. }) => named,
         Err(EnvelopeError::Batch) => None,
     };

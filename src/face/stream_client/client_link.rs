@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::StreamClient;
 use super::outgoing_budget::{OutgoingBudget, OutgoingMessage, OutgoingPermit};
+use super::{ClientMessage, ParsedMessage, StreamClient};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use crate::wire::{RequestId, RpcError, envelope};
@@ -86,17 +86,18 @@ impl ClientLink {
     }
 
     /// A message of a client without sessions, or the first of one with.
-    pub(super) fn outside(&self, text: Bytes, with: HeaderMap, arrived: Instant) -> Inbound {
-        self.inbound(Method::POST, text, cleaned(with), arrived)
+    pub(super) fn outside(&self, spoken: ParsedMessage) -> Inbound {
+        let ParsedMessage { message, spoken: ClientMessage { text, headers }, arrived } = spoken;
+        Inbound { message, ..self.inbound(Method::POST, text, cleaned(headers), arrived) }
     }
 
     /// A message in the session, if one is open.
-    pub(super) fn inside(&self, text: Bytes, with: HeaderMap, arrived: Instant) -> Inbound {
-        let mut headers = cleaned(with);
+    pub(super) fn inside(&self, spoken: ParsedMessage) -> Inbound {
+        let mut inbound = self.outside(spoken);
         if let Some(session) = self.session.lock().as_ref() {
-            headers.insert(headers::SESSION_ID, session.id.clone());
+            inbound.headers.insert(headers::SESSION_ID, session.id.clone());
         }
-        self.inbound(Method::POST, text, headers, arrived)
+        inbound
     }
 
     /// A message of the gateway's own making in the session.
@@ -139,6 +140,7 @@ impl ClientLink {
             query: None,
             headers,
             body,
+            message: None,
             principal: self.client.principal.clone(),
             accepted: AcceptedTypes::Both,
             received_at,

@@ -47,10 +47,10 @@ impl StreamClientLoop {
     }
 
     /// What is refused stays without an answer too.
-    fn noted(&self, ParsedMessage { spoken, arrived, .. }: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
+    fn noted(&self, heard: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
         let line = Arc::clone(&self.line);
         let noting = async move {
-            let response = line.serve(line.inside(spoken.text, spoken.headers, arrived)).await;
+            let response = line.serve(line.inside(heard)).await;
             if !response.status().is_success() {
                 tracing::debug!(status = response.status().as_u16(), "a notification or an answer was refused");
             }

@@ -139,7 +139,7 @@ impl GetStreamReader {
             let Some(text) = reply::message_in(&event) else { continue };
             heard = true;
             let Some(session) = self.session.upgrade() else { return heard };
-            match envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_MAX) {
+            match text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_MAX) {
                 Ok(messages) => messages.into_iter().for_each(|message| match message {
                     Ok(Message::Notification(notification)) => session.note(notification),
                     Ok(Message::Request(request)) => session.ask(request),

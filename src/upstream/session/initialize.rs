@@ -147,7 +147,8 @@ async fn initialize(
     opener: SessionOpener<'_>,
     (id, message): (RequestId, Bytes),
 ) -> Result<AgreedSession, BeginError> {
-    let verb = RawMethod::PostWith { message, headers: HeaderMap::new(), principal: opener.owner.clone() };
+    let verb =
+        RawMethod::PostWith { message: message.into(), headers: HeaderMap::new(), principal: opener.owner.clone() };
     let request = RawRequest { binding: SessionBinding::default(), verb, forwarded: opener.forwarded.clone() };
     let response = channel.send(request).await.map_err(unsent)?;
     let session = response.session.clone();

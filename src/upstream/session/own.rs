@@ -140,7 +140,7 @@ impl OwnSessions {
         let binding = self.binding(session);
         let replying = async move {
             let _permit = permit;
-            let verb = RawMethod::Post(message);
+            let verb = RawMethod::Post(message.into());
             let request = RawRequest { binding, verb, forwarded: ForwardedHeaders::default() };
             let _ = tokio::time::timeout(REPLY_MAX, channel.send(request)).await;
         };

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use super::StreamableAdapter;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::answer_body::{AnswerBody, BodyPieces};
+use crate::upstream::answer_body::{AnswerBody, AnswerMessages};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::upstream::upstream_health::UpstreamHealth;
@@ -170,38 +170,37 @@ impl TransportAdapter {
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let text = outgoing.body().cloned().unwrap_or_default();
-        let Ok(message) = envelope::read(&text, ScanLimits::UPSTREAM) else {
+        let Some(Ok(message)) = outgoing.message().map(|text| text.read(ScanLimits::UPSTREAM)) else {
             return Ok(refusal(None, "the body is no message"));
         };
-        let (session, message) = match (outgoing.session(), message) {
+        let session = match (outgoing.session(), &*message) {
             (None, message) if outgoing.is_stateless() => {
-                return self.post_stateless(outgoing, &message, handed_over).await;
+                return self.post_stateless(outgoing, message, handed_over).await;
             }
             (None, Message::Request(request)) if request.method == method::INITIALIZE => {
                 return self.initialize(request, outgoing, handed_over).await;
             }
             (None, _) => return Ok(refusal(None, "there is no session before initialize")),
-            (Some(id), message) => match self.session(id) {
-                Some(session) => (session, message),
+            (Some(id), _) => match self.session(id) {
+                Some(session) => session,
                 None => return Ok(answered(StatusCode::NOT_FOUND)),
             },
         };
-        let answer = match message {
-            Message::Request(request) if self.apart.include(&request) => {
-                self.call_apart(&session, &request, outgoing, handed_over).await
+        let answer = match &*message {
+            Message::Request(request) if self.apart.include(request) => {
+                self.call_apart(&session, request, outgoing, handed_over).await
             }
             Message::Request(request) => {
-                session.note_level(&request);
-                session.request(&request, outgoing, handed_over).await
+                session.note_level(request);
+                session.request(request, outgoing, handed_over).await
             }
             message @ (Message::Notification(_) | Message::Response(_)) => {
-                let told = match session.place_of(&message) {
+                let told = match session.place_of(message) {
                     Some((other, Some(text))) => {
-                        other.tell(&message, &outgoing.clone().with_body(text), handed_over).await
+                        other.tell(message, &outgoing.clone().with_body(text), handed_over).await
                     }
-                    Some((other, None)) => other.tell(&message, outgoing, handed_over).await,
-                    None => session.tell(&message, outgoing, handed_over).await,
+                    Some((other, None)) => other.tell(message, outgoing, handed_over).await,
+                    None => session.tell(message, outgoing, handed_over).await,
                 };
                 told.map(|()| answered(StatusCode::ACCEPTED))
             }
@@ -218,18 +217,18 @@ impl TransportAdapter {
     /// Opens a session. There is none unless the server answers with a result.
     async fn initialize(
         &self,
-        request: Request,
+        request: &Request,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let owner = owner_of(outgoing);
         let (session, unless_opened) =
             self.open(ConnectionPurpose::Session, (&owner, PermitWait::First), outgoing.forwarded()).await?;
-        let (answer, is_result) = session.first(&request, outgoing, handed_over).await?;
+        let (answer, is_result) = session.first(request, outgoing, handed_over).await?;
         let mut response = json(StatusCode::OK, answer);
         if is_result {
             // Set once: this is the only place.
-            let _ = session.origin.set(SessionTemplate::new(request, outgoing.clone()));
+            let _ = session.origin.set(SessionTemplate::new(request.clone(), outgoing.clone()));
             unless_opened.disarm();
             response.headers_mut().insert(crate::upstream::outgoing::SESSION_ID, session.id().clone());
         }
@@ -324,15 +323,15 @@ fn json(status: StatusCode, text: Bytes) -> Response<AnswerBody> {
     response
 }
 
-fn events(pieces: BodyPieces) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::Made(pieces));
+fn events(messages: AnswerMessages) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::Messages(messages));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
 }
 
 /// The same; what comes beside it is dropped with the answer.
-fn events_with(pieces: BodyPieces, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
-    events(pieces).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
+fn events_with(messages: AnswerMessages, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
+    events(messages).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
 }
 
 fn refusal(id: Option<&RequestId>, message: &str) -> Response<AnswerBody> {

@@ -259,7 +259,7 @@ impl MessageReceiver for SseReceiver {
             match self.0.next().await.map_err(BodyReadError::into_fault)? {
                 Some(event) => {
                     if let Some(text) = reply::message_in(&event) {
-                        return Ok(text.clone());
+                        return Ok(Bytes::clone(text));
                     }
                 }
                 None => return Err(BodyReadError::Closed.into_fault()),

@@ -5,7 +5,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::message_classifier::{MessageClass, MessageClassifier};
 use super::sse::BYTE_ORDER_MARK;
-use super::{FramingError, SseDecoder, SseEvent};
+use super::{FramingError, StreamEvent};
+use crate::wire::{Message, MessageText};
 
 /// Largest part of an event in front of its data.
 const LEAD_BYTES_MAX: usize = 64 * 1024;
@@ -41,6 +42,16 @@ pub enum GateOutput {
     Through(Bytes),
     /// One event as it came, with the empty line behind it.
     Event(Bytes),
+}
+
+/// What becomes of an event that comes whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventVerdict {
+    Passes,
+    /// It goes no further.
+    Withheld,
+    /// It is wanted whole.
+    Held,
 }
 
 /// Sans-IO. Holds the lines in front of an event's data, and at most one whole event of
@@ -221,6 +232,41 @@ impl EventGate {
         Ok(out)
     }
 
+    /// Judges an event that comes whole, as [`EventGate::feed`] judges one that comes in bytes.
+    ///
+    /// # Errors
+    /// When it is wanted whole, and larger than the bound.
+    pub fn judge(&self, event: &StreamEvent) -> Result<EventVerdict, FramingError> {
+        let data = &event.event().data;
+        let Some(first) = data.iter().find(|byte| !byte.is_ascii_whitespace()) else {
+            let is_withheld = self.primers == PrimerPolicy::Withhold;
+            return Ok(if is_withheld { EventVerdict::Withheld } else { EventVerdict::Passes });
+        };
+        let glance = || {
+            let mut glance = MessageClassifier::default();
+            glance.feed(data);
+            glance
+        };
+        let is_held = match (self.whole, self.sniff) {
+            (HoldPolicy::Nothing, _) => false,
+            (HoldPolicy::Arrays, _) => *first == b'[',
+            (HoldPolicy::Asking, _) if is_result(data) => false,
+            (HoldPolicy::Asking, _) => glance().shows() != MessageClass::Harmless,
+            (HoldPolicy::Messages, None) => true,
+            (HoldPolicy::Messages, Some(sniff)) => {
+                let glance = glance();
+                let may_ask = glance.has_requests() || glance.may_be_request();
+                let may_ask = may_ask || glance.shows() == MessageClass::Nothing;
+                data.len() < sniff.bytes_max || may_ask || (sniff.is_of_interest)(data)
+            }
+        };
+        match is_held {
+            true if data.len() > self.event_bytes_max => Err(FramingError::EventTooLarge { max: self.event_bytes_max }),
+            true => Ok(EventVerdict::Held),
+            false => Ok(EventVerdict::Passes),
+        }
+    }
+
     /// The first bytes of a stream, whose mark has come up to `seen`, as far as they are no part of the mark.
     fn without_mark(&mut self, seen: usize, bytes: &Bytes) -> Bytes {
         let rest = &BYTE_ORDER_MARK[seen..];
@@ -338,6 +384,11 @@ impl EventGate {
     }
 }
 
+/// Whether a text was read as a result, which asks nobody anything.
+fn is_result(text: &MessageText) -> bool {
+    matches!(text.message(), Some(Message::Response(response)) if response.outcome.is_ok())
+}
+
 /// Puts together the parts of a small event that came at once, as it came; returns how much there is then.
 fn joined(out: &mut Vec<GateOutput>, first: usize) -> usize {
     let parts = &out[first..];
@@ -354,46 +405,12 @@ fn joined(out: &mut Vec<GateOutput>, first: usize) -> usize {
     out.len()
 }
 
-/// The event that a whole one reads as; `None` if it is none.
-#[must_use]
-pub fn read_event(event: &Bytes) -> Option<SseEvent> {
-    SseDecoder::new(event.len()).feed(event).ok()?.pop()
-}
-
-/// The same event with other data: its other lines stay as they came.
-#[must_use]
-pub fn with_data(event: &Bytes, messages: &[Bytes]) -> Bytes {
-    let mut out = BytesMut::with_capacity(event.len());
-    let Some((last, before)) = messages.split_last() else { return Bytes::new() };
-    // An id says that everything before it was received, so it stands on the last of several events.
-    for message in before {
-        write_data(&mut out, message);
-        out.extend_from_slice(b"\n");
-    }
-    for line in event.split(|byte| *byte == b'\n' || *byte == b'\r') {
-        if !line.is_empty() && !line.starts_with(b"data") {
-            out.extend_from_slice(line);
-            out.extend_from_slice(b"\n");
-        }
-    }
-    write_data(&mut out, last);
-    out.extend_from_slice(b"\n");
-    out.freeze()
-}
-
-fn write_data(out: &mut BytesMut, message: &[u8]) {
-    for line in message.split(|byte| *byte == b'\n' || *byte == b'\r') {
-        out.extend_from_slice(b"data: ");
-        out.extend_from_slice(line);
-        out.extend_from_slice(b"\n");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::wire::framing::SseDecoder;
 
     /// Feeds a text cut in two places; what came through as one text, whole events in brackets.
     fn through(text: &str, cuts: [usize; 2], mut gate: EventGate) -> String {
@@ -549,14 +566,6 @@ mod tests {
         assert_eq!(gate.feed(&hidden), Err(FramingError::TwoMessagesInOne));
     }
 
-    #[test]
-    fn other_data_keeps_the_lines_around_it() {
-        let event = Bytes::from_static(b": c\r\nid: 7\r\ndata: [1,\r\ndata: 2]\r\nevent: message\r\n\r\n");
-        let messages = [Bytes::from_static(b"1"), Bytes::from_static(b"{\n}")];
-        assert_eq!(with_data(&event, &messages), "data: 1\n\n: c\nid: 7\nevent: message\ndata: {\ndata: }\n\n");
-        assert_eq!(read_event(&event).unwrap().data, "[1,\n2]");
-    }
-
     proptest! {
         #[test]
         fn nothing_is_lost_or_added_where_everything_passes(
@@ -574,7 +583,7 @@ mod tests {
             cuts in prop::array::uniform2(0_usize..200),
         ) {
             let cuts = cuts.map(|cut| cut.min(text.len()));
-            let read = |text: &str| -> Vec<Bytes> {
+            let read = |text: &str| -> Vec<MessageText> {
                 let events = SseDecoder::new(10_000).feed(text.as_bytes()).unwrap();
                 events.into_iter().map(|event| event.data).filter(|data| !data.trim_ascii().is_empty()).collect()
             };

@@ -3,24 +3,12 @@
 use bytes::Bytes;
 
 use super::FramingError;
+use super::part::{BodyPart, SseEvent, StreamEvent};
 
 /// Longest event id that is kept (U21).
 const ID_BYTES_MAX: usize = 1024;
 
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
-
-/// One event of a stream.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SseEvent {
-    /// `event:`, absent means `message`.
-    pub name: Option<String>,
-    /// `data:` lines joined by line feeds.
-    pub data: Bytes,
-    /// The stream's last event id as of this event (it sticks, WHATWG), if one was given at all.
-    pub id: Option<String>,
-    /// `retry:` in milliseconds, if this event carried one.
-    pub retry_ms: Option<u64>,
-}
 
 /// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere.
 ///
@@ -133,6 +121,29 @@ impl SseDecoder {
         Ok(events)
     }
 
+    /// Takes a part of a body, as [`SseDecoder::feed`]; an event is what it says.
+    ///
+    /// # Errors
+    /// As [`SseDecoder::feed`].
+    pub fn take(&mut self, part: &BodyPart) -> Result<Vec<SseEvent>, FramingError> {
+        match part {
+            BodyPart::Bytes(bytes) => self.feed(bytes),
+            BodyPart::Event(event) => self.take_event(event).map(|event| vec![event]),
+        }
+    }
+
+    fn take_event(&mut self, event: &StreamEvent) -> Result<SseEvent, FramingError> {
+        let event = event.event();
+        self.gave_ids |= event.id.is_some();
+        if event.data.len() > self.event_bytes_max {
+            self.fail();
+        }
+        if self.failed {
+            return Err(FramingError::EventTooLarge { max: self.event_bytes_max });
+        }
+        Ok(event.clone())
+    }
+
     fn held(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         self.partial.len() + self.block.data.len() + text(&self.block.name) + text(&self.last_id)
@@ -198,6 +209,22 @@ impl SseDecoder {
             return None;
         }
         block.data.pop();
-        Some(SseEvent { name: block.name, data: block.data.into(), id: self.last_id.clone(), retry_ms: block.retry_ms })
+        Some(SseEvent {
+            name: block.name,
+            data: Bytes::from(block.data).into(),
+            id: self.last_id.clone(),
+            retry_ms: block.retry_ms,
+        })
+    }
+}
+
+impl BodyPart {
+    /// What one whole event says; `None` for bytes that are none.
+    #[must_use]
+    pub fn event(&self) -> Option<SseEvent> {
+        match self {
+            Self::Bytes(bytes) => SseDecoder::new(bytes.len()).feed(bytes).ok()?.pop(),
+            Self::Event(event) => Some(event.event().clone()),
+        }
     }
 }

@@ -9,7 +9,7 @@ fn decode(text: &[u8]) -> Vec<SseEvent> {
 }
 
 fn event(data: &str) -> SseEvent {
-    SseEvent { data: Bytes::copy_from_slice(data.as_bytes()), ..SseEvent::default() }
+    SseEvent { data: Bytes::copy_from_slice(data.as_bytes()).into(), ..SseEvent::default() }
 }
 
 #[track_caller]
@@ -156,11 +156,11 @@ fn events_before_one_that_is_too_large_come_first() {
 
 #[test]
 fn what_is_written_reads_back_as_one_event() {
-    let written = sse_message(&Bytes::from_static(b"{\"a\":1}"));
+    let written = BodyPart::message(Bytes::from_static(b"{\"a\":1}")).into_bytes();
     assert_eq!(written, "event: message\ndata: {\"a\":1}\n\n");
-    let several = sse_message(&Bytes::from_static(b"{\r\n\"a\":\r1}\n"));
-    assert_eq!(decode(&several)[0].data, "{\n\n\"a\":\n1}\n");
-    assert_eq!(decode(&sse_comment()), []);
+    let several = BodyPart::message(Bytes::from_static(b"{\r\n\"a\":\r1}\n")).into_bytes();
+    assert_eq!(*decode(&several)[0].data, "{\n\n\"a\":\n1}\n");
+    assert_eq!(decode(&BodyPart::comment().into_bytes()), []);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn plain_reading(text: &[u8]) -> Vec<SseEvent> {
             if !data.is_empty() || has_id || retry_ms.is_some() {
                 data.pop();
                 let name = (!name.is_empty()).then(|| name.clone());
-                events.push(SseEvent { name, data: data.clone().into(), id: last_id.clone(), retry_ms });
+                events.push(SseEvent { name, data: Bytes::from(data.clone()).into(), id: last_id.clone(), retry_ms });
             }
             (data, name, retry_ms, has_id) = (String::new(), String::new(), None, false);
             continue;

@@ -17,6 +17,7 @@ use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
 use taskgate::face::stdio;
 use taskgate::face::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::task::Principal;
+use taskgate::wire::framing::BodyPart;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
@@ -44,10 +45,10 @@ struct Large {
 }
 
 impl Body for Large {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let piece = match self.head.take() {
             Some(head) => head,
             None if self.left > 0 => {
@@ -60,7 +61,7 @@ impl Body for Large {
             },
         };
         self.taken.fetch_add(piece.len(), Ordering::SeqCst);
-        Poll::Ready(Some(Ok(Frame::data(piece))))
+        Poll::Ready(Some(Ok(Frame::data(piece.into()))))
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -44,7 +44,7 @@ impl Answer {
     pub(crate) async fn event(&mut self) -> Option<(Duration, Value)> {
         assert!(self.is_stream(), "the answer is no stream");
         let frame = self.body.frame().await?.unwrap().into_data().unwrap();
-        let text = String::from_utf8(frame.to_vec()).unwrap();
+        let text = String::from_utf8(frame.into_bytes().to_vec()).unwrap();
         let value = match text.rsplit_once("\ndata:") {
             Some((_, data)) if !matches!(data.trim(), "" | ":") => serde_json::from_str(data.trim()).unwrap(),
             Some(_) | None => Value::Null,

@@ -41,6 +41,7 @@ impl<'w> Caller<'w> {
             query: None,
             headers,
             body: message.to_string().into(),
+            message: None,
             principal: Principal::local(),
             accepted,
             received_at: Instant::now(),

@@ -356,6 +356,7 @@ impl Ask {
             query: None,
             headers,
             body: Bytes::from(body.to_string()),
+            message: None,
             principal: self.principal.clone(),
             accepted: self.accepted,
             received_at: self.arrived.unwrap_or_else(Instant::now),

@@ -22,6 +22,7 @@ use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
 use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
 use taskgate::upstream::{OwnSessionChannel, SessionLease, Timeouts, Upstream};
+use taskgate::wire::framing::BodyPart;
 use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::time::Instant;
 
@@ -81,11 +82,11 @@ impl RawChannel for Slow {
         };
         if let RawMethod::Post(message) | RawMethod::Note(message) | RawMethod::PostWith { message, .. } = &request.verb
         {
-            self.sent.lock().push(message.clone());
+            self.sent.lock().push(message.clone().into_bytes());
             if message.windows(12).any(|bytes| bytes == b"\"initialize\"") {
                 let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});
                 let text = json!({"jsonrpc": "2.0", "id": 0, "result": result}).to_string();
-                let body = Full::from(text).map_err(|never| match never {}).boxed_unsync();
+                let body = Full::new(BodyPart::from(Bytes::from(text))).map_err(|never| match never {}).boxed_unsync();
                 return Ok(response(BodyKind::Json, body));
             }
         }
@@ -93,7 +94,7 @@ impl RawChannel for Slow {
         let pieces = stream::unfold(self.pieces.clone().into_iter(), |mut pieces| async {
             let (after, text) = pieces.next()?;
             tokio::time::sleep(after).await;
-            Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()))), pieces))
+            Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()).into())), pieces))
         });
         Ok(response(self.content, StreamBody::new(pieces).boxed_unsync()))
     }
@@ -178,6 +179,7 @@ impl Caller {
             query: None,
             headers,
             body: Bytes::from(body),
+            message: None,
             principal: self.principal.clone(),
             accepted: self.accepted,
             received_at: Instant::now(),

@@ -23,7 +23,7 @@ fn event(number: u32) -> String {
 /// The next bytes of a stream.
 async fn piece(response: &mut FaceResponse) -> String {
     let frame = response.body_mut().frame().await.unwrap().unwrap();
-    String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
+    String::from_utf8(frame.into_data().unwrap().into_bytes().to_vec()).unwrap()
 }
 
 /// T-81: an upstream over HTTP that answers in JSON, long after its client's connection is gone.

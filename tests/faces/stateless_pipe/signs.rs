@@ -58,7 +58,7 @@ impl RawChannel for Slow {
         let pieces = stream::unfold(self.pieces.clone().into_iter(), |mut pieces| async {
             let (after, text) = pieces.next()?;
             tokio::time::sleep(after).await;
-            Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()))), pieces))
+            Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()).into())), pieces))
         });
         let body = StreamBody::new(pieces).boxed_unsync();
         Ok(RawResponse { status: StatusCode::OK, content: self.content, retry_after: None, session: None, body })

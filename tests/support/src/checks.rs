@@ -8,7 +8,7 @@ use taskgate::task::{Answer, InputKey};
 use taskgate::upstream::header_annotations::{self, HeaderAnnotations};
 use taskgate::wire::envelope::{self, EnvelopeError, Message, Params};
 use taskgate::wire::framing::{
-    EventGate, FramingError, GateOutput, HoldPolicy, LineDecoder, PrimerPolicy, SseDecoder, SseEvent, sse_message,
+    BodyPart, EventGate, FramingError, GateOutput, HoldPolicy, LineDecoder, PrimerPolicy, SseDecoder, SseEvent,
 };
 use taskgate::wire::{Object, Payload, ScanError, ScanLimits, canonical};
 
@@ -134,7 +134,7 @@ pub fn sse(stream: &[u8]) -> usize {
     }
     let (events, _) = decode(stream, usize::MAX, 4096);
     for event in &events {
-        let (again, error) = decode(&sse_message(&event.data), usize::MAX, usize::MAX);
+        let (again, error) = decode(&BodyPart::message(event.data.clone()).into_bytes(), usize::MAX, usize::MAX);
         assert!(error.is_none() && again.len() == 1);
     }
     gate(stream);
@@ -152,7 +152,7 @@ fn gate(stream: &[u8]) {
     let passed = through(stream, usize::MAX, EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Nothing, usize::MAX));
     let said = |stream: &[u8]| -> Vec<Bytes> {
         let (events, _) = decode(stream, usize::MAX, usize::MAX);
-        events.into_iter().map(|event| event.data).filter(|data| !data.trim_ascii().is_empty()).collect()
+        events.into_iter().map(|event| event.data.into_bytes()).filter(|data| !data.trim_ascii().is_empty()).collect()
     };
     // A second mark at the start is no mark: the first is put back for whoever reads.
     assert_eq!(said(&[b"\xef\xbb\xbf", &*passed].concat()), said(stream));

@@ -147,12 +147,12 @@ impl CallMessages for BridgeListenStream {
     async fn next(&mut self) -> Option<CallMessage> {
         loop {
             if let Some(message) = self.due.pop_front() {
-                return Some(CallMessage::event(&message));
+                return Some(CallMessage::event(message));
             }
             let heard = tokio::select! {
                 () = self.leaving.cancelled() => return None,
                 news = self.own.news() => match news {
-                    Some(message) => return Some(CallMessage::event(&message)),
+                    Some(message) => return Some(CallMessage::event(message)),
                     None if self.own.turn() == StreamTurn::Over => return None,
                     None => {
                         self.attend();

@@ -18,7 +18,7 @@ use crate::face::call_stream::replay_buffer::{CallResult, fault};
 use crate::face::call_stream::silence::Silence;
 use crate::face::session::bridged_questions::BridgedQuestionGuard;
 use crate::task::{Answer, InputKey, Phase, Question, Reason, Task, TaskKey};
-use crate::wire::framing::sse_message;
+use crate::wire::framing::BodyPart;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{RpcError, envelope, method, rpc_error};
 
@@ -119,7 +119,7 @@ impl BridgedCall {
         let over: Vec<InputKey> = round.asked.keys().filter(|key| !open.contains_key(key)).copied().collect();
         for put in over.iter().filter_map(|key| round.asked.remove(key)) {
             let params = ObjectWriter::new().text("requestId", put.id()).text("reason", "no answer is needed any more");
-            self.say(sse_message(&envelope::notification(method::CANCELLED, Some(&params.finish())))).await;
+            self.say(BodyPart::message(envelope::notification(method::CANCELLED, Some(&params.finish())))).await;
         }
     }
 
@@ -137,7 +137,7 @@ impl BridgedCall {
             let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
             let put = self.shared.open.questions.put(self.nonce, named, *key, round.to.clone());
             let (Some((name, params)), Some(put)) = (asks, put) else { return false };
-            if self.say_now(sse_message(&envelope::request(&id, &name, params.as_ref()))).await {
+            if self.say_now(BodyPart::message(envelope::request(&id, &name, params.as_ref()))).await {
                 round.asked.insert(*key, put);
             } else {
                 let nobody = RpcError::new(rpc_error::INTERNAL_ERROR, "the client could not be asked");

@@ -23,10 +23,10 @@ use crate::face::pipe::body::{BodyForm, PipeBody, PipeTimeouts};
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::body::GatedBody;
+use crate::upstream::body::{GatedBody, GatedPart};
 use crate::upstream::reply::{self, ReadLimits};
-use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, sse_message};
-use crate::wire::{ProtocolVersion, RequestId, envelope};
+use crate::wire::framing::{BodyPart, EventGate, HoldPolicy, PrimerPolicy};
+use crate::wire::{MessageText, ProtocolVersion, RequestId, envelope};
 
 /// A message of an array, or what is wrong with it. `None` is one that was for the gateway itself.
 pub(in crate::face) type BatchItem = Result<Option<PipedMessage>, (Option<RequestId>, RequestError)>;
@@ -38,7 +38,7 @@ pub(in crate::face) type DrivenMessages = BoxStream<'static, BatchedMessage>;
 #[derive(Default)]
 struct SortedBatch {
     requests: Vec<PipedRequest>,
-    notes: Vec<(OneWayKind, Option<RequestId>, Bytes)>,
+    notes: Vec<(OneWayKind, Option<RequestId>, MessageText)>,
     /// The answers to what is refused here.
     refusals: Vec<Bytes>,
 }
@@ -53,10 +53,10 @@ pub(in crate::face) async fn post_batch(
 ) -> FaceResponse {
     let sorted = sort(items);
     let mut status = StatusCode::ACCEPTED;
-    for (kind, cancels, bytes) in sorted.notes {
+    for (kind, cancels, text) in sorted.notes {
         let taken = match cancels {
-            Some(id) => one_way_messages::cancel(shared, &session, &id, bytes).await,
-            None => note(shared, &session, bytes, kind).await,
+            Some(id) => one_way_messages::cancel(shared, &session, &id, text).await,
+            None => note(shared, &session, text, kind).await,
         };
         status = if status == StatusCode::ACCEPTED { taken } else { status };
     }
@@ -70,7 +70,7 @@ pub(in crate::face) async fn post_batch(
     if accepted == AcceptedTypes::Json || (pipings.len() == 0 && driven.is_empty()) {
         return array(pipings, driven, sorted.refusals, shared.served.settings.result_bytes_max).await;
     }
-    let refused = stream::iter(sorted.refusals).map(|error| Ok(sse_message(&error))).boxed();
+    let refused = stream::iter(sorted.refusals).map(|error| Ok(BodyPart::message(error))).boxed();
     let driven = driven.into_iter().map(|said| said.map(|saying| Ok(saying.into_event())).boxed());
     let answers = pipings.map(events).chain(driven).chain([refused]);
     let merged = stream::select_all(answers).map(|event| event.map(Frame::data));
@@ -83,9 +83,9 @@ fn sort(items: Vec<BatchItem>) -> SortedBatch {
     for item in items {
         match item {
             Ok(Some(PipedMessage::Request(request))) => sorted.requests.push(request),
-            Ok(Some(PipedMessage::Notification(bytes))) => sorted.notes.push((OneWayKind::Notification, None, bytes)),
-            Ok(Some(PipedMessage::Cancel(id, bytes))) => sorted.notes.push((OneWayKind::Notification, Some(id), bytes)),
-            Ok(Some(PipedMessage::Response(bytes))) => sorted.notes.push((OneWayKind::Response, None, bytes)),
+            Ok(Some(PipedMessage::Notification(text))) => sorted.notes.push((OneWayKind::Notification, None, text)),
+            Ok(Some(PipedMessage::Cancel(id, text))) => sorted.notes.push((OneWayKind::Notification, Some(id), text)),
+            Ok(Some(PipedMessage::Response(text))) => sorted.notes.push((OneWayKind::Response, None, text)),
             Ok(None) => (),
             Err((id, complaint)) => {
                 let error = complaint.to_error(ProtocolVersion::NEWEST_SESSION);
@@ -114,7 +114,7 @@ async fn array(
     text.push(b'[');
     text.extend_from_slice(&all.join(&b','));
     text.push(b']');
-    let mut response = FaceResponse::new(full_body(text.into()));
+    let mut response = FaceResponse::new(full_body(Bytes::from(text)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
@@ -147,7 +147,7 @@ async fn message(answer: RequestAnswer, addressee: &Addressee, bytes_max: usize)
 
 /// One answer as whole events, so that those of several answers can stand between each other. Each shows its
 /// own signs of life.
-fn events(piping: PipeForward) -> BoxStream<'static, io::Result<Bytes>> {
+fn events(piping: PipeForward) -> BoxStream<'static, io::Result<BodyPart>> {
     let bytes_max = piping.shared.served.settings.result_bytes_max;
     let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
     let (whole, signs) = (addressee.clone(), piping.signs.clone());
@@ -163,15 +163,15 @@ fn events(piping: PipeForward) -> BoxStream<'static, io::Result<Bytes>> {
 }
 
 /// Nothing but events: comments, and whatever else says nothing, have no place among others.
-fn whole_events(body: ResponseBody, bytes_max: usize) -> impl futures_util::Stream<Item = io::Result<Bytes>> {
+fn whole_events(body: ResponseBody, bytes_max: usize) -> impl futures_util::Stream<Item = io::Result<BodyPart>> {
     let gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Messages, bytes_max);
     // What breaks off in the middle of an event has no place either.
     let body = StreamBody::new(BodyStream::new(body).take_while(|frame| std::future::ready(frame.is_ok())));
     stream::unfold(GatedBody::new(body, gate), |mut events| async move {
         loop {
             match events.next().await? {
-                Ok(GateOutput::Event(event)) => return Some((Ok(event), events)),
-                Ok(GateOutput::Through(_)) => (),
+                Ok(GatedPart::Event(event)) => return Some((Ok(event), events)),
+                Ok(GatedPart::Through(_)) => (),
                 Err(error) => return Some((Err(error), events)),
             }
         }

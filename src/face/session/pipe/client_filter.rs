@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use hyper::body::{Body, Frame, SizeHint};
 
 use crate::dialect::plain::PlainUpstream;
@@ -22,8 +22,8 @@ use crate::upstream::body::PartlyReadBody;
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply;
 use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, split_batch};
-use crate::wire::framing::{FramingError, MessageClass, MessageClassifier};
-use crate::wire::{Message, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
+use crate::wire::framing::{BodyPart, FramingError, MessageClass, MessageClassifier};
+use crate::wire::{Message, MessageText, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
 
 /// What keeps questions from one client that it must not be shown.
 #[derive(Clone, Debug)]
@@ -47,23 +47,26 @@ impl ClientFilter {
     }
 
     /// Takes note of the tools in a message that may be a list of them.
-    pub(super) fn learn(&self, message: &Bytes) {
-        if let Ok(Message::Response(Response { result: Some(list), .. })) =
-            envelope::read(message, ScanLimits::UPSTREAM)
+    pub(super) fn learn(&self, message: &MessageText) {
+        if let Some(Message::Response(Response { result: Some(list), .. })) =
+            message.read(ScanLimits::UPSTREAM).ok().as_deref()
         {
-            self.shared.learn_tools(&self.session, &list);
+            self.shared.learn_tools(&self.session, list);
         }
     }
 
     /// What the client sees of a text: itself, as a rule. `None` if nothing is left of it.
-    pub(super) fn text(&self, text: Bytes) -> Option<Bytes> {
-        if matches!(MessageClassifier::default().feed(&text), MessageClass::Harmless | MessageClass::Nothing) {
+    pub(super) fn text(&self, text: MessageText) -> Option<MessageText> {
+        let is_read = text.message().is_some();
+        if !is_read
+            && matches!(MessageClassifier::default().feed(&text), MessageClass::Harmless | MessageClass::Nothing)
+        {
             return Some(text);
         }
-        if !is_batch(&text) {
+        if is_read || !is_batch(&text) {
             return match self.message(&text) {
                 FilteredMessage::Same => Some(text),
-                FilteredMessage::Other(other) => Some(other),
+                FilteredMessage::Other(other) => Some(other.into()),
                 FilteredMessage::Nothing => None,
             };
         }
@@ -72,9 +75,9 @@ impl ClientFilter {
             return None;
         };
         let (mut is_same, mut left) = (true, Vec::with_capacity(messages.len()));
-        for message in messages {
+        for message in messages.into_iter().map(MessageText::from) {
             match self.message(&message) {
-                FilteredMessage::Same => left.push(message),
+                FilteredMessage::Same => left.push(message.into_bytes()),
                 FilteredMessage::Other(other) => {
                     is_same = false;
                     left.push(other);
@@ -85,28 +88,13 @@ impl ClientFilter {
         match (is_same, left.is_empty()) {
             (true, _) => Some(text),
             (false, true) => None,
-            (false, false) => Some([b"[", left.join(&b',').as_slice(), b"]"].concat().into()),
+            (false, false) => Some(Bytes::from([b"[", left.join(&b',').as_slice(), b"]"].concat()).into()),
         }
     }
 
-    fn message(&self, text: &Bytes) -> FilteredMessage {
-        match envelope::read(text, ScanLimits::UPSTREAM) {
-            Ok(Message::Request(request)) => self.request(&request),
-            // It says nothing to anybody, but for readers that look at the method alone.
-            Ok(Message::Notification(notification)) if is_question(&notification.method) => {
-                self.shared.own.dropped("question_without_id");
-                FilteredMessage::Nothing
-            }
-            Ok(Message::Response(Response { id: Some(id), outcome: Err(error), .. })) => {
-                match PlainUpstream::unfit(&error) {
-                    Some(instead) => {
-                        self.shared.own.dropped("question_refused");
-                        FilteredMessage::Other(envelope::error(Some(&id), &instead))
-                    }
-                    None => FilteredMessage::Same,
-                }
-            }
-            Ok(Message::Notification(_) | Message::Response(_)) => FilteredMessage::Same,
+    fn message(&self, text: &MessageText) -> FilteredMessage {
+        match text.read(ScanLimits::UPSTREAM) {
+            Ok(message) => self.filtered(&message),
             Err(EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. }) => {
                 let is_fault = MessageClassifier::default().feed(text) == MessageClass::Failing;
                 if is_fault && memchr::memmem::find(text, b"elicitation").is_none() {
@@ -116,6 +104,27 @@ impl ClientFilter {
             }
             // One in another; no version knows that.
             Err(EnvelopeError::Batch) => self.unreadable(None),
+        }
+    }
+
+    fn filtered(&self, message: &Message) -> FilteredMessage {
+        match message {
+            Message::Request(request) => self.request(request),
+            // It says nothing to anybody, but for readers that look at the method alone.
+            Message::Notification(notification) if is_question(&notification.method) => {
+                self.shared.own.dropped("question_without_id");
+                FilteredMessage::Nothing
+            }
+            Message::Response(Response { id: Some(id), outcome: Err(error), .. }) => {
+                match PlainUpstream::unfit(error) {
+                    Some(instead) => {
+                        self.shared.own.dropped("question_refused");
+                        FilteredMessage::Other(envelope::error(Some(id), &instead))
+                    }
+                    None => FilteredMessage::Same,
+                }
+            }
+            Message::Notification(_) | Message::Response(_) => FilteredMessage::Same,
         }
     }
 
@@ -177,18 +186,18 @@ const LEAD_BYTES_MAX: usize = 64 * 1024;
 /// # Errors
 /// If it breaks before, or does not show itself within [`LEAD_BYTES_MAX`]: no more of it is held.
 pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFault> {
-    let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
+    let (mut parts, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
     let mut shows = MessageClass::Nothing;
     while shows == MessageClass::Nothing {
         let Some(piece) = reply::next_data(&mut body).await? else { break };
         length += piece.len();
         shows = glance.feed(&piece);
-        pieces.push_back(piece);
+        parts.push_back(BodyPart::Bytes(piece));
         if shows == MessageClass::Nothing && length > LEAD_BYTES_MAX {
             return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
         }
     }
-    let watched = RawBody::new(GuardedBody { body: PartlyReadBody { pieces, rest: body }, glance });
+    let watched = RawBody::new(GuardedBody { body: PartlyReadBody { parts, rest: body }, glance });
     Ok(match shows {
         MessageClass::Harmless => PeekedAnswer::Plain(watched),
         MessageClass::Nothing | MessageClass::Failing | MessageClass::Asking => PeekedAnswer::Odd(watched),
@@ -202,16 +211,16 @@ struct GuardedBody {
 }
 
 impl Body for GuardedBody {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let this = self.get_mut();
-        let was_seen = !this.body.pieces.is_empty();
+        let was_seen = !this.body.parts.is_empty();
         let was_harmless = this.glance.shows() == MessageClass::Harmless;
         let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
         let data = frame.as_ref().filter(|_| !was_seen).and_then(|frame| frame.as_ref().ok()?.data_ref());
-        if was_harmless && data.is_some_and(|data| this.glance.feed(data) != MessageClass::Harmless) {
+        if was_harmless && data.is_some_and(|data| this.glance.feed(data.chunk()) != MessageClass::Harmless) {
             return Poll::Ready(Some(Err(io::Error::other(FramingError::TwoMessagesInOne))));
         }
         Poll::Ready(frame)

@@ -14,7 +14,7 @@ use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::call_stream::{CallMessage, CallMessages};
 use crate::face::http::ResponseBody;
 use crate::face::session::session_streams::SessionStream;
-use crate::wire::framing::{SseDecoder, sse_message};
+use crate::wire::framing::{BodyPart, SseDecoder};
 
 /// The session's own stream on its way: the answer to its request, and what the gateway says meanwhile and between its
 /// events.
@@ -33,7 +33,7 @@ impl CallMessages for SessionOwnStream {
                 }
                 (answer, _) => answer,
             })),
-            Some(message) = next(self.own.as_mut()) => Some(CallMessage::event(&message)),
+            Some(message) = next(self.own.as_mut()) => Some(CallMessage::event(message)),
         }
     }
 }
@@ -50,23 +50,23 @@ struct InjectedStream {
 }
 
 impl Body for InjectedStream {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let this = self.get_mut();
         // In the middle of an event the source goes on first, and wakes this when it does.
         if this.position.is_between_events()
             && let Poll::Ready(message) = this.own.poll(cx)
         {
             // Without an id: what the client takes up again is the source's alone.
-            return Poll::Ready(Some(Ok(Frame::data(sse_message(&message)))));
+            return Poll::Ready(Some(Ok(Frame::data(BodyPart::message(message)))));
         }
         let polled = Pin::new(&mut this.source).poll_frame(cx);
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
-            let _ = this.position.feed(data);
+            let _ = this.position.take(data);
         }
         polled
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::StatusCode;
 
 use crate::face::session::SessionFaceState;
@@ -12,7 +11,7 @@ use crate::face::session::session_cache::ClientSession;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::raw_channel::RawMethod;
 use crate::upstream::reply::JudgedResponse;
-use crate::wire::RequestId;
+use crate::wire::{MessageText, RequestId};
 
 /// How long such a message may take to be accepted.
 const TELL_MAX: Duration = Duration::from_secs(30);
@@ -29,7 +28,7 @@ pub(super) async fn cancel(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
     id: &RequestId,
-    bytes: Bytes,
+    text: MessageText,
 ) -> StatusCode {
     shared.open.in_flight.cancel(session.token.nonce, id, RequestStage::Held);
     match shared.open.in_flight.cancel(session.token.nonce, id, RequestStage::Queued) {
@@ -37,7 +36,7 @@ pub(super) async fn cancel(
         false => {
             // Before the upstream hears of it, and ends the request.
             shared.open.in_flight.take_back(session.token.nonce, id);
-            note(shared, session, bytes, OneWayKind::Notification).await
+            note(shared, session, text, OneWayKind::Notification).await
         }
     }
 }
@@ -46,7 +45,7 @@ pub(super) async fn cancel(
 pub(super) async fn note(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
-    bytes: Bytes,
+    text: MessageText,
     kind: OneWayKind,
 ) -> StatusCode {
     let counter = match kind {
@@ -55,7 +54,7 @@ pub(super) async fn note(
     };
     counter.increment(1);
     let noting = async {
-        let (own, method) = (&shared.own, RawMethod::Note(bytes));
+        let (own, method) = (&shared.own, RawMethod::Note(text));
         Ok(match kind {
             OneWayKind::Notification => verdict(&own.deliver(&session.own, method).await?),
             OneWayKind::Response => {

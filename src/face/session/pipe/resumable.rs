@@ -10,7 +10,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
@@ -25,9 +24,9 @@ use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
 use crate::face::sealed::SessionToken;
 use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
-use crate::upstream::body::{GatedBody, PartlyReadBody};
+use crate::upstream::body::{GatedBody, GatedPart, PartlyReadBody};
 use crate::upstream::reply;
-use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, read_event, sse_comment};
+use crate::wire::framing::{BodyPart, EventGate, HoldPolicy, PrimerPolicy};
 
 /// How long a call goes on that nobody reads.
 const DESERTED_MAX: Duration = Duration::from_secs(5 * 60);
@@ -88,12 +87,12 @@ async fn begin_made(
         Some(Ok(first)) => first,
         None => return event_stream(empty_body()),
         Some(Err(error)) => {
-            let broken = futures_util::stream::iter([Err::<Frame<Bytes>, _>(error)]);
+            let broken = futures_util::stream::iter([Err::<Frame<BodyPart>, _>(error)]);
             return event_stream(StreamBody::new(broken).boxed_unsync());
         }
     };
     let is_answer =
-        addressee.id.as_ref().is_some_and(|id| read_event(&first).is_some_and(|event| brings_answer(&event.data, id)));
+        addressee.id.as_ref().is_some_and(|id| first.event().is_some_and(|event| brings_answer(&event.data, id)));
     if is_answer {
         return event_stream(full_body(first));
     }
@@ -104,7 +103,7 @@ async fn begin_made(
 async fn begin(
     shared: &Arc<SessionFaceState>,
     RequestOrigin { token, .. }: RequestOrigin,
-    (first, source): (Option<Bytes>, ResumableSource),
+    (first, source): (Option<BodyPart>, ResumableSource),
     addressee: Addressee,
 ) -> FaceResponse {
     let Some(id) = &addressee.id else { return event_stream(empty_body()) };
@@ -119,8 +118,8 @@ async fn begin(
             }
         }
         // The head goes out with something.
-        None if !token.client_version.traits().has_primers => (sse_comment(), None),
-        None => (Bytes::new(), None),
+        None if !token.client_version.traits().has_primers => (BodyPart::comment(), None),
+        None => (BodyPart::default(), None),
     };
     let held = shared.open.in_flight.enter(token.nonce, id, RequestStage::Held);
     let response = ReplayStream::new(reader).begin(&shared.open.replays, &token, addressee, first);
@@ -173,14 +172,14 @@ async fn pump(words: &ReplayWriter, source: ResumableSource, shared: &SessionFac
 
 /// Writes down the one event of an answer, unless it is too large to be kept.
 async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
-    let (mut pieces, mut length) = (VecDeque::new(), 0);
+    let (mut parts, mut length) = (VecDeque::new(), 0);
     loop {
-        match reply::next_data(&mut event).await {
-            Ok(Some(piece)) => {
-                length += piece.len();
-                pieces.push_back(piece);
+        match reply::next_part(&mut event, None).await {
+            Ok(Some(part)) => {
+                length += part.len();
+                parts.push_back(part);
                 if length > KEPT_BYTES_MAX {
-                    return words.hand_over(PartlyReadBody { pieces, rest: event }.boxed_unsync()).await;
+                    return words.hand_over(PartlyReadBody { parts, rest: event }.boxed_unsync()).await;
                 }
             }
             Ok(None) => break,
@@ -188,13 +187,18 @@ async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
             Err(_) => {
                 let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
                 let rest = StreamBody::new(broken).boxed_unsync();
-                return words.hand_over(PartlyReadBody { pieces, rest }.boxed_unsync()).await;
+                return words.hand_over(PartlyReadBody { parts, rest }.boxed_unsync()).await;
             }
         }
     }
-    let mut whole = Vec::with_capacity(length);
-    pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
-    words.say(whole.into(), UnreadPolicy::Kept).await;
+    if parts.len() > 1 {
+        let mut whole = Vec::with_capacity(length);
+        parts.drain(..).for_each(|part| whole.extend_from_slice(&part.into_bytes()));
+        parts.push_back(BodyPart::Bytes(whole.into()));
+    }
+    if let Some(whole) = parts.pop_front() {
+        words.say(whole, UnreadPolicy::Kept).await;
+    }
 }
 
 /// A stream, event by event, comments among them.
@@ -207,8 +211,8 @@ impl GatedEvents {
     }
 
     /// The next event or comment; `None` at the end. Cancel safe.
-    async fn next(&mut self) -> Option<io::Result<Bytes>> {
-        let passage = self.0.next().await?;
-        Some(passage.map(|(GateOutput::Through(bytes) | GateOutput::Event(bytes))| bytes))
+    async fn next(&mut self) -> Option<io::Result<BodyPart>> {
+        let gated = self.0.next().await?;
+        Some(gated.map(|(GatedPart::Through(part) | GatedPart::Event(part))| part))
     }
 }

@@ -3,20 +3,18 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use super::client_filter::ClientFilter;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackToolService;
-use crate::face::http::{AcceptedTypes, full_body};
+use crate::face::http::{AcceptedTypes, events_body, full_body};
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::body::{edited, edited_events};
+use crate::upstream::body::edited_events;
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply;
 use crate::wire::envelope::{BATCH_READ_MAX, is_batch, split_batch};
-use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy, read_event, sse_message};
-use crate::wire::{ProtocolVersion, RequestId, ScanLimits};
+use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
+use crate::wire::{MessageText, ProtocolVersion, RequestId, ScanLimits};
 
 /// What is to be done with the messages of an answer.
 #[derive(Clone)]
@@ -65,34 +63,28 @@ impl StreamEdits {
     pub(super) fn apply(self, source: RawBody, event_bytes_max: usize) -> RawBody {
         let whole = if self.tool_list.is_some() { HoldPolicy::Messages } else { HoldPolicy::Asking };
         let gate = EventGate::new(self.primers, whole, event_bytes_max);
-        edited_events(source, gate, move |event| self.event(event))
+        // Whatever an event is called, some client takes it for a message.
+        edited_events(source, gate, move |event| self.text(event.data.clone()))
     }
 
     /// A JSON body with these edits; nothing, if nothing of it is for the client.
-    pub(super) fn text(&self, text: Bytes) -> Vec<Bytes> {
+    pub(super) fn text(&self, text: MessageText) -> Vec<MessageText> {
         let messages = match self.arrays {
-            ArrayPolicy::Split if is_batch(&text) => {
-                split_batch(&text, ScanLimits::UPSTREAM, BATCH_READ_MAX).unwrap_or_else(|_| vec![text])
-            }
+            ArrayPolicy::Split if is_batch(&text) => match split_batch(&text, ScanLimits::UPSTREAM, BATCH_READ_MAX) {
+                Ok(messages) => messages.into_iter().map(MessageText::from).collect(),
+                Err(_) => vec![text],
+            },
             ArrayPolicy::Split | ArrayPolicy::Pass => vec![text],
         };
-        let messages: Vec<Bytes> = messages.into_iter().filter_map(|message| self.sieve.text(message)).collect();
+        let messages: Vec<MessageText> = messages.into_iter().filter_map(|message| self.sieve.text(message)).collect();
         let Some(ToolListEdit { id, support, fallback }) = &self.tool_list else { return messages };
         let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
-        let listed = |message: Bytes| {
+        let listed = |message: MessageText| {
             self.sieve.learn(&message);
-            let message = rewrite::tool_list(&message, id, support).unwrap_or(message);
-            fallback.as_ref().and_then(|desk| desk.listed_in(&message, id)).unwrap_or(message)
+            let message = rewrite::tool_list(&message, id, support).map_or(message, MessageText::from);
+            fallback.as_ref().and_then(|desk| desk.listed_in(&message, id)).map_or(message, MessageText::from)
         };
         messages.into_iter().map(listed).collect()
-    }
-
-    /// Whatever an event is called, some client takes it for a message.
-    fn event(&self, event: Bytes) -> Bytes {
-        match read_event(&event) {
-            Some(read) => edited(event, read.data, |text| self.text(text)),
-            None => event,
-        }
     }
 }
 
@@ -102,7 +94,7 @@ impl StreamEdits {
 /// # Errors
 /// `UpstreamMalformed` if there is nothing that can be passed on.
 pub(in crate::face) fn several(
-    mut messages: Vec<Bytes>,
+    mut messages: Vec<MessageText>,
     accepted: AcceptedTypes,
     id: &RequestId,
 ) -> Result<RequestAnswer, GatewayFault> {
@@ -111,12 +103,11 @@ pub(in crate::face) fn several(
         return Err(malformed);
     }
     if messages.len() == 1 {
-        return Ok(RequestAnswer::Json(full_body(messages.swap_remove(0))));
+        return Ok(RequestAnswer::Json(full_body(messages.swap_remove(0).into_bytes())));
     }
     if accepted == AcceptedTypes::Json {
         let answer = messages.into_iter().find(|message| reply::answer_in(message, id).is_some()).ok_or(malformed)?;
-        return Ok(RequestAnswer::Json(full_body(answer)));
+        return Ok(RequestAnswer::Json(full_body(answer.into_bytes())));
     }
-    let events: Vec<Bytes> = messages.iter().map(sse_message).collect();
-    Ok(RequestAnswer::Events(full_body(events.concat().into())))
+    Ok(RequestAnswer::Events(events_body(messages)))
 }

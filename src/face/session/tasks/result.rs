@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::StatusCode;
 
 use super::task_subscribers::{ResultStreamError, ResultStreamKind, ResultSubscriber};
@@ -21,7 +20,7 @@ use crate::face::call_stream::{CallMessage, CallMessages, respond};
 use crate::face::http::FaceResponse;
 use crate::face::session::{SessionFaceState, refuse};
 use crate::task::{Executed, GatewayFault, Reason, TaskKey};
-use crate::wire::framing::{sse_comment, sse_message};
+use crate::wire::framing::BodyPart;
 use crate::wire::{Payload, ProtocolVersion, RpcError};
 
 /// One request for an outcome.
@@ -93,21 +92,21 @@ struct OutcomeWait {
 impl CallMessages for OutcomeWait {
     async fn next(&mut self) -> Option<CallMessage> {
         Some(match self.listener.next().await {
-            Some(message) => CallMessage::event(&message),
+            Some(message) => CallMessage::event(message),
             None => CallMessage::Answer(self.awaiting.outcome().await.into()),
         })
     }
 
     /// Progress of the call where its client wants that and the task still runs (L25-46, L25-47), else a comment.
-    async fn sign(&mut self) -> Bytes {
+    async fn sign(&mut self) -> BodyPart {
         let OutcomeRequest { shared, key, .. } = &self.awaiting;
         let Some(rising) = self.listener.rising().filter(|_| shared.served.settings.life_signs) else {
-            return sse_comment();
+            return BodyPart::comment();
         };
         match shared.served.engine.get(key).await {
             Ok(task) if !task.is_settled() => (),
-            Ok(_) | Err(_) => return sse_comment(),
+            Ok(_) | Err(_) => return BodyPart::comment(),
         }
-        sse_message(&rising.lock().sign(Some(&messages::related(key.id))))
+        BodyPart::message(rising.lock().sign(Some(&messages::related(key.id))))
     }
 }

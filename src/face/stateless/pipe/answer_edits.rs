@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::about_us;
@@ -22,14 +22,15 @@ use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::metric;
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
-use crate::upstream::body::PartlyReadBody;
-use crate::upstream::body::{edited, edited_events};
+use crate::upstream::body::{PartlyReadBody, edited_events};
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply::{self, ReadLimits};
 use crate::wire::framing::{
-    EventGate, FramingError, HoldPolicy, MessageClass, MessageClassifier, PrimerPolicy, read_event,
+    BodyPart, EventGate, FramingError, HoldPolicy, MessageClass, MessageClassifier, PrimerPolicy, SseEvent,
 };
-use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
+use crate::wire::{
+    Message, MessageText, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error,
+};
 
 /// How much of an answer is looked at for what has to be edited. An answer that asks names what it asks for
 /// before it goes into length, so whatever shows nothing by then goes on as it comes, however large it is.
@@ -199,16 +200,13 @@ impl AnswerEdits {
         is_stray
     }
 
-    /// An event as the client is to see it; nothing, where it is none for it. Whatever an event is called, some client
-    /// takes it for a message.
-    fn event(&self, event: Bytes) -> Bytes {
-        let Some(read) = read_event(&event) else { return event };
-        if self.is_stray(&read.data) {
-            return Bytes::new();
-        }
-        match read.name.as_deref().is_none_or(|name| name == "message") {
-            true => edited(event, read.data, |text| vec![self.text(text)]),
-            false => event,
+    /// What an event says to the client; nothing, where it is none for it. Whatever an event is called, some client takes
+    /// it for a message.
+    fn event(&self, event: &SseEvent) -> Vec<MessageText> {
+        match &event.data {
+            text if self.is_stray(text) => Vec::new(),
+            text if event.is_message() => vec![self.text(Bytes::clone(text)).into()],
+            text => vec![text.clone()],
         }
     }
 
@@ -246,9 +244,11 @@ impl AnswerEdits {
         let is_answer = !glance.may_be_request() && glance.shows() != MessageClass::Nothing;
         if is_answer && !is_of_interest(&joined(&pieces)) && !glance.has_requests() {
             let rest = RawBody::new(RestOfAnswer { rest: body, glance });
-            return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { pieces, rest })));
+            let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
+            return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { parts, rest })));
         }
-        reply::read_whole(PartlyReadBody { pieces, rest: body }, limits).await.map(SniffedAnswer::Whole)
+        let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
+        reply::read_whole(PartlyReadBody { parts, rest: body }, limits).await.map(SniffedAnswer::Whole)
     }
 }
 
@@ -285,14 +285,14 @@ struct RestOfAnswer {
 }
 
 impl Body for RestOfAnswer {
-    type Data = Bytes;
+    type Data = BodyPart;
     type Error = io::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         let this = self.get_mut();
         let frame = ready!(Pin::new(&mut this.rest).poll_frame(cx));
         if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
-            this.glance.feed(data);
+            this.glance.feed(data.chunk());
             if this.glance.has_requests() || this.glance.may_be_request() {
                 return Poll::Ready(Some(Err(io::Error::other(FramingError::AsksTooLate))));
             }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::HttpCall;
@@ -12,7 +11,7 @@ use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits, SseResumePoint};
 use crate::upstream::session::UpstreamLink;
 use crate::wire::envelope::{EnvelopeError, MalformedMessage};
-use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
+use crate::wire::{Message, MessageText, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 /// Malformed events that one request survives (U19).
 pub(in crate::upstream::http) const MALFORMED_MAX: u32 = 10;
@@ -51,7 +50,7 @@ impl HttpCall {
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let text = reply::read_whole(body, awaited.limits).await?;
         let mut answer = None;
-        for message in self.messages(&text).map_err(|_| malformed)? {
+        for message in self.messages(&text.into()).map_err(|_| malformed)? {
             let found = self.take(message.map_err(|_| malformed)?, awaited.id).await;
             answer = answer.or(found);
         }
@@ -89,7 +88,7 @@ impl HttpCall {
     /// Takes one event. What cannot be read is dropped, unless it is the answer or there is too much of it.
     async fn take_event(
         &self,
-        text: &Bytes,
+        text: &MessageText,
         id: &RequestId,
         malformed: &mut u32,
     ) -> Result<Option<RpcResult>, GatewayFault> {
@@ -135,11 +134,11 @@ impl HttpCall {
         None
     }
 
-    fn messages(&self, text: &Bytes) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+    fn messages(&self, text: &MessageText) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
         if self.session().has_batches() {
-            envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX)
+            text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX)
         } else {
-            envelope::read(text, ScanLimits::UPSTREAM).map(|message| vec![Ok(message)])
+            text.read(ScanLimits::UPSTREAM).map(|message| vec![Ok(Arc::unwrap_or_clone(message))])
         }
     }
 }

@@ -340,7 +340,7 @@ impl StatelessSender {
                 Err(broken) => return Err(broken.into_fault()),
             };
             let Some(text) = reply::message_in(&event) else { continue };
-            match envelope::read(text, ScanLimits::UPSTREAM) {
+            match text.read(ScanLimits::UPSTREAM).map(Arc::unwrap_or_clone) {
                 Ok(Message::Response(response)) if response.id.as_ref() == Some(id) => {
                     drain(&self.link, events);
                     return Ok(response.outcome);

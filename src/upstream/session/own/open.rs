@@ -115,7 +115,7 @@ impl OwnSessions {
         forwarded: &ForwardedHeaders,
         message: Bytes,
     ) -> Result<(), GatewayFault> {
-        let (binding, verb) = (binding.clone(), RawMethod::Post(message));
+        let (binding, verb) = (binding.clone(), RawMethod::Post(message.into()));
         let telling = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
         let sent = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or_else(|_| {

@@ -6,7 +6,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::HeaderValue;
 use http_body_util::BodyExt;
 use parking_lot::Mutex;
@@ -18,12 +17,12 @@ use super::{OwnSession, OwnSessions};
 use crate::dialect::relay_core_2025_11_25::{self as relay, MessageConcern};
 use crate::task::{Executed, GatewayFault};
 use crate::upstream::answer_body::BodyKind;
-use crate::upstream::body::{edited_event, edited_events};
+use crate::upstream::body::edited_events;
 use crate::upstream::raw_channel::{RawBody, RawMethod, RawResponse, SessionBinding};
 use crate::upstream::reply::JudgedResponse;
 use crate::upstream::session::route::{CallMatch, nobodys_answer};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
-use crate::wire::{Message, ScanLimits, envelope};
+use crate::wire::{Message, MessageText, ScanLimits};
 
 /// How long a client's stream waits for a server that cannot be reached, and between two attempts.
 const AWAY_MAX: Duration = Duration::from_secs(60);
@@ -300,17 +299,15 @@ impl OwnSessions {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.event_bytes_max);
         let (sessions, session) = (Arc::clone(self), session.clone());
         edited_events(source, gate, move |event| {
-            edited_event(event, |text| match sessions.is_for_client(&session, &text, &consumer) {
-                true => vec![text],
-                false => Vec::new(),
-            })
+            let is_shown = !event.is_message() || sessions.is_for_client(&session, &event.data, &consumer);
+            is_shown.then(|| event.data.clone()).into_iter().collect()
         })
     }
 
     /// Brings a message of a session's own stream to the call that it is about; whether it is the client's instead.
-    fn is_for_client(self: &Arc<Self>, session: &OwnSession, text: &Bytes, consumer: &StreamConsumer) -> bool {
+    fn is_for_client(self: &Arc<Self>, session: &OwnSession, text: &MessageText, consumer: &StreamConsumer) -> bool {
         // An array comes from servers of a version without tasks alone.
-        let Ok(message) = envelope::read(text, ScanLimits::UPSTREAM) else { return !relay::concerns_a_task(text) };
+        let Ok(message) = text.read(ScanLimits::UPSTREAM) else { return !relay::concerns_a_task(text) };
         let concern = relay::concern(&message);
         let may_be_clients = matches!(consumer, StreamConsumer::Client { .. }) && concern != MessageConcern::Task;
         if may_be_clients && concern == MessageConcern::Client {
@@ -322,7 +319,7 @@ impl OwnSessions {
             (1, StreamConsumer::Client { .. }) => CallMatch::OnlyTask,
             _ => CallMatch::Named,
         };
-        let left = calls.iter().try_fold(message, |message, call| call.route(message, matching));
+        let left = calls.iter().try_fold(Arc::unwrap_or_clone(message), |message, call| call.route(message, matching));
         match left {
             None => false,
             Some(_) if may_be_clients => true,

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
@@ -19,10 +18,9 @@ use tokio_util::sync::DropGuard;
 use super::request_ids::OriginalRequest;
 use crate::dialect::relay_core_2025_11_25::related_task;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::answer_body::{BodyBreakError, BodyPieces};
+use crate::upstream::answer_body::{AnswerMessages, BodyBreakError};
 use crate::upstream::outgoing::StreamPurpose;
-use crate::wire::framing::sse_message;
-use crate::wire::{Notification, Object, Payload, Request, RequestId, meta, method};
+use crate::wire::{MessageText, Notification, Object, Payload, Request, RequestId, meta, method};
 
 /// Messages that wait for the reader of one stream, its answer not counted, and bytes of them: one message alone may be
 /// larger, as large as the connection takes.
@@ -35,36 +33,34 @@ const QUESTIONS_MAX: usize = 64;
 /// Notifications that are kept until somebody first listens.
 const EARLY_MAX: usize = 16;
 
-/// The way into an event stream in the making.
+/// The way into what one reader is told.
 #[derive(Clone, Debug)]
-pub(super) struct EventQueue {
-    sender: mpsc::Sender<io::Result<Bytes>>,
+pub(super) struct MessageQueue {
+    sender: mpsc::Sender<io::Result<MessageText>>,
     /// Bytes that wait, the answer's not counted.
     waiting: Arc<AtomicUsize>,
 }
 
-impl EventQueue {
-    fn new(places: usize) -> (Self, BodyPieces) {
+impl MessageQueue {
+    fn new(places: usize) -> (Self, AnswerMessages) {
         let (sender, receiver) = mpsc::channel(places);
         let waiting = Arc::new(AtomicUsize::new(0));
-        (Self { sender, waiting: Arc::clone(&waiting) }, BodyPieces::new(receiver, waiting))
+        (Self { sender, waiting: Arc::clone(&waiting) }, AnswerMessages::new(receiver, waiting))
     }
 
     fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
 
-    /// Puts a message in as an event. Only the table does, so nobody comes between the look and the deed.
-    fn put(&self, text: &Bytes) -> Result<(), DeliveryError> {
+    /// Puts a message in. Only the table does, so nobody comes between the look and the deed.
+    fn put(&self, text: &MessageText) -> Result<(), DeliveryError> {
         let waiting = self.waiting.load(Ordering::Relaxed);
         if waiting > 0 && waiting.saturating_add(text.len()) > QUEUE_BYTES_MAX {
             return Err(if self.is_closed() { DeliveryError::Nobody } else { DeliveryError::Slow });
         }
-        let event = sse_message(text);
-        let bytes = event.len();
-        self.waiting.fetch_add(bytes, Ordering::Relaxed);
-        self.sender.try_send(Ok(event)).map_err(|refused| {
-            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+        self.waiting.fetch_add(text.len(), Ordering::Relaxed);
+        self.sender.try_send(Ok(text.clone())).map_err(|refused| {
+            self.waiting.fetch_sub(text.len(), Ordering::Relaxed);
             match refused {
                 mpsc::error::TrySendError::Full(_) => DeliveryError::Slow,
                 mpsc::error::TrySendError::Closed(_) => DeliveryError::Nobody,
@@ -89,8 +85,8 @@ pub(super) struct CallTable {
 #[derive(Debug)]
 enum UnsolicitedStream {
     /// Nobody has listened yet; what was said is kept.
-    Early(Vec<Bytes>),
-    Heard(EventQueue, Option<StreamPurpose>),
+    Early(Vec<MessageText>),
+    Heard(MessageQueue, Option<StreamPurpose>),
 }
 
 /// How idle a connection is on which nothing is in progress.
@@ -107,18 +103,18 @@ pub(super) struct ConnectionIdleness {
 /// A request that was entered.
 #[derive(Debug)]
 pub(super) struct EnteredRequest {
-    /// Its messages as events.
-    pub(super) pieces: BodyPieces,
+    /// What answers it.
+    pub(super) messages: AnswerMessages,
     /// Told of the first of them.
     pub(super) heard: Arc<Notify>,
 }
 
 #[derive(Debug)]
 struct CallEntry {
-    queue: EventQueue,
+    queue: MessageQueue,
     heard: Arc<Notify>,
     /// Room for the answer.
-    last: mpsc::OwnedPermit<io::Result<Bytes>>,
+    last: mpsc::OwnedPermit<io::Result<MessageText>>,
     is_tool: bool,
     /// It opens the session: nothing else that is said before its answer belongs to it.
     is_first: bool,
@@ -160,7 +156,7 @@ impl CallTable {
         Self { calls: HashMap::new(), own: UnsolicitedStream::Early(Vec::new()), idle_since, used, has_task: false }
     }
 
-    /// Enters a request on these terms; its messages come out as events.
+    /// Enters a request on these terms.
     pub(super) fn begin_on(
         &mut self,
         request: &Request,
@@ -176,7 +172,7 @@ impl CallTable {
         if self.calls.len() >= CALLS_MAX {
             return Err(RequestStartError::TooMany);
         }
-        let (queue, pieces) = EventQueue::new(QUEUE_MAX + 1);
+        let (queue, messages) = MessageQueue::new(QUEUE_MAX + 1);
         let last = queue.sender.clone().try_reserve_owned().map_err(|_| RequestStartError::TooMany)?;
         let params = request.params.object();
         let heard = Arc::new(Notify::new());
@@ -195,13 +191,13 @@ impl CallTable {
         };
         self.calls.insert(request.id.clone(), call);
         self.touch();
-        Ok(EnteredRequest { pieces, heard })
+        Ok(EnteredRequest { messages, heard })
     }
 
     /// Takes an answer to where it is waited for; `false` if it is nobody's.
-    pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &Bytes) -> bool {
+    pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &MessageText) -> bool {
         let Some(call) = id.and_then(|id| self.remove(id)) else { return false };
-        call.last.send(Ok(sse_message(text)));
+        call.last.send(Ok(text.clone()));
         call.heard.notify_one();
         true
     }
@@ -263,7 +259,7 @@ impl CallTable {
 
     /// Takes a notification to the call that it names, else to the only one that may be meant, else to the stream
     /// for what belongs to none (T-20).
-    pub(super) fn note(&mut self, notification: &Notification, text: &Bytes) -> Result<(), DeliveryError> {
+    pub(super) fn note(&mut self, notification: &Notification, text: &MessageText) -> Result<(), DeliveryError> {
         let params = notification.params.object();
         let call = match notification.method.as_str() {
             method::PROGRESS => {
@@ -286,7 +282,7 @@ impl CallTable {
     }
 
     /// Takes a question to the call that it names, else to the only one, else to the stream for what belongs to none.
-    pub(super) fn ask(&mut self, request: &Request, text: &Bytes) -> Result<(), DeliveryError> {
+    pub(super) fn ask(&mut self, request: &Request, text: &MessageText) -> Result<(), DeliveryError> {
         let names_a_task = request.params.object().and_then(related_task).is_some();
         let id = match self.related(request.params.object()) {
             None if names_a_task => None,
@@ -311,8 +307,8 @@ impl CallTable {
     }
 
     /// Opens the stream for what belongs to no request; an older one ends.
-    pub(super) fn listen(&mut self, purpose: Option<StreamPurpose>) -> BodyPieces {
-        let (queue, pieces) = EventQueue::new(QUEUE_MAX);
+    pub(super) fn listen(&mut self, purpose: Option<StreamPurpose>) -> AnswerMessages {
+        let (queue, messages) = MessageQueue::new(QUEUE_MAX);
         if let UnsolicitedStream::Early(early) =
             std::mem::replace(&mut self.own, UnsolicitedStream::Heard(queue.clone(), purpose))
         {
@@ -321,7 +317,7 @@ impl CallTable {
                 let _ = queue.put(&text);
             }
         }
-        pieces
+        messages
     }
 
     /// How idle the connection is, unless something is in progress.
@@ -368,11 +364,11 @@ impl CallTable {
         self.calls.remove(&same)
     }
 
-    fn note_to_all(&mut self, text: &Bytes) -> Result<(), DeliveryError> {
+    fn note_to_all(&mut self, text: &MessageText) -> Result<(), DeliveryError> {
         match &mut self.own {
             UnsolicitedStream::Early(early)
                 if early.len() < EARLY_MAX
-                    && early.iter().map(Bytes::len).sum::<usize>() + text.len() <= QUEUE_BYTES_MAX =>
+                    && early.iter().map(|text| text.len()).sum::<usize>() + text.len() <= QUEUE_BYTES_MAX =>
             {
                 early.push(text.clone());
                 Ok(())

@@ -17,12 +17,11 @@ use super::call_table::{CallTable, ConnectionIdleness, EnteredRequest, RequestSt
 use super::{AdapterShared, ConnectionEnds, MessageReceiver, MessageSender, events, refusal};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::ForwardedHeaders;
-use crate::upstream::answer_body::{AnswerBody, BodyBreakError, BodyPieces};
+use crate::upstream::answer_body::{AnswerBody, AnswerMessages, BodyBreakError};
 use crate::upstream::limits::CallPermit;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders, StreamPurpose};
 use crate::upstream::upstream_health::UpstreamFailure;
-use crate::wire::framing::read_event;
-use crate::wire::{Message, Request, RequestId, ScanLimits, envelope};
+use crate::wire::{Message, Request, RequestId, ScanLimits};
 
 /// Refusals of the adapter's own that may be on their way.
 const REPLIES_MAX: usize = 32;
@@ -210,7 +209,7 @@ impl AdapterConnection {
     }
 
     /// Opens the stream for what belongs to no request.
-    pub(super) fn listen(&self, purpose: Option<StreamPurpose>) -> BodyPieces {
+    pub(super) fn listen(&self, purpose: Option<StreamPurpose>) -> AnswerMessages {
         self.table.lock().listen(purpose)
     }
 
@@ -226,11 +225,11 @@ impl AdapterConnection {
     ) -> Result<(Bytes, bool), GatewayFault> {
         let mut begun = self.begin(request)?;
         self.send(outgoing, handed_over).await?;
-        while let Some(piece) = begun.pieces.recv().await {
-            let piece = piece.map_err(|error| BodyBreakError::known_in(&error).unwrap_or_else(|| self.fault()))?;
-            let Some(event) = read_event(&piece) else { continue };
-            if let Ok(Message::Response(response)) = envelope::read(&event.data, ScanLimits::UPSTREAM) {
-                return Ok((event.data, response.outcome.is_ok()));
+        while let Some(text) = begun.messages.recv().await {
+            let text = text.map_err(|error| BodyBreakError::known_in(&error).unwrap_or_else(|| self.fault()))?;
+            if let Some(Message::Response(response)) = text.read(ScanLimits::UPSTREAM).ok().as_deref() {
+                let is_result = response.outcome.is_ok();
+                return Ok((text.into_bytes(), is_result));
             }
         }
         Err(self.fault())
@@ -271,7 +270,7 @@ impl AdapterConnection {
             () = begun.heard.notified() => (),
         }
         unless_sent.disarm();
-        Ok(events(begun.pieces))
+        Ok(events(begun.messages))
     }
 
     /// Sends what wants no answer.

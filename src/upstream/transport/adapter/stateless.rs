@@ -158,8 +158,8 @@ impl AdapterConnection {
         let id = RequestId::number(self.numbered.fetch_add(1, Ordering::Relaxed));
         let (renumbered, text, outer) = request_ids::renumbered(request, &id);
         let is_probe = outer.is_probe;
-        let pieces = match self.enter(&renumbered, RequestTerms { outer: Some(outer), ..terms }) {
-            Ok(begun) => begun.pieces,
+        let messages = match self.enter(&renumbered, RequestTerms { outer: Some(outer), ..terms }) {
+            Ok(begun) => begun.messages,
             Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
             // Whoever asked asks again, on another one.
             Err(RequestStartError::Over) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::No)),
@@ -168,7 +168,7 @@ impl AdapterConnection {
         let waits =
             PendingAnswerGuard { session: Arc::clone(self), id, is_probe, handed_over: Arc::clone(handed_over) };
         self.send(&self.own(text), handed_over).await?;
-        Ok(events_with(pieces, Box::new(waits)))
+        Ok(events_with(messages, Box::new(waits)))
     }
 
     /// Ends a connection on which nothing but what the server is was asked, in vain: what comes next is said to a

@@ -12,7 +12,7 @@ use crate::upstream::session::UpstreamLink;
 use crate::upstream::{ServerNotification, own_ids};
 use crate::wire::envelope::Notification;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
+use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
 
 /// Largest event: the acknowledgement names all resources.
 const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -92,10 +92,10 @@ impl UpstreamListenStream {
             };
             let Some(text) = reply::message_in(&event) else { continue };
             // A refusal may come as an event too.
-            if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM)
+            if let Some(Message::Response(response)) = text.read(ScanLimits::UPSTREAM).ok().as_deref()
                 && response.id.as_ref() == Some(&self.id)
             {
-                return Err(response.outcome.err().map_or(CLOSED, refused));
+                return Err(response.outcome.clone().err().map_or(CLOSED, refused));
             }
             match self.read(text) {
                 ListenEvent::Notified(notification) if notification.method == method::LISTEN_ACKNOWLEDGED => {
@@ -124,8 +124,8 @@ impl UpstreamListenStream {
         }
     }
 
-    fn read(&mut self, text: &bytes::Bytes) -> ListenEvent {
-        match envelope::read(text, ScanLimits::UPSTREAM) {
+    fn read(&mut self, text: &MessageText) -> ListenEvent {
+        match text.read(ScanLimits::UPSTREAM).map(Arc::unwrap_or_clone) {
             Ok(Message::Notification(notification)) => return ListenEvent::Notified(notification),
             // In order, if it is a result (MOD-25).
             Ok(Message::Response(response)) if response.id.as_ref() == Some(&self.id) => return ListenEvent::End,

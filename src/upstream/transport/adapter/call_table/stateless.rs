@@ -22,7 +22,7 @@ impl CallTable {
         notification: &Notification,
     ) -> Result<(), DeliveryError> {
         let (call, text) = self.named(notification).ok_or(DeliveryError::Nobody)?;
-        call.queue.put(&text)
+        call.queue.put(&text.into())
     }
 
     fn named(&self, notification: &Notification) -> Option<(&CallEntry, Bytes)> {

@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::wire::{Message, ScanLimits, envelope};
 
-fn bytes(message: &Value) -> Bytes {
-    Bytes::from(message.to_string())
+fn text(message: &Value) -> MessageText {
+    Bytes::from(message.to_string()).into()
 }
 
 fn request(id: u32, method: &str, params: Value) -> Request {
     let message = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
-    match envelope::read(&bytes(&message), ScanLimits::UPSTREAM) {
+    match envelope::read(&text(&message), ScanLimits::UPSTREAM) {
         Ok(Message::Request(request)) => request,
         other => panic!("{other:?}"),
     }
@@ -24,7 +25,7 @@ fn call(id: u32) -> Request {
 }
 
 fn note(table: &mut CallTable, method: &str, params: Value) -> Result<(), DeliveryError> {
-    let text = bytes(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
+    let text = text(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
     match envelope::read(&text, ScanLimits::UPSTREAM) {
         Ok(Message::Notification(notification)) => table.note(&notification, &text),
         other => panic!("{other:?}"),
@@ -33,7 +34,7 @@ fn note(table: &mut CallTable, method: &str, params: Value) -> Result<(), Delive
 
 fn ask(table: &mut CallTable, id: u32, params: Value) -> Result<(), DeliveryError> {
     let asked = request(id, "elicitation/create", params);
-    table.ask(&asked, &Bytes::from_static(b"{}"))
+    table.ask(&asked, &Bytes::from_static(b"{}").into())
 }
 
 fn progress(table: &mut CallTable, token: u32) -> Result<(), DeliveryError> {
@@ -41,10 +42,10 @@ fn progress(table: &mut CallTable, token: u32) -> Result<(), DeliveryError> {
 }
 
 /// How many messages are there, and whether the stream has ended.
-fn drained(pieces: &mut BodyPieces) -> (usize, bool) {
+fn drained(messages: &mut AnswerMessages) -> (usize, bool) {
     let mut count = 0;
     loop {
-        match pieces.try_recv() {
+        match messages.try_recv() {
             Ok(_) => count += 1,
             Err(mpsc::error::TryRecvError::Empty) => return (count, false),
             Err(mpsc::error::TryRecvError::Disconnected) => return (count, true),
@@ -67,11 +68,11 @@ impl CallTable {
 #[tokio::test]
 async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_the_session() {
     let mut table = CallTable::new();
-    let mut one = table.begin(&call(1)).unwrap().pieces;
-    let mut list = table.begin(&request(3, "tools/list", json!({}))).unwrap().pieces;
+    let mut one = table.begin(&call(1)).unwrap().messages;
+    let mut list = table.begin(&request(3, "tools/list", json!({}))).unwrap().messages;
     assert_eq!(ask(&mut table, 9, json!({})), Ok(()), "the only tool call");
     assert_eq!(drained(&mut one), (1, false));
-    let mut two = table.begin(&call(2)).unwrap().pieces;
+    let mut two = table.begin(&call(2)).unwrap().messages;
     assert_eq!(ask(&mut table, 10, json!({})), Err(DeliveryError::Nobody), "two calls, and nobody listens");
     assert_eq!(progress(&mut table, 2), Ok(()));
     assert_eq!((drained(&mut one), drained(&mut two)), ((0, false), (1, false)));
@@ -80,7 +81,7 @@ async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_t
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!((drained(&mut own), drained(&mut one), drained(&mut two)), ((2, false), (0, false), (0, false)));
     let related = json!({ "_meta": { "io.modelcontextprotocol/related-task": { "taskId": "x" } } });
-    let mut waits = table.begin(&request(4, "tasks/result", json!({ "taskId": "x" }))).unwrap().pieces;
+    let mut waits = table.begin(&request(4, "tasks/result", json!({ "taskId": "x" }))).unwrap().messages;
     assert_eq!(ask(&mut table, 12, related), Ok(()));
     assert_eq!((drained(&mut waits), drained(&mut own), drained(&mut list)), ((1, false), (0, false), (0, false)));
     assert_eq!(note(&mut table, "notifications/cancelled", json!({ "requestId": 9 })), Ok(()));
@@ -90,12 +91,12 @@ async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_t
 #[tokio::test]
 async fn an_answer_ends_the_stream_of_its_request_alone() {
     let mut table = CallTable::new();
-    let (mut one, mut two) = (table.begin(&call(1)).unwrap().pieces, table.begin(&call(2)).unwrap().pieces);
+    let (mut one, mut two) = (table.begin(&call(1)).unwrap().messages, table.begin(&call(2)).unwrap().messages);
     assert_eq!(table.begin(&call(1)).unwrap_err(), RequestStartError::IdInUse);
-    assert!(!table.answer(Some(&RequestId::text("1")), &Bytes::new()), "1 is not \"1\" (T-62)");
-    assert!(!table.answer(None, &Bytes::new()));
-    assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
-    assert!(!table.answer(Some(&RequestId::number(1)), &Bytes::new()), "once");
+    assert!(!table.answer(Some(&RequestId::text("1")), &MessageText::default()), "1 is not \"1\" (T-62)");
+    assert!(!table.answer(None, &MessageText::default()));
+    assert!(table.answer(Some(&RequestId::number(1)), &MessageText::default()));
+    assert!(!table.answer(Some(&RequestId::number(1)), &MessageText::default()), "once");
     assert_eq!((drained(&mut one), drained(&mut two)), ((1, true), (0, false)));
     table.cancel(&RequestId::number(2));
     assert_eq!(drained(&mut two), (0, true));
@@ -104,19 +105,19 @@ async fn an_answer_ends_the_stream_of_its_request_alone() {
 #[tokio::test]
 async fn a_slow_reader_misses_progress_and_never_its_answer() {
     let mut table = CallTable::new();
-    let mut slow = table.begin(&call(1)).unwrap().pieces;
-    let mut other = table.begin(&call(2)).unwrap().pieces;
+    let mut slow = table.begin(&call(1)).unwrap().messages;
+    let mut other = table.begin(&call(2)).unwrap().messages;
     let taken = (0..1_000).filter(|_| progress(&mut table, 1).is_ok()).count();
     assert_eq!((taken, progress(&mut table, 1)), (QUEUE_MAX, Err(DeliveryError::Slow)));
     assert_eq!(progress(&mut table, 2), Ok(()));
-    assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
+    assert!(table.answer(Some(&RequestId::number(1)), &MessageText::default()));
     assert_eq!((drained(&mut slow), drained(&mut other)), ((QUEUE_MAX + 1, true), (1, false)));
 }
 
 #[tokio::test]
 async fn the_end_of_the_connection_is_told_to_every_call_with_its_reason() {
     let mut table = CallTable::new();
-    let (mut one, mut own) = (table.begin(&call(1)).unwrap().pieces, table.listen(None));
+    let (mut one, mut own) = (table.begin(&call(1)).unwrap().messages, table.listen(None));
     let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     table.end(fault);
     let error = one.recv().await.unwrap().unwrap_err();
@@ -152,7 +153,7 @@ async fn a_connection_is_not_idle_while_somebody_listens_or_a_call_runs() {
     drop(one);
     tokio::time::advance(ten).await;
     assert_eq!((unused(&mut table), table.left_for()), (None, ten), "it goes on, and nobody waits for it");
-    assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
+    assert!(table.answer(Some(&RequestId::number(1)), &MessageText::default()));
     assert_eq!((unused(&mut table), table.left_for()), (Some(Duration::ZERO), Duration::ZERO));
 }
 
@@ -175,7 +176,7 @@ async fn a_stream_of_the_gateways_own_is_of_use_only_while_its_session_is() {
 #[tokio::test]
 async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
     let mut table = CallTable::new();
-    let mut first = table.begin(&request(0, "initialize", json!({}))).unwrap().pieces;
+    let mut first = table.begin(&request(0, "initialize", json!({}))).unwrap().messages;
     assert_eq!(ask(&mut table, 9, json!({})), Err(DeliveryError::Nobody), "answered by the stand, if it is a ping");
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!(drained(&mut first), (0, false));
@@ -206,17 +207,17 @@ async fn a_connection_that_is_only_listened_on_is_quiet_and_one_with_a_call_is_n
 async fn a_large_message_is_taken_and_what_waits_is_bounded_in_bytes() {
     let mut table = CallTable::new();
     let mut begun = table.begin(&call(1)).unwrap();
-    let large = Bytes::from(vec![b'x'; 5 << 20]);
+    let large = MessageText::from(Bytes::from(vec![b'x'; 5 << 20]));
     let asked = request(9, "sampling/createMessage", json!({}));
     assert_eq!(table.ask(&asked, &large), Ok(()), "alone it may be as large as it is");
     assert_eq!(table.ask(&asked, &large), Err(DeliveryError::Slow));
-    let small = Bytes::from_static(b"{}");
+    let small = MessageText::from(Bytes::from_static(b"{}"));
     assert_eq!(table.ask(&asked, &small), Err(DeliveryError::Slow), "there is too much as it is");
-    assert_eq!(begun.pieces.recv().await.unwrap().unwrap().len(), sse_message(&large).len());
+    assert_eq!(begun.messages.recv().await.unwrap().unwrap().len(), large.len());
     for _ in 0..4 {
-        assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000])), Ok(()));
+        assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000]).into()), Ok(()));
     }
-    assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000])), Err(DeliveryError::Slow));
+    assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000]).into()), Err(DeliveryError::Slow));
     assert!(table.answer(Some(&call(1).id), &large), "room for the answer is its own");
-    assert_eq!(drained(&mut begun.pieces), (5, true));
+    assert_eq!(drained(&mut begun.messages), (5, true));
 }

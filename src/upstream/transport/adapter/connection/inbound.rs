@@ -13,7 +13,8 @@ use crate::upstream::exchange::Era;
 use crate::upstream::outgoing::HandedOver;
 use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{
-    self, Message, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method,
+    self, Message, MessageText, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope,
+    method,
 };
 
 /// A message beyond this that is dropped is worth a line in the log.
@@ -31,11 +32,13 @@ impl AdapterConnection {
     }
 
     fn take_one(self: &Arc<Self>, text: &Bytes) {
-        let taken = match envelope::read(text, ScanLimits::UPSTREAM) {
-            Ok(Message::Response(response)) => return self.answer(&response, text),
-            Ok(Message::Notification(notification)) => self.note(&notification, text),
-            Ok(Message::Request(request)) => return self.ask(&request, text),
-            Err(_) => return self.take_unreadable(text),
+        let Ok(message) = envelope::read(text, ScanLimits::UPSTREAM) else { return self.take_unreadable(text) };
+        let message = Arc::new(message);
+        let text = MessageText::with_message(text.clone(), Arc::clone(&message));
+        let taken = match &*message {
+            Message::Response(response) => return self.answer(response, &text),
+            Message::Notification(notification) => self.note(notification, &text),
+            Message::Request(request) => return self.ask(request, &text),
         };
         match taken {
             Ok(()) => (),
@@ -84,7 +87,7 @@ impl AdapterConnection {
         }
     }
 
-    fn answer(&self, response: &wire::Response, text: &Bytes) {
+    fn answer(&self, response: &wire::Response, text: &MessageText) {
         let outer = match (&self.kind, &response.id) {
             (ConnectionPurpose::Stateless, Some(id)) => self.table.lock().outer(id),
             (ConnectionPurpose::Session | ConnectionPurpose::Apart { .. }, _)
@@ -92,7 +95,7 @@ impl AdapterConnection {
         };
         let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
         let is_probe = outer.as_ref().is_some_and(|outer| outer.is_probe);
-        let text = outer.map_or_else(|| text.clone(), |outer| request_ids::answer(response, &outer.id));
+        let text = outer.map_or_else(|| text.clone(), |outer| request_ids::answer(response, &outer.id).into());
         let is_result = response.outcome.is_ok();
         let taken = {
             let mut table = self.table.lock();
@@ -115,7 +118,7 @@ impl AdapterConnection {
         }
     }
 
-    fn note(&self, notification: &Notification, text: &Bytes) -> Result<(), DeliveryError> {
+    fn note(&self, notification: &Notification, text: &MessageText) -> Result<(), DeliveryError> {
         let mut table = self.table.lock();
         match &self.kind {
             ConnectionPurpose::Session => table.note(notification, text),
@@ -124,21 +127,21 @@ impl AdapterConnection {
                 Some(id) => {
                     let (notification, text) =
                         request_ids::withdrawal(notification, &request_ids::outward(process, &id));
-                    table.note(&notification, &text)
+                    table.note(&notification, &text.into())
                 }
                 None => table.note(notification, text),
             },
         }
     }
 
-    fn ask(self: &Arc<Self>, request: &Request, text: &Bytes) {
+    fn ask(self: &Arc<Self>, request: &Request, text: &MessageText) {
         let asked = match &self.kind {
             ConnectionPurpose::Session => self.table.lock().ask(request, text),
             // Such a server asks nothing in the middle of a request, and its client answers nothing.
             ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
             ConnectionPurpose::Apart { process } => {
                 let (request, text) = request_ids::question(request, request_ids::outward(process, &request.id));
-                self.table.lock().ask(&request, &text)
+                self.table.lock().ask(&request, &text.into())
             }
         };
         let why = match asked {

@@ -68,7 +68,7 @@ impl MessageReceiver for SilentReceiver {
 fn post(principal: &str, method: &str) -> OutgoingRequest {
     let message = json!({ "jsonrpc": "2.0", "id": "same", "method": method, "params": { "name": "t" } });
     let credentials = SessionHeaders { session: None, version: Some(ProtocolVersion::V2026_07_28) };
-    credentials.post(message.to_string().into()).on_behalf_of(Principal::new(principal))
+    credentials.post(Bytes::from(message.to_string())).on_behalf_of(Principal::new(principal))
 }
 
 /// T-20: no connection is shared by two principals; what nobody but the probe has used is anybody's.

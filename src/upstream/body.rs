@@ -1,5 +1,5 @@
 //! Edits bodies of answers on their way: single events of a stream, and bodies whose beginning was read. Everything else goes by
-//! untouched.
+//! untouched, or breaks off.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -7,6 +7,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
+use bytes::Buf as _;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::raw_channel::RawBody;
@@ -156,5 +157,41 @@ impl Body for PartlyReadBody {
             hint.set_upper(held + upper);
         }
         hint
+    }
+}
+
+/// A body that breaks off at the first bytes that `watch` refuses.
+pub(crate) fn watched(
+    body: RawBody,
+    watch: impl FnMut(&[u8]) -> Result<(), FramingError> + Send + Unpin + 'static,
+) -> RawBody {
+    RawBody::new(WatchedBody { body, watch })
+}
+
+struct WatchedBody<W> {
+    body: RawBody,
+    watch: W,
+}
+
+impl<W: FnMut(&[u8]) -> Result<(), FramingError> + Unpin> Body for WatchedBody<W> {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+        match data.map(|data| (this.watch)(data.chunk())) {
+            Some(Err(refused)) => Poll::Ready(Some(Err(io::Error::other(refused)))),
+            Some(Ok(())) | None => Poll::Ready(frame),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }

@@ -3,13 +3,9 @@
 //! answered as it would be for a task. Everything else leaves as it came.
 
 use std::collections::VecDeque;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
-use bytes::{Buf as _, Bytes};
-use hyper::body::{Body, Frame, SizeHint};
+use bytes::Bytes;
 
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::session_results::client_capabilities;
@@ -18,7 +14,7 @@ use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::body::PartlyReadBody;
+use crate::upstream::body::{PartlyReadBody, watched};
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply;
 use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, split_batch};
@@ -197,40 +193,13 @@ pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFau
             return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
         }
     }
-    let watched = RawBody::new(GuardedBody { body: PartlyReadBody { parts, rest: body }, glance });
-    Ok(match shows {
-        MessageClass::Harmless => PeekedAnswer::Plain(watched),
-        MessageClass::Nothing | MessageClass::Failing | MessageClass::Asking => PeekedAnswer::Odd(watched),
-    })
-}
-
-/// A body whose beginning was looked at. It breaks off where it turns out to be more than an answer.
-struct GuardedBody {
-    body: PartlyReadBody,
-    glance: MessageClassifier,
-}
-
-impl Body for GuardedBody {
-    type Data = BodyPart;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
-        let this = self.get_mut();
-        let was_seen = !this.body.parts.is_empty();
-        let was_harmless = this.glance.shows() == MessageClass::Harmless;
-        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
-        let data = frame.as_ref().filter(|_| !was_seen).and_then(|frame| frame.as_ref().ok()?.data_ref());
-        if was_harmless && data.is_some_and(|data| this.glance.feed(data.chunk()) != MessageClass::Harmless) {
-            return Poll::Ready(Some(Err(io::Error::other(FramingError::TwoMessagesInOne))));
-        }
-        Poll::Ready(frame)
+    if shows != MessageClass::Harmless {
+        return Ok(PeekedAnswer::Odd(RawBody::new(PartlyReadBody { parts, rest: body })));
     }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    // It breaks off where it turns out to be more than an answer.
+    let rest = watched(body, move |bytes| match glance.feed(bytes) {
+        MessageClass::Harmless => Ok(()),
+        MessageClass::Nothing | MessageClass::Failing | MessageClass::Asking => Err(FramingError::TwoMessagesInOne),
+    });
+    Ok(PeekedAnswer::Plain(RawBody::new(PartlyReadBody { parts, rest })))
 }

@@ -3,13 +3,9 @@
 //! Everything else leaves as it came.
 
 use std::collections::VecDeque;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
-use bytes::{Buf as _, Bytes};
-use hyper::body::{Body, Frame, SizeHint};
+use bytes::Bytes;
 
 use super::about_us;
 use crate::dialect::RequestError;
@@ -22,7 +18,7 @@ use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::metric;
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
-use crate::upstream::body::{PartlyReadBody, edited_events};
+use crate::upstream::body::{PartlyReadBody, edited_events, watched};
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply::{self, ReadLimits};
 use crate::wire::framing::{
@@ -243,7 +239,12 @@ impl AnswerEdits {
         }
         let is_answer = !glance.may_be_request() && glance.shows() != MessageClass::Nothing;
         if is_answer && !is_of_interest(&joined(&pieces)) && !glance.has_requests() {
-            let rest = RawBody::new(RestOfAnswer { rest: body, glance });
+            // It breaks off where it turns out to ask something.
+            let rest = watched(body, move |bytes| {
+                glance.feed(bytes);
+                let asks = glance.has_requests() || glance.may_be_request();
+                if asks { Err(FramingError::AsksTooLate) } else { Ok(()) }
+            });
             let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
             return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { parts, rest })));
         }
@@ -276,35 +277,4 @@ fn joined(pieces: &VecDeque<Bytes>) -> Bytes {
     let mut whole = Vec::with_capacity(pieces.iter().map(Bytes::len).sum());
     pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
     whole.into()
-}
-
-/// The rest of an answer whose beginning has passed. It breaks off where it turns out to ask something.
-struct RestOfAnswer {
-    rest: RawBody,
-    glance: MessageClassifier,
-}
-
-impl Body for RestOfAnswer {
-    type Data = BodyPart;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
-        let this = self.get_mut();
-        let frame = ready!(Pin::new(&mut this.rest).poll_frame(cx));
-        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
-            this.glance.feed(data.chunk());
-            if this.glance.has_requests() || this.glance.may_be_request() {
-                return Poll::Ready(Some(Err(io::Error::other(FramingError::AsksTooLate))));
-            }
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.rest.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.rest.size_hint()
-    }
 }

@@ -106,7 +106,7 @@ impl ServedUpstream {
         life: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
         let (upstream, retired, life) = (Arc::clone(&self.served.upstream), retired.clone(), life.clone());
-        let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.slots));
+        let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.permits));
         retired.add(&upstream);
         async move {
             // Requests that are under way hold the endpoint, and calls the permits, as `served` does for as long as it is there.
@@ -208,7 +208,7 @@ impl Gateway {
                 Some(fresh)
             }) {
                 Some(opened) => {
-                    opened.served.slots.rebound(one.permits);
+                    opened.served.permits.rebound(one.permits);
                     if let Some(processes) = one.server.stdio().map(StdioUpstreamSettings::process_permits) {
                         self.parts.processes.unmetered_of(&one.name, processes).rebound(processes);
                     }

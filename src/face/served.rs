@@ -30,7 +30,7 @@ pub struct Served {
     pub stateless: Arc<dyn Upstream>,
     /// Whether the operator says that the server knows no sessions: then it is never asked for one.
     pub is_stateless: bool,
-    pub slots: Arc<CallPermits>,
+    pub permits: Arc<CallPermits>,
     /// What principals ask for, whatever upstream they ask.
     pub rates: Arc<Rates>,
     /// Permits of streams that are open for as long as their clients like, of all upstreams together.
@@ -51,7 +51,7 @@ impl Served {
     pub fn target(&self) -> CallTarget {
         CallTarget {
             upstream: Arc::clone(&self.upstream),
-            permits: Arc::clone(&self.slots),
+            permits: Arc::clone(&self.permits),
             settings: Arc::clone(&self.settings),
         }
     }

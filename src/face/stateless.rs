@@ -250,7 +250,8 @@ impl StatelessFace {
         }
         match self.catalog.list(&self.context(inquiry)).await {
             Ok(list) => {
-                let listed = self.fallback_for(&inquiry.said).and_then(|desk| desk.listed(&Object::of(list.result())?));
+                let listed =
+                    self.fallback_for(&inquiry.said).and_then(|fallback| fallback.listed(&Object::of(list.result())?));
                 let result = stateless_result(
                     method::TOOLS_LIST,
                     listed.as_ref().unwrap_or_else(|| list.result()),

@@ -400,8 +400,8 @@ impl RawChannel for RenamingChannel {
         }
     }
 
-    fn standing(&self) -> Option<&UpstreamHealth> {
-        self.inner.standing()
+    fn health(&self) -> Option<&UpstreamHealth> {
+        self.inner.health()
     }
 
     fn makes_streams(&self) -> bool {

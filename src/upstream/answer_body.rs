@@ -83,10 +83,10 @@ impl Body for AnswerBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         match self.get_mut() {
-            Self::Http(body, standing) => Pin::new(body).poll_frame(cx).map(|frame| {
+            Self::Http(body, health) => Pin::new(body).poll_frame(cx).map(|frame| {
                 let frame = frame?.map(|frame| frame.map_data(BodyPart::Bytes)).map_err(|error| {
-                    if let Some(standing) = standing.take() {
-                        standing.failed(UpstreamFailure::new(
+                    if let Some(health) = health.take() {
+                        health.failed(UpstreamFailure::new(
                             Reason::UpstreamClosed,
                             "the connection broke before an answer was whole",
                         ));

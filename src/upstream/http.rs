@@ -116,7 +116,7 @@ impl SessionUpstream {
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
         let era = settings.protocol.map(Era::of);
         let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
-        let health = Arc::clone(client.standing());
+        let health = Arc::clone(client.health());
         // Only servers with sessions speak HTTP+SSE.
         let (transport, era) = match (settings.transport, era) {
             (HttpTransport::Streamable, era) | (HttpTransport::Auto, era @ Some(Era::Stateless)) => {
@@ -240,7 +240,7 @@ fn sse_stand(
     life: &TaskScope,
 ) -> TransportAdapter {
     let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
-    let health = Arc::clone(client.standing());
+    let health = Arc::clone(client.health());
     let wire = SseTransport::new(name, url, client, settings.event_bytes_max, seen, life.clone());
     TransportAdapter::new(health, Box::new(wire), sse::SESSIONS_MAX, life.clone())
 }

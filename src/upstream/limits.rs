@@ -61,13 +61,13 @@ impl CallPermitsByName {
 
     fn shared(&self, upstream: &Arc<str>, make: impl FnOnce() -> CallPermits) -> CallPermits {
         let mut all = self.0.lock();
-        all.retain(|_, slots| slots.strong_count() > 0);
+        all.retain(|_, permits| permits.strong_count() > 0);
         if let Some(shared) = all.get(upstream).and_then(Weak::upgrade) {
             return CallPermits(shared);
         }
-        let slots = make();
-        all.insert(Arc::clone(upstream), Arc::downgrade(&slots.0));
-        slots
+        let permits = make();
+        all.insert(Arc::clone(upstream), Arc::downgrade(&permits.0));
+        permits
     }
 }
 
@@ -124,7 +124,7 @@ impl CallPermits {
     /// `QueueFull` if as many wait as may, `QueueDeadline` if the wait was too long.
     pub async fn acquire(&self, owner: &Principal, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
         let (turn, mut place) = match self.queue(owner, true) {
-            PermitRequest::Called(slot) => return Ok(slot),
+            PermitRequest::Called(permit) => return Ok(permit),
             PermitRequest::Waits(turn, place) => (turn, place),
             PermitRequest::Full => return Err(self.shed(Reason::QueueFull)),
         };
@@ -150,7 +150,7 @@ impl CallPermits {
     /// `Internal` by a bug.
     pub async fn acquire_again(&self, owner: &Principal) -> Result<CallPermit, GatewayFault> {
         match self.queue(owner, false) {
-            PermitRequest::Called(slot) => Ok(slot),
+            PermitRequest::Called(permit) => Ok(permit),
             PermitRequest::Waits(_turn, place) => {
                 place.await.map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
             }

@@ -44,7 +44,7 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault>;
 
     /// Where whoever ends a request without its answer says so, if anywhere.
-    fn standing(&self) -> Option<&UpstreamHealth> {
+    fn health(&self) -> Option<&UpstreamHealth> {
         None
     }
 

@@ -262,7 +262,7 @@ impl UpstreamHealthList {
 
     #[must_use]
     pub fn looks(&self) -> Vec<HealthReport> {
-        self.0.read().iter().map(|standing| standing.look()).collect()
+        self.0.read().iter().map(|health| health.look()).collect()
     }
 }
 
@@ -271,65 +271,65 @@ mod tests {
     use super::*;
     use crate::task::Executed;
 
-    fn state(standing: &UpstreamHealth) -> (&'static str, Option<&'static str>) {
-        let look = standing.look();
+    fn state(health: &UpstreamHealth) -> (&'static str, Option<&'static str>) {
+        let look = health.look();
         (look.state, look.last_failure.map(|last| last.reason))
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_failure_stays_to_be_seen_and_the_state_follows_the_last_answer() {
-        let standing = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
-        assert_eq!(state(&standing), ("untried", None));
-        standing.failed(UpstreamFailure::new(Reason::UpstreamUnreachable, "connection refused"));
-        assert_eq!(state(&standing), ("failing", Some("upstream_unreachable")));
-        standing.refused(true);
-        assert_eq!(state(&standing).0, "refused");
-        standing.refused(false);
-        standing.answered();
-        assert_eq!(state(&standing), ("ok", Some("upstream_unreachable")));
-        standing.failed(UpstreamFailure::new(Reason::QueueFull, "not its fault"));
-        assert_eq!(state(&standing), ("ok", Some("upstream_unreachable")));
+        let health = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        assert_eq!(state(&health), ("untried", None));
+        health.failed(UpstreamFailure::new(Reason::UpstreamUnreachable, "connection refused"));
+        assert_eq!(state(&health), ("failing", Some("upstream_unreachable")));
+        health.refused(true);
+        assert_eq!(state(&health).0, "refused");
+        health.refused(false);
+        health.answered();
+        assert_eq!(state(&health), ("ok", Some("upstream_unreachable")));
+        health.failed(UpstreamFailure::new(Reason::QueueFull, "not its fault"));
+        assert_eq!(state(&health), ("ok", Some("upstream_unreachable")));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_request_is_noted_unless_a_transport_has_told_the_reason_meanwhile() {
-        let standing = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
-        let ended = |mark, reason| standing.ended(mark, &GatewayFault::new(reason, Executed::Unknown));
-        let cause = || standing.last().map(|last| last.cause);
-        let (before, malformed) = (standing.mark(), Reason::UpstreamMalformed);
+        let health = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        let ended = |mark, reason| health.ended(mark, &GatewayFault::new(reason, Executed::Unknown));
+        let cause = || health.last().map(|last| last.cause);
+        let (before, malformed) = (health.mark(), Reason::UpstreamMalformed);
         ended(before, Reason::UpstreamHttpStatus);
         ended(before, Reason::DeadlineExceeded);
-        assert_eq!(state(&standing), ("untried", None), "a transport tells of the one, and the other is no failure");
+        assert_eq!(state(&health), ("untried", None), "a transport tells of the one, and the other is no failure");
         ended(before, malformed);
         assert_eq!(cause().as_deref(), Some("an answer that is not MCP"));
         ended(before, Reason::UpstreamClosed);
         ended(before, malformed);
         assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "another request is another failure");
-        standing.failed(UpstreamFailure::new(malformed, "content-type text/html"));
+        health.failed(UpstreamFailure::new(malformed, "content-type text/html"));
         ended(before, malformed);
         assert_eq!(cause().as_deref(), Some("content-type text/html"), "the transport knew the cause");
         ended(before, Reason::UpstreamClosed);
-        assert_eq!(state(&standing).1, Some("upstream_closed"), "of that it has told nothing");
-        ended(standing.mark(), malformed);
+        assert_eq!(state(&health).1, Some("upstream_closed"), "of that it has told nothing");
+        ended(health.mark(), malformed);
         assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "it told of what was before");
         ended(before, Reason::UpstreamTimeout);
-        assert_eq!(state(&standing), ("failing", Some("upstream_timeout")));
+        assert_eq!(state(&health), ("failing", Some("upstream_timeout")));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reason_is_told_once_a_minute_and_then_how_often_it_was_not() {
-        let standing = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
-        let fail = |reason| standing.failed(UpstreamFailure::new(reason, "é".repeat(CAUSE_BYTES_MAX)));
+        let health = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        let fail = |reason| health.failed(UpstreamFailure::new(reason, "é".repeat(CAUSE_BYTES_MAX)));
         for _ in 0..10 {
             fail(Reason::UpstreamAuth);
         }
         fail(Reason::UpstreamTls);
         let at = |reason| REASONS.iter().position(|one| *one == reason).unwrap();
-        let untold = |reason| standing.state.lock().untold[at(reason)];
+        let untold = |reason| health.state.lock().untold[at(reason)];
         assert_eq!((untold(Reason::UpstreamAuth), untold(Reason::UpstreamTls)), (9, 0));
         tokio::time::advance(TOLD_FOR).await;
         fail(Reason::UpstreamAuth);
         assert_eq!(untold(Reason::UpstreamAuth), 0);
-        assert!(standing.last().unwrap().cause.len() <= CAUSE_BYTES_MAX);
+        assert!(health.last().unwrap().cause.len() <= CAUSE_BYTES_MAX);
     }
 }

@@ -49,7 +49,7 @@ fn policy() -> ToolPolicy {
 struct Process {
     engine: Arc<Engine>,
     upstream: Arc<dyn Upstream>,
-    slots: Arc<CallPermits>,
+    permits: Arc<CallPermits>,
     /// Dropped with all that runs in it.
     runtime: Option<Runtime>,
 }
@@ -88,9 +88,9 @@ impl Process {
         );
         let in_flight_max = NonZeroUsize::MIN;
         let settings = CallPermitSettings { in_flight_max, queue_max: 1 };
-        let slots = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
+        let permits = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
         drop(_inside);
-        Self { engine, upstream, slots, runtime: Some(runtime) }
+        Self { engine, upstream, permits, runtime: Some(runtime) }
     }
 
     fn spawn<T: Send + 'static>(&self, doing: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {
@@ -115,7 +115,7 @@ impl Process {
     }
 
     fn target(&self) -> CallTarget {
-        serving::target(Arc::clone(&self.upstream), &self.slots, serving::settings(policy()))
+        serving::target(Arc::clone(&self.upstream), &self.permits, serving::settings(policy()))
     }
 
     async fn recover(&self) {

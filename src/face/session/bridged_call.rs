@@ -326,7 +326,7 @@ impl BridgedCall {
             Some(offering) => offering,
             None => result,
         };
-        let listed = self.fallback.as_ref().and_then(|desk| desk.listed(&Object::of(&result)?));
+        let listed = self.fallback.as_ref().and_then(|fallback| fallback.listed(&Object::of(&result)?));
         listed.unwrap_or(result)
     }
 

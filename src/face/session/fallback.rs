@@ -33,7 +33,7 @@ const LOOK_MAX: Duration = Duration::from_secs(3);
 /// What the session face knows of the three tools.
 #[derive(Debug)]
 pub(super) struct SessionFallback {
-    desk: Arc<FallbackToolService>,
+    service: Arc<FallbackToolService>,
     /// The tools of a server without sessions.
     bridged: Catalog,
 }
@@ -42,7 +42,7 @@ impl SessionFallback {
     /// `None` where no tool's rules ask for it.
     pub(super) fn new(rules: &ToolRules, stateless: &Arc<dyn Upstream>) -> Option<Self> {
         let bridged = || Catalog::new(Arc::clone(stateless), Arc::new(PlainUpstream));
-        FallbackToolService::new(rules).map(|desk| Self { desk, bridged: bridged() })
+        FallbackToolService::new(rules).map(|service| Self { service, bridged: bridged() })
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -56,12 +56,12 @@ impl SessionFaceState {
     pub(in crate::face) fn fallback_for(&self, session: &ClientSession) -> Option<Arc<FallbackToolService>> {
         let fallback = self.fallback.as_ref()?;
         let knows_tasks = session.token.declares_tasks || self.sessions.uses_tasks(session);
-        (!knows_tasks).then(|| Arc::clone(&fallback.desk))
+        (!knows_tasks).then(|| Arc::clone(&fallback.service))
     }
 
     /// Whether a plain call of this tool may be answered with a word of its task.
     pub(super) fn falls_back(&self, session: &ClientSession, tool: &str) -> bool {
-        self.fallback_for(session).is_some_and(|desk| desk.covers(tool))
+        self.fallback_for(session).is_some_and(|fallback| fallback.covers(tool))
     }
 
     /// Takes note that a session's client knows tasks. Means something only where others are given tools instead.
@@ -73,7 +73,7 @@ impl SessionFaceState {
 
     /// The words for such a client, with the names that are in force.
     pub(super) fn fallback_words(&self) -> FallbackTools {
-        FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.desk.level()))
+        FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.service.level()))
     }
 
     /// Whether the gateway may drive calls of this session itself.
@@ -83,7 +83,7 @@ impl SessionFaceState {
 
     /// Learns which names are the upstream's, if nobody knows yet.
     async fn learn_names(&self, session: &ClientSession, principal: &Principal) {
-        let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.desk.has_learned()) else { return };
+        let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.service.has_learned()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, &self.served.settings);
         let catalog = match session.is_bridged() {
@@ -93,7 +93,7 @@ impl SessionFaceState {
         if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
             && let Some(list) = Object::of(list.result())
         {
-            fallback.desk.learn(&list);
+            fallback.service.learn(&list);
         }
     }
 }
@@ -105,7 +105,7 @@ pub(super) fn called(shared: &SessionFaceState, session: &ClientSession, request
         return None;
     }
     let params = request.params.object().filter(|params| !params.contains("task"))?;
-    fallback.desk.named(&params.get_str("name")?)
+    fallback.service.named(&params.get_str("name")?)
 }
 
 /// Whether a plain call is one that may end in a word of its task.

@@ -87,7 +87,7 @@ impl SessionFaceState {
         self.tools.0.get(session.token.nonce).is_some_and(|known| known.lock().contains(tool))
     }
 
-    async fn standing(
+    async fn listing_of(
         self: &Arc<Self>,
         session: &ClientSession,
         principal: &Principal,
@@ -129,7 +129,7 @@ impl SessionFaceState {
         principal: &Principal,
         tool: &str,
     ) -> bool {
-        self.standing(session, principal, tool, &mut ServerTools::default()).await != ToolListing::Unlisted
+        self.listing_of(session, principal, tool, &mut ServerTools::default()).await != ToolListing::Unlisted
     }
 
     /// What is wrong with a call where tools are hidden: a server may take another spelling of a hidden name for that name,
@@ -149,7 +149,7 @@ impl SessionFaceState {
         if super::fallback::called(self, session, request).is_some() {
             return None;
         }
-        match self.standing(session, principal, &tool, asked).await {
+        match self.listing_of(session, principal, &tool, asked).await {
             ToolListing::Listed => None,
             ToolListing::Unlisted => Some(HiddenToolRefusal::Unknown),
             ToolListing::Untold => Some(HiddenToolRefusal::Untold),

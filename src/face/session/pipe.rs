@@ -232,14 +232,14 @@ impl PipeForward {
     async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let Self { shared, session, request, signs } = self;
         let served = &shared.served;
-        let (slot, timeouts, deadline) = match &request.tool {
+        let (permit, timeouts, deadline) = match &request.tool {
             Some(tool) => {
-                let Some(slot) = place(&shared, &session, &request.id).await? else {
+                let Some(permit) = place(&shared, &session, &request.id).await? else {
                     return Ok(unanswered(accepted));
                 };
                 let deadline = Instant::now() + served.settings.rules.policy_of(tool).deadline;
                 (
-                    Some(slot),
+                    Some(permit),
                     served.settings.call_timeouts.of_tool(served.settings.rules.limits_of(tool)),
                     Some(deadline),
                 )
@@ -247,7 +247,7 @@ impl PipeForward {
             None => (None, served.settings.timeouts, None),
         };
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
-        let call = PipedCall::begin(shared, session, request.id, slot);
+        let call = PipedCall::begin(shared, session, request.id, permit);
         let judged = match in_time(
             &call,
             call.shared.own.deliver(&call.session.own, RawMethod::Post(request.text)),
@@ -285,14 +285,14 @@ async fn place(
     id: &RequestId,
 ) -> Result<Option<CallPermit>, GatewayFault> {
     let served = &shared.served;
-    if let Some(slot) = served.slots.try_acquire(&session.own.opened.owner) {
-        return Ok(Some(slot));
+    if let Some(permit) = served.permits.try_acquire(&session.own.opened.owner) {
+        return Ok(Some(permit));
     }
     let waiting = shared.open.in_flight.enter(session.token.nonce, id, RequestStage::Queued);
     tokio::select! {
         biased;
         () = waiting.cancelled().cancelled() => Ok(None),
-        slot = served.slots.acquire(&session.own.opened.owner, Some(served.settings.queue_deadline)) => slot.map(Some),
+        permit = served.permits.acquire(&session.own.opened.owner, Some(served.settings.queue_deadline)) => permit.map(Some),
     }
 }
 
@@ -304,16 +304,16 @@ pub(super) struct PipedCall {
     id: RequestId,
     began: Instant,
     /// The place that a `tools/call` holds.
-    slot: Option<CallPermit>,
+    permit: Option<CallPermit>,
     mark: HealthMark,
 }
 
 impl PipedCall {
-    fn begin(shared: Arc<SessionFaceState>, session: ClientSession, id: RequestId, slot: Option<CallPermit>) -> Self {
-        let counter = if slot.is_some() { &shared.meter.calls } else { &shared.meter.requests };
+    fn begin(shared: Arc<SessionFaceState>, session: ClientSession, id: RequestId, permit: Option<CallPermit>) -> Self {
+        let counter = if permit.is_some() { &shared.meter.calls } else { &shared.meter.requests };
         counter.increment(1);
-        let mark = shared.served.channel.standing().map(UpstreamHealth::mark).unwrap_or_default();
-        Self { shared, session, id, began: Instant::now(), slot, mark }
+        let mark = shared.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default();
+        Self { shared, session, id, began: Instant::now(), permit, mark }
     }
 
     /// The answer as the client is to see it.
@@ -389,14 +389,14 @@ impl AnsweredRequest for PipedCall {
 
     fn ended(&self, fault: &GatewayFault) {
         let is_wanted = || self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id);
-        if let Some(standing) = self.shared.served.channel.standing().filter(|_| is_wanted()) {
-            standing.ended(self.mark, fault);
+        if let Some(health) = self.shared.served.channel.health().filter(|_| is_wanted()) {
+            health.ended(self.mark, fault);
         }
     }
 
     /// What holds no place needs nothing to be kept.
     fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
-        if self.slot.is_some() {
+        if self.permit.is_some() {
             paused_calls::pause(self, pace, at);
         }
     }
@@ -418,7 +418,7 @@ impl AnsweredRequest for PipedCall {
 impl Drop for PipedCall {
     fn drop(&mut self) {
         let meter = &self.shared.meter;
-        let histogram = if self.slot.is_some() { &meter.call_time } else { &meter.request_time };
+        let histogram = if self.permit.is_some() { &meter.call_time } else { &meter.request_time };
         histogram.record(self.began.elapsed());
     }
 }
@@ -427,8 +427,8 @@ impl SessionFaceState {
     /// What the versions of both sides demand of their messages.
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let upstream = self.own.binding(&session.own).version.unwrap_or(session.token.upstream_version);
-        let sieve = ClientFilter::new(Arc::clone(self), session.clone());
-        StreamEdits::between(session.token.client_version, upstream, sieve)
+        let filter = ClientFilter::new(Arc::clone(self), session.clone());
+        StreamEdits::between(session.token.client_version, upstream, filter)
     }
 }
 

@@ -41,7 +41,7 @@ impl StatelessFace {
 
     /// The words for such a client, with the names that are in force.
     pub(super) fn fallback_words(&self) -> FallbackTools {
-        FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |desk| desk.level()), self.identity())
+        FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |fallback| fallback.level()), self.identity())
     }
 
     /// Shows a call to the client that waits for it, in the words that it knows.
@@ -65,23 +65,24 @@ impl StatelessFace {
 
     /// Whether a request calls one of the gateway's own tools, as far as is known.
     pub(super) fn is_errand(&self, name: &str, params: Option<&Object>) -> bool {
-        let Some(desk) = self.fallback.as_ref().filter(|_| name == method::TOOLS_CALL) else { return false };
-        params.and_then(|params| params.get_str("name")).is_some_and(|tool| desk.named(&tool).is_some())
+        let Some(fallback) = self.fallback.as_ref().filter(|_| name == method::TOOLS_CALL) else { return false };
+        params.and_then(|params| params.get_str("name")).is_some_and(|tool| fallback.named(&tool).is_some())
     }
 
     /// Answers a call of one of the gateway's own tools; `None` for every other call. Dropping the future changes
     /// nothing about a task.
     pub(super) async fn errand(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
-        let desk = self.fallback_for(&inquiry.said).filter(|_| self.is_errand(inquiry.method, Some(inquiry.params)))?;
-        if !desk.has_learned() {
+        let fallback =
+            self.fallback_for(&inquiry.said).filter(|_| self.is_errand(inquiry.method, Some(inquiry.params)))?;
+        if !fallback.has_learned() {
             let context = self.context(inquiry);
             if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await
                 && let Some(list) = Object::of(list.result())
             {
-                desk.learn(&list);
+                fallback.learn(&list);
             }
         }
-        let tool = desk.named(&inquiry.params.get_str("name")?)?;
+        let tool = fallback.named(&inquiry.params.get_str("name")?)?;
         let whose = (&inquiry.principal, &self.misses);
         let errand = run(&self.served.engine, whose, (tool, Some(inquiry.params)), self.fallback_words()).await;
         let waiting = match errand {

@@ -223,7 +223,7 @@ struct StatelessPipedCall {
     began: Instant,
     class: &'static str,
     is_stream: bool,
-    _slot: Option<CallPermit>,
+    _permit: Option<CallPermit>,
 }
 
 impl AnsweredRequest for StatelessPipedCall {
@@ -243,8 +243,8 @@ impl AnsweredRequest for StatelessPipedCall {
 
     /// A client that takes its request back drops it with its answer, so it is waited for here.
     fn ended(&self, fault: &GatewayFault) {
-        if let Some(standing) = self.channel.standing() {
-            standing.ended(self.mark, fault);
+        if let Some(health) = self.channel.health() {
+            health.ended(self.mark, fault);
         }
     }
 
@@ -273,24 +273,24 @@ impl StatelessForward {
     async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let is_stream = self.method == method::LISTEN;
         let settings = &self.served.settings;
-        let (slot, timeouts, deadline) = match self.deadline {
+        let (permit, timeouts, deadline) = match self.deadline {
             Some(deadline) => {
                 let wait_max = Some(settings.queue_deadline);
-                let slot = self.served.slots.acquire(&self.edits.asker.principal, wait_max).await?;
-                (Some(slot), settings.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
+                let permit = self.served.permits.acquire(&self.edits.asker.principal, wait_max).await?;
+                (Some(permit), settings.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
             }
             None => (None, settings.timeouts, None),
         };
         let kind = if is_stream { "stream" } else { "request" };
-        count(&self.served, if slot.is_some() { "call" } else { kind });
+        count(&self.served, if permit.is_some() { "call" } else { kind });
         let call = StatelessPipedCall {
             id: self.edits.id.clone(),
             channel: Arc::<dyn OwnSessionChannel>::clone(&self.served.channel),
-            mark: self.served.channel.standing().map(UpstreamHealth::mark).unwrap_or_default(),
+            mark: self.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default(),
             began: Instant::now(),
-            class: if slot.is_some() { "call" } else { "other" },
+            class: if permit.is_some() { "call" } else { "other" },
             is_stream,
-            _slot: slot,
+            _permit: permit,
         };
         let response = match in_time(&call, self.deliver(), timeouts.first_byte, deadline).await? {
             JudgedResponse::Fine(response) => response,

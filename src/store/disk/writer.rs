@@ -140,7 +140,7 @@ impl DiskWriter {
     /// Serves one write and whatever waits behind it. Returns who asked for the end, if anybody did.
     fn serve(&mut self, first: PendingWrite, queue: &mut mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let mut closing = None;
-        let standing = 1 + queue.len();
+        let health = 1 + queue.len();
         let mut more = || match queue.try_recv() {
             Ok(WriterRequest::Write(write, _, reply)) => Some((write, reply)),
             Ok(WriterRequest::Close(reply)) => {
@@ -150,7 +150,7 @@ impl DiskWriter {
             Err(_) => None,
         };
         let mut waiting = vec![first];
-        let outcomes = match self.attempt(&mut waiting, standing, &mut more) {
+        let outcomes = match self.attempt(&mut waiting, health, &mut more) {
             Err(error) if is_full(&error) => self.attempt_with_less(&mut waiting),
             Err(error) if is_corrupt(&error) => Ok(self.attempt_with_care(&mut waiting)),
             other => other,
@@ -188,7 +188,7 @@ impl DiskWriter {
     fn attempt(
         &mut self,
         waiting: &mut Vec<PendingWrite>,
-        standing: usize,
+        health: usize,
         more: &mut dyn FnMut() -> Option<PendingWrite>,
     ) -> rusqlite::Result<WriteResults> {
         // Once it fails for good, probes alone open it.
@@ -208,7 +208,7 @@ impl DiskWriter {
             outcomes.push(batch.run(&waiting[at].0)?);
             size += waiting[at].0.bytes();
             at += 1;
-            let is_early = at < standing || began.elapsed() < BATCH_TIME_MAX;
+            let is_early = at < health || began.elapsed() < BATCH_TIME_MAX;
             let is_open = at < BATCH_WRITES_MAX && size < BATCH_BYTES_MAX && is_early;
             if at == waiting.len() && is_open {
                 waiting.extend(more());

@@ -34,7 +34,7 @@ impl RawChannel for Arc<UpstreamLink> {
         Ok(response.map(|body| body.boxed_unsync()).into())
     }
 
-    fn standing(&self) -> Option<&UpstreamHealth> {
+    fn health(&self) -> Option<&UpstreamHealth> {
         Some(&self.health)
     }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn slots(in_flight_max: usize, queue_max: usize) -> CallPermits {
+fn permits(in_flight_max: usize, queue_max: usize) -> CallPermits {
     let in_flight_max = NonZeroUsize::new(in_flight_max).unwrap();
     let settings = CallPermitSettings { in_flight_max, queue_max };
     CallPermits::new(Arc::from("reports"), settings)
@@ -20,60 +20,60 @@ fn owner(n: usize) -> Principal {
 
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_refuses_at_once_and_a_long_wait_ends() {
-    let slots = slots(1, 1);
+    let permits = permits(1, 1);
     let ada = owner(0);
-    let held = slots.acquire(&ada, None).await.unwrap();
-    let wait = || slots.acquire(&ada, Some(Duration::from_secs(2)));
+    let held = permits.acquire(&ada, None).await.unwrap();
+    let wait = || permits.acquire(&ada, Some(Duration::from_secs(2)));
     let (late, refused) = tokio::join!(wait(), wait());
     assert_eq!(late.unwrap_err(), GatewayFault::new(Reason::QueueDeadline, Executed::No));
     assert_eq!(refused.unwrap_err(), GatewayFault::new(Reason::QueueFull, Executed::No));
     drop(held);
-    let again = slots.acquire(&ada, Some(Duration::ZERO)).await;
+    let again = permits.acquire(&ada, Some(Duration::ZERO)).await;
     assert!(again.is_ok(), "a dropped slot is free again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_abandoned_wait_leaves_its_turn_to_the_next() {
-    let slots = slots(1, 1);
+    let permits = permits(1, 1);
     let ada = owner(0);
-    let held = slots.acquire(&ada, None).await.unwrap();
-    let wait = tokio::time::timeout(Duration::from_secs(1), slots.acquire(&ada, None)).await;
+    let held = permits.acquire(&ada, None).await.unwrap();
+    let wait = tokio::time::timeout(Duration::from_secs(1), permits.acquire(&ada, None)).await;
     assert!(wait.is_err(), "nothing is free");
-    let (next, ()) = tokio::join!(slots.acquire(&ada, Some(Duration::from_secs(2))), async { drop(held) });
+    let (next, ()) = tokio::join!(permits.acquire(&ada, Some(Duration::from_secs(2))), async { drop(held) });
     assert!(next.is_ok(), "the queue has room again");
 }
 
 /// GW-40: whoever makes much noise meets its own limit first.
 #[tokio::test(start_paused = true)]
 async fn one_principal_leaves_a_quarter_of_the_queue_to_the_others() {
-    let slots = slots(1, 8);
+    let permits = permits(1, 8);
     let (noisy, quiet) = (owner(0), owner(1));
-    let _held = slots.acquire(&noisy, None).await.unwrap();
-    let mut waits: Vec<_> = (0..6).map(|_| Box::pin(slots.acquire(&noisy, None))).collect();
+    let _held = permits.acquire(&noisy, None).await.unwrap();
+    let mut waits: Vec<_> = (0..6).map(|_| Box::pin(permits.acquire(&noisy, None))).collect();
     for wait in &mut waits {
         assert!(poll(wait.as_mut()).is_pending());
     }
-    assert_eq!(slots.acquire(&noisy, None).await.unwrap_err().reason, Reason::QueueFull);
-    let mut others: Vec<_> = (0..2).map(|_| Box::pin(slots.acquire(&quiet, None))).collect();
+    assert_eq!(permits.acquire(&noisy, None).await.unwrap_err().reason, Reason::QueueFull);
+    let mut others: Vec<_> = (0..2).map(|_| Box::pin(permits.acquire(&quiet, None))).collect();
     for wait in &mut others {
         assert!(poll(wait.as_mut()).is_pending());
     }
-    assert_eq!(slots.acquire(&quiet, None).await.unwrap_err().reason, Reason::QueueFull, "now it is full");
+    assert_eq!(permits.acquire(&quiet, None).await.unwrap_err().reason, Reason::QueueFull, "now it is full");
     drop((waits, others));
-    assert_eq!(slots.waiting(), 0);
+    assert_eq!(permits.waiting(), 0);
 }
 
 /// What runs is ended for nobody, and may run for hours.
 #[tokio::test]
 async fn one_principal_leaves_a_quarter_of_the_places_to_the_others() {
-    let slots = slots(8, 8);
+    let permits = permits(8, 8);
     let (noisy, quiet) = (owner(0), owner(1));
-    let held: Vec<_> = (0..6).map(|_| slots.try_acquire(&noisy).unwrap()).collect();
-    assert!(slots.try_acquire(&noisy).is_none(), "it has its share");
-    let mut waits = Box::pin(slots.acquire(&noisy, None));
+    let held: Vec<_> = (0..6).map(|_| permits.try_acquire(&noisy).unwrap()).collect();
+    assert!(permits.try_acquire(&noisy).is_none(), "it has its share");
+    let mut waits = Box::pin(permits.acquire(&noisy, None));
     assert!(poll(waits.as_mut()).is_pending());
-    let other: Vec<_> = (0..2).map(|_| slots.try_acquire(&quiet).expect("places are left")).collect();
-    assert!(slots.try_acquire(&quiet).is_none(), "now all are taken");
+    let other: Vec<_> = (0..2).map(|_| permits.try_acquire(&quiet).expect("places are left")).collect();
+    assert!(permits.try_acquire(&quiet).is_none(), "now all are taken");
     drop(other);
     assert!(poll(waits.as_mut()).is_pending(), "they are not for it");
     drop(held);
@@ -82,8 +82,8 @@ async fn one_principal_leaves_a_quarter_of_the_places_to_the_others() {
 
 #[tokio::test]
 async fn the_person_of_a_loopback_listener_has_all_places() {
-    let slots = slots(8, 8);
-    let held: Vec<_> = (0..8).map_while(|_| slots.try_acquire(&Principal::local())).collect();
+    let permits = permits(8, 8);
+    let held: Vec<_> = (0..8).map_while(|_| permits.try_acquire(&Principal::local())).collect();
     assert_eq!(held.len(), 8);
 }
 
@@ -142,14 +142,14 @@ type PendingPermit<'a> = (usize, usize, Pin<Box<dyn Future<Output = Result<CallP
 type GrantedPermit = (usize, usize, Vec<(usize, usize)>);
 
 /// Plays the steps; returns the places in the order in which they were given.
-fn play(slots: &CallPermits, owners: &[Principal], steps: &[LoadStep]) -> Vec<GrantedPermit> {
+fn play(permits: &CallPermits, owners: &[Principal], steps: &[LoadStep]) -> Vec<GrantedPermit> {
     let (mut granted, mut running, mut number) = (Vec::new(), VecDeque::new(), 0);
     let mut waiting: Vec<PendingPermit<'_>> = Vec::new();
     for step in steps {
         match step {
             LoadStep::Arrive(who) => {
                 number += 1;
-                waiting.push((*who, number, Box::pin(slots.acquire(&owners[*who], None))));
+                waiting.push((*who, number, Box::pin(permits.acquire(&owners[*who], None))));
             }
             LoadStep::End => drop(running.pop_front()),
             LoadStep::Abandon(which) if !waiting.is_empty() => drop(waiting.remove(which.index(waiting.len()))),
@@ -159,15 +159,15 @@ fn play(slots: &CallPermits, owners: &[Principal], steps: &[LoadStep]) -> Vec<Gr
         while at < waiting.len() {
             match poll(waiting[at].2.as_mut()) {
                 Poll::Pending => at += 1,
-                Poll::Ready(slot) => {
+                Poll::Ready(permit) => {
                     let (who, number, _) = waiting.remove(at);
-                    running.push_back(slot.expect("the queue is never full here"));
+                    running.push_back(permit.expect("the queue is never full here"));
                     granted.push((who, number, waiting.iter().map(|(who, number, _)| (*who, *number)).collect()));
                 }
             }
         }
         assert!(waiting.is_empty() || running.len() == 2, "nobody waits while a place is free");
-        assert_eq!(slots.waiting(), waiting.len());
+        assert_eq!(permits.waiting(), waiting.len());
     }
     granted
 }
@@ -175,9 +175,9 @@ fn play(slots: &CallPermits, owners: &[Principal], steps: &[LoadStep]) -> Vec<Gr
 proptest! {
     #[test]
     fn turns_are_fair_between_principals_and_in_order_within_one(steps in steps()) {
-        let slots = slots(2, 1_000);
+        let permits = permits(2, 1_000);
         let owners: Vec<_> = (0..4).map(owner).collect();
-        let granted = play(&slots, &owners, &steps);
+        let granted = play(&permits, &owners, &steps);
         for who in 0..4 {
             let own: Vec<_> = granted.iter().filter(|(owner, ..)| *owner == who).map(|(_, number, _)| *number).collect();
             prop_assert!(own.is_sorted(), "in order of coming: {own:?}");
@@ -192,7 +192,7 @@ proptest! {
                 prop_assert!(was_served || !always_waited, "{who} was served twice before {waiter:?}: {between:?}");
             }
         }
-        prop_assert_eq!(slots.waiting(), 0);
-        prop_assert!(slots.0.state.lock().is_bare());
+        prop_assert_eq!(permits.waiting(), 0);
+        prop_assert!(permits.0.state.lock().is_bare());
     }
 }

@@ -129,10 +129,10 @@ pub(super) async fn in_time<T>(
     channel: &dyn RawChannel,
     opening: impl Future<Output = Result<T, BeginError>>,
 ) -> Result<T, BeginError> {
-    let mark = channel.standing().map(UpstreamHealth::mark).unwrap_or_default();
+    let mark = channel.health().map(UpstreamHealth::mark).unwrap_or_default();
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let opened = tokio::time::timeout(HANDSHAKE_MAX, opening).await.unwrap_or(Err(BeginError::Gateway(late)));
-    if let (Some(health), Err(BeginError::Gateway(fault))) = (channel.standing(), &opened)
+    if let (Some(health), Err(BeginError::Gateway(fault))) = (channel.health(), &opened)
         // What cannot be read may be the answer of a server without sessions.
         && fault.reason != Reason::UpstreamMalformed
     {
@@ -214,7 +214,7 @@ mod tests {
             std::future::pending().await
         }
 
-        fn standing(&self) -> Option<&UpstreamHealth> {
+        fn health(&self) -> Option<&UpstreamHealth> {
             Some(&self.1)
         }
     }

@@ -111,7 +111,7 @@ impl fmt::Debug for TransportAdapter {
 /// What the sessions of one server share.
 struct AdapterShared {
     name: Arc<str>,
-    standing: Arc<UpstreamHealth>,
+    health: Arc<UpstreamHealth>,
     life: TaskScope,
     /// All connections; whoever has a session knows its id, and nobody that of any other connection.
     sessions: Mutex<HashMap<HeaderValue, Arc<AdapterConnection>>>,
@@ -133,24 +133,24 @@ impl TransportAdapter {
     ///
     /// Connections that end by themselves are reported to `upstream_health`; why one cannot be opened, the transport reports.
     pub(crate) fn new(
-        standing: Arc<UpstreamHealth>,
+        health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
         sessions_max: usize,
         life: TaskScope,
     ) -> Self {
-        Self::within(standing, wire, connection_permits::new(sessions_max), life)
+        Self::within(health, wire, connection_permits::new(sessions_max), life)
     }
 
     /// The same within places that others may share.
     pub(crate) fn within(
-        standing: Arc<UpstreamHealth>,
+        health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
         places: CallPermits,
         life: TaskScope,
     ) -> Self {
         let shared = AdapterShared {
-            name: Arc::clone(standing.name()),
-            standing,
+            name: Arc::clone(health.name()),
+            health,
             life,
             sessions: Mutex::default(),
             places,

@@ -110,7 +110,7 @@ pub(crate) struct HttpClient {
     /// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
     pool: Client<ConnectLimit, Box<SinglePieceBody>>,
     breaker: Arc<Breaker>,
-    standing: Arc<UpstreamHealth>,
+    health: Arc<UpstreamHealth>,
     /// How many requests may be sent again, beside those that are sent at all.
     resends: Arc<TpsBudget>,
     resent: Counter,
@@ -149,15 +149,15 @@ impl HttpClient {
         let is_plain = uri.scheme() == Some(&Scheme::HTTP);
         let authority = uri.authority().filter(|_| is_plain);
         let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
-        let standing = Arc::new(UpstreamHealth::new(name, &url.origin().ascii_serialization()));
+        let health = Arc::new(UpstreamHealth::new(name, &url.origin().ascii_serialization()));
         Ok(Self {
             uri,
             host,
             credential: None,
             connect_max,
             pool,
-            breaker: Arc::new(Breaker::new(Arc::clone(&standing))),
-            standing,
+            breaker: Arc::new(Breaker::new(Arc::clone(&health))),
+            health,
             resends: Arc::new(TpsBudget::new(RESENDS_SPAN, RESENDS_PER_SECOND, RESENDS_SHARE)),
             resent: metrics::counter!(metric::UPSTREAM_RESENT, "upstream" => Arc::clone(name)),
         })
@@ -177,22 +177,22 @@ impl HttpClient {
     }
 
     /// Where this reports what is wrong with the upstream.
-    pub(crate) const fn standing(&self) -> &Arc<UpstreamHealth> {
-        &self.standing
+    pub(crate) const fn health(&self) -> &Arc<UpstreamHealth> {
+        &self.health
     }
 
     /// The body of an answer to this request, which reports if it breaks off. Streams that belong to no request of the
     /// gateway's end as their servers like.
     pub(crate) fn body_of(&self, outgoing: &OutgoingRequest, body: Incoming) -> AnswerBody {
         let is_answer = outgoing.method() == Method::POST;
-        AnswerBody::Http(body, is_answer.then(|| Arc::clone(&self.standing)))
+        AnswerBody::Http(body, is_answer.then(|| Arc::clone(&self.health)))
     }
 
     /// Notes what the head of an answer says of the upstream.
     pub(crate) fn note<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         match failure_cause::of_head(&self.uri, outgoing, response) {
-            Some(trouble) => self.standing.failed(trouble),
-            None => self.standing.answered(),
+            Some(trouble) => self.health.failed(trouble),
+            None => self.health.answered(),
         }
     }
 
@@ -228,7 +228,7 @@ impl HttpClient {
             RequestScope::UnderWay => None,
         };
         let answer = self.send_within_limits(outgoing, handed_over).await.map_err(|(fault, cause)| {
-            self.standing.failed(UpstreamFailure::new(fault.reason, cause));
+            self.health.failed(UpstreamFailure::new(fault.reason, cause));
             fault
         });
         if let Some(pass) = pass {

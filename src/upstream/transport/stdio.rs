@@ -103,7 +103,7 @@ impl std::fmt::Debug for StdioUpstreamSettings {
 #[derive(Debug)]
 pub(crate) struct StdioTransport {
     settings: StdioUpstreamSettings,
-    standing: Arc<UpstreamHealth>,
+    health: Arc<UpstreamHealth>,
     life: TaskScope,
     output: Option<Arc<LastLines>>,
 }
@@ -112,11 +112,11 @@ impl StdioTransport {
     /// `output` keeps what processes write to their standard error, where somebody wants it.
     pub(crate) const fn new(
         settings: StdioUpstreamSettings,
-        standing: Arc<UpstreamHealth>,
+        health: Arc<UpstreamHealth>,
         life: TaskScope,
         output: Option<Arc<LastLines>>,
     ) -> Self {
-        Self { settings, standing, life, output }
+        Self { settings, health, life, output }
     }
 
     /// The variables whose values are files' contents, read where they hold up nobody.
@@ -183,7 +183,7 @@ impl MessageTransport for StdioTransport {
     async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
         let name = &self.settings.name;
         let failed = |error: std::io::Error| {
-            self.standing
+            self.health
                 .failed(UpstreamFailure::new(Reason::UpstreamUnreachable, format!("it cannot be started: {error}")));
             GatewayFault::new(Reason::UpstreamUnreachable, Executed::No)
         };

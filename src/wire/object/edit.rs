@@ -49,8 +49,8 @@ impl<'a> ObjectEdit<'a> {
     #[must_use]
     pub fn finish(mut self) -> Payload {
         let object = self.object;
-        let standing = |key| object.find(key).map(|member| object.raw(member));
-        self.changes.retain(|change| standing(change.key) != change.value.as_ref().map(|value| value.bytes().as_ref()));
+        let health = |key| object.find(key).map(|member| object.raw(member));
+        self.changes.retain(|change| health(change.key) != change.value.as_ref().map(|value| value.bytes().as_ref()));
         if self.changes.is_empty() {
             return object.payload().clone();
         }

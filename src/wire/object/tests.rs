@@ -189,9 +189,9 @@ proptest! {
             prop_assert_eq!(edited.get(&key), object.get(&key));
         }
         if !pretty {
-            let standing = |object: &Object| object.keys().map(Cow::into_owned).collect::<Vec<_>>();
-            let kept: Vec<_> = standing(&object).into_iter().filter(|key| edited.contains(key)).collect();
-            prop_assert_eq!(&standing(&edited)[..kept.len()], kept.as_slice());
+            let health = |object: &Object| object.keys().map(Cow::into_owned).collect::<Vec<_>>();
+            let kept: Vec<_> = health(&object).into_iter().filter(|key| edited.contains(key)).collect();
+            prop_assert_eq!(&health(&edited)[..kept.len()], kept.as_slice());
         }
     }
 }

@@ -235,7 +235,7 @@ struct Tools<'a> {
 
 impl Tools<'_> {
     async fn reached(&self, milestone: &'static str, times: u64) -> Result<(), String> {
-        let reached = self.ledger.desk.reached(milestone, usize::try_from(times).unwrap());
+        let reached = self.ledger.fallback.reached(milestone, usize::try_from(times).unwrap());
         timeout(PATIENCE, reached).await.map_err(|_| format!("the ledger did not see {milestone} {times} times"))
     }
 }

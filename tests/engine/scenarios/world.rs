@@ -49,12 +49,12 @@ impl Clock for PausedClock {
 }
 
 /// What both faces are made of; the server knows no sessions.
-fn served(rules: Rules, server: Arc<dyn Upstream>, slots: &Arc<CallPermits>, engine: &Arc<Engine>) -> Served {
+fn served(rules: Rules, server: Arc<dyn Upstream>, permits: &Arc<CallPermits>, engine: &Arc<Engine>) -> Served {
     static DRAWN: AtomicU64 = AtomicU64::new(1);
     Served {
         settings: Arc::new(rules.service()),
         engine: Arc::clone(engine),
-        slots: Arc::clone(slots),
+        permits: Arc::clone(permits),
         random: || DRAWN.fetch_add(1, Ordering::Relaxed).into(),
         is_stateless: true,
         ..serving::served(server, serving::Unreachable::named("scripted"))
@@ -66,7 +66,7 @@ pub(crate) struct World {
     pub(crate) engine: Arc<Engine>,
     pub(crate) store: Arc<GatedStore>,
     pub(crate) upstream: Arc<Scripted>,
-    pub(crate) slots: Arc<CallPermits>,
+    pub(crate) permits: Arc<CallPermits>,
     pub(crate) rules: Rules,
     pub(crate) started: Instant,
     /// Ends the streams of those who listen.
@@ -118,14 +118,14 @@ impl World {
         );
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
         let settings = CallPermitSettings { in_flight_max, queue_max: 100 };
-        let slots = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
+        let permits = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
         let ending = CancellationToken::new();
         let face = Arc::new(UpstreamEndpoint::new(Arc::new(Served {
             listeners: ListenPermits::new(ending.clone()),
             clock: Arc::new(PausedClock(started)),
-            ..served(rules, mortal, &slots, &engine)
+            ..served(rules, mortal, &permits, &engine)
         })));
-        Self { engine, store, upstream, slots, rules, started, ending, life, face, clients: TaskTracker::new() }
+        Self { engine, store, upstream, permits, rules, started, ending, life, face, clients: TaskTracker::new() }
     }
 
     /// What recovery makes calls with.
@@ -135,7 +135,7 @@ impl World {
 
     /// What calls are made with at this server.
     pub(crate) fn target(&self, upstream: Arc<dyn Upstream>) -> CallTarget {
-        serving::target(upstream, &self.slots, self.rules.service())
+        serving::target(upstream, &self.permits, self.rules.service())
     }
 
     /// Looks at all that earlier lives left behind.
@@ -176,9 +176,9 @@ impl World {
         assert_eq!(self.engine.drain(seconds(600)).await, 0, "runners");
         assert_eq!(self.store.usage().unsettled, 0, "unsettled tasks");
         assert_eq!(self.engine.places_taken(), 0, "task places");
-        let (mut slots, owner) = (Vec::new(), Principal::local());
+        let (mut permits, owner) = (Vec::new(), Principal::local());
         for _ in 0..self.rules.in_flight_max {
-            slots.push(self.slots.acquire(&owner, Some(Duration::ZERO)).await.expect("every slot is free"));
+            permits.push(self.permits.acquire(&owner, Some(Duration::ZERO)).await.expect("every slot is free"));
         }
     }
 

@@ -23,7 +23,7 @@ const HALF_WAIT: Duration = Duration::from_millis(300);
 /// Dropping it ends all its connections.
 pub struct Ledger {
     pub server: ScriptedServer,
-    pub desk: Arc<LedgerState>,
+    pub fallback: Arc<LedgerState>,
 }
 
 pub struct LedgerState {
@@ -61,7 +61,7 @@ struct Call {
 impl Ledger {
     /// Writes into `history` what it sees.
     pub async fn open(history: Arc<History>, is_resumable: bool) -> Self {
-        let desk = Arc::new(LedgerState {
+        let fallback = Arc::new(LedgerState {
             history,
             is_resumable,
             calls: Mutex::default(),
@@ -69,13 +69,13 @@ impl Ledger {
             sent: Mutex::default(),
             tracker: TaskTracker::new(),
         });
-        let asked = Arc::clone(&desk);
+        let asked = Arc::clone(&fallback);
         let server = ScriptedServer::slow(move |seen, _| {
             let reply = asked.serve(&seen);
             std::future::ready(reply)
         })
         .await;
-        Self { server, desk }
+        Self { server, fallback }
     }
 }
 
@@ -146,8 +146,8 @@ impl LedgerState {
         }
         self.mark("called");
         let reply = self.stream(&call, 0);
-        let desk = Arc::clone(self);
-        self.tracker.spawn(async move { desk.run(&call).await });
+        let fallback = Arc::clone(self);
+        self.tracker.spawn(async move { fallback.run(&call).await });
         reply
     }
 
@@ -174,11 +174,11 @@ impl LedgerState {
 
     fn stream(self: &Arc<Self>, call: &Arc<Call>, from: usize) -> ScriptedReply {
         let (events, reply) = BodySender::open();
-        let (desk, call) = (Arc::clone(self), Arc::clone(call));
+        let (fallback, call) = (Arc::clone(self), Arc::clone(call));
         call.readers.send_modify(|readers| *readers += 1);
         self.tracker.spawn(async move {
             tokio::select! {
-                () = desk.tell(&call, &events, from) => (),
+                () = fallback.tell(&call, &events, from) => (),
                 () = events.abandoned() => (),
             }
             call.readers.send_modify(|readers| *readers -= 1);

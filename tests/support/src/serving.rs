@@ -70,7 +70,7 @@ pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) 
         settings: Arc::new(settings(policy(TaskMode::Auto))),
         unmatched_rules: Arc::new(UnmatchedRules::none(upstream.name())),
         engine: Engine::new(store, Arc::<ManualClock>::clone(&clock), Box::new(|| 7), limits),
-        slots: Arc::new(CallPermits::new(Arc::clone(upstream.name()), permits)),
+        permits: Arc::new(CallPermits::new(Arc::clone(upstream.name()), permits)),
         pool: Arc::clone(&upstream),
         stateless: Arc::clone(&upstream),
         upstream,

@@ -198,7 +198,7 @@ async fn a_stream_that_ends_is_one_failure_of_the_upstream() {
     let task = client.settled(&task).await;
     assert_eq!(task["error"]["data"]["reason"], "upstream_closed", "{task}");
     assert_eq!(gate.failures("upstream_closed").await, 1, "of a task");
-    assert_eq!(gate.standing().await["state"], "failing");
+    assert_eq!(gate.health().await["state"], "failing");
 }
 
 #[tokio::test]

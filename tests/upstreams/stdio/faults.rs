@@ -153,10 +153,10 @@ async fn a_line_that_nobody_can_read_as_the_answer_is_a_failure_of_the_upstream(
     let task = client.settled(&client.task(2, "work", json!({})).await).await;
     assert_eq!(task["error"]["data"]["reason"], "upstream_malformed", "{task}");
     assert_eq!(gate.failures("upstream_malformed").await, 2, "of a task");
-    let standing = gate.standing().await;
-    let last = &standing["last_failure"];
+    let health = gate.health().await;
+    let last = &health["last_failure"];
     assert_eq!(
-        (&standing["state"], &last["reason"], &last["cause"]),
+        (&health["state"], &last["reason"], &last["cause"]),
         (&json!("failing"), &json!("upstream_malformed"), &json!("an answer that is not MCP"))
     );
     assert_eq!(gate.log().matches("an answer that is not MCP").count(), 1, "{}", gate.log());
@@ -176,7 +176,7 @@ async fn silence_is_a_failure_of_the_upstream() {
     let task = client.settled(&client.task(2, "slow_report", slow).await).await;
     assert_eq!(task["error"]["data"]["reason"], "upstream_timeout", "{task}");
     assert_eq!(gate.failures("upstream_timeout").await, 3, "of a task");
-    assert_eq!(gate.standing().await["last_failure"]["cause"], "it was silent for too long");
+    assert_eq!(gate.health().await["last_failure"]["cause"], "it was silent for too long");
     assert_eq!((gate.failures("upstream_closed").await, gate.failures("upstream_malformed").await), (0, 0));
 }
 

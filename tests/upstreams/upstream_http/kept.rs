@@ -65,7 +65,7 @@ fn spec(upstream: Arc<dyn Upstream>) -> CallSpec {
     };
     let capabilities = part_of_a_large_one("capabilities", &json!({"elicitation": {}}));
     let maker = serving::maker(&Principal::local(), capabilities);
-    let permits = serving::served(Arc::clone(&upstream), serving::Unreachable::named("scripted")).slots;
+    let permits = serving::served(Arc::clone(&upstream), serving::Unreachable::named("scripted")).permits;
     let target = serving::target(upstream, &permits, serving::settings(policy()));
     let mut spec = target.plain_call(maker, request, Some((Arc::from("t"), policy())));
     spec.plan = Plan::Task;

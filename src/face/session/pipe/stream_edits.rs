@@ -25,7 +25,7 @@ pub(super) struct StreamEdits {
     /// The request whose answer is a tool list.
     pub(super) tool_list: Option<ToolListEdit>,
     /// What keeps out what the client must not be shown.
-    sieve: ClientFilter,
+    filter: ClientFilter,
 }
 
 /// A tool list on its way.
@@ -48,14 +48,14 @@ pub(super) enum ArrayPolicy {
 
 impl StreamEdits {
     /// What the two versions of a session demand (GW-05, T-28).
-    pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion, sieve: ClientFilter) -> Self {
+    pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion, filter: ClientFilter) -> Self {
         let knows_primers = client.traits().has_primers;
         let may_send_arrays = upstream.traits().has_batches && !client.traits().has_batches;
         Self {
             primers: if knows_primers { PrimerPolicy::Pass } else { PrimerPolicy::Withhold },
             arrays: if may_send_arrays { ArrayPolicy::Split } else { ArrayPolicy::Pass },
             tool_list: None,
-            sieve,
+            filter,
         }
     }
 
@@ -76,13 +76,13 @@ impl StreamEdits {
             },
             ArrayPolicy::Split | ArrayPolicy::Pass => vec![text],
         };
-        let messages: Vec<MessageText> = messages.into_iter().filter_map(|message| self.sieve.text(message)).collect();
+        let messages: Vec<MessageText> = messages.into_iter().filter_map(|message| self.filter.text(message)).collect();
         let Some(ToolListEdit { id, support, fallback }) = &self.tool_list else { return messages };
         let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
         let listed = |message: MessageText| {
-            self.sieve.learn(&message);
+            self.filter.learn(&message);
             let message = rewrite::tool_list(&message, id, support).map_or(message, MessageText::from);
-            fallback.as_ref().and_then(|desk| desk.listed_in(&message, id)).map_or(message, MessageText::from)
+            fallback.as_ref().and_then(|fallback| fallback.listed_in(&message, id)).map_or(message, MessageText::from)
         };
         messages.into_iter().map(listed).collect()
     }

@@ -129,12 +129,12 @@ impl TaskNotifier {
 
     /// Tells the session how the task stands, if that has changed (L25-32).
     fn show(&mut self, task: &Task) {
-        let standing = StatusNotice::of(task);
-        let is_news = self.shown.as_ref().is_some_and(|shown| *shown != standing);
+        let notice = StatusNotice::of(task);
+        let is_news = self.shown.as_ref().is_some_and(|shown| *shown != notice);
         if is_news && let Some(stream) = self.shared.open.streams.newest(self.line.home()) {
             let _ = stream.try_send(messages::status(task));
         }
-        self.shown = Some(standing);
+        self.shown = Some(notice);
     }
 
     /// Puts a question, unless it is on a stream that is still open.

@@ -99,7 +99,7 @@ impl AnswerEdits {
             EditTarget::ToolList => {
                 self.unmatched_rules.look_at_answer(&text);
                 let text = rewrite::tool_list(&text, &self.id, None).unwrap_or(text);
-                self.fallback.as_ref().and_then(|desk| desk.listed_in(&text, &self.id)).unwrap_or(text)
+                self.fallback.as_ref().and_then(|fallback| fallback.listed_in(&text, &self.id)).unwrap_or(text)
             }
             EditTarget::Other => text,
         };

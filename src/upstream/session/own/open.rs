@@ -119,7 +119,7 @@ impl OwnSessions {
         let telling = self.channel.send(RawRequest { binding, verb, forwarded: forwarded.clone() });
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
         let sent = tokio::time::timeout(HANDSHAKE_MAX, telling).await.unwrap_or_else(|_| {
-            if let Some(health) = self.channel.standing() {
+            if let Some(health) = self.channel.health() {
                 health.ended(HealthMark::default(), &late);
             }
             Err(late)

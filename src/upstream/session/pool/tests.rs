@@ -16,7 +16,7 @@ fn pool() -> Arc<SessionPool> {
     let client = HttpClient::new(&Arc::from("reports"), &url, Duration::from_secs(1), ClientTls::default()).unwrap();
     let link = UpstreamLink {
         name: Arc::from("reports"),
-        health: Arc::clone(client.standing()),
+        health: Arc::clone(client.health()),
         transport: Transport::Http(client),
         latencies: ExchangeLatencies::of(&Arc::from("reports")),
         versions: VersionChoice::new(None),

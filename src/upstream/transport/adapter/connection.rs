@@ -351,7 +351,7 @@ impl AdapterConnection {
             // Set once: this is the only place.
             let _ = self.why.set(fault);
             self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
-            self.shared.standing.failed(UpstreamFailure::of(&fault));
+            self.shared.health.failed(UpstreamFailure::of(&fault));
         }
         self.over.cancel();
         self.table.lock().end(self.fault());
@@ -370,7 +370,7 @@ impl AdapterConnection {
                 () = self.over.cancelled() => return None,
                 text = receiver.next() => match text {
                     Ok(text) => {
-                        self.shared.standing.answered();
+                        self.shared.health.answered();
                         self.take(&text);
                     }
                     Err(fault) => return Some(fault),

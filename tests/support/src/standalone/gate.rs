@@ -105,7 +105,7 @@ impl GatewayProcess {
     }
 
     /// What operators read of the upstream: its state, and its last failure.
-    pub async fn standing(&self) -> Value {
+    pub async fn health(&self) -> Value {
         let page = super::client::get(self.admin, "/readyz?verbose").await;
         serde_json::from_str::<Value>(&page).unwrap()["upstreams"][0].take()
     }

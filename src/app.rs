@@ -337,7 +337,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
         upstream: ToolRenamer::upstream(namer.as_ref(), Arc::new(eras)),
         pool: ToolRenamer::upstream(namer.as_ref(), http),
         is_stateless,
-        permits: permits,
+        permits,
         rates: Arc::clone(&parts.rates),
         listeners: Arc::clone(&parts.listeners),
         sealer: Arc::clone(&parts.sealer),

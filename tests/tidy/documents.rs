@@ -114,6 +114,39 @@ fn every_path_that_a_page_names_is_there() {
     assert!(paths >= 150, "only {paths} paths were seen");
 }
 
+/// `module::Name`, where the module is one of the crate's root.
+#[test]
+fn every_name_of_the_code_that_a_page_names_is_defined() {
+    let sources = files_under("src").into_iter().filter(|path| path.ends_with(".rs"));
+    let code: Vec<String> = sources.map(|path| read(&path)).collect();
+    let defines = |name: &str| {
+        let starts = ["struct ", "enum ", "trait ", "fn ", "type ", "const ", "static ", "mod "];
+        let is_definition = |line: &str, name: &str| {
+            let is_item = |start: &&str| line.contains(&format!("{start}{name}"));
+            starts.iter().any(is_item) || line.trim_start().starts_with(name)
+        };
+        let ends = |line: &str| {
+            line.split(name).nth(1).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
+        };
+        code.iter().flat_map(|text| text.lines()).any(|line| is_definition(line, name) && ends(line))
+    };
+    let mut names = 0;
+    for page in pages() {
+        for span in spans(&prose(&read(&page))) {
+            let mut parts = span.split("::");
+            let is_path = span.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | ':')) && span.contains("::");
+            let is_ours = parts.next().is_some_and(|first| root().join(format!("src/{first}.rs")).exists());
+            if !(is_path && is_ours) {
+                continue;
+            }
+            names += 1;
+            let missing = parts.find(|part| !defines(part));
+            assert_eq!(missing, None, "{page} names {span}, which is not defined");
+        }
+    }
+    assert!(names >= 20, "only {names} names were seen");
+}
+
 /// The map goes two levels deep: what lies below is named in the line of its folder, if anywhere.
 #[test]
 fn the_map_has_one_line_for_each_module() {

@@ -369,7 +369,7 @@ impl Runner {
         self.deadline = Some(Instant::now() + self.spec.policy.deadline);
         match self.row_key() {
             Some(key) => {
-                // The row says `dispatching` before the first byte goes out (GW-37).
+                // The row says `working` before the first byte goes out (GW-37).
                 match self.engine.apply_all(&key, self.sending()).await {
                     Ok(applied) if applied.changed => {
                         self.is_sending();

@@ -1,4 +1,4 @@
-//! Answers to stateless clients: which bytes, under which HTTP status (T-19).
+//! Writes answers to clients: which bytes, under which HTTP status (T-19).
 
 use std::borrow::Cow;
 

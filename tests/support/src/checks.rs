@@ -1,8 +1,12 @@
 //! What must hold of `wire` for any bytes at all. The fuzz targets look for bytes that break it; the
 //! replay of the corpus asserts it on those kept from earlier.
 
+use std::fmt;
+
 use bytes::Bytes;
-use serde_json::Value;
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 use taskgate::dialect::inputs;
 use taskgate::task::{Answer, InputKey};
 use taskgate::upstream::header_annotations::{self, HeaderAnnotations};
@@ -68,16 +72,16 @@ fn payload(params: &Params) -> Option<&Payload> {
 /// The members of an object are those that a tree of it has, and any of them can be taken out.
 fn members(object: &Object) {
     let mut tree = match object.payload().read() {
-        Ok(Value::Object(tree)) => tree,
-        Ok(_) => panic!("not an object"),
+        Ok(Tree(Value::Object(tree))) => tree,
+        Ok(Tree(_)) => panic!("not an object"),
         Err(error) => return assert!(is_about_half_a_pair(&error), "{error}"),
     };
     assert_eq!(object.entries().count(), tree.len());
     for (key, value) in object.entries() {
         assert_eq!(object.get(&key).as_ref(), Some(&value), "{key}");
-        assert_eq!(value.read::<Value>().ok().as_ref(), tree.get(key.as_ref()), "{key}");
+        assert_eq!(tree_of(&value).as_ref(), tree.get(key.as_ref()), "{key}");
         if let Some(inner) = object.get_object(&key) {
-            assert_eq!(inner.keys().count(), tree[key.as_ref()].as_object().map_or(0, serde_json::Map::len));
+            assert_eq!(inner.keys().count(), tree[key.as_ref()].as_object().map_or(0, Map::len));
         }
     }
     if let Some(key) = object.keys().next() {
@@ -85,7 +89,7 @@ fn members(object: &Object) {
         tree.remove(key.as_ref());
         tree.insert("\u{e000}".to_owned(), Value::from(1));
         let edited = Payload::parse(edited.bytes(), ScanLimits::UPSTREAM).expect("an edit is JSON");
-        assert_eq!(edited.read::<Value>().ok(), Some(Value::Object(tree)));
+        assert_eq!(tree_of(&edited), Some(Value::Object(tree)));
     }
 }
 
@@ -95,14 +99,14 @@ pub fn scan(text: &[u8]) -> &'static str {
     // `serde_json` stops at 128 levels.
     let limits = ScanLimits { depth_max: 100, ..ScanLimits::UPSTREAM };
     let text = Bytes::copy_from_slice(text);
-    let reference = serde_json::from_slice::<Value>(&text);
+    let reference = serde_json::from_slice::<Tree>(&text);
     match (Payload::parse(&text, limits), reference) {
-        (Ok(payload), Ok(value)) => {
+        (Ok(payload), Ok(Tree(value))) => {
             // Its canonical form says the same, and is its own.
             let plain = Payload::parse(&canonical(&payload).into(), limits).expect("the canonical form is JSON");
-            assert_eq!(plain.read::<Value>().ok().as_ref(), Some(&value));
+            assert_eq!(tree_of(&plain).as_ref(), Some(&value));
             assert_eq!(canonical(&plain), plain.bytes().as_ref());
-            assert_eq!(payload.read::<Value>().ok(), Some(value));
+            assert_eq!(tree_of(&payload), Some(value));
             assert_eq!(serde_json::to_string(&payload).ok().as_deref(), Some(payload.as_str()));
             Object::of(&payload).iter().for_each(members);
         }
@@ -116,6 +120,70 @@ pub fn scan(text: &[u8]) -> &'static str {
         (Err(error), Ok(_)) => panic!("{error}"),
     }
     if Payload::parse(&text, ScanLimits::CLIENT).is_ok() { "accepted" } else { "refused" }
+}
+
+fn tree_of(payload: &Payload) -> Option<Value> {
+    payload.read::<Tree>().ok().map(|Tree(value)| value)
+}
+
+/// A tree in which every key is a key. `Value` by itself reads an object whose only key is `serde_json`'s private name
+/// for raw values as the text that stands there.
+struct Tree(Value);
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TreeVisitor).map(Self)
+    }
+}
+
+struct TreeVisitor;
+
+impl<'de> Visitor<'de> for TreeVisitor {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut array = Vec::new();
+        while let Some(Tree(item)) = items.next_element()? {
+            array.push(item);
+        }
+        Ok(Value::Array(array))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some((key, Tree(value))) = members.next_entry::<String, _>()? {
+            object.insert(key, value);
+        }
+        Ok(Value::Object(object))
+    }
 }
 
 /// Whether `serde_json` stopped at half of a surrogate pair, which the scan carries in values.
@@ -207,7 +275,7 @@ pub fn schema(text: &[u8]) -> &'static str {
         HeaderAnnotations::Stripped { schema: stripped, kept } => {
             let again = Payload::parse(stripped.bytes(), ScanLimits::UPSTREAM).expect("what is left is JSON");
             assert_eq!(header_annotations::read(&again), HeaderAnnotations::Valid(kept));
-            let (mut before, mut after) = (schema.read::<Value>().ok(), again.read::<Value>().ok());
+            let (mut before, mut after) = (tree_of(&schema), tree_of(&again));
             before.iter_mut().chain(&mut after).for_each(bare);
             assert_eq!(before, after, "all else stays");
             "stripped"
@@ -234,7 +302,7 @@ pub fn answers(text: &[u8]) -> String {
     };
     let Some(params) = Object::of(&payload) else { return "refused".into() };
     let Ok(found) = inputs::responses(&params) else { return "wrong".into() };
-    let tree: Value = params.get("inputResponses").map_or(Value::Null, |all| all.read().expect("payloads are JSON"));
+    let tree: Value = params.get("inputResponses").map_or(Value::Null, |all| tree_of(&all).expect("payloads are JSON"));
     let made = |number: u32| format!("r{number}");
     let members = tree.as_object().into_iter().flatten();
     let named = members.filter_map(|(key, value)| {
@@ -245,7 +313,7 @@ pub fn answers(text: &[u8]) -> String {
     assert_eq!(named.len(), found.len());
     for (key, value) in named {
         let Answer::Result(answer) = &found[&key] else { panic!("an answer is a result") };
-        let answer: Value = answer.read().expect("payloads are JSON");
+        let answer = tree_of(answer).expect("payloads are JSON");
         if value.get("_meta").is_none() {
             assert_eq!(&answer, value);
         }

@@ -36,12 +36,12 @@ fn kept_lines_are_cut_the_same_in_any_pieces() {
 
 #[test]
 fn kept_schemas_are_read_for_their_headers() {
-    replay("schema", 8, |text| checks::schema(text).to_owned());
+    replay("schema", 9, |text| checks::schema(text).to_owned());
 }
 
 #[test]
 fn kept_answers_are_taken_by_their_keys() {
-    replay("answers", 6, checks::answers);
+    replay("answers", 7, checks::answers);
 }
 
 #[test]

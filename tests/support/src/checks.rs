@@ -275,9 +275,11 @@ pub fn schema(text: &[u8]) -> &'static str {
         HeaderAnnotations::Stripped { schema: stripped, kept } => {
             let again = Payload::parse(stripped.bytes(), ScanLimits::UPSTREAM).expect("what is left is JSON");
             assert_eq!(header_annotations::read(&again), HeaderAnnotations::Valid(kept));
-            let (mut before, mut after) = (tree_of(&schema), tree_of(&again));
-            before.iter_mut().chain(&mut after).for_each(bare);
-            assert_eq!(before, after, "all else stays");
+            // What has half of a surrogate pair in it has no tree.
+            if let (Some(mut before), Some(mut after)) = (tree_of(&schema), tree_of(&again)) {
+                [&mut before, &mut after].into_iter().for_each(bare);
+                assert_eq!(before, after, "all else stays");
+            }
             "stripped"
         }
     }
@@ -302,10 +304,9 @@ pub fn answers(text: &[u8]) -> String {
     };
     let Some(params) = Object::of(&payload) else { return "refused".into() };
     let Ok(found) = inputs::responses(&params) else { return "wrong".into() };
-    let tree: Value = params.get("inputResponses").map_or(Value::Null, |all| tree_of(&all).expect("payloads are JSON"));
+    let all = params.get_object("inputResponses");
     let made = |number: u32| format!("r{number}");
-    let members = tree.as_object().into_iter().flatten();
-    let named = members.filter_map(|(key, value)| {
+    let named = all.iter().flat_map(Object::entries).filter_map(|(key, value)| {
         let number: u32 = key.strip_prefix('r')?.parse().ok()?;
         (made(number) == *key).then_some((InputKey(number), value))
     });
@@ -313,9 +314,8 @@ pub fn answers(text: &[u8]) -> String {
     assert_eq!(named.len(), found.len());
     for (key, value) in named {
         let Answer::Result(answer) = &found[&key] else { panic!("an answer is a result") };
-        let answer = tree_of(answer).expect("payloads are JSON");
-        if value.get("_meta").is_none() {
-            assert_eq!(&answer, value);
+        if Object::of(&value).is_none_or(|value| !value.contains("_meta")) {
+            assert_eq!(tree_of(answer), tree_of(&value));
         }
     }
     found.len().to_string()

@@ -19,8 +19,8 @@ pub mod transition;
 pub use digest::Digest;
 pub use id::{TaskId, TaskKey};
 pub use model::{
-    Answer, Attempt, CallOrigin, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome, Phase,
-    ProcessExit, Question, Reason, Recovery, StoredCall, Task, TaskVisibility,
+    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
+    Phase, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskVisibility, TreePlace,
 };
 pub use reference::ShortReference;
 
@@ -31,6 +31,6 @@ pub use policy::{
 };
 pub use principal::Principal;
 pub use principal_counts::PrincipalCounts;
-pub use summary::{Summary, SummaryPhase};
+pub use summary::{PhaseKind, Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
 use taskgate::task::{
     Attempt, CallOrigin, ClientKind, Clock as _, InputKey, Outcome, Phase, Principal, Recovery, StoredCall,
-    SystemClock, Task, TaskId, TaskKey, TaskVisibility,
+    SystemClock, Task, TaskId, TaskKey, TaskVisibility, TreePlace,
 };
 use taskgate::wire::Payload;
 
@@ -69,6 +69,8 @@ pub(crate) fn live(number: usize) -> Task {
             ..Recovery::default()
         },
         idempotency: None,
+        chosen: None,
+        tree: TreePlace::default(),
     }
 }
 

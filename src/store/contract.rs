@@ -9,7 +9,7 @@ use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Attempt, CallOrigin, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
     Phase, Principal, Question, Reason, Recovery, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility,
-    Timestamp, transition,
+    Timestamp, TreePlace, transition,
 };
 use crate::wire::{Payload, RpcError};
 
@@ -33,6 +33,8 @@ pub(crate) fn task(owner: &str, id: u128) -> Task {
         status_message: None,
         recovery: Recovery::default(),
         idempotency: None,
+        chosen: None,
+        tree: TreePlace::default(),
     }
 }
 

@@ -22,13 +22,14 @@ use aws_lc_rs::digest::{Context, SHA256};
 
 use self::bytes::{RecordReader, RecordWriter};
 use crate::task::{
-    Answer, Attempt, CallOrigin, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
-    Phase, Principal, ProcessExit, Question, Reason, Recovery, StoredCall, Task, TaskId, TaskKey, TaskVisibility,
+    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey,
+    Outcome, Phase, Principal, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskId,
+    TaskKey, TaskVisibility, TreePlace,
 };
 use crate::wire::RpcError;
 
 /// What is written now.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 const CHECKSUM_LEN: usize = 16;
 const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
@@ -69,7 +70,7 @@ pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
         return Err(RecordError::Newer(version));
     }
     let mut body = RecordReader::new(record.slice(HEAD_LEN..));
-    let task = take_task(&mut body).filter(|_| body.is_at_end());
+    let task = take_task(&mut body, version).filter(|_| body.is_at_end());
     task.ok_or(RecordError::Damaged)
 }
 
@@ -106,6 +107,8 @@ fn put_task(out: &mut RecordWriter, task: &Task) {
         status_message,
         recovery,
         idempotency,
+        chosen,
+        tree,
     } = task;
     out.text(owner.as_str());
     out.fixed(&id.bits().to_be_bytes());
@@ -125,9 +128,11 @@ fn put_task(out: &mut RecordWriter, task: &Task) {
         out.fixed(key);
         out.fixed(call);
     });
+    put_chosen(out, chosen.as_ref());
+    put_tree(out, tree);
 }
 
-fn take_task(body: &mut RecordReader) -> Option<Task> {
+fn take_task(body: &mut RecordReader, version: u16) -> Option<Task> {
     Some(Task {
         key: TaskKey {
             owner: Principal::new(&body.text()?),
@@ -149,7 +154,39 @@ fn take_task(body: &mut RecordReader) -> Option<Task> {
             let key = Digest(body.fixed()?);
             Some(Idempotency { key, call: Digest(body.fixed()?) })
         })?,
+        chosen: if version < 2 { None } else { take_chosen(body)? },
+        tree: if version < 2 { TreePlace::default() } else { take_tree(body)? },
     })
+}
+
+fn put_chosen(out: &mut RecordWriter, chosen: Option<&ChosenId>) {
+    out.maybe(chosen, |out, ChosenId { session: SessionScope(session), text }| {
+        out.fixed(&session.to_be_bytes());
+        out.text(text);
+    });
+}
+
+fn take_chosen(body: &mut RecordReader) -> Option<Option<ChosenId>> {
+    body.maybe(|body| {
+        let session = SessionScope(u128::from_be_bytes(body.fixed()?));
+        Some(ChosenId { session, text: body.text()? })
+    })
+}
+
+fn put_tree(out: &mut RecordWriter, TreePlace { parent, children }: &TreePlace) {
+    out.maybe(*parent, |out, parent| out.fixed(&parent.bits().to_be_bytes()));
+    out.count(children.len());
+    for child in &**children {
+        out.fixed(&child.bits().to_be_bytes());
+    }
+}
+
+fn take_tree(body: &mut RecordReader) -> Option<TreePlace> {
+    let id = |body: &mut RecordReader| body.fixed().map(|bits| TaskId::from_bits(u128::from_be_bytes(bits)));
+    let parent = body.maybe(id)?;
+    let count = body.count()?;
+    let children = (0..count).map(|_| id(body)).collect::<Option<_>>()?;
+    Some(TreePlace { parent, children })
 }
 
 fn put_shown(out: &mut RecordWriter, shown: TaskVisibility) {

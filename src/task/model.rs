@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::digest::Digest;
-use super::{TaskKey, Timestamp};
+use super::{TaskId, TaskKey, Timestamp};
 use crate::wire::{Payload, RpcError};
 
 /// Smallest size that a row is counted as, whatever it holds (`stored_bytes_max`).
@@ -39,6 +39,38 @@ pub struct Task {
     pub recovery: Recovery,
     /// How the client named the call that made the task, if it did.
     pub idempotency: Option<Idempotency>,
+    /// The id that the client chose for the task, if it did (SEP-1686).
+    pub chosen: Option<ChosenId>,
+    /// Where the task stands in a tree of subtasks (SEP-2268).
+    pub tree: TreePlace,
+}
+
+/// The session that a client chose an id in. Another session may choose the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionScope(pub u128);
+
+/// An id that a client chose for its task. The task's key follows from both members and its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChosenId {
+    pub session: SessionScope,
+    pub text: Arc<str>,
+}
+
+/// The task that made this one, and those that it made: tasks of the same owner. A task has a parent, or children, or
+/// neither.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TreePlace {
+    pub parent: Option<TaskId>,
+    /// In their order. None is ever taken away.
+    pub children: Arc<[TaskId]>,
+}
+
+impl TreePlace {
+    /// What it takes in memory beside itself.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.children)
+    }
 }
 
 /// What a later life of the process needs to go on with a call (GW-39, GW-41). What nobody can need any
@@ -134,7 +166,8 @@ impl Task {
             Phase::Settled(Outcome::Faulted(Failure::Gateway(_)) | Outcome::Cancelled) => 0,
         };
         let message = self.status_message.as_ref().map_or(0, |text| text.len());
-        (payload + message + self.recovery.bytes()).max(ROW_BYTES_MIN)
+        let chosen = self.chosen.as_ref().map_or(0, |chosen| chosen.text.len());
+        (payload + message + chosen + self.tree.bytes() + self.recovery.bytes()).max(ROW_BYTES_MIN)
     }
 }
 

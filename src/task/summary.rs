@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{CallOrigin, Failure, GatewayFault, Outcome, Phase, Task, TaskKey, TaskVisibility, Timestamp};
+use super::{
+    CallOrigin, ChosenId, Failure, GatewayFault, Outcome, Phase, Task, TaskKey, TaskVisibility, Timestamp, TreePlace,
+};
 use crate::wire::one_line::{first_text, status_text};
 
 /// A task without arguments, questions, answers and outcome, so that a list can neither show nor carry them. Takes a
-/// few kilobytes at most, whatever the task holds.
+/// few kilobytes at most, whatever the task holds, and 16 bytes for each child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub key: TaskKey,
@@ -23,6 +25,10 @@ pub struct Summary {
     pub status_message: Option<Arc<str>>,
     /// What a failed outcome says of itself, as one line; `None` for a fault of the gateway's own.
     pub failure: Option<Arc<str>>,
+    /// As in [`Task`].
+    pub chosen: Option<ChosenId>,
+    /// As in [`Task`].
+    pub tree: TreePlace,
 }
 
 /// [`Phase`] without what is in it.
@@ -41,7 +47,63 @@ pub enum SummaryPhase {
     Cancelled,
 }
 
+/// [`SummaryPhase`] without what it carries: what lists are filtered by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PhaseKind {
+    Queued,
+    Working,
+    AwaitingInput,
+    Returned,
+    /// A result of which the tool says that it failed.
+    ReturnedError,
+    Refused,
+    Faulted,
+    Cancelled,
+}
+
+impl PhaseKind {
+    pub const ALL: [Self; 8] = [
+        Self::Queued,
+        Self::Working,
+        Self::AwaitingInput,
+        Self::Returned,
+        Self::ReturnedError,
+        Self::Refused,
+        Self::Faulted,
+        Self::Cancelled,
+    ];
+
+    /// Stores keep it; numbers are never given out twice.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Queued => 0,
+            Self::Working => 1,
+            Self::AwaitingInput => 2,
+            Self::Returned => 3,
+            Self::ReturnedError => 4,
+            Self::Refused => 5,
+            Self::Faulted => 6,
+            Self::Cancelled => 7,
+        }
+    }
+}
+
 impl SummaryPhase {
+    #[must_use]
+    pub const fn kind(self) -> PhaseKind {
+        match self {
+            Self::Queued => PhaseKind::Queued,
+            Self::Working => PhaseKind::Working,
+            Self::AwaitingInput => PhaseKind::AwaitingInput,
+            Self::Returned { is_error: false } => PhaseKind::Returned,
+            Self::Returned { is_error: true } => PhaseKind::ReturnedError,
+            Self::Refused => PhaseKind::Refused,
+            Self::Faulted(_) => PhaseKind::Faulted,
+            Self::Cancelled => PhaseKind::Cancelled,
+        }
+    }
+
     #[must_use]
     pub const fn of(phase: &Phase) -> Self {
         match phase {
@@ -97,6 +159,8 @@ impl Summary {
             phase: SummaryPhase::of(&task.phase),
             status_message: task.status_message.clone(),
             failure,
+            chosen: task.chosen.clone(),
+            tree: task.tree.clone(),
         }
     }
 
@@ -122,6 +186,8 @@ impl Summary {
     pub fn bytes(&self) -> usize {
         let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
         let origin = self.origin.upstream.len() + self.origin.tool.len();
-        size_of::<Self>() + self.key.owner.as_str().len() + origin + text(&self.status_message) + text(&self.failure)
+        let own = size_of::<Self>() + self.key.owner.as_str().len() + self.tree.bytes();
+        let chosen = self.chosen.as_ref().map_or(0, |chosen| chosen.text.len());
+        own + origin + chosen + text(&self.status_message) + text(&self.failure)
     }
 }

@@ -17,7 +17,7 @@ use taskgate::face::stream_client::StreamClient;
 use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{
     Attempt, CallOrigin, ClientKind, Clock as _, InputKey, ManualClock, Phase, Principal, Recovery, Summary, Task,
-    TaskId, TaskKey, TaskVisibility,
+    TaskId, TaskKey, TaskVisibility, TreePlace,
 };
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
@@ -52,6 +52,8 @@ async fn engine(tasks: usize) -> (Arc<Engine>, TaskKey) {
         status_message: None,
         recovery: Recovery::default(),
         idempotency: None,
+        chosen: None,
+        tree: TreePlace::default(),
     };
     for number in 0..tasks {
         store.insert(&made(number)).await.unwrap();

@@ -49,7 +49,7 @@ async fn b172_a_store_of_no_use_is_said_by_check_and_serve_alike() {
     for (folder, said) in [
         (
             "newer",
-            "newer/tasks.db: was written by a newer taskgate (version 9, this one knows 2); run that one. The file is left as it is",
+            "newer/tasks.db: was written by a newer taskgate (version 9, this one knows 3); run that one. The file is left as it is",
         ),
         ("text", "text/tasks.db: is not a database; move it away, and a new one is made in its place"),
         ("file", "file: not a directory; `store.path` names a folder that the gateway may write to"),

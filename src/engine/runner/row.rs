@@ -18,7 +18,7 @@ use crate::store::StoreError;
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Attempt, CallOrigin, Event, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Reason,
-    Recovery, Task, TaskKey, TaskVisibility, transition,
+    Recovery, Task, TaskKey, TaskVisibility, TreePlace, transition,
 };
 
 /// How soon an outcome that was not stored is stored again, first and at last.
@@ -121,6 +121,8 @@ impl Runner {
                 ..Recovery::default()
             },
             idempotency: self.spec.idempotency,
+            chosen: None,
+            tree: TreePlace::default(),
         };
         if let Some(question) = first {
             task = transition(task, Event::Asked { attempt: self.attempt, question }, now).0;

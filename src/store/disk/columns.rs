@@ -4,7 +4,10 @@ use rusqlite::{ErrorCode, Row, ToSql, params};
 
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::Revision;
-use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{
+    Digest, PhaseKind, Principal, SessionScope, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility,
+    Timestamp,
+};
 
 /// What is known of a row without its record: enough for every sum and every index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +35,50 @@ impl RowOutline {
     /// Whether it can be the task's. How bytes are counted may change from one version to the next.
     pub(super) fn fits(&self, task: &Task) -> bool {
         Self { bytes: self.bytes, ..Self::of(task) } == *self
+    }
+}
+
+/// What lists are filtered and put in order by, beside the outline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ListColumns {
+    pub(super) updated_at: Timestamp,
+    pub(super) state: RowState,
+    /// The session of an id that the client chose.
+    pub(super) scope: Option<SessionScope>,
+    pub(super) parent: Option<TaskId>,
+}
+
+/// [`PhaseKind`] as a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowState(i64);
+
+impl RowState {
+    /// No list shows it, whatever its phase is.
+    pub(super) const HIDDEN: Self = Self(-1);
+
+    pub(super) const fn of(phase: PhaseKind) -> Self {
+        Self(phase.number() as i64)
+    }
+}
+
+impl ListColumns {
+    /// Times are those that a column can hold.
+    pub(super) fn of(task: &Summary) -> Self {
+        let state = match task.shown {
+            TaskVisibility::Handle => RowState::of(task.phase.kind()),
+            TaskVisibility::Hidden => RowState::HIDDEN,
+        };
+        Self {
+            updated_at: time(at(task.updated_at)),
+            state,
+            scope: task.chosen.as_ref().map(|chosen| chosen.session),
+            parent: task.tree.parent,
+        }
+    }
+
+    /// Of a row of which nothing is known but its outline.
+    pub(super) const fn unknown(outline: &RowOutline) -> Self {
+        Self { updated_at: outline.created_at, state: RowState::HIDDEN, scope: None, parent: None }
     }
 }
 
@@ -66,36 +113,75 @@ pub(super) struct RowColumns {
     pub(super) outline: RowOutline,
     pub(super) name: Option<Digest>,
     pub(super) place: RecordLocation,
+    pub(super) lists: ListColumns,
 }
 
 /// What [`RowColumns::of_row`] reads, in its order.
-pub(super) const COLUMNS: &str =
+pub(super) const COLUMNS: &str = "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref, updated_at, state, \
+     scope, parent";
+const COUNT: usize = 15;
+
+/// The columns of the second schema.
+pub(super) const COLUMNS_2: &str =
     "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref";
-const COUNT: usize = 11;
+const COUNT_2: usize = 11;
 
 impl RowColumns {
-    pub(super) fn of(task: &Task, revision: Revision, place: RecordLocation) -> Self {
+    /// `summary` is the task's.
+    pub(super) fn of(task: &Task, summary: &Summary, revision: Revision, place: RecordLocation) -> Self {
         let name = task.idempotency.map(|named| named.key);
-        Self { key: task.key.clone(), revision, outline: RowOutline::of(task), name, place }
+        let lists = ListColumns::of(summary);
+        Self { key: task.key.clone(), revision, outline: RowOutline::of(task), name, place, lists }
     }
 
     /// Reads [`COLUMNS`], the first of which is `from`, and the summary that follows them.
     pub(super) fn of_row(row: &Row<'_>, from: usize) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
-        let columns = Self {
-            key: key(row, from)?,
-            revision: revision(row.get(from + 2)?),
-            outline: outline(row, from + 3)?,
-            name: row.get::<_, Option<[u8; 32]>>(from + 8)?.map(Digest),
-            place: RecordLocation::of(row.get(from + 9)?),
-        };
+        let columns = Self { lists: lists(row, from + 11)?, ..Self::without_lists(row, from)? };
         let reference = ShortReference(row.get(from + 10)?);
         let summary = row.get_ref(from + COUNT)?.as_blob()?;
         let summary = record::summary::decode(&columns.key, &columns.sealed(reference), summary);
         Ok((columns, summary))
     }
 
-    /// What the checksum covers of them. Everything but the owner has one length, and so all of it can be told apart.
+    /// Reads [`COLUMNS_2`] and the summary that follows them, which says what stands in the columns that are new.
+    pub(super) fn of_row_2(row: &Row<'_>) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
+        let mut columns = Self::without_lists(row, 0)?;
+        let reference = ShortReference(row.get(10)?);
+        let summary = row.get_ref(COUNT_2)?.as_blob()?;
+        let summary = record::summary::decode(&columns.key, &columns.sealed_2(reference), summary);
+        if let Ok(summary) = &summary {
+            columns.lists = ListColumns::of(summary);
+        }
+        Ok((columns, summary))
+    }
+
+    fn without_lists(row: &Row<'_>, from: usize) -> rusqlite::Result<Self> {
+        let outline = outline(row, from + 3)?;
+        Ok(Self {
+            key: key(row, from)?,
+            revision: revision(row.get(from + 2)?),
+            outline,
+            name: row.get::<_, Option<[u8; 32]>>(from + 8)?.map(Digest),
+            place: RecordLocation::of(row.get(from + 9)?),
+            lists: ListColumns::unknown(&outline),
+        })
+    }
+
+    /// What the checksum covers of them.
     fn sealed(&self, reference: ShortReference) -> Vec<u8> {
+        let mut bytes = self.sealed_2(reference);
+        let ListColumns { updated_at, state, scope, parent } = self.lists;
+        bytes.extend_from_slice(&at(updated_at).to_be_bytes());
+        bytes.extend_from_slice(&state.0.to_be_bytes());
+        for id in [scope.map(|scope| scope.0), parent.map(TaskId::bits)] {
+            bytes.push(u8::from(id.is_some()));
+            bytes.extend_from_slice(&id.unwrap_or_default().to_be_bytes());
+        }
+        bytes
+    }
+
+    /// The same in the second schema. Everything but the owner has one length, and so all of it can be told apart.
+    fn sealed_2(&self, reference: ShortReference) -> Vec<u8> {
         let owner = self.key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());
         bytes.extend_from_slice(&(owner.len() as u64).to_be_bytes());
@@ -140,6 +226,10 @@ impl RowColumns {
             self.name.map(|name| name.0),
             self.place.column(),
             ShortReference::of(&self.key).0,
+            at(self.lists.updated_at),
+            self.lists.state.0,
+            self.lists.scope.map(|scope| scope.0.to_be_bytes()),
+            self.lists.parent.map(|parent| parent.bits().to_be_bytes()),
             summary,
         ])
     }
@@ -185,6 +275,17 @@ pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline
         created_at: time(row.get(from + 2)?),
         expires_at: time(row.get(from + 3)?),
         bytes: usize::try_from(row.get::<_, i64>(from + 4)?).unwrap_or(0),
+    })
+}
+
+/// What lists are made by, beginning at `from`.
+fn lists(row: &Row<'_>, from: usize) -> rusqlite::Result<ListColumns> {
+    let id = |column: Option<[u8; 16]>| column.map(u128::from_be_bytes);
+    Ok(ListColumns {
+        updated_at: time(row.get(from)?),
+        state: RowState(row.get(from + 1)?),
+        scope: id(row.get(from + 2)?).map(SessionScope),
+        parent: id(row.get(from + 3)?).map(TaskId::from_bits),
     })
 }
 

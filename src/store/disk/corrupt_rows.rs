@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::columns::RowOutline;
 use crate::task::{
     Attempt, CallOrigin, ClientKind, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Recovery, Task,
-    TaskKey, TaskVisibility, Timestamp,
+    TaskKey, TaskVisibility, Timestamp, TreePlace,
 };
 
 /// How long it says so at least, if it was not settled.
@@ -35,5 +35,7 @@ pub(super) fn condemned(key: TaskKey, outline: RowOutline, now: Timestamp) -> Ta
         status_message: None,
         recovery: Recovery::default(),
         idempotency: None,
+        chosen: None,
+        tree: TreePlace::default(),
     }
 }

@@ -36,7 +36,7 @@ impl ReadRow {
 /// A row as a list finds it.
 #[derive(Debug)]
 pub(super) enum ListedRow {
-    Whole(Summary),
+    Whole(Box<Summary>),
     /// Who reads it as a whole learns what is the matter. `None` if not even its key can be read.
     Unreadable(Option<TaskKey>),
 }
@@ -201,8 +201,10 @@ fn glimpses<P>(
 fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
     let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
     let found = conn.prepare_cached(&sql)?.query_row([row], |row| RowColumns::of_row(row, 0)).optional()?;
-    Ok(found
-        .map(|(columns, summary)| summary.map_or_else(|_| ListedRow::Unreadable(Some(columns.key)), ListedRow::Whole)))
+    Ok(found.map(|(columns, summary)| match summary {
+        Ok(summary) => ListedRow::Whole(Box::new(summary)),
+        Err(_) => ListedRow::Unreadable(Some(columns.key)),
+    }))
 }
 
 /// The keys of the rows that operators call so.

@@ -75,7 +75,7 @@ impl DiskStore {
                 ListedRow::Whole(summary) if self.doubt.hides(&summary.key) => (),
                 ListedRow::Whole(summary) => {
                     let live = self.resident.live(&summary.key);
-                    page.tasks.push(live.map_or(summary, |row| Summary::of(&row.task)));
+                    page.tasks.push(live.map_or(*summary, |row| Summary::of(&row.task)));
                 }
                 ListedRow::Unreadable(Some(key)) => match self.load(&key, now).await {
                     Ok(row) => page.tasks.extend(row.map(|row| Summary::of(&row.task))),

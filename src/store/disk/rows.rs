@@ -60,6 +60,9 @@ impl UnfreeableRows {
     }
 }
 
+/// Places for all columns and the summary.
+const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16";
+
 fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<RecordLocation> {
     conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
     Ok(RecordLocation::Now(conn.last_insert_rowid()))
@@ -82,8 +85,9 @@ fn drop_record(conn: &Connection, place: RecordLocation, stuck: &Mutex<Unfreeabl
 }
 
 pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<()> {
-    let columns = RowColumns::of(task, Revision(1), put_record(conn, task)?);
-    insert_row(conn, |run| columns.bind(&Summary::of(task), run))
+    let summary = Summary::of(task);
+    let columns = RowColumns::of(task, &summary, Revision(1), put_record(conn, task)?);
+    insert_row(conn, |run| columns.bind(&summary, run))
 }
 
 /// Makes a row of what `bind` hands over.
@@ -91,8 +95,7 @@ pub(super) fn insert_row(
     conn: &Connection,
     bind: impl FnOnce(&mut dyn FnMut(&[&dyn rusqlite::ToSql]) -> rusqlite::Result<usize>) -> rusqlite::Result<usize>,
 ) -> rusqlite::Result<()> {
-    let sql =
-        format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)");
+    let sql = format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES ({VALUES})");
     let mut statement = conn.prepare_cached(&sql)?;
     bind(&mut |values| statement.execute(values))?;
     Ok(())
@@ -117,13 +120,12 @@ pub(super) fn update(
         Some(_) | None => put_record(conn, task)?,
     };
     // A name is never taken from a row: a task that is lost keeps others from being made under it.
-    let columns = RowColumns::of(task, to, place);
+    let summary = Summary::of(task);
+    let columns = RowColumns::of(task, &summary, to, place);
     let columns = RowColumns { name: columns.name.or(found.columns.name), ..columns };
-    let sql = format!(
-        "UPDATE tasks SET ({COLUMNS}, summary) = (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) WHERE row = ?13"
-    );
+    let sql = format!("UPDATE tasks SET ({COLUMNS}, summary) = ({VALUES}) WHERE row = ?17");
     let mut statement = conn.prepare_cached(&sql)?;
-    columns.bind(&Summary::of(task), |values| {
+    columns.bind(&summary, |values| {
         let row: &dyn rusqlite::ToSql = &found.row;
         statement.execute([values, &[row]].concat().as_slice())
     })?;

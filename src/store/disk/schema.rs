@@ -22,7 +22,7 @@ use super::{DiskTuning, OpenError};
 const APPLICATION_ID: i32 = 0x7467_6174;
 /// What this program writes. Older ones are brought up to it, newer ones left alone (B172, F68).
 /// Whoever raises it, or what a record or a summary is written as, adds a file to `tests/golden/store`.
-pub(super) const SCHEMA: i32 = 2;
+pub(super) const SCHEMA: i32 = 3;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 const HEADER_LEN: usize = 100;
@@ -51,6 +51,10 @@ pub(super) const TABLES: &str = "
         bytes INTEGER NOT NULL,
         name BLOB,
         record INTEGER NOT NULL,
+        updated_at INTEGER NOT NULL,
+        state INTEGER NOT NULL,
+        scope BLOB,
+        parent BLOB,
         summary BLOB NOT NULL
     ) STRICT;
     CREATE INDEX tasks_ref ON tasks (ref);
@@ -58,6 +62,14 @@ pub(super) const TABLES: &str = "
     CREATE INDEX tasks_newest ON tasks (created_at DESC, ref);
     CREATE INDEX tasks_gone ON tasks (expires_at) WHERE settled = 1;
     CREATE INDEX tasks_name ON tasks (owner, name) WHERE name IS NOT NULL;
+    CREATE INDEX tasks_state_created ON tasks (owner, state, created_at, id, updated_at, expires_at, parent)
+        WHERE scope IS NULL;
+    CREATE INDEX tasks_state_updated ON tasks (owner, state, updated_at, id, created_at, expires_at, parent)
+        WHERE scope IS NULL;
+    CREATE INDEX tasks_scope ON tasks (owner, scope, created_at, id) WHERE scope IS NOT NULL;
+    CREATE INDEX tasks_parent ON tasks (owner, parent) WHERE parent IS NOT NULL;
+";
+pub(super) const RECORDS: &str = "
     CREATE TABLE records (row INTEGER PRIMARY KEY, record BLOB NOT NULL) STRICT;
 ";
 const MARKS: &str = "
@@ -150,14 +162,14 @@ fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Con
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
         let version = format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA};");
-        conn.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {MARKS} {version} COMMIT;"))?;
+        conn.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {RECORDS} {MARKS} {version} COMMIT;"))?;
     }
     tune(&conn, tuning)?;
     // A log that an earlier life left, and that the kernel may have written only in part, is made part of the file
     // before anything is added to it.
     checkpoint(&conn)?;
-    if schema == 1
-        && let Err(refused) = bring_up(&conn, path)?
+    if (1..SCHEMA).contains(&schema)
+        && let Err(refused) = bring_up(&conn, path, schema)?
     {
         return Ok(Err(refused));
     }
@@ -167,17 +179,17 @@ fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Con
     Ok(Ok(conn))
 }
 
-/// Brings a file of the first schema up, if there is room for it.
-fn bring_up(conn: &Connection, path: &Path) -> rusqlite::Result<Result<(), OpenError>> {
+/// Brings a file of an older schema up, if there is room for it.
+fn bring_up(conn: &Connection, path: &Path, found: i32) -> rusqlite::Result<Result<(), OpenError>> {
     let needed = upgrade::room_needed(conn)?;
-    let no_room = || OpenError::NoRoom { path: path.to_owned(), found: 1, known: SCHEMA, needed };
+    let no_room = || OpenError::NoRoom { path: path.to_owned(), found, known: SCHEMA, needed };
     let folder = path.parent().unwrap_or(path);
     // What is not known is found out by trying.
     if folder::space(folder).is_ok_and(|space| space.free < needed) {
         return Ok(Err(no_room()));
     }
     let reader = open_reader(path)?;
-    let done = upgrade::from_1(conn, &reader, SCHEMA);
+    let done = upgrade::bring_up(conn, &reader, found);
     drop(reader);
     match done {
         Ok(()) => checkpoint(conn).map(Ok),

@@ -10,20 +10,32 @@ use ::bytes::Bytes;
 
 use super::bytes::{RecordReader, RecordWriter};
 use super::{
-    CHECKSUM_LEN, HEAD_LEN, RecordError, checksum_of, put_fault, put_origin, put_shown, take_fault, take_origin,
-    take_shown,
+    CHECKSUM_LEN, HEAD_LEN, RecordError, checksum_of, put_chosen, put_fault, put_origin, put_shown, put_tree,
+    take_chosen, take_fault, take_origin, take_shown, take_tree,
 };
-use crate::task::{Summary, SummaryPhase, TaskKey};
+use crate::task::{Summary, SummaryPhase, TaskKey, TreePlace};
 
 /// What is written now.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// The bytes of a summary that stands beside `columns`.
 #[must_use]
 pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     // Whole on purpose: a member that is added later does not build until it stands here.
-    let Summary { key: _, shown, origin, created_at, updated_at, ttl, poll_interval, phase, status_message, failure } =
-        summary;
+    let Summary {
+        key: _,
+        shown,
+        origin,
+        created_at,
+        updated_at,
+        ttl,
+        poll_interval,
+        phase,
+        status_message,
+        failure,
+        chosen,
+        tree,
+    } = summary;
     let mut out = RecordWriter::with_capacity(HEAD_LEN, summary.bytes());
     put_shown(&mut out, *shown);
     put_origin(&mut out, origin);
@@ -34,6 +46,8 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     put_phase(&mut out, phase);
     out.maybe(status_message.as_deref(), RecordWriter::text);
     out.maybe(failure.as_deref(), RecordWriter::text);
+    put_chosen(&mut out, chosen.as_ref());
+    put_tree(&mut out, tree);
     let mut bytes = out.into_bytes();
     bytes[..2].copy_from_slice(&VERSION.to_be_bytes());
     let sum = checksum_of(VERSION, &[columns, &bytes[HEAD_LEN..]]);
@@ -57,11 +71,11 @@ pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, Re
         return Err(RecordError::Newer(version));
     }
     let mut body = RecordReader::new(Bytes::copy_from_slice(body));
-    let summary = take(key, &mut body).filter(|_| body.is_at_end());
+    let summary = take(key, &mut body, version).filter(|_| body.is_at_end());
     summary.ok_or(RecordError::Damaged)
 }
 
-fn take(key: &TaskKey, body: &mut RecordReader) -> Option<Summary> {
+fn take(key: &TaskKey, body: &mut RecordReader, version: u16) -> Option<Summary> {
     Some(Summary {
         key: key.clone(),
         shown: take_shown(body)?,
@@ -73,6 +87,8 @@ fn take(key: &TaskKey, body: &mut RecordReader) -> Option<Summary> {
         phase: take_phase(body)?,
         status_message: body.maybe(RecordReader::text)?,
         failure: body.maybe(RecordReader::text)?,
+        chosen: if version < 2 { None } else { take_chosen(body)? },
+        tree: if version < 2 { TreePlace::default() } else { take_tree(body)? },
     })
 }
 

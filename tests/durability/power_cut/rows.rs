@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use taskgate::store::{DiskStore, TaskStore};
 use taskgate::task::{
     Attempt, CallOrigin, Event, InputKey, Phase, Principal, Recovery, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
-    transition,
+    TreePlace, transition,
 };
 use taskgate::wire::Payload;
 
@@ -39,6 +39,8 @@ fn made(number: u32) -> Task {
         status_message: Some(format!("number {number} ").repeat(usize::try_from(number % 7).unwrap() * 40).into()),
         recovery: Recovery::default(),
         idempotency: None,
+        chosen: None,
+        tree: TreePlace::default(),
     }
 }
 

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use taskgate::store::{DiskSettings, DiskStore, MemoryStore, Revision, StoreError, TaskStore};
 use taskgate::task::{
     Attempt, CallOrigin, ClientKind, Digest, Event, Idempotency, InputKey, Phase, Principal, Recovery, ShortReference,
-    Task, TaskId, TaskKey, TaskVisibility, Timestamp, transition,
+    Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
 };
 
 use super::dropped::{cut, methods};
@@ -39,6 +39,8 @@ fn task() -> Task {
         status_message: None,
         recovery: Recovery::default(),
         idempotency: Some(Idempotency { key: NAME, call: NAME }),
+        chosen: None,
+        tree: TreePlace::default(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! A store of the first schema becomes one of now: whole, or not at all.
+//! A store of an older schema becomes one of now: whole, or not at all.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -44,8 +44,10 @@ async fn f68_an_upgrade_that_is_killed_anywhere_has_happened_or_not() {
     let rows = i64::try_from(tasks().len()).unwrap();
     // Before it begins, before each row, and around the commit.
     let visits = tasks().len() + 3;
-    for visit in 1..=visits + 1 {
-        let folder = copied(OLD);
+    for (visit, (old, schema, of_the_first)) in
+        (1..=visits + 1).flat_map(|visit| [(visit, (OLD, 1, rows)), (visit, ("schema_2.db", 2, 0))])
+    {
+        let folder = copied(old);
         let ended = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--ignored", "--test-threads=1"])
             .env("TASKGATE_FAILPOINT", format!("upgrading:{visit}"))
@@ -53,9 +55,9 @@ async fn f68_an_upgrade_that_is_killed_anywhere_has_happened_or_not() {
             .output()
             .unwrap()
             .status;
-        assert_eq!(ended.signal() == Some(9), visit <= visits, "visit {visit}: {ended}");
-        let expected = if visit < visits { (1, rows) } else { (2, 0) };
-        assert_eq!(as_before(&folder), expected, "visit {visit}");
+        assert_eq!(ended.signal() == Some(9), visit <= visits, "{old}, visit {visit}: {ended}");
+        let expected = if visit < visits { (schema, of_the_first) } else { (3, 0) };
+        assert_eq!(as_before(&folder), expected, "{old}, visit {visit}");
         let store = open(&folder).await;
         holds_every_row(&store).await;
     }
@@ -97,7 +99,7 @@ async fn an_upgrade_without_room_leaves_the_store_as_it_was() {
     let mut narrow = settings(&folder);
     narrow.tuning.pages_max = Some(pages);
     let refused = DiskStore::open_with(narrow, roomy()).await.unwrap_err();
-    let said = "was written by an older taskgate (version 1; this one writes 2), and bringing it up needs about 5 MiB of \
+    let said = "was written by an older taskgate (version 1; this one writes 3), and bringing it up needs about 5 MiB of \
                 free disk; make room and start again. The file is left as it is";
     assert_eq!(refused.to_string(), format!("{}: {said}", file(&folder).display()));
     assert_eq!(as_before(&folder), (1, i64::try_from(tasks().len()).unwrap()));

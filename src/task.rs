@@ -4,6 +4,7 @@
 //! Read [`model`], then [`mod@transition`].
 
 pub mod digest;
+pub mod drafts;
 mod exact;
 pub mod id;
 pub mod model;
@@ -17,6 +18,7 @@ pub mod time;
 pub mod transition;
 
 pub use digest::Digest;
+pub use drafts::{Draft, Drafts};
 pub use id::{TaskId, TaskKey};
 pub use model::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,

@@ -15,11 +15,11 @@ use url::Url;
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
-    ADDRESS, API_KEY, API_KEY_DIGEST, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN, PATTERN,
-    PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
+    ADDRESS, API_KEY, API_KEY_DIGEST, DRAFT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN,
+    PATTERN, PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
-use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, TaskMode};
+use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
 use crate::wire::ProtocolVersion;
 use command::RawCommand;
 pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
@@ -114,6 +114,7 @@ pub(super) struct RawUpstream {
     pub(super) edges: RawUpstreamHeaders,
     pub(super) settings: RawUpstreamSettings,
     pub(super) tasks: RawRules,
+    pub(super) drafts: Vec<Draft>,
     pub(super) tools: Vec<RawTool>,
 }
 
@@ -267,6 +268,7 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
     let arguments_bytes_max = section.read("arguments_bytes_max", &SIZE);
     let mut tasks = section.section("tasks");
     let rules = read_rules(&mut tasks);
+    let drafts = tasks.read_all("drafts", &DRAFT);
     tasks.close();
     let tools = section.each("tools", read_tool);
     section.close();
@@ -281,6 +283,7 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
         edges,
         settings,
         tasks: RawRules { deadline, arguments_bytes_max, ..rules },
+        drafts,
         tools,
     }
 }
@@ -388,6 +391,7 @@ impl RawUpstream {
             edges: RawUpstreamHeaders::default(),
             settings: RawUpstreamSettings::default(),
             tasks: RawRules::default(),
+            drafts: Vec::new(),
             tools: Vec::new(),
         }
     }

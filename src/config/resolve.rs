@@ -342,6 +342,7 @@ fn resolve_upstream(
             result_bytes_max: shared.result_bytes_max,
             life_signs: value_or(settings.life_signs.as_ref(), true),
             forwarding: tools.forwarding,
+            drafts: raw.drafts.iter().copied().collect(),
         },
     }
 }

@@ -12,7 +12,7 @@ use http::{HeaderName, HeaderValue};
 use url::{Host, Url};
 
 use crate::server::api_keys::{ApiKey, ApiKeyError};
-use crate::task::NamePattern;
+use crate::task::{Draft, NamePattern};
 use crate::upstream::forwarding::may_be_forwarded;
 use crate::upstream::transport::credential::secret_value;
 
@@ -58,6 +58,9 @@ pub(super) const SERVED_PATH: StringFormat<String> =
     StringFormat { wanted: "a path such as \"/reports/mcp\"", read: served_path };
 pub(super) const PATTERN: StringFormat<String> =
     StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
+/// A draft of the protocol that is built.
+pub(super) const DRAFT: StringFormat<Draft> =
+    StringFormat { wanted: "\"sep-1686\", \"sep-2268\" or \"sep-1904\"", read: draft };
 /// A text that people or models read.
 pub(super) const WORDS: StringFormat<String> =
     StringFormat { wanted: "a text such as \"The report is being made.\"", read: words };
@@ -254,6 +257,13 @@ fn path(text: &str) -> Result<PathBuf, ValueError> {
 
 /// Longest text that is sent along with answers.
 const WORDS_LEN_MAX: usize = 4096;
+
+fn draft(text: &str) -> Result<Draft, ValueError> {
+    let draft = Draft::ALL.into_iter().find(|draft| draft.as_str() == text).ok_or(ValueError::Form)?;
+    match draft {
+        Draft::Sep1686 | Draft::Sep2268 | Draft::Sep1904 => Err(ValueError::Because("is not built yet")),
+    }
+}
 
 fn words(text: &str) -> Result<String, ValueError> {
     if text.len() > WORDS_LEN_MAX {

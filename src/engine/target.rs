@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::call::{CallSpec, QuestionFilter, RoundSupport};
 use crate::dialect::UpstreamDialect as _;
 use crate::dialect::plain::PlainUpstream;
-use crate::task::{ClientKind, Plan, Principal, ToolPolicy, ToolRules};
+use crate::task::{ClientKind, Drafts, Plan, Principal, ToolPolicy, ToolRules};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, ForwardedHeaders, ForwardingRules, Timeouts, Upstream, UpstreamRequest};
 use crate::wire::{Object, Payload};
@@ -31,6 +31,8 @@ pub struct ServiceSettings {
     pub life_signs: bool,
     /// Which headers of clients go on to the upstream.
     pub forwarding: ForwardingRules,
+    /// Which drafts of the protocol its clients may use.
+    pub drafts: Drafts,
 }
 
 /// What all calls of one upstream are made with.

@@ -12,8 +12,8 @@ use taskgate::face::served::Served;
 use taskgate::face::unmatched_rules::UnmatchedRules;
 use taskgate::store::MemoryStore;
 use taskgate::task::{
-    AfterCrash, CallLimits, ClientKind, EarlyInput, Executed, FallbackPolicy, GatewayFault, ManualClock, Principal,
-    Reason, TaskMode, ToolPolicy, ToolRules,
+    AfterCrash, CallLimits, ClientKind, Drafts, EarlyInput, Executed, FallbackPolicy, GatewayFault, ManualClock,
+    Principal, Reason, TaskMode, ToolPolicy, ToolRules,
 };
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
@@ -57,6 +57,7 @@ pub fn settings(policy: ToolPolicy) -> ServiceSettings {
         result_bytes_max: 1 << 20,
         life_signs: true,
         forwarding: ForwardingRules::default(),
+        drafts: Drafts::default(),
     }
 }
 

@@ -1,0 +1,49 @@
+//! Names the drafts of the protocol that an operator can turn on for an upstream.
+
+/// One draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Draft {
+    /// Tasks with ids that clients choose.
+    Sep1686,
+    /// Subtasks.
+    Sep2268,
+    /// Filtered lists of tasks.
+    Sep1904,
+}
+
+impl Draft {
+    pub const ALL: [Self; 3] = [Self::Sep1686, Self::Sep2268, Self::Sep1904];
+
+    /// The word for it in the configuration.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sep1686 => "sep-1686",
+            Self::Sep2268 => "sep-2268",
+            Self::Sep1904 => "sep-1904",
+        }
+    }
+}
+
+/// The drafts that are on: none unless the operator asks for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drafts {
+    on: [bool; Draft::ALL.len()],
+}
+
+impl Drafts {
+    #[must_use]
+    pub fn has(self, draft: Draft) -> bool {
+        self.on[draft as usize]
+    }
+}
+
+impl FromIterator<Draft> for Drafts {
+    fn from_iter<I: IntoIterator<Item = Draft>>(drafts: I) -> Self {
+        let mut all = Self::default();
+        for draft in drafts {
+            all.on[draft as usize] = true;
+        }
+        all
+    }
+}

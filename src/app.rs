@@ -315,7 +315,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
         // By their own names its tools are known to the renamer alone.
         false => UnmatchedRules::none(&config.name),
     };
-    let namer = ToolRenamer::new(config.names, Arc::clone(&config.name), settings.result_bytes_max);
+    let namer = ToolRenamer::new(config.names, &settings.rules, Arc::clone(&config.name), settings.result_bytes_max);
     let is_stateless = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {
         ServerSettings::Http(http) => SessionUpstream::new(http, parts.life.clone())

@@ -17,6 +17,7 @@ pub mod plain;
 pub mod relay_core_2025_11_25;
 pub mod relay_ext_tasks;
 pub mod session_results;
+pub mod split_call;
 pub mod subscriptions;
 pub mod upstream_dialect;
 

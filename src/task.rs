@@ -28,8 +28,8 @@ pub use reference::ShortReference;
 
 pub use names::{NamePattern, NameRule, PublishedName, ToolNames};
 pub use policy::{
-    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, HandleSupport, Plan, TTL_MAX_ANONYMOUS, TaskMode, ToolPolicy,
-    ToolRules,
+    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, HandleSupport, Plan, SplitRule, TTL_MAX_ANONYMOUS, TaskMode,
+    ToolPolicy, ToolRules,
 };
 pub use principal::Principal;
 pub use principal_counts::PrincipalCounts;

@@ -15,8 +15,8 @@ use url::Url;
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
-    ADDRESS, API_KEY, API_KEY_DIGEST, DRAFT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN,
-    PATTERN, PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
+    ADDRESS, API_KEY, API_KEY_DIGEST, ARGUMENT, DRAFT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME,
+    ORIGIN, PATTERN, PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
 use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
@@ -163,6 +163,7 @@ pub(super) struct RawRules {
     pub(super) arguments_bytes_max: Option<LocatedValue<usize>>,
     pub(super) call_first_byte_max: Option<LocatedValue<Duration>>,
     pub(super) call_idle_max: Option<LocatedValue<Duration>>,
+    pub(super) split: Option<RawSplit>,
 }
 
 #[derive(Debug)]
@@ -173,6 +174,17 @@ pub(super) struct RawTool {
     pub(super) hide: Option<LocatedValue<bool>>,
     pub(super) rename: Option<LocatedValue<String>>,
     pub(super) process_per_call: Option<LocatedValue<bool>>,
+}
+
+/// Elements of a list that one call may be split by.
+const SPLIT_MAX: u32 = 1_000;
+
+/// How calls with a list are split.
+#[derive(Clone, Debug)]
+pub(super) struct RawSplit {
+    pub(super) argument: Option<LocatedValue<String>>,
+    pub(super) parallel: Option<LocatedValue<u32>>,
+    pub(super) max: Option<LocatedValue<u32>>,
 }
 
 /// Reads the file's outermost table.
@@ -349,6 +361,7 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         arguments_bytes_max: None,
         call_first_byte_max: None,
         call_idle_max: None,
+        split: None,
         fallback: section
             .word("fallback", &[("hold", Some(FallbackPolicy::Hold)), ("tools", Some(FallbackPolicy::Tools))]),
     }
@@ -364,12 +377,29 @@ fn read_tool(mut section: Section<'_, '_>) -> RawTool {
         arguments_bytes_max: section.read("arguments_bytes_max", &SIZE),
         call_first_byte_max: section.read("call_first_byte_max", &DURATION_NOT_ZERO),
         call_idle_max: section.read("call_idle_max", &DURATION_NOT_ZERO),
+        split: read_split(section.section("split")),
         ..rules
     };
     let (hide, rename) = (section.flag("hide"), section.read("rename", &NEW_NAME));
     let process_per_call = section.flag("process_per_call");
     section.close();
     RawTool { place, pattern, rules, hide, rename, process_per_call }
+}
+
+fn read_split(mut section: Section<'_, '_>) -> Option<RawSplit> {
+    // Read where it is not written, too: so it is learned which keys there are.
+    let is_written = section.is_written();
+    let argument = match is_written {
+        true => section.require("argument", &ARGUMENT),
+        false => section.read("argument", &ARGUMENT),
+    };
+    let split = RawSplit {
+        argument,
+        parallel: section.count_in("parallel", 1..=SPLIT_MAX),
+        max: section.count_in("max", 1..=SPLIT_MAX),
+    };
+    section.close();
+    is_written.then_some(split)
 }
 
 impl RawUpstream {
@@ -417,6 +447,7 @@ impl RawRules {
             call_first_byte_max: self.call_first_byte_max.clone().or_else(|| wider.call_first_byte_max.clone()),
             call_idle_max: self.call_idle_max.clone().or_else(|| wider.call_idle_max.clone()),
             fallback: self.fallback.clone().or_else(|| wider.fallback.clone()),
+            split: self.split.clone().or_else(|| wider.split.clone()),
         }
     }
 }

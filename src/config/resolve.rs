@@ -20,8 +20,8 @@ use wildmatch::WildMatch;
 
 use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::{
-    RawConfig, RawIdentity, RawLimits, RawRules, RawStore, RawTool, RawUpstream, RawUpstreamSettings, StoreKind,
-    command,
+    RawConfig, RawIdentity, RawLimits, RawRules, RawSplit, RawStore, RawTool, RawUpstream, RawUpstreamSettings,
+    StoreKind, command,
 };
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
@@ -30,7 +30,8 @@ use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
 use crate::task::{
-    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy, ToolRules,
+    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, SplitRule, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy,
+    ToolRules,
 };
 use crate::tls::IdentityFiles;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
@@ -373,6 +374,13 @@ fn check_reachable(pattern: &LocatedValue<String>, earlier: &[RawTool], report: 
     }
 }
 
+/// Decides how calls with a list are split; `None` where that is not said in full.
+fn resolve_split(raw: &RawSplit) -> Option<Arc<SplitRule>> {
+    let argument = Arc::from(raw.argument.as_ref()?.value.as_str());
+    let (parallel, max) = (count_or(raw.parallel.as_ref(), 4), count_or(raw.max.as_ref(), 100));
+    Some(Arc::new(SplitRule { argument, parallel: not_zero(parallel), max: not_zero(max) }))
+}
+
 /// Decides for the tools of one block. `tables` are the paths of those that its rules were taken from.
 fn resolve_policy(
     raw: &RawRules,
@@ -402,6 +410,7 @@ fn resolve_policy(
             idle_max: raw.call_idle_max.as_ref().map(|span| span.value),
         },
         fallback: value_or(raw.fallback.as_ref(), FallbackPolicy::Hold),
+        split: raw.split.as_ref().and_then(resolve_split),
     };
     if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {
         report.mistake(&grace.place, format!("is longer than {}, the most there is", words(GRACE_MAX)));

@@ -4,6 +4,7 @@
 //! that it knows, so the schema is written once, in [`super::raw`]. What values may look like: [`super::value`].
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
@@ -202,13 +203,19 @@ impl<'s, 'a> Section<'s, 'a> {
     /// A whole number between `min` and 2³²−1: more places than that nobody can mean, and some counters
     /// of the libraries below end there.
     pub(super) fn count(&mut self, key: &'static str, min: u32) -> Option<LocatedValue<u32>> {
-        let wanted = format!("a whole number from {min} to {}", u32::MAX);
+        self.count_in(key, min..=u32::MAX)
+    }
+
+    /// A whole number within these bounds.
+    pub(super) fn count_in(&mut self, key: &'static str, bounds: RangeInclusive<u32>) -> Option<LocatedValue<u32>> {
+        let wanted = format!("a whole number from {} to {}", bounds.start(), bounds.end());
         let (place, value) = self.value(key, &wanted)?;
         let DeValue::Integer(written) = value.get_ref() else {
             self.wrong_type(&place, value, &wanted);
             return None;
         };
-        let number = u32::from_str_radix(written.as_str(), written.radix()).ok().filter(|number| *number >= min);
+        let number =
+            u32::from_str_radix(written.as_str(), written.radix()).ok().filter(|number| bounds.contains(number));
         if number.is_none() {
             self.source.report.mistake(&place, format!("{written} is out of range; write {wanted}"));
         }

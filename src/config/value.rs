@@ -61,6 +61,8 @@ pub(super) const PATTERN: StringFormat<String> =
 /// A draft of the protocol that is built.
 pub(super) const DRAFT: StringFormat<Draft> =
     StringFormat { wanted: "\"sep-1686\", \"sep-2268\" or \"sep-1904\"", read: draft };
+pub(super) const ARGUMENT: StringFormat<String> =
+    StringFormat { wanted: "the name of an argument such as \"urls\"", read: not_empty };
 /// A text that people or models read.
 pub(super) const WORDS: StringFormat<String> =
     StringFormat { wanted: "a text such as \"The report is being made.\"", read: words };

@@ -18,6 +18,7 @@ use crate::wire::{Payload, method};
 pub(super) const EVENTS_MAX: usize = 32;
 
 /// One call, with everything that is known before it begins.
+#[derive(Clone)]
 pub struct CallSpec {
     pub owner: Principal,
     pub maker: ClientKind,

@@ -17,6 +17,7 @@ mod questions;
 mod resume;
 mod rounds;
 mod row;
+mod split;
 #[cfg(test)]
 mod tests;
 mod url_elicitation;
@@ -58,6 +59,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Starts a runner for one call.
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
+    let spec = split::split(spec);
     let (seat, stream) = CallStream::new();
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);

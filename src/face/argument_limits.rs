@@ -1,17 +1,26 @@
-//! Checks that the arguments of a call are small enough for their tool.
+//! Checks that the arguments of a call are small enough for their tool, and lists in them short enough.
 
 use std::borrow::Cow;
 
 use crate::dialect::RequestError;
+use crate::dialect::split_call::elements_in;
 use crate::task::ToolRules;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
 
-/// Compares the arguments, as they are written, with what the operator allows.
+/// Compares the arguments, as they are written, with what the operator allows; and a list that its elements are called by
+/// one by one.
 ///
 /// # Errors
 /// [`RequestError::Params`] that names the member.
 pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), RequestError> {
+    if let Some(rule) = rules.split_of(tool)
+        && elements_in(rule, params).is_some_and(|count| count > rule.max.get())
+    {
+        let (argument, max) = (&rule.argument, rule.max);
+        let what = format!("arguments.{argument} has more than {max} elements, the most that this tool takes");
+        return Err(RequestError::Params(Cow::Owned(what)));
+    }
     let Some(max) = rules.limits_of(tool).arguments_bytes_max else { return Ok(()) };
     match params.get("arguments") {
         Some(arguments) if arguments.len() > max => {

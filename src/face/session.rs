@@ -356,7 +356,7 @@ fn sort(
             if session.is_bridged() {
                 return Ok(MessageRoute::Bridged(Message::Request(request)));
             }
-            if upstream_tasks::may_drive(session, &request) || fallback::may_drive(shared, session, &request) {
+            if upstream_tasks::may_drive(shared, session, &request) || fallback::may_drive(shared, session, &request) {
                 return Ok(MessageRoute::Weighed(request));
             }
             pipe::request(request, bytes).map(MessageRoute::Piped)

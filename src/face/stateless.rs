@@ -36,6 +36,7 @@ use crate::dialect::lifecycle::{SessionServerDescription, discover_result, serve
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
+use crate::dialect::split_call::SplitCall;
 use crate::dialect::{FaceDialect, RequestError};
 use crate::engine::{CallMaker, CallSpec, RoundSupport, plain_request};
 use crate::task::{
@@ -88,6 +89,13 @@ struct CallDecision {
     idempotency: Option<Idempotency>,
     native: UpstreamTaskMode,
     is_repeatable: bool,
+}
+
+impl CallDecision {
+    /// Whether the call is made as many, one for each element of a list in it.
+    fn is_split(&self, params: &Object) -> bool {
+        self.policy.split.as_ref().is_some_and(|rule| SplitCall::read(rule, params).is_some())
+    }
 }
 
 /// What came with a request besides its message.

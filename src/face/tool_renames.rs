@@ -1,7 +1,8 @@
-//! The names that clients see, in front of an upstream that knows other ones.
+//! The names that clients see, in front of an upstream that knows other ones; and what tools are listed with.
 //!
 //! It stands between all faces and the upstream: above it a tool has the name that clients see, be it in lists,
-//! policies, tasks or tokens; below it the upstream's own. Where no tool is hidden or renamed, it is not there.
+//! policies, tasks or tokens; below it the upstream's own. A tool whose calls are split is listed without its output schema,
+//! as two kinds of results cannot both fit it. Where no tool is hidden, renamed or split, it is not there.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use super::http::full_body;
 use super::unmatched_rules::UnmatchedRules;
 use crate::dialect::RequestError;
 use crate::dialect::subscriptions::SubscriptionFilter;
-use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};
+use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames, ToolRules};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::body::edited_events;
 use crate::upstream::header_annotations::encode;
@@ -33,10 +34,14 @@ use crate::wire::{
     Message, MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method,
 };
 
+const OUTPUT_SCHEMA: &str = "outputSchema";
+
 /// The names of one upstream's tools, on the way to it and back.
 #[derive(Debug)]
 pub struct ToolRenamer {
     names: ToolNames,
+    /// By the names that clients see.
+    rules: ToolRules,
     upstream: Arc<str>,
     /// Is shown each list by the server's own names.
     unmatched_rules: UnmatchedRules,
@@ -57,13 +62,14 @@ enum RenamedCall {
 }
 
 impl ToolRenamer {
-    /// `None` where every tool has its own name: nothing is in the way then.
+    /// `None` where every tool is listed as it is: nothing is in the way then.
     #[must_use]
-    pub fn new(names: ToolNames, upstream: Arc<str>, bytes_max: usize) -> Option<Arc<Self>> {
-        let is_needed = !names.are_kept();
+    pub fn new(names: ToolNames, rules: &ToolRules, upstream: Arc<str>, bytes_max: usize) -> Option<Arc<Self>> {
+        let is_needed = !names.are_kept() || rules.any_is_split();
         is_needed.then(|| {
             let unmatched_rules = UnmatchedRules::new(&upstream, names.patterns());
-            Arc::new(Self { names, upstream, unmatched_rules, bytes_max, has_warned: AtomicBool::new(false) })
+            let rules = rules.clone();
+            Arc::new(Self { names, rules, upstream, unmatched_rules, bytes_max, has_warned: AtomicBool::new(false) })
         })
     }
 
@@ -109,9 +115,13 @@ impl ToolRenamer {
             let object = Object::of(&tool);
             let own = object.as_ref().and_then(|object| object.get_string("name"));
             match (object, own.as_deref().map(|own| self.names.shown(own))) {
-                (Some(object), Some(PublishedName::Name(name))) if own.as_deref() != Some(&*name) => {
+                (Some(object), Some(PublishedName::Name(name)))
+                    if own.as_deref() != Some(&*name) || self.loses_schema(&object, &name) =>
+                {
                     changed = true;
-                    shown.push(object.edit().set("name", Payload::of(&*name)).finish());
+                    let edit = object.edit().set("name", Payload::of(&*name));
+                    let edit = if self.loses_schema(&object, &name) { edit.remove(OUTPUT_SCHEMA) } else { edit };
+                    shown.push(edit.finish());
                 }
                 (_, Some(PublishedName::Nothing)) => changed = true,
                 (_, Some(PublishedName::Taken(name))) => {
@@ -122,6 +132,11 @@ impl ToolRenamer {
             }
         }
         changed.then(|| result.edit().set("tools", Payload::of(&shown)).finish())
+    }
+
+    /// Whether a tool is listed without the output schema that it has.
+    fn loses_schema(&self, tool: &Object, name: &str) -> bool {
+        self.rules.split_of(name).is_some() && tool.contains(OUTPUT_SCHEMA)
     }
 
     /// Once in the life of an upstream: lists are read often.

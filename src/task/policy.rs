@@ -1,5 +1,6 @@
 //! Decides whether a call becomes a task: at once, after a grace period, or not at all.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,6 +77,17 @@ pub struct CallLimits {
     pub idle_max: Option<Duration>,
 }
 
+/// How a call with a list in it is run: as one call for each element.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitRule {
+    /// The member of the arguments that is the list.
+    pub argument: Arc<str>,
+    /// Calls that run side by side.
+    pub parallel: NonZeroUsize,
+    /// Elements that a call may have.
+    pub max: NonZeroUsize,
+}
+
 /// The rules for one tool, all of them decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolPolicy {
@@ -98,6 +110,8 @@ pub struct ToolPolicy {
     pub immediate_response: Option<Arc<str>>,
     pub limits: CallLimits,
     pub fallback: FallbackPolicy,
+    /// Where calls with a list are split.
+    pub split: Option<Arc<SplitRule>>,
 }
 
 /// Where anybody may come, whoever knows a task's id may read it: such ids live shortly.
@@ -202,6 +216,18 @@ impl ToolRules {
     #[must_use]
     pub fn any_falls_back_to_tools(&self) -> bool {
         self.default.falls_back_to_tools() || self.patterns.iter().any(|(_, policy)| policy.falls_back_to_tools())
+    }
+
+    /// How calls of a tool are split, by the name that clients see.
+    #[must_use]
+    pub fn split_of(&self, tool: &str) -> Option<&Arc<SplitRule>> {
+        self.rule(tool).split.as_ref()
+    }
+
+    /// Whether calls of any tool are split.
+    #[must_use]
+    pub fn any_is_split(&self) -> bool {
+        self.default.split.is_some() || self.patterns.iter().any(|(_, policy)| policy.split.is_some())
     }
 
     fn rule(&self, tool: &str) -> &ToolPolicy {

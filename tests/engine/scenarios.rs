@@ -35,6 +35,7 @@ mod renamed;
 mod rounds;
 mod rules;
 mod script;
+mod splitting;
 mod stores;
 mod streaming;
 mod world;

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use taskgate::config::{self, Config, LoadedConfig, StoreSettings};
+use taskgate::config::{self, Config, KeyContent, LoadedConfig, StoreSettings};
 use taskgate::server::api_keys::{AuthSettings, KeySource};
 use taskgate::store::StoreLimits;
 use taskgate::task::{AfterCrash, EarlyInput, Principal, TaskMode};
@@ -132,8 +132,14 @@ fn the_example_shows_every_key_and_no_other() {
             }
             table = parts.join(".");
             shown.insert(table.clone());
-        } else if let Some((key, _)) = line.split_once(" = ").filter(|(key, _)| !key.contains([' ', '#'])) {
-            shown.insert(format!("{table}.{key}"));
+        } else if let Some((key, value)) = line.split_once(" = ").filter(|(key, _)| !key.contains([' ', '#'])) {
+            let key = format!("{table}.{key}");
+            // A table in one line shows keys of its own.
+            if let Some(KeyContent::Table) = config::known_keys().get(&key) {
+                let members = value.trim_matches(['{', ' ', '}']).split(", ");
+                shown.extend(members.map(|member| format!("{key}.{}", member.split_once(" = ").unwrap().0)));
+            }
+            shown.insert(key);
         }
     }
     shown.remove("upstreams.NAME");

@@ -23,6 +23,7 @@ fn policy(after_crash: AfterCrash) -> ToolPolicy {
         immediate_response: None,
         limits: crate::task::CallLimits::default(),
         fallback: crate::task::FallbackPolicy::Hold,
+        split: None,
     }
 }
 

@@ -17,7 +17,7 @@ use super::exchange_stage::ExchangeStage;
 use super::live_runners::RunnerCommands;
 use super::questions::CallQuestions;
 use super::row::RunnerRow;
-use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, lost, spawn};
+use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, lost, spawn, split};
 use crate::cause::CauseChain;
 use crate::dialect::upstream_dialect::question_method;
 use crate::engine::Engine;
@@ -65,6 +65,7 @@ pub(in crate::engine) fn start(
     (task, orders): (Arc<Task>, RunnerCommands),
     way: RecoveryAction,
 ) {
+    let spec = split::split(spec);
     let concerned = Arc::new(Mutex::new(BugRecipient::Task(task.key.clone())));
     let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), Arc::clone(&concerned)));
     let span = tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = %LoggedTask(&task.key));

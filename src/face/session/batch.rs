@@ -43,7 +43,8 @@ pub(super) async fn post(
                 driven.push(stream::once(last).boxed());
             }
             Ok(Message::Request(request))
-                if upstream_tasks::may_drive(&session, &request) || fallback::may_drive(shared, &session, &request) =>
+                if upstream_tasks::may_drive(shared, &session, &request)
+                    || fallback::may_drive(shared, &session, &request) =>
             {
                 let id = request.id.clone();
                 let message = Message::Request(request.clone());

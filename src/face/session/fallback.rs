@@ -78,7 +78,7 @@ impl SessionFaceState {
 
     /// Whether the gateway may drive calls of this session itself.
     pub(super) fn drives(&self, session: &ClientSession) -> bool {
-        session.token.tasks.calls || self.fallback.is_some()
+        session.token.tasks.calls || self.fallback.is_some() || self.served.settings.rules.any_is_split()
     }
 
     /// Learns which names are the upstream's, if nobody knows yet.

@@ -18,6 +18,7 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, pipe, refuse};
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
+use crate::dialect::split_call::SplitCall;
 use crate::face::answer::addressee;
 use crate::face::call_stream::replay::{self, ReplayStream};
 use crate::face::catalog::Catalog;
@@ -72,10 +73,20 @@ impl UpstreamTaskTools {
     }
 }
 
-/// Whether a plain call may be of a tool that the server runs only as a task. A glance at a flag: most servers have no
-/// tasks.
-pub(super) fn may_drive(session: &ClientSession, request: &Request) -> bool {
-    session.token.tasks.calls && request.method == method::TOOLS_CALL
+/// Whether a plain call may be of a tool that the server runs only as a task, or is one that is split. A glance at two
+/// flags: most servers have no tasks, and most calls are not split.
+pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> bool {
+    request.method == method::TOOLS_CALL && (session.token.tasks.calls || is_split(shared, request))
+}
+
+/// Whether a call is made as many, one for each element of a list in it.
+fn is_split(shared: &SessionFaceState, request: &Request) -> bool {
+    let rules = &shared.served.settings.rules;
+    let call = || {
+        let params = request.params.object()?;
+        SplitCall::read(rules.split_of(&params.get_str("name")?)?, params)
+    };
+    rules.any_is_split() && call().is_some()
 }
 
 /// Whether a notification calls off a request that the gateway drives: the server never saw it under that id.
@@ -113,8 +124,8 @@ pub(super) async fn post(
     }
 }
 
-/// Begins a call of a tool that the server runs only as a task, or one that may end in a word of its task; `None` for
-/// every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
+/// Begins a call of a tool that the server runs only as a task, one that may end in a word of its task, or one that is
+/// split; `None` for every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
 pub(super) async fn drive(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -126,7 +137,11 @@ pub(super) async fn drive(
         UpstreamTaskMode::WhereServed { deadline: shared.served.settings.rules.policy_of(&tool).deadline };
     let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
         ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
-        ToolTaskSupport::Optional | ToolTaskSupport::Forbidden if !shared.falls_back(session, &tool) => return None,
+        ToolTaskSupport::Optional | ToolTaskSupport::Forbidden
+            if !shared.falls_back(session, &tool) && !is_split(shared, request) =>
+        {
+            return None;
+        }
         ToolTaskSupport::Optional => (shared.upstream_of(session), served_natively),
         ToolTaskSupport::Forbidden => (shared.upstream_of(session), UpstreamTaskMode::Never),
     };

@@ -85,7 +85,8 @@ impl StatelessFace {
                 Err(refusal) => return *refusal,
             };
             // What was asked without a task goes on without one.
-            if weighed.plan != Plan::Direct && matches!(state, ReturnedState::New | ReturnedState::Held) {
+            let is_driven = weighed.plan != Plan::Direct || weighed.is_split(inquiry.params);
+            if is_driven && matches!(state, ReturnedState::New | ReturnedState::Held) {
                 return self.run_call(inquiry, &weighed).await;
             }
             if state == ReturnedState::Held {

@@ -68,6 +68,7 @@ const SHORT: Rules = Rules {
     keep_result_min: seconds(60),
     early_input: taskgate::task::EarlyInput::Task,
     fallback: taskgate::task::FallbackPolicy::Hold,
+    split: None,
     input_deadline: seconds(600),
     deadline: seconds(1800),
     in_flight_max: 10,

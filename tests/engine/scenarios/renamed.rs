@@ -24,7 +24,10 @@ fn named(world: &World, renamed: Option<(&str, &str)>) -> Arc<dyn Upstream> {
     let rule = |(from, to)| (WildMatch::new(from), NameRule::Renamed { from: pattern(from), to: pattern(to) });
     let names = ToolNames::new(renamed.map(rule).into_iter().collect());
     let upstream = Arc::new(Mortal::new(&world.upstream, &world.life, true));
-    ToolRenamer::upstream(ToolRenamer::new(names, Arc::from("scripted"), 1 << 20).as_ref(), upstream)
+    ToolRenamer::upstream(
+        ToolRenamer::new(names, &Rules::default().service().rules, Arc::from("scripted"), 1 << 20).as_ref(),
+        upstream,
+    )
 }
 
 fn origins(world: &World, upstream: Arc<dyn Upstream>) -> CallTargets {

@@ -1,10 +1,12 @@
 //! What the operator says about the one tool of the scenarios.
 
+use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use support::serving;
 use taskgate::engine::ServiceSettings;
-use taskgate::task::{AfterCrash, EarlyInput, TaskMode, ToolPolicy};
+use taskgate::task::{AfterCrash, EarlyInput, SplitRule, TaskMode, ToolPolicy};
 
 use super::world::{GRACE, seconds};
 
@@ -17,6 +19,8 @@ pub(crate) struct Rules {
     pub(crate) deadline: Duration,
     pub(crate) early_input: EarlyInput,
     pub(crate) fallback: taskgate::task::FallbackPolicy,
+    /// Calls with a list `items` are split: so many run side by side, of so many at most.
+    pub(crate) split: Option<(usize, usize)>,
     pub(crate) after_crash: AfterCrash,
     pub(crate) input_deadline: Duration,
     pub(crate) in_flight_max: usize,
@@ -42,6 +46,7 @@ impl Rules {
         deadline: seconds(1800),
         early_input: EarlyInput::Task,
         fallback: taskgate::task::FallbackPolicy::Hold,
+        split: None,
         after_crash: AfterCrash::Fail,
         input_deadline: seconds(600),
         in_flight_max: 2_000,
@@ -67,6 +72,10 @@ impl Rules {
             after_crash: self.after_crash,
             input_deadline: self.input_deadline,
             fallback: self.fallback,
+            split: self.split.map(|(parallel, max)| {
+                let number = |number| NonZeroUsize::new(number).unwrap();
+                Arc::new(SplitRule { argument: Arc::from("items"), parallel: number(parallel), max: number(max) })
+            }),
             ..serving::policy(self.mode)
         }
     }

@@ -132,6 +132,10 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
     if table == "upstreams.NAME.tools" {
         parts.insert(table, if key == "match" { String::new() } else { "match = \"any\"".to_owned() });
     }
+    if table == "upstreams.NAME.tools.split" {
+        parts.insert("upstreams.NAME.tools", "match = \"any\"".to_owned());
+        parts.insert(table, if key == "argument" { String::new() } else { "argument = \"any\"".to_owned() });
+    }
     let text = |parts: &BTreeMap<&str, String>| {
         let header =
             |table: &str| if table.ends_with(".tools") { format!("[[{table}]]") } else { format!("[{table}]") };

@@ -44,6 +44,7 @@ pub fn policy(mode: TaskMode) -> ToolPolicy {
         immediate_response: None,
         limits: CallLimits::default(),
         fallback: FallbackPolicy::Hold,
+        split: None,
     }
 }
 

@@ -47,7 +47,6 @@ use super::admission::TaskPermit;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, CallStreamSender, RoundSupport, TaskNotice};
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::metric;
 use crate::task::{
     Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility,
 };
@@ -481,11 +480,6 @@ impl Runner {
             tracing::warn!(error = %CauseChain(&error), "progress was not stored");
         }
         RunnerFlow::Continue
-    }
-
-    fn count_grace(&self, result: &'static str) {
-        let upstream = Arc::clone(self.spec.upstream.name());
-        metrics::counter!(metric::GRACE, "upstream" => upstream, "result" => result).increment(1);
     }
 }
 

@@ -6,7 +6,7 @@
 mod calls;
 mod lists;
 mod owners;
-mod people;
+pub(crate) mod people;
 
 use support::scripted as upstream;
 use support::session_client as client;

@@ -6,3 +6,4 @@ mod faults;
 mod gateway_tls;
 mod pairs;
 mod principals;
+mod split;

@@ -75,6 +75,11 @@ impl Runner {
         RunnerFlow::Continue
     }
 
+    fn count_grace(&self, result: &'static str) {
+        let upstream = Arc::clone(self.spec.upstream.name());
+        metrics::counter!(metric::GRACE, "upstream" => upstream, "result" => result).increment(1);
+    }
+
     /// Adds the row, with its first question where that is what it is made for.
     pub(super) async fn insert(
         &mut self,

@@ -140,7 +140,7 @@ async fn a_client_that_leaves_cancels_all_calls_of_a_plain_one() {
     world.is_idle().await;
 }
 
-/// T-40: what one element asks is asked of the task, and its answer goes to that element's call.
+/// What one element asks is asked of the task, and its answer goes to that element's call.
 #[tokio::test(start_paused = true)]
 async fn questions_of_elements_are_the_tasks_and_each_answer_reaches_its_own_call() {
     let world = World::choosing(SPLIT, |_| {

@@ -164,6 +164,14 @@ pub struct TaskPage {
     pub next: Option<TaskCursor>,
 }
 
+/// What a deletion did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeleteResult {
+    Deleted,
+    /// The task has not settled and stays.
+    Unsettled,
+}
+
 /// What a cancel did.
 #[derive(Clone, Debug)]
 pub struct CancelResult {

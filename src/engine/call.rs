@@ -9,7 +9,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dialect::UpstreamDialect;
 use crate::dialect::negotiate::declared_by;
-use crate::task::{Answer, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
+use crate::task::{
+    Answer, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy,
+};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
 use crate::wire::{Payload, method};
@@ -37,6 +39,9 @@ pub struct CallSpec {
     /// How the client named the call; means something to [`Plan::Task`] alone. A call that was made under this name
     /// before is not made again: its task is handed out, for the early handle of any question too.
     pub idempotency: Option<Idempotency>,
+    /// The id that the client chose for its task; means something to [`Plan::Task`] alone, and takes no idempotency key
+    /// beside it. While a task has it, another call under it is not made.
+    pub chosen: Option<ChosenId>,
     /// When the request arrived; a grace period counts from here.
     pub arrived: tokio::time::Instant,
     /// Whether the tool's annotations say that calling it again does no harm.
@@ -46,6 +51,13 @@ pub struct CallSpec {
     pub rounds: RoundSupport,
     /// Who hears what a task says beside its state; `None` where nobody could be told.
     pub asides: Option<TaskNoticeSink>,
+}
+
+impl CallSpec {
+    /// Whether the client can find the task by a name that it gave.
+    pub(super) const fn is_named(&self) -> bool {
+        self.idempotency.is_some() || self.chosen.is_some()
+    }
 }
 
 /// Hears a running task. Called in order by the call's runner, before the task's end is stored; must not block.
@@ -148,7 +160,7 @@ pub enum CallEnd {
     Outcome(Outcome),
     /// The held call is there no more, and has no outcome.
     Gone,
-    /// The client gave this name to another call before. Nothing was sent.
+    /// The client gave this name, or the id that it chose, to another call before. Nothing was sent.
     Misnamed,
     /// The upstream asked for what the client did not declare: a `ClientCapabilities` object (MOD-10).
     NeedsCapability(Payload),

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::{CancelResult, Engine, TaskCursor, TaskError, TaskPage};
+use super::{CancelResult, DeleteResult, Engine, TaskCursor, TaskError, TaskPage};
 use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::store::StoreError;
@@ -119,6 +119,26 @@ impl Engine {
     pub async fn cancel(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move { engine.cancelled(&key).await }).await
+    }
+
+    /// Removes a task that has settled, as its owner asked: nobody finds it any more when this returns. A call that is
+    /// dropped has done all of it, or nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::get`].
+    pub async fn delete(self: &Arc<Self>, key: &TaskKey) -> Result<DeleteResult, TaskError> {
+        let (engine, key) = (Arc::clone(self), key.clone());
+        self.finish(async move {
+            if !visible(engine.present(&key).await?)?.is_settled() {
+                return Ok(DeleteResult::Unsettled);
+            }
+            // Settled for good, so nothing is under way that could write it again.
+            engine.store.remove(&key).await?;
+            engine.watchers.wake(&key);
+            tracing::debug!(task = %LoggedTask(&key), principal = %LoggedPrincipal(&key.owner), "a client deleted a task");
+            Ok(DeleteResult::Deleted)
+        })
+        .await
     }
 
     /// Cancels a task on behalf of an operator, as its owner would.

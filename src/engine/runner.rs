@@ -226,7 +226,7 @@ impl Runner {
                 RunnerFlow::Continue
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue,
-            Plan::Task if self.spec.idempotency.is_some() => self.prepare_named().await,
+            Plan::Task if self.spec.is_named() => self.prepare_named().await,
             Plan::Task if self.place.is_none() => self.refuse(self.engine.admission.refusal()).await,
             Plan::Task if self.asks_first() => match self.insert(TaskVisibility::Hidden, None).await {
                 Ok(_) => {
@@ -245,7 +245,7 @@ impl Runner {
     /// Whether a question before the handle is asked without one. Not where the call has a name: by that it must be
     /// found from the beginning.
     fn asks_first(&self) -> bool {
-        self.spec.idempotency.is_none()
+        !self.spec.is_named()
             && self.spec.policy.early_input == EarlyInput::AskFirst
             && self.spec.rounds == RoundSupport::Allowed
     }

@@ -88,6 +88,7 @@ impl CallTarget {
             policy,
             plan: Plan::Direct,
             idempotency: None,
+            chosen: None,
             arrived: maker.arrived,
             is_repeatable: false,
             questions: maker.questions,

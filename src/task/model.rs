@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::digest::Digest;
+use super::digest::{Digest, digest};
 use super::{TaskId, TaskKey, Timestamp};
 use crate::wire::{Payload, RpcError};
 
@@ -54,6 +54,17 @@ pub struct SessionScope(pub u128);
 pub struct ChosenId {
     pub session: SessionScope,
     pub text: Arc<str>,
+}
+
+impl ChosenId {
+    /// The id in the task's key: the same for the same words in the same session. Nobody can tell it who does not know
+    /// the session's number, which the gateway alone reads out of the session's id.
+    #[must_use]
+    pub fn task_id(&self) -> TaskId {
+        let Digest(bytes) = digest([b"chosen task id", &self.session.0.to_be_bytes(), self.text.as_bytes()]);
+        let (bits, _) = bytes.split_first_chunk().expect("a digest is longer than an id");
+        TaskId::from_bits(u128::from_be_bytes(*bits))
+    }
 }
 
 /// The task that made this one, and those that it made: tasks of the same owner. A task has a parent, or children, or

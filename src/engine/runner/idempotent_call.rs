@@ -2,6 +2,9 @@
 //!
 //! The row, with the name, is there before the upstream is called, and the store lets one of two concurrent inserts
 //! through: so at most one call is made under a name while its task lives.
+//!
+//! An id that the client chose for its task is a name too (D86-06). The row's key follows from it, and a repetition is
+//! refused.
 
 use super::row::not_stored;
 use super::{CallEnd, CallEvent, Runner, RunnerFlow, lost};
@@ -9,7 +12,10 @@ use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
-use crate::task::{Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, TaskVisibility};
+use crate::task::{ChosenId, Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, TaskKey, TaskVisibility};
+
+/// How often a row under a chosen id is inserted: once more where one that is gone was in the way.
+const INSERTS_MAX: usize = 2;
 
 /// How often the name of a task that ends meanwhile is tried again.
 const TRIES_MAX: usize = 4;
@@ -17,6 +23,9 @@ const TRIES_MAX: usize = 4;
 impl Runner {
     /// Makes the task of a named call, or hands out the one that was made under its name.
     pub(super) async fn prepare_named(&mut self) -> RunnerFlow {
+        if let Some(chosen) = self.spec.chosen.clone() {
+            return self.prepare_chosen(&chosen).await;
+        }
         let Some(named) = self.spec.idempotency else { return RunnerFlow::Continue };
         for _ in 0..TRIES_MAX {
             let now = self.engine.clock.now();
@@ -65,5 +74,53 @@ impl Runner {
                 Some(self.end(Outcome::Faulted(Failure::Gateway(fault))).await)
             }
         }
+    }
+
+    /// Makes the task of a call under the id that its client chose, or says that another call has it.
+    async fn prepare_chosen(&mut self, chosen: &ChosenId) -> RunnerFlow {
+        let key = TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() };
+        match self.made_chosen(&key).await {
+            Ok(Some(next)) => next,
+            Ok(None) => {
+                self.client.end(CallEnd::Misnamed).await;
+                RunnerFlow::Stop
+            }
+            Err(error) => {
+                tracing::warn!(error = %CauseChain(&error), "a call under a chosen id has no task");
+                self.end(lost(not_stored(error))).await
+            }
+        }
+    }
+
+    /// `None` where another call has the id.
+    async fn made_chosen(&mut self, key: &TaskKey) -> Result<Option<RunnerFlow>, StoreError> {
+        for _ in 0..INSERTS_MAX {
+            // Asked before anything is claimed: a task of an earlier life is left to whoever takes it up.
+            if self.engine.store.load(key, self.engine.clock.now()).await?.is_some() {
+                return Ok(None);
+            }
+            if self.place.is_none() {
+                return Ok(Some(self.refuse(self.engine.admission.refusal()).await));
+            }
+            match self.try_insert(TaskVisibility::Handle, None).await {
+                Ok(task) => return Ok(Some(self.hand_out(task).await)),
+                Err(StoreError::Exists) => (),
+                Err(error) => return Err(error),
+            }
+            // Whoever has a claim on the key makes, runs or ends its task.
+            let Some(claim) = self.engine.live.claim(key) else { return Ok(None) };
+            let freed = match self.engine.store.load(key, self.engine.clock.now()).await {
+                Ok(Some(_)) => Ok(false),
+                // Gone, and not swept yet: nobody can ask for it any more, nor make another one while this has the claim.
+                Ok(None) => self.engine.store.remove(key).await.map(|()| true),
+                Err(error) => Err(error),
+            };
+            self.engine.live.remove(key);
+            drop(claim);
+            if !freed? {
+                return Ok(None);
+            }
+        }
+        Ok(None)
     }
 }

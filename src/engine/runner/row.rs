@@ -61,7 +61,7 @@ impl Runner {
     /// Gives the client the handle of its new task.
     pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> RunnerFlow {
         // Who knows the call's name can find the task by it (T-27).
-        if !self.client.hand_over(CallEvent::Created(task)).await && self.spec.idempotency.is_none() {
+        if !self.client.hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
             return self.drop_orphan().await;
         }
         let upstream = Arc::clone(self.spec.upstream.name());
@@ -98,7 +98,10 @@ impl Runner {
         shown: TaskVisibility,
         first: Option<Question>,
     ) -> Result<Arc<Task>, StoreError> {
-        let key = self.engine.mint_key(&self.spec.owner);
+        let key = match &self.spec.chosen {
+            Some(chosen) => TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() },
+            None => self.engine.mint_key(&self.spec.owner),
+        };
         let now = self.engine.clock.now();
         let policy = &self.spec.policy;
         let place = self.new_place();
@@ -126,7 +129,7 @@ impl Runner {
                 ..Recovery::default()
             },
             idempotency: self.spec.idempotency,
-            chosen: None,
+            chosen: self.spec.chosen.clone(),
             tree: TreePlace::default(),
         };
         if let Some(question) = first {
@@ -137,8 +140,9 @@ impl Runner {
         if !self.engine.admission.has_room(all, all + task.stored_bytes()) {
             return Err(StoreError::OwnerFull);
         }
-        // Orders can be given from the moment the row is there.
-        let orders = self.engine.live.insert(key.clone());
+        // Orders can be given from the moment the row is there. Of two calls under one id the second one stops here: from
+        // this claim on nobody else makes, runs or removes a row with this key.
+        let orders = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
         if let Err(error) = store_new(&self.engine, &task).await {
             let error = without_row(&self.engine, &key, error).await;

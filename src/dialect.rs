@@ -5,6 +5,7 @@
 //! nobody asks for the version after that.
 
 pub mod core_2025_11_25;
+pub mod draft_sep_1686;
 pub mod ext_tasks;
 pub mod face_dialect;
 pub mod fallback_tools;
@@ -14,6 +15,7 @@ pub mod inputs;
 pub mod lifecycle;
 pub mod negotiate;
 pub mod plain;
+pub mod related_task;
 pub mod relay_core_2025_11_25;
 pub mod relay_ext_tasks;
 pub mod session_results;

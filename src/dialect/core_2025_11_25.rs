@@ -1,7 +1,7 @@
 //! Encodes tasks of 2025-11-25 for clients: nested in a handle, flat elsewhere; outcomes by a method of their own.
 //!
 //! A tool's own failure is `failed` here (L25-44), with its words as the status message. What is said about a
-//! task between methods is in [`messages`].
+//! task between methods is in [`messages`] and [`super::related_task`].
 
 pub mod messages;
 mod task_param;
@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, task_id};
 use super::faults::{RequestError, already_settled, not_in_flavour, not_settled, session_failure_error, was_cancelled};
+use super::related_task::RelatedTask;
 use super::session_results::{STRUCTURED_CONTENT, has_odd_content};
 use crate::task::time::millis;
-use crate::task::{Failure, Outcome, Phase, Summary, SummaryPhase, Task, TaskId, TaskMode};
-use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
+use crate::task::{Failure, Outcome, Phase, Summary, SummaryPhase, Task, TaskMode};
+use crate::wire::meta::{IMMEDIATE_RESPONSE, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
@@ -127,7 +128,7 @@ impl FaceDialect for CoreTasks {
             TaskReply::Cancelled { task, was_settled: false } => Ok(fields(&Summary::of(task))),
             TaskReply::Outcome(task) => outcome(task),
             TaskReply::Listed { tasks, next } => Ok(page(tasks, next)),
-            TaskReply::Answered => Err(not_in_flavour()),
+            TaskReply::Answered | TaskReply::Fetched(_) | TaskReply::Deleted => Err(not_in_flavour()),
         }
     }
 }
@@ -181,7 +182,7 @@ fn status_message(task: &Summary) -> Option<Arc<str>> {
 /// What the call itself would have been answered with (L25-22, L25-24 to L25-28).
 fn outcome(task: &Task) -> Result<Payload, RpcError> {
     match &task.phase {
-        Phase::Settled(Outcome::Returned { result, .. }) => Ok(related_to(task.key.id, &known(result))),
+        Phase::Settled(Outcome::Returned { result, .. }) => Ok(RelatedTask::of(task.key.id, None).on(&known(result))),
         Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
         Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
@@ -193,23 +194,6 @@ fn known(result: &Payload) -> Cow<'_, Payload> {
     match Object::of(result).filter(has_odd_content) {
         Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
         None => Cow::Borrowed(result),
-    }
-}
-
-/// An object that says in its `_meta` which task it belongs to (L25-27); everything else stays as it is.
-fn related_to(task: TaskId, object: &Payload) -> Payload {
-    match Object::of(object) {
-        Some(object) => object.edit().set(META, related_meta(task, object.get_object(META).as_ref())).finish(),
-        None => object.clone(),
-    }
-}
-
-/// `_meta` with the task in it, beside whatever stood there.
-fn related_meta(task: TaskId, meta: Option<&Object>) -> Payload {
-    let related = ObjectWriter::new().text("taskId", &task.to_string()).finish();
-    match meta {
-        Some(meta) => meta.edit().set(RELATED_TASK, related).finish(),
-        None => ObjectWriter::new().member(RELATED_TASK, &related).finish(),
     }
 }
 

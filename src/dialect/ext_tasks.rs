@@ -73,7 +73,9 @@ impl FaceDialect for ExtTasks {
             // A cancel of a settled task is acknowledged and changes nothing (T-06, EXT-71).
             TaskReply::Answered | TaskReply::Cancelled { .. } => self.envelope("complete").finish(),
             // Outcomes are inlined, and there is no list.
-            TaskReply::Outcome(_) | TaskReply::Listed { .. } => return Err(not_in_flavour()),
+            TaskReply::Outcome(_) | TaskReply::Fetched(_) | TaskReply::Deleted | TaskReply::Listed { .. } => {
+                return Err(not_in_flavour());
+            }
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::RequestError;
 use crate::task::{Answer, InputKey, Summary, Task, TaskId};
@@ -18,6 +19,10 @@ pub enum TaskCommand {
     Cancel(TaskId),
     /// The outcome, waited for.
     Await(TaskId),
+    /// The outcome, if there is one.
+    Fetch(TaskId),
+    /// The end of all that is known of a task which has settled.
+    Delete(TaskId),
     /// All tasks of the client, from the place on that an earlier page named.
     List(Option<String>),
 }
@@ -27,7 +32,12 @@ impl TaskCommand {
     #[must_use]
     pub const fn task(&self) -> Option<TaskId> {
         match self {
-            Self::Get(id) | Self::Answer(id, _) | Self::Cancel(id) | Self::Await(id) => Some(*id),
+            Self::Get(id)
+            | Self::Answer(id, _)
+            | Self::Cancel(id)
+            | Self::Await(id)
+            | Self::Fetch(id)
+            | Self::Delete(id) => Some(*id),
             Self::List(_) => None,
         }
     }
@@ -46,6 +56,10 @@ pub enum TaskReply<'a> {
     Cancelled { task: &'a Task, was_settled: bool },
     /// What came of a settled task's call.
     Outcome(&'a Task),
+    /// The same for who asks without waiting, whether or not the task has settled.
+    Fetched(&'a Task),
+    /// A task is gone.
+    Deleted,
     /// One page of the client's tasks, and the name of the place where the next one begins.
     Listed { tasks: &'a [Summary], next: Option<&'a str> },
 }
@@ -78,4 +92,15 @@ pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
         .filter(usable)
         .ok_or(RequestError::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
     TaskId::parse(&text).ok_or(RequestError::UnknownTask)
+}
+
+/// A number of milliseconds; parts of one are left out.
+pub(super) fn milliseconds(number: &Payload) -> Option<Duration> {
+    let text = number.as_str();
+    if let Ok(whole) = text.parse() {
+        return Some(Duration::from_millis(whole));
+    }
+    // A text in quotes is no number, and neither is one with a sign.
+    let number: f64 = text.starts_with(|c: char| c.is_ascii_digit()).then(|| text.parse().ok())??;
+    Some(Duration::try_from_secs_f64(number / 1000.0).unwrap_or(Duration::MAX))
 }

@@ -311,7 +311,9 @@ impl FaceDialect for FallbackTools {
             TaskReply::Snapshot(task) => Ok(self.snapshot(task)),
             TaskReply::Outcome(task) => Ok(self.outcome(task)),
             TaskReply::Cancelled { task, was_settled } => Ok(self.cancelled(task, was_settled)),
-            TaskReply::Answered | TaskReply::Listed { .. } => Err(not_in_flavour()),
+            TaskReply::Fetched(_) | TaskReply::Deleted | TaskReply::Answered | TaskReply::Listed { .. } => {
+                Err(not_in_flavour())
+            }
         }
     }
 }

@@ -219,6 +219,18 @@ pub fn not_settled() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "The task has not ended")
 }
 
+/// The result of a task that has none, in a flavour where only `completed` tasks have one (D86-15).
+#[must_use]
+pub fn not_completed(status: &str) -> RpcError {
+    RpcError::new(rpc_error::INVALID_PARAMS, format!("The task has no result: its status is {status}"))
+}
+
+/// The end of a task that still runs, which cannot be deleted (D86-24).
+#[must_use]
+pub fn not_deletable() -> RpcError {
+    RpcError::new(rpc_error::INVALID_REQUEST, "The task has not ended: cancel it first")
+}
+
 /// What a flavour has no words for; its own methods never lead there.
 #[must_use]
 pub fn not_in_flavour() -> RpcError {

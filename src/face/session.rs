@@ -41,7 +41,7 @@ use crate::task::{Reason, ToolRules};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{EnvelopeError, Request};
-use crate::wire::{Message, MessageText, ProtocolVersion, method};
+use crate::wire::{Message, MessageText, ProtocolVersion, RequestId, method};
 use known_tools::ServerTools;
 use message_check::{tool_of, vet, vet_request};
 use pipe::PipedMessage;
@@ -150,7 +150,7 @@ impl SessionFace {
             accepted: inbound.accepted,
             arrived: inbound.received_at,
         };
-        match sort(&self.shared, &session, message, inbound.body.clone()) {
+        match sort(&self.shared, &session, message, inbound) {
             Ok(MessageRoute::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
             Ok(MessageRoute::Weighed(request)) => {
                 Box::pin(upstream_tasks::post(&self.shared, session, request, inbound)).await
@@ -168,6 +168,10 @@ impl SessionFace {
             Ok(MessageRoute::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
             Ok(MessageRoute::Method(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
             Ok(MessageRoute::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.principal, response)).await,
+            Ok(MessageRoute::TakenBack(id)) => {
+                Box::pin(self.shared.take_back(&session, &id)).await;
+                accepted()
+            }
             Ok(MessageRoute::Nothing) => accepted(),
             Err(complaint) => refuse(&addressee, &complaint),
         }
@@ -321,6 +325,8 @@ enum MessageRoute {
     Call(TaskCall),
     /// A method about tasks.
     Method(Request),
+    /// The end of a call that became a task under an id of its client's.
+    TakenBack(RequestId),
     /// An answer to a question of a task.
     Answer(crate::wire::envelope::Response),
     /// For the gateway itself, which has no use for it.
@@ -332,13 +338,14 @@ fn sort(
     shared: &SessionFaceState,
     session: &ClientSession,
     message: Message,
-    bytes: Bytes,
+    inbound: &Inbound,
 ) -> Result<MessageRoute, RequestError> {
+    let bytes = inbound.body.clone();
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
             argument_limits::check_call(&shared.served.settings.rules, &request)?;
-            if tasks::is_method(&request.method) {
+            if tasks::is_served_method(shared.served.settings.drafts, &request.method) {
                 return Ok(MessageRoute::Method(request));
             }
             if fallback::called(shared, session, &request).is_some() {
@@ -346,8 +353,8 @@ fn sort(
             }
             // Looked at lightly: most calls go through the pipe, which reads them itself.
             let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {
-                Some(params) if session.has_tasks() => tasks::wish(&shared.served.settings.rules, params)?,
-                Some(_) | None => None,
+                Some(params) => tasks::wish(&shared.served.settings, session, params, inbound.accepted)?,
+                None => None,
             };
             if let Some(wish) = wish {
                 let tool = tool_of(request.params.object())?;
@@ -363,6 +370,9 @@ fn sort(
         }
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
             Ok(MessageRoute::Answer(response))
+        }
+        Message::Notification(notification) if shared.takes_back_a_task(session, &notification) => {
+            Ok(notification.cancelled().map_or(MessageRoute::Nothing, MessageRoute::TakenBack))
         }
         other @ (Message::Notification(_) | Message::Response(_)) if session.is_bridged() => {
             Ok(MessageRoute::Bridged(other))

@@ -21,6 +21,9 @@ pub const TASKS_UPDATE: &str = "tasks/update";
 pub const TASKS_CANCEL: &str = "tasks/cancel";
 pub const TASKS_RESULT: &str = "tasks/result";
 pub const TASKS_LIST: &str = "tasks/list";
+/// Of SEP-1686, as the next one.
+pub const TASKS_DELETE: &str = "tasks/delete";
+pub const TASK_CREATED: &str = "notifications/tasks/created";
 pub const ELICIT: &str = "elicitation/create";
 pub const SAMPLE: &str = "sampling/createMessage";
 pub const ROOTS: &str = "roots/list";

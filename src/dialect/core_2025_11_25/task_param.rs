@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::dialect::RequestError;
-use crate::wire::{Object, Payload};
+use crate::dialect::face_dialect::milliseconds;
+use crate::wire::Object;
 
 /// A wish for a task (L25-57).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ impl RequestedTtl {
         match task.get("ttl") {
             None => Ok(Some(Self::Default)),
             Some(ttl) if ttl.as_str() == "null" => Ok(Some(Self::Longest)),
-            Some(ttl) => match millis(&ttl) {
+            Some(ttl) => match milliseconds(&ttl) {
                 Some(span) => Ok(Some(Self::For(span))),
                 None => {
                     Err(RequestError::Params(Cow::Borrowed("task.ttl must be a number of milliseconds, 0 or more")))
@@ -45,15 +46,4 @@ impl RequestedTtl {
             Self::Longest => max,
         }
     }
-}
-
-/// A number of milliseconds; parts of one are left out.
-fn millis(number: &Payload) -> Option<Duration> {
-    let text = number.as_str();
-    if let Ok(whole) = text.parse() {
-        return Some(Duration::from_millis(whole));
-    }
-    // A text in quotes is no number, and neither is one with a sign.
-    let number: f64 = text.starts_with(|c: char| c.is_ascii_digit()).then(|| text.parse().ok())??;
-    Some(Duration::try_from_secs_f64(number / 1000.0).unwrap_or(Duration::MAX))
 }

@@ -120,7 +120,8 @@ fn check_message(name: &str, message: &bytes::Bytes) {
 fn every_message_is_as_its_golden_file() {
     let id = RequestId::text("tg:1");
     let task = in_phase(Phase::Working);
-    let ask = |request: &str| messages::question(task.key.id, InputKey(2), &question(request), &id).unwrap();
+    let related = RelatedTask::of(task.key.id, None);
+    let ask = |request: &str| related.question(InputKey(2), &question(request), &id).unwrap();
     check_message("question", &ask(r#"{"method":"roots/list"}"#));
     let form =
         r#"{"method":"elicitation/create","params":{"message":"Who?", "n":1.10,"task":{"ttl":1},"_meta":{"k":1}}}"#;
@@ -129,14 +130,13 @@ fn every_message_is_as_its_golden_file() {
     check_message("question_address", &ask(address));
     let named = r#"{"method":"elicitation/create","params":{"mode":"url","elicitationId":"e"}}"#;
     check_message("question_address_named", &ask(named));
-    check_message("question_withdrawn", &messages::withdrawn(task.key.id, &id));
+    check_message("question_withdrawn", &related.withdrawn(&id));
     check_message("status", &messages::status(&task));
     let (half, whole) = (payload("0.50"), payload("1"));
     let step = ProgressView { progress: &half, total: Some(&whole), message: Some("half") };
-    let related = messages::related(task.key.id);
-    check_message("progress", &progress::notification(&payload("\"token\""), step, Some(&related)));
-    check_message("log", &messages::log(task.key.id, &payload(r#"{"level":"info","data":1.10}"#)));
-    assert_eq!(messages::question(task.key.id, InputKey(0), &question("7"), &id), None);
+    check_message("progress", &progress::notification(&payload("\"token\""), step, Some(&related.meta())));
+    check_message("log", &related.log(&payload(r#"{"level":"info","data":1.10}"#)));
+    assert_eq!(related.question(InputKey(0), &question("7"), &id), None);
 }
 
 #[test]
@@ -230,7 +230,9 @@ fn what_is_offered_is_what_is_served() {
 fn check_answer(message: &str, expected: &Answer) {
     let text = bytes::Bytes::copy_from_slice(message.as_bytes());
     match envelope::read(&text, ScanLimits::CLIENT) {
-        Ok(Message::Response(response)) => assert_eq!(messages::answer(response), *expected, "{message}"),
+        Ok(Message::Response(response)) => {
+            assert_eq!(RelatedTask::of(TaskId::from_bits(1), None).answer(response), *expected, "{message}")
+        }
         other => panic!("{other:?}"),
     }
 }

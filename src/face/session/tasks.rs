@@ -4,9 +4,11 @@
 //! [`SessionFaceState::call`] for how a task begins, `result` for how its outcome is waited for, `task_notifier` for what it
 //! says of its own accord.
 
+mod draft;
 mod handle_delay;
 mod result;
 mod task_notifier;
+mod task_requests;
 mod task_subscribers;
 mod tokens;
 
@@ -20,14 +22,15 @@ use tokio::time::Instant;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
-use crate::dialect::core_2025_11_25::messages;
 use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
+use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
 use crate::dialect::faults::{gateway_error, not_in_flavour};
+use crate::dialect::related_task::RelatedTask;
 use crate::dialect::session_results::client_capabilities;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::apply::record_shown;
 use crate::engine::{
-    CallEnd, CallEvent, CallMaker, CallSpec, TaskError, TaskNotice, declared_questions, plain_request,
+    CallEnd, CallEvent, CallMaker, CallSpec, ServiceSettings, TaskError, TaskNotice, declared_questions, plain_request,
 };
 use crate::face::answer::{Addressee, addressee, bare};
 use crate::face::call_stream::progress::MonotonicProgress;
@@ -39,13 +42,14 @@ use crate::face::rewrite::TaskSupportLookup;
 use crate::face::task_method_error::TaskMethodError;
 use crate::metric;
 use crate::task::{
-    Answer, ClientKind, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase, Principal, Reason,
-    Task, TaskId, TaskKey, ToolRules,
+    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase,
+    Principal, Reason, SessionScope, Task, TaskKey, TaskMode, ToolRules,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use result::OutcomeRequest;
+use task_requests::TaskRequests;
 use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
 
 /// Tasks on one page of a list.
@@ -54,6 +58,7 @@ const PAGE: usize = 50;
 /// What a face remembers for its clients' tasks. All of it can be made again from the store.
 pub(in crate::face) struct SessionTasksState {
     lines: TaskSubscribers,
+    requests: Arc<TaskRequests>,
     misses: UnknownTaskWatch,
     support: TaskSupportLookup,
 }
@@ -69,6 +74,7 @@ impl SessionTasksState {
         let rules = rules.clone();
         Self {
             lines: TaskSubscribers::default(),
+            requests: Arc::default(),
             misses: UnknownTaskWatch::default(),
             support: Arc::new(move |tool| CoreTasks::support(rules.mode_of(tool))),
         }
@@ -108,6 +114,11 @@ pub(super) fn is_method(name: &str) -> bool {
     CoreTasks::is_method(name)
 }
 
+/// The same where drafts may be on.
+pub(super) fn is_served_method(drafts: Drafts, name: &str) -> bool {
+    is_method(name) || (drafts.has(Draft::Sep1686) && DraftTasks::is_method(name))
+}
+
 /// Who asks, in which session.
 pub(super) struct TaskRequestContext<'a> {
     pub(super) session: ClientSession,
@@ -122,19 +133,40 @@ pub(super) struct TaskRequestContext<'a> {
 pub(super) struct TaskCall {
     pub(super) request: Request,
     pub(super) tool: String,
-    pub(super) wish: RequestedTtl,
+    pub(super) wish: TaskWish,
 }
 
-/// What a call asks for, where tasks are offered. One whose tool cannot be told asks for nothing, and is refused
-/// by whoever reads it next.
+/// What a call says of its task.
+#[derive(Debug)]
+pub(super) enum TaskWish {
+    Core(RequestedTtl),
+    /// Under an id of the client's own.
+    Draft(RequestedTask),
+}
+
+/// What a call asks for, where tasks are offered or the draft is on. One whose tool cannot be told asks for nothing, and is
+/// refused by whoever reads it next. Of both kinds of wishes that of 2025-11-25 counts (T-37).
 ///
 /// # Errors
 /// If the tool cannot be called this way.
-pub(super) fn wish(rules: &ToolRules, params: &Object) -> Result<Option<RequestedTtl>, RequestError> {
-    match params.get_str("name") {
-        Some(tool) => CoreTasks::wish(params, rules.mode_of(&tool)),
-        None => Ok(None),
+pub(super) fn wish(
+    settings: &ServiceSettings,
+    session: &ClientSession,
+    params: &Object,
+    accepted: AcceptedTypes,
+) -> Result<Option<TaskWish>, RequestError> {
+    let Some(mode) = params.get_str("name").map(|tool| settings.rules.mode_of(&tool)) else { return Ok(None) };
+    let is_core = session.has_tasks();
+    // Without a stream nobody could be told of the task (T-38), and what runs only plainly has none (D86-01).
+    if settings.drafts.has(Draft::Sep1686)
+        && accepted.takes_stream()
+        && mode != TaskMode::Never
+        && !(is_core && RequestedTtl::read(params)?.is_some())
+        && let Some(wish) = RequestedTask::read(params)?
+    {
+        return Ok(Some(TaskWish::Draft(wish)));
     }
+    if is_core { Ok(CoreTasks::wish(params, mode)?.map(TaskWish::Core)) } else { Ok(None) }
 }
 
 impl SessionFaceState {
@@ -146,9 +178,15 @@ impl SessionFaceState {
         let Some(params) = call.request.params.object() else {
             return refuse(&addressee, &RequestError::unknown_tool(None));
         };
+        let draft = match &call.wish {
+            TaskWish::Draft(wish) => Some(self.draft_call(&asking, &call.request, wish)),
+            TaskWish::Core(_) => None,
+        };
         let names = idempotency_key::IdempotencyScope::of(asking.principal, Some(asking.session.token.nonce));
         let idempotency =
             match idempotency_key::read(asking.headers, params, names, self.served.channel.name(), &call.tool) {
+                // The id that the client chose is a name already.
+                Ok(Some(_)) if draft.is_some() => return refuse(&addressee, &draft::named_twice()),
                 Ok(idempotency) => idempotency,
                 Err(complaint) => return refuse(&addressee, &complaint),
             };
@@ -162,6 +200,9 @@ impl SessionFaceState {
         let is_named = spec.idempotency.is_some();
         match self.served.engine.call(spec).next().await {
             Some(CallEvent::Created(task)) => {
+                if let Some(draft) = draft {
+                    return self.follow(&task, draft, rising, addressee).await;
+                }
                 if !task.is_settled() {
                     self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
                     handle_delay::pass(&self.served.engine, &task.key, is_named).await;
@@ -171,6 +212,7 @@ impl SessionFaceState {
             Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
                 addressee.error(StatusCode::OK, &gateway_error(&fault))
             }
+            Some(CallEvent::Ended(CallEnd::Misnamed)) if draft.is_some() => refuse(&addressee, &draft::id_taken()),
             Some(CallEvent::Ended(CallEnd::Misnamed)) => refuse(&addressee, &RequestError::Misnamed),
             Some(
                 CallEvent::Progress(_)
@@ -209,7 +251,16 @@ impl SessionFaceState {
     ) -> CallSpec {
         let served = &self.served;
         let mut policy = served.settings.rules.policy_of(&call.tool);
-        policy.ttl = call.wish.ttl(policy.ttl, policy.ttl_max);
+        let chosen = match &call.wish {
+            TaskWish::Core(wish) => {
+                policy.ttl = wish.ttl(policy.ttl, policy.ttl_max);
+                None
+            }
+            TaskWish::Draft(wish) => {
+                policy.keep_result_min = wish.keep_alive(policy.keep_result_min, policy.ttl_max);
+                Some(ChosenId { session: SessionScope(asking.session.token.nonce), text: Arc::clone(&wish.text) })
+            }
+        };
         let plan = policy.mode.plan(HandleSupport::AtOnce, policy.grace);
         let token = &asking.session.token;
         let capabilities = match asking.session.is_bridged() {
@@ -230,21 +281,27 @@ impl SessionFaceState {
         let mut spec = served.target().plain_call(maker, request, Some(tool));
         spec.upstream = self.upstream_of(&asking.session);
         spec.plan = plan;
-        spec.asides = Some(self.asides(rising));
+        spec.chosen = chosen;
+        spec.asides = Some(self.asides(rising, spec.chosen.clone()));
         spec.context.progress = true;
         spec.context.native_task = native_task;
         spec
     }
 
     /// Carries progress and log messages to whoever waits, or to the session's own stream.
-    fn asides(self: &Arc<Self>, rising: Option<SharedProgress>) -> crate::engine::TaskNoticeSink {
+    fn asides(
+        self: &Arc<Self>,
+        rising: Option<SharedProgress>,
+        chosen: Option<ChosenId>,
+    ) -> crate::engine::TaskNoticeSink {
         let shared = Arc::clone(self);
         Arc::new(move |key, aside| {
+            let related = RelatedTask::of(key.id, chosen.as_ref());
             let message = match aside {
                 TaskNotice::Progress(progress) => {
-                    rising.as_ref().and_then(|rising| shown(key.id, &mut rising.lock(), progress))
+                    rising.as_ref().and_then(|rising| shown(&related, &mut rising.lock(), progress))
                 }
-                TaskNotice::Log(params) => Some(messages::log(key.id, params)),
+                TaskNotice::Log(params) => Some(related.log(params)),
             };
             let Some(message) = message else { return };
             if let Some(line) = shared.tasks.lines.get(key) {
@@ -276,7 +333,8 @@ impl SessionFaceState {
         request: &Request,
     ) -> FaceResponse {
         let addressee = addressee(Some(&request.id), asking.accepted);
-        if !asking.session.has_tasks() {
+        let is_draft = self.served.settings.drafts.has(Draft::Sep1686);
+        if !is_draft && !asking.session.has_tasks() {
             return refuse(&addressee, &RequestError::UnknownMethod(request.method.clone()));
         }
         self.note_tasks(&asking.session);
@@ -284,6 +342,9 @@ impl SessionFaceState {
         let Some(params) = request.params.object().or(none.as_ref()) else {
             return refuse(&addressee, &RequestError::UnknownTask);
         };
+        if is_draft && let Some(answered) = self.draft_method(&asking, &request.method, params).await {
+            return self.answer_method(answered, asking.principal, &addressee);
+        }
         let command = match CoreTasks::default().decode(&request.method, params) {
             Ok(command) => command,
             Err(complaint) => return refuse(&addressee, &complaint),
@@ -296,17 +357,28 @@ impl SessionFaceState {
             TaskCommand::List(cursor) => self.list(asking.principal, cursor).await,
             TaskCommand::Await(id) => {
                 let shared = Arc::clone(self);
-                return OutcomeRequest { shared, key: key(id), home, addressee }.answer().await;
+                return OutcomeRequest { shared, key: key(id), home, addressee, call: None }.answer().await;
             }
-            TaskCommand::Answer(..) => Err(TaskMethodError::Error(not_in_flavour())),
+            TaskCommand::Answer(..) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) => {
+                Err(TaskMethodError::Error(not_in_flavour()))
+            }
         };
+        self.answer_method(answered, asking.principal, &addressee)
+    }
+
+    fn answer_method(
+        &self,
+        answered: Result<Payload, TaskMethodError>,
+        principal: &Principal,
+        addressee: &Addressee,
+    ) -> FaceResponse {
         match answered {
             Ok(result) => addressee.result(result),
             Err(refused) => {
                 if matches!(refused, TaskMethodError::Task(TaskError::Unknown)) {
-                    self.tasks.misses.note(asking.principal);
+                    self.tasks.misses.note(principal);
                 }
-                answer_refused(refused, &addressee)
+                answer_refused(refused, addressee)
             }
         }
     }
@@ -343,18 +415,11 @@ impl SessionFaceState {
             }
             None => None,
         };
-        let page = self.served.engine.list(owner, after, PAGE).await?;
+        let mut page = self.served.engine.list(owner, after, PAGE).await?;
+        // Those belong to the sessions that chose their ids (T-66).
+        page.tasks.retain(|task| task.chosen.is_none());
         let next = page.next.map(|place| tokens::cursor(sealer, owner, place));
         Ok(CoreTasks::default().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
-    }
-
-    /// An answer that has the shape of its question, or the refusal that it comes to: a response is taken whatever it
-    /// says, so its client hears of no mistake (B129).
-    async fn checked(&self, whose: &TaskKey, key: InputKey, answer: Answer) -> Answer {
-        match self.served.engine.get(whose).await.as_deref() {
-            Ok(Task { phase: Phase::AwaitingInput(open), .. }) => inputs::fitting(open, key, answer),
-            Ok(_) | Err(_) => answer,
-        }
     }
 
     /// Takes a client's answer to a question of a task. What it is about stands in its id; one that nobody
@@ -367,7 +432,18 @@ impl SessionFaceState {
         if let Some(line) = self.tasks.lines.get(&whose) {
             line.note_answer(key);
         }
-        let answer = self.checked(&whose, key, messages::answer(response)).await;
+        // One that has the shape of its question, or the refusal that it comes to: a response is taken whatever it says, so
+        // its client hears of no mistake (B129).
+        let answer = match self.served.engine.get(&whose).await.as_deref() {
+            Ok(task) => {
+                let answer = RelatedTask::of(task.key.id, task.chosen.as_ref()).answer(response);
+                match &task.phase {
+                    Phase::AwaitingInput(open) => inputs::fitting(open, key, answer),
+                    Phase::Queued | Phase::Working | Phase::Settled(_) => answer,
+                }
+            }
+            Err(_) => RelatedTask::of(task, None).answer(response),
+        };
         let answers = std::collections::BTreeMap::<InputKey, _>::from([(key, answer)]);
         match self.served.engine.answer(&whose, answers).await {
             Ok(()) | Err(TaskError::Unknown) => bare(StatusCode::ACCEPTED),
@@ -380,9 +456,9 @@ impl SessionFaceState {
 }
 
 /// Progress of the upstream's as the client is to see it; what falls back is left out (T-73).
-fn shown(task: TaskId, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
+fn shown(task: &RelatedTask, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
-    Some(rising.notification(&value, progress.message.as_deref(), Some(&messages::related(task))))
+    Some(rising.notification(&value, progress.message.as_deref(), Some(&task.meta())))
 }
 
 fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> FaceResponse {

@@ -109,8 +109,10 @@ impl StatelessFace {
                 let cancelled = engine.cancel(&key(id)).await?;
                 dialect.encode(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
-            // The dialect reads neither out of any method.
-            TaskCommand::Await(_) | TaskCommand::List(_) => Err(not_in_flavour()),
+            // The dialect reads none of these out of any method.
+            TaskCommand::Await(_) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) | TaskCommand::List(_) => {
+                Err(not_in_flavour())
+            }
         };
         Ok(result?)
     }

@@ -177,11 +177,13 @@ fn rules_of_name(name: &str) -> Vec<String> {
         let is_number = word.len() == 2 && word.bytes().all(|digit| digit.is_ascii_digit());
         match (&series, parts(&upper)) {
             (Some(series), _) if is_number => found.push(format!("{series}-{word}")),
-            (None | Some(_), Some((own, number))) if own.len() == 1 && upper != "L25" => {
+            (None | Some(_), Some((own, number))) if own.len() == 1 && upper != "L25" && upper != "D86" => {
                 found.push(id(own, number));
                 series = None;
             }
-            _ if matches!(word, "ext" | "l25" | "mod" | "leg" | "upc" | "t" | "gw" | "sec") => series = Some(upper),
+            _ if matches!(word, "ext" | "l25" | "d86" | "mod" | "leg" | "upc" | "t" | "gw" | "sec") => {
+                series = Some(upper)
+            }
             _ => break,
         }
     }
@@ -206,6 +208,7 @@ fn a_line_names_rules_one_by_one_and_in_ranges() {
 fn a_test_names_the_rules_that_its_name_begins_with() {
     for (name, rules) in [
         ("l25_33_34_a_list_of_07_tasks", &["L25-33", "L25-34"][..]),
+        ("d86_02_03_a_call", &["D86-02", "D86-03"]),
         ("sec_09_u41_an_endpoint", &["SEC-09", "U41"]),
         ("l4_a_killed_gateway", &["L4"]),
         ("upc_07_upc_08_a_question", &["UPC-07", "UPC-08"]),

@@ -17,6 +17,7 @@ use super::task_subscribers::SubscriberList;
 use super::tokens;
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::messages::{self, StatusNotice};
+use crate::dialect::related_task::RelatedTask;
 use crate::engine::TaskError;
 use crate::engine::retry_delays::RetryDelays;
 use crate::face::session::SessionFaceState;
@@ -109,26 +110,30 @@ impl TaskNotifier {
             Phase::AwaitingInput(open) => open,
             Phase::Queued | Phase::Working | Phase::Settled(_) => &none,
         };
-        self.take_back(open);
+        let related = RelatedTask::of(task.key.id, task.chosen.as_ref());
+        self.take_back(open, &related);
         self.show(task);
-        open.iter().filter_map(|(key, question)| self.ask(*key, question)).min()
+        open.iter().filter_map(|(key, question)| self.ask(*key, question, &related)).min()
     }
 
     /// Tells the client that nobody waits for its answers any more, but for those that it gave.
-    fn take_back(&mut self, open: &BTreeMap<InputKey, Question>) {
+    fn take_back(&mut self, open: &BTreeMap<InputKey, Question>, related: &RelatedTask) {
         self.waiting.retain(|key, _| open.contains_key(key));
-        let (task, line) = (self.key.id, &self.line);
+        let line = &self.line;
         self.put.retain(|key, put| {
             let is_open = open.contains_key(key);
             if !is_open && !line.take_answer(*key) {
-                let _ = put.stream.try_send(messages::withdrawn(task, &put.id));
+                let _ = put.stream.try_send(related.withdrawn(&put.id));
             }
             is_open
         });
     }
 
-    /// Tells the session how the task stands, if that has changed (L25-32).
+    /// Tells the session how the task stands, if that has changed (L25-32). Who chose the task's id knows no such message.
     fn show(&mut self, task: &Task) {
+        if task.chosen.is_some() {
+            return;
+        }
         let notice = StatusNotice::of(task);
         let is_news = self.shown.as_ref().is_some_and(|shown| *shown != notice);
         if is_news && let Some(stream) = self.shared.open.streams.newest(self.line.home()) {
@@ -138,7 +143,7 @@ impl TaskNotifier {
     }
 
     /// Puts a question, unless it is on a stream that is still open.
-    fn ask(&mut self, key: InputKey, question: &Question) -> Option<Instant> {
+    fn ask(&mut self, key: InputKey, question: &Question, related: &RelatedTask) -> Option<Instant> {
         let now = Instant::now();
         let old = match self.put.get(&key) {
             Some(put) if !put.stream.is_closed() => return None,
@@ -152,7 +157,7 @@ impl TaskNotifier {
             return Some(waiting.any_from).filter(|any_from| *any_from > now);
         };
         let id = tokens::question_id(&self.shared.served.sealer, self.key.id, key);
-        let Some(message) = messages::question(self.key.id, key, question, &id) else {
+        let Some(message) = related.question(key, question, &id) else {
             tracing::warn!(task = %LoggedTask(&self.key), "a question cannot be put and waits for the task's end");
             return None;
         };
@@ -160,7 +165,7 @@ impl TaskNotifier {
         let Ok(mut room) = stream.try_reserve_many(1 + usize::from(waiting.old.is_some())) else {
             return Some(now + AGAIN);
         };
-        let taken_back = waiting.old.as_ref().map(|old| messages::withdrawn(self.key.id, old));
+        let taken_back = waiting.old.as_ref().map(|old| related.withdrawn(old));
         for (place, message) in room.by_ref().zip(taken_back.into_iter().chain([message])) {
             place.send(message);
         }

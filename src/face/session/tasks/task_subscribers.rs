@@ -8,6 +8,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
+use super::task_requests::TaskRequestEntry;
 use crate::engine::change_subscribers::WAITERS_MAX;
 use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::session::session_streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
@@ -35,6 +36,8 @@ struct TaskSubscriberState {
     results: Vec<StreamSender>,
     quiet: Vec<StreamSender>,
     next: u64,
+    /// The request whose call became the task, which can be taken back while the task runs.
+    request: Option<Arc<TaskRequestEntry>>,
     /// Questions that a client has answered and the task has not taken note of.
     answered: BTreeSet<InputKey>,
     /// What was shown of the call's progress, if its client wants any.
@@ -98,6 +101,7 @@ impl TaskSubscribers {
         state.is_closed = true;
         state.results.clear();
         state.quiet.clear();
+        state.request = None;
     }
 }
 
@@ -108,6 +112,7 @@ impl SubscriberList {
             results: Vec::new(),
             quiet: Vec::new(),
             next: 0,
+            request: None,
             answered: BTreeSet::new(),
             rising: None,
             is_muted: false,
@@ -158,6 +163,14 @@ impl SubscriberList {
     /// Says under which token progress is wanted.
     pub(super) fn wants_progress(&self, rising: Option<SharedProgress>) {
         self.state.lock().rising = rising;
+    }
+
+    /// Keeps the call's request until the line is closed, so that it can be taken back.
+    pub(super) fn answers(&self, request: Arc<TaskRequestEntry>) {
+        let mut state = self.state.lock();
+        if !state.is_closed {
+            state.request = Some(request);
+        }
     }
 
     /// Ends what is said of progress.

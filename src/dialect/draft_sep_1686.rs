@@ -1,0 +1,203 @@
+//! Encodes tasks of SEP-1686 as it was drafted, for session clients: a call carries the id of its task in `_meta` and is
+//! answered all the same.
+//!
+//! Ids are words of the client's, one namespace for each session: the task's key follows from them
+//! ([`ChosenId::task_id`]). A tool's own failure is `completed` here (D86-26). What is said of a task between methods is in
+//! [`super::related_task`].
+
+mod task_key;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply};
+use super::faults::{
+    RequestError, already_settled, not_completed, not_in_flavour, not_settled, session_failure_error, was_cancelled,
+};
+use super::related_task::RelatedTask;
+use super::session_results::{STRUCTURED_CONTENT, has_odd_content};
+use crate::task::time::millis;
+use crate::task::{ChosenId, Failure, GatewayFault, Outcome, Phase, Reason, SessionScope, Task, TaskId};
+use crate::wire::meta::META;
+use crate::wire::object::ObjectWriter;
+use crate::wire::one_line::status_text;
+use crate::wire::{Object, Payload, RpcError, envelope, method};
+pub use task_key::{RequestedTask, chosen_text};
+
+/// The flavour's codec, for one request of a session.
+#[derive(Clone, Debug)]
+pub struct DraftTasks {
+    session: SessionScope,
+    /// The id that the request names, if it names a usable one.
+    named: Option<Arc<str>>,
+}
+
+impl DraftTasks {
+    /// For a request with these params.
+    #[must_use]
+    pub fn for_request(session: SessionScope, params: &Object) -> Self {
+        Self { session, named: chosen_text(params).ok() }
+    }
+
+    /// For the call that makes a task.
+    #[must_use]
+    pub fn for_call(chosen: &ChosenId) -> Self {
+        Self { session: chosen.session, named: Some(Arc::clone(&chosen.text)) }
+    }
+
+    /// Whether this is a method of the flavour. `tasks/cancel` is none of the draft's, but asks for what its notification
+    /// asks for.
+    #[must_use]
+    pub fn is_method(name: &str) -> bool {
+        matches!(
+            name,
+            method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_DELETE | method::TASKS_CANCEL
+        )
+    }
+
+    /// What is said first of all on the stream of a call that became a task (D86-02).
+    #[must_use]
+    pub fn created(chosen: &ChosenId) -> Bytes {
+        let params = ObjectWriter::new().member(META, &RelatedTask::chosen(&chosen.text).meta()).finish();
+        envelope::notification(method::TASK_CREATED, Some(&params))
+    }
+
+    /// One page of a list (D86-20, D86-21), of tasks with chosen ids.
+    #[must_use]
+    pub fn page(&self, tasks: &[Arc<Task>], next: Option<&str>) -> Payload {
+        let tasks: Vec<Payload> = tasks.iter().map(|task| self.fields(task).finish()).collect();
+        let writer = ObjectWriter::new().member("tasks", &Payload::of(&tasks));
+        match next {
+            Some(next) => writer.text("nextCursor", next),
+            None => writer,
+        }
+        .finish()
+    }
+
+    fn key(&self, params: &Object) -> Result<TaskId, RequestError> {
+        Ok(ChosenId { session: self.session, text: chosen_text(params)? }.task_id())
+    }
+
+    /// The id as the client knows it. The request says it where the task does not know its own any more: damage on the
+    /// disk may have taken it.
+    fn text(&self, task: &Task) -> Arc<str> {
+        match (&task.chosen, &self.named) {
+            (Some(chosen), _) => Arc::clone(&chosen.text),
+            (None, Some(named)) => Arc::clone(named),
+            (None, None) => Arc::from(task.key.id.to_string()),
+        }
+    }
+
+    fn related(&self, task: &Task) -> RelatedTask {
+        RelatedTask::chosen(&self.text(task))
+    }
+
+    /// What is shown of a task (D86-13, D86-25).
+    fn fields(&self, task: &Task) -> ObjectWriter {
+        let writer = ObjectWriter::new()
+            .text("taskId", &self.text(task))
+            .text("status", status(&task.phase))
+            .number("keepAlive", millis(task.keep_result_min))
+            .number("pollFrequency", millis(task.poll_interval));
+        match error(&task.phase) {
+            Some(error) => writer.text("error", &error),
+            None => writer,
+        }
+    }
+
+    fn snapshot(&self, task: &Task) -> Payload {
+        self.fields(task).member(META, &self.related(task).meta()).finish()
+    }
+
+    /// What the call itself is answered with (D86-03).
+    fn outcome(&self, task: &Task) -> Result<Payload, RpcError> {
+        match &task.phase {
+            Phase::Settled(Outcome::Returned { result, .. }) => Ok(self.related(task).on(&known(result))),
+            Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
+            Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
+            Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
+        }
+    }
+}
+
+impl FaceDialect for DraftTasks {
+    fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
+        match method {
+            method::TASKS_GET => Ok(TaskCommand::Get(self.key(params)?)),
+            method::TASKS_RESULT => Ok(TaskCommand::Fetch(self.key(params)?)),
+            method::TASKS_DELETE => Ok(TaskCommand::Delete(self.key(params)?)),
+            method::TASKS_CANCEL => Ok(TaskCommand::Cancel(self.key(params)?)),
+            method::TASKS_LIST if !params.contains("cursor") => Ok(TaskCommand::List(None)),
+            method::TASKS_LIST => match params.get_string("cursor") {
+                Some(cursor) => Ok(TaskCommand::List(Some(cursor))),
+                None => Err(bad_cursor()),
+            },
+            other => Err(RequestError::UnknownMethod(other.to_owned())),
+        }
+    }
+
+    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
+        match reply {
+            TaskReply::Snapshot(task) => Ok(self.snapshot(task)),
+            TaskReply::Cancelled { was_settled: true, .. } => Err(already_settled()),
+            TaskReply::Cancelled { task, was_settled: false } => Ok(self.snapshot(task)),
+            TaskReply::Outcome(task) => self.outcome(task),
+            // D86-15: there is a result where the status says so, and nowhere else.
+            TaskReply::Fetched(task) => match &task.phase {
+                Phase::Settled(Outcome::Returned { .. }) => self.outcome(task),
+                phase @ (Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_)) => {
+                    Err(not_completed(status(phase)))
+                }
+            },
+            TaskReply::Deleted => {
+                let related = self.named.as_ref().map(|named| RelatedTask::chosen(named).meta());
+                let related = related.unwrap_or_else(Payload::empty_object);
+                Ok(ObjectWriter::new().member(META, &related).finish())
+            }
+            // A call is no handle here, and pages are of whole tasks.
+            TaskReply::Created(_) | TaskReply::Answered | TaskReply::Listed { .. } => Err(not_in_flavour()),
+        }
+    }
+}
+
+/// The complaint about a cursor that is none of ours (D86-23).
+#[must_use]
+pub const fn bad_cursor() -> RequestError {
+    RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
+}
+
+/// The word for how a task stands (D86-07 to D86-09).
+const fn status(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Queued => "submitted",
+        Phase::Working => "working",
+        Phase::AwaitingInput(_) => "input_required",
+        Phase::Settled(Outcome::Returned { .. }) => "completed",
+        // What became of the call stood in what is damaged.
+        Phase::Settled(Outcome::Faulted(Failure::Gateway(GatewayFault { reason: Reason::StoreCorrupt, .. }))) => {
+            "unknown"
+        }
+        Phase::Settled(Outcome::Faulted(_)) => "failed",
+        Phase::Settled(Outcome::Cancelled) => "cancelled",
+    }
+}
+
+/// Why a task failed (D86-25), as one line.
+fn error(phase: &Phase) -> Option<Arc<str>> {
+    match phase {
+        Phase::Settled(Outcome::Faulted(failure)) => status_text(&session_failure_error(failure).message),
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => None,
+    }
+}
+
+/// A result less what session versions give no meaning (T-77): a server without sessions may have given it.
+fn known(result: &Payload) -> Cow<'_, Payload> {
+    match Object::of(result).filter(has_odd_content) {
+        Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
+        None => Cow::Borrowed(result),
+    }
+}

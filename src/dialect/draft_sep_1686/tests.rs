@@ -1,0 +1,1 @@
+//! Tables of what is read and written.

@@ -1,0 +1,121 @@
+//! Writes the messages that session clients are sent about a task between their requests: its questions, progress and log.
+//!
+//! All of them name the task in `_meta`, by the member and the id that its flavour has for it (L25-27, L25-31, D86-17).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::faults::unusable_answer;
+use crate::task::{Answer, ChosenId, InputKey, Question, TaskId};
+use crate::wire::envelope::Response;
+use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RequestId, envelope, method};
+
+/// What messages of a task have in their `_meta`: the task as its client knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelatedTask {
+    member: &'static str,
+    id: Arc<str>,
+}
+
+impl RelatedTask {
+    /// By the id that its client chose, where it did; else by the task's own.
+    #[must_use]
+    pub fn of(id: TaskId, chosen: Option<&ChosenId>) -> Self {
+        match chosen {
+            Some(chosen) => Self::chosen(&chosen.text),
+            None => Self { member: RELATED_TASK, id: Arc::from(id.to_string()) },
+        }
+    }
+
+    /// By an id that a client chose.
+    #[must_use]
+    pub fn chosen(text: &Arc<str>) -> Self {
+        Self { member: DRAFT_RELATED_TASK, id: Arc::clone(text) }
+    }
+
+    /// The `_meta` of a message that has nothing else in it, such as progress of the call (L25-46).
+    #[must_use]
+    pub fn meta(&self) -> Payload {
+        self.beside(None)
+    }
+
+    /// An object that says in its `_meta` which task it belongs to (L25-27); everything else stays as it is.
+    #[must_use]
+    pub fn on(&self, object: &Payload) -> Payload {
+        match Object::of(object) {
+            Some(object) => object.edit().set(META, self.beside(object.get_object(META).as_ref())).finish(),
+            None => object.clone(),
+        }
+    }
+
+    /// `_meta` with the task in it, beside whatever stood there.
+    fn beside(&self, meta: Option<&Object>) -> Payload {
+        let related = ObjectWriter::new().text("taskId", &self.id).finish();
+        match meta {
+            Some(meta) => meta.edit().set(self.member, related).finish(),
+            None => ObjectWriter::new().member(self.member, &related).finish(),
+        }
+    }
+
+    /// A question of the upstream as a request to the client (L25-14, D86-11); `None` if it is none that can be put.
+    ///
+    /// An elicitation by address gets an id where it has none, as 2025-11-25 demands one (T-49).
+    #[must_use]
+    pub fn question(&self, key: InputKey, question: &Question, id: &RequestId) -> Option<Bytes> {
+        let request = Object::of(&question.request)?;
+        let name = request.get_string("method")?;
+        let Some(params) = request.get_object("params") else {
+            let params = ObjectWriter::new().member(META, &self.meta()).finish();
+            return Some(envelope::request(id, &name, Some(&params)));
+        };
+        // Clients are asked for answers, never for tasks of their own (T-59).
+        let edit = params.edit().remove("task").set(META, self.beside(params.get_object(META).as_ref()));
+        let by_address = name == method::ELICIT && params.get_str("mode").is_some_and(|mode| mode == "url");
+        let edit = if by_address && !params.contains("elicitationId") {
+            edit.set("elicitationId", Payload::of(&format!("{}-{}", self.id, key.0)))
+        } else {
+            edit
+        };
+        Some(envelope::request(id, &name, Some(&edit.finish())))
+    }
+
+    /// The end of a question that nobody waits for any more.
+    #[must_use]
+    pub fn withdrawn(&self, id: &RequestId) -> Bytes {
+        let params = ObjectWriter::new()
+            .member("requestId", id.payload())
+            .text("reason", "the question was withdrawn")
+            .member(META, &self.meta())
+            .finish();
+        envelope::notification(method::CANCELLED, Some(&params))
+    }
+
+    /// A log message of the task's call.
+    #[must_use]
+    pub fn log(&self, params: &Payload) -> Bytes {
+        envelope::notification(method::LOG_MESSAGE, Some(&self.on(params)))
+    }
+
+    /// What a client says to a question, less what belongs to this hop.
+    #[must_use]
+    pub fn answer(&self, response: Response) -> Answer {
+        match (response.outcome, response.result) {
+            (Err(error), _) => Answer::Error(error),
+            (Ok(_), Some(result)) => Answer::Result(self.taken_from(&result)),
+            (Ok(_), None) => Answer::Error(unusable_answer()),
+        }
+    }
+
+    fn taken_from(&self, result: &Object) -> Payload {
+        let Some(meta) = result.get_object(META).filter(|meta| meta.contains(self.member)) else {
+            return result.payload().detached();
+        };
+        let kept = meta.edit().remove(self.member).finish();
+        let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
+        let edit = if any_left { result.edit().set(META, kept) } else { result.edit().remove(META) };
+        edit.finish().detached()
+    }
+}

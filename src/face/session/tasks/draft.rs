@@ -1,0 +1,221 @@
+//! Tasks of SEP-1686, where the operator lets clients use that draft: calls under ids of their own, and the methods about
+//! them. A call is answered as ever, and its client may ask for the task all the while.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::result::{OutcomeRequest, WaitingCall};
+use super::task_requests::TaskRequestEntry;
+use super::task_subscribers::SharedProgress;
+use super::{PAGE, TaskRequestContext, tokens};
+use crate::cause::CauseChain;
+use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask, bad_cursor};
+use crate::dialect::faults::{not_deletable, not_in_flavour};
+use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply};
+use crate::engine::apply::record_shown;
+use crate::engine::{DeleteResult, TaskError};
+use crate::face::answer::Addressee;
+use crate::face::call_stream::request_answer::unanswered;
+use crate::face::http::FaceResponse;
+use crate::face::session::SessionFaceState;
+use crate::face::session::session_cache::ClientSession;
+use crate::face::task_method_error::TaskMethodError;
+use crate::metric;
+use crate::task::{ChosenId, SessionScope, Task, TaskKey};
+use crate::wire::envelope::{Notification, Request};
+use crate::wire::{Object, Payload, RequestId};
+
+/// Pages of all the owner's tasks that are looked through for one page of a session's.
+const LOOKED_THROUGH_MAX: usize = 20;
+
+/// Tells cursors of these lists from those of 2025-11-25.
+const CURSOR: &str = "chosen.";
+
+/// What a face keeps of a call under a chosen id until it is answered.
+pub(super) struct DraftCall {
+    chosen: ChosenId,
+    request: Arc<TaskRequestEntry>,
+    home: u128,
+}
+
+/// The complaint about an id that another task has (D86-06).
+pub(super) const fn id_taken() -> RequestError {
+    RequestError::Params(Cow::Borrowed("taskId names a task that is there already"))
+}
+
+/// The complaint about an idempotency key beside a chosen id: which of both names the call could not be said.
+pub(super) const fn named_twice() -> RequestError {
+    RequestError::Params(Cow::Borrowed("a call with a taskId takes no idempotency key: its taskId is one"))
+}
+
+impl SessionFaceState {
+    /// Takes up a call, which can be taken back from here on.
+    pub(super) fn draft_call(
+        &self,
+        asking: &TaskRequestContext<'_>,
+        request: &Request,
+        wish: &RequestedTask,
+    ) -> DraftCall {
+        let home = asking.session.token.nonce;
+        let chosen = ChosenId { session: SessionScope(home), text: Arc::clone(&wish.text) };
+        DraftCall { chosen, request: Arc::new(self.tasks.requests.enter(home, &request.id)), home }
+    }
+
+    /// Answers a call that became a task: with the word of that, what is said of it meanwhile, and its outcome (D86-02,
+    /// D86-03). A client that leaves cancels nothing.
+    pub(super) async fn follow(
+        self: &Arc<Self>,
+        task: &Task,
+        call: DraftCall,
+        rising: Option<SharedProgress>,
+        addressee: Addressee,
+    ) -> FaceResponse {
+        if call.request.became(&task.key) {
+            self.cancel_taken_back(&task.key).await;
+            return unanswered(addressee.accepted).into_response(&addressee);
+        }
+        let line = self.line(&task.key, call.home, Some(task));
+        line.wants_progress(rising);
+        line.answers(Arc::clone(&call.request));
+        let created = DraftTasks::created(&call.chosen);
+        let waiting = WaitingCall { chosen: call.chosen, request: call.request };
+        let (shared, key, home) = (Arc::clone(self), task.key.clone(), call.home);
+        OutcomeRequest { shared, key, home, addressee, call: Some(waiting) }.answer_from(created, &line).await
+    }
+
+    /// Whether a notification takes back a call that became a task, or is about to.
+    pub(in crate::face::session) fn takes_back_a_task(
+        &self,
+        session: &ClientSession,
+        notification: &Notification,
+    ) -> bool {
+        notification.cancelled().is_some_and(|id| self.tasks.requests.knows(session.token.nonce, &id))
+    }
+
+    /// Cancels the task of a call that its client takes back; one that has settled stays as it is (D86-18, D86-19).
+    pub(in crate::face::session) async fn take_back(self: &Arc<Self>, session: &ClientSession, id: &RequestId) {
+        if let Some(key) = self.tasks.requests.take_back(session.token.nonce, id) {
+            self.cancel_taken_back(&key).await;
+        }
+    }
+
+    async fn cancel_taken_back(&self, key: &TaskKey) {
+        match self.served.engine.cancel(key).await {
+            Ok(_) | Err(TaskError::Unknown) => (),
+            Err(error) => tracing::error!(error = %CauseChain(&error), "a cancel could not be stored"),
+        }
+        if let Some(line) = self.tasks.lines.get(key) {
+            line.mute();
+        }
+    }
+
+    /// Answers a task method about what the session made under ids of its own; `None` for what is not that and may be of
+    /// 2025-11-25.
+    pub(super) async fn draft_method(
+        self: &Arc<Self>,
+        asking: &TaskRequestContext<'_>,
+        method: &str,
+        params: &Object,
+    ) -> Option<Result<Payload, TaskMethodError>> {
+        let dialect = DraftTasks::for_request(SessionScope(asking.session.token.nonce), params);
+        let answered = match dialect.decode(method, params) {
+            Ok(TaskCommand::List(cursor)) => self.draft_list(asking, &dialect, cursor).await.transpose()?,
+            Ok(command) => self.draft_command(asking, &dialect, command).await,
+            Err(complaint) => Err(complaint.into()),
+        };
+        match answered {
+            Err(TaskMethodError::Task(TaskError::Unknown))
+                if asking.session.has_tasks() && super::is_method(method) =>
+            {
+                None
+            }
+            answered => Some(answered),
+        }
+    }
+
+    async fn draft_command(
+        self: &Arc<Self>,
+        asking: &TaskRequestContext<'_>,
+        dialect: &DraftTasks,
+        command: TaskCommand,
+    ) -> Result<Payload, TaskMethodError> {
+        let key = |id| TaskKey { owner: asking.principal.clone(), id };
+        let engine = &self.served.engine;
+        let reply = match command {
+            TaskCommand::Get(id) => {
+                metrics::counter!(metric::TASK_POLLS).increment(1);
+                let key = key(id);
+                let task = engine.get(&key).await?;
+                if !task.is_settled() {
+                    // After a restart this is how the task finds its client's stream again.
+                    self.line(&key, asking.session.token.nonce, None);
+                }
+                record_shown(&task);
+                dialect.encode(TaskReply::Snapshot(&task))
+            }
+            TaskCommand::Fetch(id) => {
+                let task = engine.get(&key(id)).await?;
+                record_shown(&task);
+                dialect.encode(TaskReply::Fetched(&task))
+            }
+            TaskCommand::Cancel(id) => {
+                let key = key(id);
+                let cancelled = engine.cancel(&key).await?;
+                if let Some(line) = self.tasks.lines.get(&key) {
+                    line.mute();
+                }
+                dialect.encode(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
+            }
+            TaskCommand::Delete(id) => match engine.delete(&key(id)).await? {
+                DeleteResult::Deleted => dialect.encode(TaskReply::Deleted),
+                DeleteResult::Unsettled => Err(not_deletable()),
+            },
+            // The dialect reads none of these out of any method but the list.
+            TaskCommand::Answer(..) | TaskCommand::Await(_) | TaskCommand::List(_) => Err(not_in_flavour()),
+        };
+        Ok(reply?)
+    }
+
+    /// The tasks that this session made under ids of its own (D86-22). `None` where there are none and the list of
+    /// 2025-11-25 is served: who chose ids in a session speaks the draft.
+    async fn draft_list(
+        &self,
+        asking: &TaskRequestContext<'_>,
+        dialect: &DraftTasks,
+        cursor: Option<String>,
+    ) -> Result<Option<Payload>, TaskMethodError> {
+        let (owner, has_core) = (asking.principal, asking.session.has_tasks());
+        if !owner.is_identified() {
+            return Ok(None);
+        }
+        let (sealer, is_first) = (&self.served.sealer, cursor.is_none());
+        let mut after = match cursor.as_deref().map(|cursor| cursor.strip_prefix(CURSOR)) {
+            Some(Some(sealed)) => Some(tokens::place(sealer, owner, sealed).ok_or_else(bad_cursor)?),
+            Some(None) if has_core => return Ok(None),
+            Some(None) => return Err(bad_cursor().into()),
+            None => None,
+        };
+        let scope = SessionScope(asking.session.token.nonce);
+        let is_ours = |chosen: &ChosenId| chosen.session == scope;
+        let mut tasks = Vec::new();
+        for _ in 0..LOOKED_THROUGH_MAX {
+            let page = self.served.engine.list(owner, after, PAGE).await?;
+            for task in page.tasks.iter().filter(|task| task.chosen.as_ref().is_some_and(is_ours)) {
+                match self.served.engine.get(&task.key).await {
+                    Ok(task) => tasks.push(task),
+                    Err(TaskError::Unknown) => (),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            after = page.next;
+            if after.is_none() || tasks.len() >= PAGE {
+                break;
+            }
+        }
+        if tasks.is_empty() && is_first && has_core {
+            return Ok(None);
+        }
+        let next = after.map(|place| format!("{CURSOR}{}", tokens::cursor(sealer, owner, place)));
+        Ok(Some(dialect.page(&tasks, next.as_deref())))
+    }
+}

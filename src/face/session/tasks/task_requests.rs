@@ -1,0 +1,100 @@
+//! Maps requests that are still to be answered to the tasks that their calls became: `notifications/cancelled` names a
+//! request (D86-18). Only calls under chosen ids have an entry, each until its task has settled or its answer is gone.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::task::TaskKey;
+use crate::wire::RequestId;
+
+/// By the session's nonce and the id of the request.
+type SessionRequest = (u128, RequestId);
+
+/// The requests of one face's clients.
+#[derive(Debug, Default)]
+pub(super) struct TaskRequests {
+    /// A client may not use an id twice at a time; if it does, the newest is meant.
+    by_id: Mutex<HashMap<SessionRequest, Arc<Mutex<RequestState>>>>,
+}
+
+#[derive(Debug, Default)]
+struct RequestState {
+    /// The task, once there is one.
+    task: Option<TaskKey>,
+    is_taken_back: bool,
+}
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct TaskRequestEntry {
+    requests: Arc<TaskRequests>,
+    request: SessionRequest,
+    state: Arc<Mutex<RequestState>>,
+}
+
+impl TaskRequests {
+    pub(super) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId) -> TaskRequestEntry {
+        let (request, state) = ((nonce, id.clone()), Arc::default());
+        self.by_id.lock().insert(request.clone(), Arc::clone(&state));
+        TaskRequestEntry { requests: Arc::clone(self), request, state }
+    }
+
+    pub(super) fn knows(&self, nonce: u128, id: &RequestId) -> bool {
+        self.by_id.lock().contains_key(&(nonce, id.clone()))
+    }
+
+    /// Remembers that nobody wants the answer any more. The task that is to be cancelled, if there is one by now.
+    pub(super) fn take_back(&self, nonce: u128, id: &RequestId) -> Option<TaskKey> {
+        let state = self.by_id.lock().get(&(nonce, id.clone())).cloned()?;
+        let mut state = state.lock();
+        state.is_taken_back = true;
+        state.task.clone()
+    }
+}
+
+impl TaskRequestEntry {
+    /// The call became this task; true if it was taken back before.
+    pub(super) fn became(&self, task: &TaskKey) -> bool {
+        let mut state = self.state.lock();
+        state.task = Some(task.clone());
+        state.is_taken_back
+    }
+
+    pub(super) fn is_taken_back(&self) -> bool {
+        self.state.lock().is_taken_back
+    }
+}
+
+impl Drop for TaskRequestEntry {
+    fn drop(&mut self) {
+        let mut by_id = self.requests.by_id.lock();
+        if by_id.get(&self.request).is_some_and(|state| Arc::ptr_eq(state, &self.state)) {
+            by_id.remove(&self.request);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::{Principal, TaskId};
+
+    #[test]
+    fn a_request_is_taken_back_in_its_own_session_before_or_after_it_became_a_task() {
+        let requests = Arc::<TaskRequests>::default();
+        let (id, key) = (RequestId::number(1), TaskKey { owner: Principal::local(), id: TaskId::from_bits(1) });
+        let [early, late] = [1, 2].map(|nonce| requests.enter(nonce, &id));
+        assert_eq!(requests.take_back(1, &id), None, "there is no task yet");
+        assert!(early.became(&key), "and there is to be none");
+        assert!(!late.became(&key) && !late.is_taken_back());
+        assert_eq!(requests.take_back(2, &id), Some(key));
+        assert!(late.is_taken_back());
+        let newest = requests.enter(2, &id);
+        drop(late);
+        assert!(requests.knows(2, &id), "the older one took only its own entry along");
+        drop((early, newest));
+        assert!(requests.by_id.lock().is_empty());
+    }
+}

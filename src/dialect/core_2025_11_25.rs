@@ -3,6 +3,7 @@
 //! A tool's own failure is `failed` here (L25-44), with its words as the status message. What is said about a
 //! task between methods is in [`messages`] and [`super::related_task`].
 
+pub mod hybrid;
 pub mod messages;
 mod task_param;
 #[cfg(test)]

@@ -87,7 +87,7 @@ impl SessionFace {
     #[must_use]
     pub fn new(served: Arc<Served>) -> Self {
         let meter = pipe::PipeMetrics::of(served.channel.name());
-        let tasks = SessionTasksState::new(&served.settings.rules);
+        let tasks = SessionTasksState::new(&served.settings);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
         let task_tools = upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool));
         let fallback = fallback::SessionFallback::new(&served.settings.rules, &served.stateless);

@@ -5,6 +5,7 @@
 
 mod arrays;
 mod handles;
+mod hybrid;
 mod later;
 mod lists;
 mod named;

@@ -1,6 +1,7 @@
 //! Suites with clients and servers of others, unmodified.
 
 mod conformance;
+mod draft_peers;
 mod fallback_peers;
 mod listen_peers;
 mod matrix;

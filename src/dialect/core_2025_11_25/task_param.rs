@@ -24,12 +24,16 @@ impl RequestedTtl {
     /// # Errors
     /// If `ttl` is neither a number of milliseconds, zero or more, nor null.
     pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
-        let Some(task) = params.get_object("task") else { return Ok(None) };
+        params.get_object("task").map(|task| Self::of(&task)).transpose()
+    }
+
+    /// Reads what stands in a wish.
+    pub(super) fn of(task: &Object) -> Result<Self, RequestError> {
         match task.get("ttl") {
-            None => Ok(Some(Self::Default)),
-            Some(ttl) if ttl.as_str() == "null" => Ok(Some(Self::Longest)),
+            None => Ok(Self::Default),
+            Some(ttl) if ttl.as_str() == "null" => Ok(Self::Longest),
             Some(ttl) => match milliseconds(&ttl) {
-                Some(span) => Ok(Some(Self::For(span))),
+                Some(span) => Ok(Self::For(span)),
                 None => {
                     Err(RequestError::Params(Cow::Borrowed("task.ttl must be a number of milliseconds, 0 or more")))
                 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::hybrid::HybridTasks;
 use super::messages;
 use super::*;
 use crate::store::contract::task;
@@ -142,7 +143,7 @@ fn every_message_is_as_its_golden_file() {
 #[test]
 fn every_golden_file_is_compared() {
     let dir = format!("{}/tests/golden/core_2025_11_25", env!("CARGO_MANIFEST_DIR"));
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 28);
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 30);
 }
 
 /// L25-29: neither a repeated `task` nor a related task in `_meta` is looked at.
@@ -192,6 +193,68 @@ fn a_wish_is_read_and_capped() {
         assert!(matches!(&read, Err(RequestError::Params(what)) if what.contains("ttl")), "{wrong}: {read:?}");
     }
     assert_eq!(RequestedTtl::read(&params("{}")), Ok(None));
+}
+
+/// T-37, T-46: the handle is a result with `content` besides; of all else every word is that of 2025-11-25.
+#[test]
+fn a_handle_for_both_is_as_its_golden_file() {
+    let task = in_phase(Phase::Working);
+    let hybrid = |text: Option<&str>| HybridTasks::over(CoreTasks::with_immediate_response(text.map(Arc::from)));
+    let handle = |text| hybrid(text).encode(TaskReply::Created(&task)).unwrap();
+    check_text("created_for_both", handle(None).as_str());
+    check_text("created_for_both_with_words", handle(Some("Wait \"a bit\".")).as_str());
+    let ended = returned(r#"{"content":[],"n":1.10}"#, false);
+    for reply in [
+        TaskReply::Snapshot(&task),
+        TaskReply::Outcome(&ended),
+        TaskReply::Cancelled { task: &ended, was_settled: true },
+        TaskReply::Listed { tasks: &[Summary::of(&task)], next: None },
+        TaskReply::Answered,
+    ] {
+        assert_eq!(hybrid(None).encode(reply), CoreTasks::default().encode(reply), "{reply:?}");
+    }
+    let get = params(&format!(r#"{{"taskId":"{ID}"}}"#));
+    assert_eq!(HybridTasks::default().decode(method::TASKS_GET, &get), Ok(TaskCommand::Get(task.key.id)));
+}
+
+/// T-37: known by its shape, in sessions of every version; a key of the draft that says nothing of this is passed over.
+#[test]
+fn a_wish_in_either_place_is_read_and_what_is_neither_asks_for_nothing() {
+    let minute = Some(RequestedTtl::For(Duration::from_secs(60)));
+    let key = r#""_meta":{"modelcontextprotocol.io/task":"#;
+    let wishes = |text: &str, mode| {
+        [ProtocolVersion::V2024_11_05, ProtocolVersion::V2025_06_18, ProtocolVersion::V2025_11_25]
+            .map(|version| HybridTasks::wish(&params(text), mode, version))
+    };
+    for (text, wish) in [
+        (r#"{"task":{"ttl":60000}}"#.to_owned(), minute),
+        (r#"{"task":{}}"#.to_owned(), Some(RequestedTtl::Default)),
+        (format!("{{{key}{{\"ttl\":60000}}}}}}"), minute),
+        (format!("{{{key}{{\"ttl\":null}}}}}}"), Some(RequestedTtl::Longest)),
+        (format!("{{\"task\":{{}},{key}{{\"ttl\":60000}}}}}}"), Some(RequestedTtl::Default)),
+        (format!("{{{key}{{\"ttl\":60000,\"taskId\":\"a\"}}}}}}"), None),
+        (format!("{{{key}{{\"keepAlive\":1}}}}}}"), None),
+        (format!("{{{key}{{}}}}}}"), None),
+        (format!("{{{key}null}}}}"), None),
+        ("{}".to_owned(), None),
+    ] {
+        for mode in [TaskMode::Auto, TaskMode::Always] {
+            for found in wishes(&text, mode) {
+                assert_eq!(found, Ok(wish), "{text}");
+            }
+        }
+    }
+    for text in [r#"{"task":{"ttl":"60"}}"#.to_owned(), format!("{{{key}{{\"ttl\":-1}}}}}}")] {
+        assert!(
+            wishes(&text, TaskMode::Auto).iter().all(|read| matches!(read, Err(RequestError::Params(_)))),
+            "{text}"
+        );
+        assert_eq!(wishes(&text, TaskMode::Never)[0], Ok(None), "a plain call in this version, whatever it names");
+    }
+    let meta = format!("{{{key}{{\"ttl\":1}}}}}}");
+    assert_eq!(wishes(&meta, TaskMode::Never), [Ok(None), Ok(None), Ok(None)]);
+    assert_eq!(wishes(r#"{"task":{}}"#, TaskMode::Never), [Ok(None), Ok(None), Err(RequestError::TakesNoTask)]);
+    assert_eq!(wishes("{}", TaskMode::Required), [Ok(None), Ok(None), Err(RequestError::NeedsTask)]);
 }
 
 /// L25-04, L25-05, L25-65, T-09, T-79.

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
+use crate::dialect::core_2025_11_25::hybrid::HybridTasks;
 use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
 use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
 use crate::dialect::faults::{gateway_error, not_in_flavour};
@@ -43,7 +44,7 @@ use crate::face::task_method_error::TaskMethodError;
 use crate::metric;
 use crate::task::{
     ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase,
-    Principal, Reason, SessionScope, Task, TaskKey, TaskMode, ToolRules,
+    Principal, Reason, SessionScope, Task, TaskKey, TaskMode,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
@@ -61,6 +62,7 @@ pub(in crate::face) struct SessionTasksState {
     requests: Arc<TaskRequests>,
     misses: UnknownTaskWatch,
     support: TaskSupportLookup,
+    drafts: Drafts,
 }
 
 impl std::fmt::Debug for SessionTasksState {
@@ -70,13 +72,14 @@ impl std::fmt::Debug for SessionTasksState {
 }
 
 impl SessionTasksState {
-    pub(super) fn new(rules: &ToolRules) -> Self {
-        let rules = rules.clone();
+    pub(super) fn new(settings: &ServiceSettings) -> Self {
+        let rules = settings.rules.clone();
         Self {
             lines: TaskSubscribers::default(),
             requests: Arc::default(),
             misses: UnknownTaskWatch::default(),
             support: Arc::new(move |tool| CoreTasks::support(rules.mode_of(tool))),
+            drafts: settings.drafts,
         }
     }
 
@@ -90,9 +93,18 @@ impl SessionTasksState {
         session.has_tasks().then(|| Arc::clone(&self.support))
     }
 
-    /// Whether a session has to do with tasks.
+    /// Whether a session has to do with tasks: with the draft on each has, whatever its version.
     pub(in crate::face) fn are_for(&self, session: &ClientSession) -> bool {
-        session.has_tasks()
+        session.has_tasks() || self.drafts.has(Draft::Sep1686)
+    }
+
+    /// The handle of a call that became a task; `text` goes with it for the client's model.
+    fn handle(&self, task: &Task, text: Option<Arc<str>>) -> Result<Payload, RpcError> {
+        let core = CoreTasks::with_immediate_response(text);
+        match self.drafts.has(Draft::Sep1686) {
+            true => HybridTasks::over(core).encode(TaskReply::Created(task)),
+            false => core.encode(TaskReply::Created(task)),
+        }
     }
 }
 
@@ -166,6 +178,9 @@ pub(super) fn wish(
     {
         return Ok(Some(TaskWish::Draft(wish)));
     }
+    if settings.drafts.has(Draft::Sep1686) {
+        return Ok(HybridTasks::wish(params, mode, session.token.client_version)?.map(TaskWish::Core));
+    }
     if is_core { Ok(CoreTasks::wish(params, mode)?.map(TaskWish::Core)) } else { Ok(None) }
 }
 
@@ -196,7 +211,7 @@ impl SessionFaceState {
         let native = self.native_task(&asking.session, asking.principal, &call.tool).await;
         let rising = progress_token(params).map(|token| Arc::new(Mutex::new(MonotonicProgress::new(token))));
         let spec = CallSpec { idempotency, ..self.spec(&asking, &call, params, native, rising.clone()) };
-        let dialect = CoreTasks::with_immediate_response(spec.policy.immediate_response.clone());
+        let text = spec.policy.immediate_response.clone();
         let is_named = spec.idempotency.is_some();
         match self.served.engine.call(spec).next().await {
             Some(CallEvent::Created(task)) => {
@@ -207,7 +222,7 @@ impl SessionFaceState {
                     self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
                     handle_delay::pass(&self.served.engine, &task.key, is_named).await;
                 }
-                respond(&addressee, dialect.encode(TaskReply::Created(&task)))
+                respond(&addressee, self.tasks.handle(&task, text))
             }
             Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
                 addressee.error(StatusCode::OK, &gateway_error(&fault))
@@ -333,8 +348,7 @@ impl SessionFaceState {
         request: &Request,
     ) -> FaceResponse {
         let addressee = addressee(Some(&request.id), asking.accepted);
-        let is_draft = self.served.settings.drafts.has(Draft::Sep1686);
-        if !is_draft && !asking.session.has_tasks() {
+        if !self.tasks.are_for(&asking.session) {
             return refuse(&addressee, &RequestError::UnknownMethod(request.method.clone()));
         }
         self.note_tasks(&asking.session);
@@ -342,7 +356,9 @@ impl SessionFaceState {
         let Some(params) = request.params.object().or(none.as_ref()) else {
             return refuse(&addressee, &RequestError::UnknownTask);
         };
-        if is_draft && let Some(answered) = self.draft_method(&asking, &request.method, params).await {
+        if self.served.settings.drafts.has(Draft::Sep1686)
+            && let Some(answered) = self.draft_method(&asking, &request.method, params).await
+        {
             return self.answer_method(answered, asking.principal, &addressee);
         }
         let command = match CoreTasks::default().decode(&request.method, params) {

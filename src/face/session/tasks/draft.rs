@@ -9,6 +9,7 @@ use super::task_requests::TaskRequestEntry;
 use super::task_subscribers::SharedProgress;
 use super::{PAGE, TaskRequestContext, tokens};
 use crate::cause::CauseChain;
+use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask, bad_cursor};
 use crate::dialect::faults::{not_deletable, not_in_flavour};
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply};
@@ -124,9 +125,8 @@ impl SessionFaceState {
             Err(complaint) => Err(complaint.into()),
         };
         match answered {
-            Err(TaskMethodError::Task(TaskError::Unknown))
-                if asking.session.has_tasks() && super::is_method(method) =>
-            {
+            // An id that is the gateway's own may be that of another task, in a session of any version.
+            Err(TaskMethodError::Task(TaskError::Unknown)) if CoreTasks::default().decode(method, params).is_ok() => {
                 None
             }
             answered => Some(answered),

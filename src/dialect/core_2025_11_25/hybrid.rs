@@ -1,0 +1,87 @@
+//! Serves tasks of 2025-11-25 to clients that read a handle as a call's result, as FastMCP 2.14 does between SEP-1686 and it.
+//!
+//! Such a client asks as any other, in sessions of every version, or in `_meta` as the draft does, without an id. It looks for
+//! the task's id in the `_meta` of a result with `content`; its methods are those of 2025-11-25. So the handle here is one and
+//! the other: who knows tasks of 2025-11-25 reads `task`, and no client has to be told from another.
+
+use super::{CoreTasks, RequestedTtl, status};
+use crate::dialect::face_dialect::{FaceDialect, TaskCommand, TaskReply};
+use crate::dialect::faults::RequestError;
+use crate::task::{Summary, Task, TaskMode};
+use crate::wire::meta::{DRAFT_TASK, META};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
+
+/// The codec of both.
+#[derive(Clone, Debug, Default)]
+pub struct HybridTasks {
+    core: CoreTasks,
+}
+
+impl HybridTasks {
+    #[must_use]
+    pub const fn over(core: CoreTasks) -> Self {
+        Self { core }
+    }
+
+    /// What a call may be in a session of `version`. Who asks in a way that 2025-11-25 does not have, and may have no task,
+    /// gets a plain answer.
+    ///
+    /// # Errors
+    /// As [`CoreTasks::wish`], of which those about the tool concern sessions with tasks alone.
+    pub fn wish(
+        params: &Object,
+        mode: TaskMode,
+        version: ProtocolVersion,
+    ) -> Result<Option<RequestedTtl>, RequestError> {
+        let asked = match (mode, RequestedTtl::read(params)) {
+            (TaskMode::Never, _) => None,
+            (_, Ok(None)) => in_meta(params)?,
+            (_, asked) => asked?,
+        };
+        match asked {
+            None if CoreTasks::are_offered_in(version) => CoreTasks::wish(params, mode),
+            asked => Ok(asked),
+        }
+    }
+
+    fn created(&self, task: &Task) -> Result<Payload, RpcError> {
+        let handle = self.core.encode(TaskReply::Created(task))?;
+        let Some(handle) = Object::of(&handle) else { return Ok(handle) };
+        let task = Summary::of(task);
+        let named =
+            ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.phase)).finish();
+        let meta = match handle.get_object(META) {
+            Some(meta) => meta.edit().set(DRAFT_TASK, named).finish(),
+            None => ObjectWriter::new().member(DRAFT_TASK, &named).finish(),
+        };
+        Ok(handle.edit().set("content", Payload::of::<[Payload; 0]>(&[])).set(META, meta).finish())
+    }
+}
+
+/// The wish of a call that names the draft's key, a `ttl` in it and no id (T-37).
+fn in_meta(params: &Object) -> Result<Option<RequestedTtl>, RequestError> {
+    match params.get_object(META).and_then(|meta| meta.get_object(DRAFT_TASK)) {
+        Some(task) if task.contains("ttl") && !task.contains("taskId") => RequestedTtl::of(&task).map(Some),
+        Some(_) | None => Ok(None),
+    }
+}
+
+impl FaceDialect for HybridTasks {
+    fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
+        self.core.decode(method, params)
+    }
+
+    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
+        match reply {
+            TaskReply::Created(task) => self.created(task),
+            TaskReply::Snapshot(_)
+            | TaskReply::Answered
+            | TaskReply::Cancelled { .. }
+            | TaskReply::Outcome(_)
+            | TaskReply::Fetched(_)
+            | TaskReply::Deleted
+            | TaskReply::Listed { .. } => self.core.encode(reply),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Real clients where the operator lets clients use the draft SEP-1686.
+//!
+//! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
+//! output says so.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use support::peers::gateway;
+use support::peers::install;
+use support::peers::process;
+use support::peers::upstream;
+
+use std::time::Duration;
+
+use gateway::Gateway;
+use install::Peers;
+use process::Child;
+use serde_json::{Value, json};
+use upstream::{PeerServer, Program};
+
+use super::session_matrix::driver::Pair;
+use super::session_matrix::table::table;
+
+/// The longest that a driver may be silent.
+const FACTS_MAX: Duration = Duration::from_secs(90);
+
+/// A gateway with the draft on, in front of one server.
+async fn gateway(server: &PeerServer, what: &str) -> Gateway {
+    let tasks = "[upstreams.up.tasks]\ndrafts = [\"sep-1686\"]\npoll_interval = \"200ms\"\n";
+    let upstream = format!("[upstreams.up]\nurl = \"{}\"\n{tasks}", server.url());
+    Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap()
+}
+
+/// What a driver found out.
+async fn facts(what: &str, peers: &Peers, program: &str, words: Vec<String>) -> Value {
+    let mut client = Child::start(&format!("{what}-client"), peers.command(program, words)).unwrap();
+    loop {
+        let line = client.next_line(FACTS_MAX).await.unwrap().expect("it says what it found out");
+        if let Some(facts) = line.strip_prefix("facts ") {
+            return serde_json::from_str(facts).unwrap();
+        }
+    }
+}
+
+/// T-37: a client between the draft and 2025-11-25, before a server that knows no tasks.
+#[tokio::test]
+async fn fastmcp_2_calls_tools_as_tasks() {
+    let what = "draft-fastmcp2";
+    let Some(peers) = Peers::find(what) else { return };
+    let server = PeerServer::start(Program::FastMcp, &peers, what).await.unwrap();
+    let gateway = gateway(&server, what).await;
+    let slow = json!({"seconds": 1, "steps": 2}).to_string();
+    let ask = json!({"question": "Who?"}).to_string();
+    let words = ["draft_fastmcp2.py", gateway.url("up"), "slow", &slow, "fail", "{}", "ask", &ask].map(str::to_owned);
+    let facts = facts(what, &peers, "py-fastmcp2/bin/python", words.into()).await;
+    assert_eq!((&facts["version"], &facts["protocol"]), (&json!("2.14.7"), &json!("2025-11-25")), "{facts}");
+    let text = "worked 1 s in 2 steps";
+    let slow = json!({
+        "immediate": false, "polled": "working", "same_id": true, "waited": "completed", "text": text, "again": text,
+    });
+    assert_eq!(facts["slow"], slow, "{facts}");
+    assert_eq!(facts["cancelled"]["status"], "cancelled", "{facts}");
+    assert!(facts["cancelled"]["code"].is_i64(), "its result is an error: {facts}");
+    assert_eq!(facts["failed"], json!({"status": "failed", "error": "it broke"}), "{facts}");
+    assert_eq!(facts["asked"], json!({"text": "accept: Ada", "questions": 1}), "{facts}");
+}
+
+/// The same handle is what clients of 2025-11-25 expect.
+#[tokio::test]
+async fn clients_of_2025_11_25_read_the_same_handles() {
+    let what = "draft-handles";
+    let Some(peers) = Peers::find(what) else { return };
+    let server = PeerServer::start(Program::FastMcp, &peers, what).await.unwrap();
+    let gateway = gateway(&server, what).await;
+    let names = ["task", "task_ask", "task_cancel"];
+    let cases = names.map(|case| (case, table().case("fastmcp3", Program::FastMcp.name(), case).unwrap()));
+    for client in ["ts1", "py1", "fastmcp3", "fastmcp2"] {
+        let driven = Pair { client, name: what, url: gateway.url("up") }.drive(&peers, &cases, None).await;
+        for ((case, given), driven) in cases.iter().zip(driven) {
+            let judged = driven.and_then(|facts| table().judge(client, case, given, &facts));
+            assert_eq!(judged, Ok(()), "{client}: {case}");
+        }
+    }
+}

@@ -19,7 +19,7 @@ use hyper::body::Frame;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::answer_edits::{AnswerEdits, EditTarget, SniffedAnswer, StateBinding};
+use self::answer_edits::{AnswerEdits, EditTarget, GlancedMessage, SniffedAnswer, StateBinding};
 use super::{StatelessFace, StatelessRequestContext};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{failure_error, reason_key};
@@ -346,7 +346,7 @@ impl StatelessForward {
                     Ok(result) => envelope::result(&call.id, result),
                     Err(error) => envelope::error(Some(&call.id), error),
                 };
-                Ok(RequestAnswer::Json(full_body(self.edits.text(text))))
+                Ok(RequestAnswer::Json(full_body(self.edits.text(GlancedMessage::of(text)))))
             }
             BodyKind::Events => {
                 let leaving = (self.method == method::LISTEN).then(|| self.served.leaving.clone());
@@ -362,10 +362,10 @@ impl StatelessForward {
             BodyKind::Json => {
                 let sniffing = self.edits.sniff(response.body, bytes_max);
                 match in_time(&call, sniffing, pace.idle, pace.deadline).await? {
-                    SniffedAnswer::Whole(text) if self.edits.is_stray(&text) => {
+                    SniffedAnswer::Whole(message) if self.edits.is_stray(&message) => {
                         Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown))
                     }
-                    SniffedAnswer::Whole(text) => Ok(RequestAnswer::Json(full_body(self.edits.text(text)))),
+                    SniffedAnswer::Whole(message) => Ok(RequestAnswer::Json(full_body(self.edits.text(message)))),
                     SniffedAnswer::Through(body) => {
                         Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(call)).boxed_unsync()))
                     }

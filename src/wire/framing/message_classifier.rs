@@ -15,6 +15,8 @@ const NAME_BYTES_MAX: usize = 24;
 const ID_BYTES_MAX: usize = 256;
 /// The member of a result that holds questions, where a server asks by its result (2026-07-28).
 const REQUESTS: &[u8] = b"inputRequests";
+/// The member of such a result that its reader is to give back.
+const STATE: &[u8] = b"requestState";
 /// The methods of a server that ask something of the user or of the client's own resources.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
@@ -63,6 +65,7 @@ pub struct MessageClassifier {
     is_method: bool,
     is_asking: bool,
     has_requests: bool,
+    has_state: bool,
 }
 
 /// A string under way.
@@ -105,6 +108,13 @@ impl MessageClassifier {
     #[must_use]
     pub const fn has_requests(&self) -> bool {
         self.has_requests
+    }
+
+    /// Whether its result may have a state that is to be given back: a member so called, in whatever case, or one whose
+    /// name is escaped.
+    #[must_use]
+    pub const fn has_state(&self) -> bool {
+        self.has_state
     }
 
     /// Its id, once it has gone by whole; `None` if it has none that may be echoed.
@@ -227,7 +237,10 @@ impl MessageClassifier {
                 self.is_asking |= (self.expects_method || self.is_error) && self.is_answer;
                 self.is_asking |= self.expects_method && self.is_error;
             }
-            StringRole::Member => self.has_requests |= self.is_escaped || name.eq_ignore_ascii_case(REQUESTS),
+            StringRole::Member => {
+                self.has_requests |= self.is_escaped || name.eq_ignore_ascii_case(REQUESTS);
+                self.has_state |= self.is_escaped || name.eq_ignore_ascii_case(STATE);
+            }
             StringRole::Method => {
                 self.is_method = true;
                 self.is_asking |= QUESTIONS.iter().any(|question| question.as_bytes() == name);
@@ -299,6 +312,23 @@ mod tests {
                 glance.feed(&text.as_bytes()[..cut]);
                 glance.feed(&text.as_bytes()[cut..]);
                 assert_eq!(glance.has_requests(), has_requests, "{text} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_result_that_may_have_a_state_is_told_from_others() {
+        for (text, has_state) in [
+            (r#"{"id":1,"result":{"requestState":"s"}}"#, true),
+            (r#"{"result":{"a":{},"REQUESTSTATE":1}}"#, true),
+            (r#"{"result":{"request\u0053tate":1}}"#, true),
+            (r#"{"result":{"a":"requestState","b":{"requestState":1}},"requestState":1}"#, false),
+        ] {
+            for cut in 0..=text.len() {
+                let mut glance = MessageClassifier::default();
+                glance.feed(&text.as_bytes()[..cut]);
+                glance.feed(&text.as_bytes()[cut..]);
+                assert_eq!(glance.has_state(), has_state, "{text} cut at {cut}");
             }
         }
     }

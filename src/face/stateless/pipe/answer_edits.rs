@@ -36,7 +36,7 @@ const SNIFF_BYTES_MAX: usize = 256 * 1024;
 /// Why an answer with questions is none that goes on (U31, U32).
 const NOT_TO_BE_ASKED: &str = "the server asks something that no client is to be shown";
 
-/// What stands in an answer that asks, or in an error about the gateway's own request.
+/// What stands in a large event that asks, or that is an error about the gateway's own request.
 const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];
 
 /// What an answer is to its method.
@@ -87,13 +87,33 @@ pub(super) struct AnswerEdits {
 /// A JSON answer after a look at its beginning.
 pub(super) enum SniffedAnswer {
     /// Something in it may have to be edited, or it is short.
-    Whole(Bytes),
+    Whole(GlancedMessage),
     Through(RawBody),
+}
+
+impl SniffedAnswer {
+    fn whole(text: Bytes) -> Self {
+        Self::Whole(GlancedMessage::of(text))
+    }
+}
+
+/// A message with what one pass over it tells.
+pub(super) struct GlancedMessage {
+    text: Bytes,
+    glance: MessageClassifier,
+}
+
+impl GlancedMessage {
+    pub(super) fn of(text: Bytes) -> Self {
+        let mut glance = MessageClassifier::default();
+        glance.feed(&text);
+        Self { text, glance }
+    }
 }
 
 impl AnswerEdits {
     /// A message as the client is to see it; itself where there is nothing to edit.
-    pub(super) fn text(&self, text: Bytes) -> Bytes {
+    pub(super) fn text(&self, GlancedMessage { text, glance }: GlancedMessage) -> Bytes {
         let text = match self.aim {
             EditTarget::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
             EditTarget::ToolList => {
@@ -103,7 +123,7 @@ impl AnswerEdits {
             }
             EditTarget::Other => text,
         };
-        if !is_of_interest(&text) && !has_requests(&text) {
+        if !may_be_edited(&glance) {
             return text;
         }
         let Ok(Message::Response(response)) = envelope::read(&text, ScanLimits::UPSTREAM) else { return text };
@@ -180,9 +200,7 @@ impl AnswerEdits {
 
     /// Whether a text is a request of the server's own, or what readers may take for one: there is none in 2026-07-28
     /// (MOD-18), and no array. It goes no further, and is counted.
-    pub(super) fn is_stray(&self, text: &Bytes) -> bool {
-        let mut glance = MessageClassifier::default();
-        glance.feed(text);
+    pub(super) fn is_stray(&self, GlancedMessage { text, glance }: &GlancedMessage) -> bool {
         if !glance.may_be_request() {
             return false;
         }
@@ -199,10 +217,11 @@ impl AnswerEdits {
     /// What an event says to the client; nothing, where it is none for it. Whatever an event is called, some client takes
     /// it for a message.
     fn event(&self, event: &SseEvent) -> Vec<MessageText> {
-        match &event.data {
-            text if self.is_stray(text) => Vec::new(),
-            text if event.is_message() => vec![self.text(Bytes::clone(text)).into()],
-            text => vec![text.clone()],
+        let message = GlancedMessage::of(Bytes::clone(&event.data));
+        match event.is_message() {
+            _ if self.is_stray(&message) => Vec::new(),
+            true => vec![self.text(message).into()],
+            false => vec![event.data.clone()],
         }
     }
 
@@ -223,7 +242,7 @@ impl AnswerEdits {
     pub(super) async fn sniff(&self, mut body: RawBody, bytes_max: usize) -> Result<SniffedAnswer, GatewayFault> {
         let limits = ReadLimits::of_bytes(bytes_max);
         if self.aim != EditTarget::Other {
-            return reply::read_whole(body, limits).await.map(SniffedAnswer::Whole);
+            return reply::read_whole(body, limits).await.map(SniffedAnswer::whole);
         }
         let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
         while length < SNIFF_BYTES_MAX {
@@ -233,12 +252,15 @@ impl AnswerEdits {
                     glance.feed(&piece);
                     pieces.push_back(piece);
                 }
-                None if pieces.len() == 1 => return Ok(SniffedAnswer::Whole(pieces.pop_front().unwrap_or_default())),
-                None => return Ok(SniffedAnswer::Whole(joined(&pieces))),
+                None if pieces.len() == 1 => {
+                    let text = pieces.pop_front().unwrap_or_default();
+                    return Ok(SniffedAnswer::Whole(GlancedMessage { text, glance }));
+                }
+                None => return Ok(SniffedAnswer::Whole(GlancedMessage { text: joined(&pieces), glance })),
             }
         }
         let is_answer = !glance.may_be_request() && glance.shows() != MessageClass::Nothing;
-        if is_answer && !is_of_interest(&joined(&pieces)) && !glance.has_requests() {
+        if is_answer && !may_be_edited(&glance) {
             // It breaks off where it turns out to ask something.
             let rest = watched(body, move |bytes| {
                 glance.feed(bytes);
@@ -249,7 +271,7 @@ impl AnswerEdits {
             return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { parts, rest })));
         }
         let parts = pieces.into_iter().map(BodyPart::Bytes).collect();
-        reply::read_whole(PartlyReadBody { parts, rest: body }, limits).await.map(SniffedAnswer::Whole)
+        reply::read_whole(PartlyReadBody { parts, rest: body }, limits).await.map(SniffedAnswer::whole)
     }
 }
 
@@ -263,10 +285,9 @@ enum QuestionFitness {
     Unfit,
 }
 
-fn has_requests(text: &[u8]) -> bool {
-    let mut glance = MessageClassifier::default();
-    glance.feed(text);
-    glance.has_requests()
+/// Whether a message is an error, or a result that may ask something or have a state in it: all else is passed on.
+const fn may_be_edited(glance: &MessageClassifier) -> bool {
+    !matches!(glance.shows(), MessageClass::Harmless) || glance.has_requests() || glance.has_state()
 }
 
 fn is_of_interest(text: &[u8]) -> bool {

@@ -217,7 +217,9 @@ impl Exchange for SplitExchange {
             }
             // Cancel safe, as each of them is.
             let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.stage.next()))).await;
-            self.heard(at, event);
+            // Who was heard last is heard first no more: one that never pauses holds back no other.
+            self.running.rotate_left(at + 1);
+            self.heard(self.running.len() - 1, event);
         }
     }
 

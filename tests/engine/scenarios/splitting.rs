@@ -140,6 +140,20 @@ async fn a_client_that_leaves_cancels_all_calls_of_a_plain_one() {
     world.is_idle().await;
 }
 
+/// In real time, as a paused clock stands still under a flood.
+#[tokio::test]
+async fn an_element_that_never_pauses_does_not_hold_back_the_others() {
+    let rules = Rules { split: Some((2, 10)), ..plain() };
+    let world = World::choosing(rules, |call| match element(call).as_str().unwrap() {
+        "flood" => Script::of([(seconds(0), Happens::Floods)]),
+        quick => Script::returns(seconds(0), quick),
+    });
+    let asked = world.client(&ask(&json!(["flood", "quick", "next"])));
+    let next = Saw::Begin { call: 2, rows: 0 };
+    tokio::time::timeout(seconds(10), world.upstream.sees(&next)).await.expect("the place of the second one is free");
+    asked.abort();
+}
+
 /// What one element asks is asked of the task, and its answer goes to that element's call.
 #[tokio::test(start_paused = true)]
 async fn questions_of_elements_are_the_tasks_and_each_answer_reaches_its_own_call() {

@@ -8,8 +8,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::dialect::initialize::capabilities_in;
+use crate::task::{Draft, Drafts};
 use crate::wire::envelope::Request;
-use crate::wire::meta::TASKS_EXTENSION;
+use crate::wire::meta::{DRAFT_TASK, META, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
 
@@ -167,11 +168,21 @@ pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
 }
 
 /// A call without the wish for a task, which is not granted: a receiver that declared no tasks runs the
-/// call as any other. `None` where there is no such wish.
+/// call as any other. `None` where there is no such wish. With SEP-1686 on, its key is the gateway's affair too: a server
+/// that knows the draft would make a task of its own, of which the client is told and for which nobody answers.
 #[must_use]
-pub fn plain_call(request: &Request) -> Option<Bytes> {
-    let params = request.params.object().filter(|params| params.contains("task"))?;
-    Some(envelope::request(&request.id, &request.method, Some(&params.edit().remove("task").finish())))
+pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
+    let params = request.params.object()?;
+    let meta = params.get_object(META).filter(|meta| drafts.has(Draft::Sep1686) && meta.contains(DRAFT_TASK));
+    if !params.contains("task") && meta.is_none() {
+        return None;
+    }
+    let edit = params.edit().remove("task");
+    let edit = match meta {
+        Some(meta) => edit.set(META, meta.edit().remove(DRAFT_TASK).finish()),
+        None => edit,
+    };
+    Some(envelope::request(&request.id, &request.method, Some(&edit.finish())))
 }
 
 /// Says of a tool, by its name, how it can be called.

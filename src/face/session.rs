@@ -37,7 +37,8 @@ use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use super::sealed::digest_of;
 use super::served::Served;
 use crate::dialect::RequestError;
-use crate::task::{Reason, ToolRules};
+use crate::engine::ServiceSettings;
+use crate::task::{Drafts, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
 use crate::wire::envelope::{EnvelopeError, Request};
@@ -366,7 +367,7 @@ fn sort(
             if upstream_tasks::may_drive(shared, session, &request) || fallback::may_drive(shared, session, &request) {
                 return Ok(MessageRoute::Weighed(request));
             }
-            pipe::request(request, bytes).map(MessageRoute::Piped)
+            pipe::request(request, bytes, shared.served.settings.drafts).map(MessageRoute::Piped)
         }
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
             Ok(MessageRoute::Answer(response))
@@ -386,19 +387,19 @@ fn sort(
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
-            Ok(parcel(other, bytes)?.map_or(MessageRoute::Nothing, MessageRoute::Piped))
+            Ok(parcel(other, bytes, shared.served.settings.drafts)?.map_or(MessageRoute::Nothing, MessageRoute::Piped))
         }
     }
 }
 
 /// What a message is to the pipe; `None` for one that is for the gateway itself.
-fn parcel(message: Message, bytes: Bytes) -> Result<Option<PipedMessage>, RequestError> {
+fn parcel(message: Message, bytes: Bytes, drafts: Drafts) -> Result<Option<PipedMessage>, RequestError> {
     vet(&message)?;
     match message {
         Message::Request(request) if tasks::is_method(&request.method) => {
             Err(RequestError::UnknownMethod(request.method))
         }
-        Message::Request(request) => pipe::request(request, bytes).map(Some),
+        Message::Request(request) => pipe::request(request, bytes, drafts).map(Some),
         Message::Notification(notification) => {
             let cancelled = notification.cancelled();
             let text = MessageText::with_message(bytes, Arc::new(Message::Notification(notification)));
@@ -415,7 +416,7 @@ fn parcel(message: Message, bytes: Bytes) -> Result<Option<PipedMessage>, Reques
     }
 }
 
-fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::BatchItem {
+fn batch_item(settings: &ServiceSettings, read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::BatchItem {
     let message = read.map_err(super::answer::unreadable)?;
     let id = match &message {
         Message::Request(request) if request.method == method::INITIALIZE => {
@@ -423,12 +424,13 @@ fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: By
             return Err((Some(request.id.clone()), complaint));
         }
         Message::Request(request) => {
-            argument_limits::check_call(rules, request).map_err(|complaint| (Some(request.id.clone()), complaint))?;
+            argument_limits::check_call(&settings.rules, request)
+                .map_err(|complaint| (Some(request.id.clone()), complaint))?;
             Some(request.id.clone())
         }
         Message::Notification(_) | Message::Response(_) => None,
     };
-    parcel(message, bytes).map_err(|complaint| (id, complaint))
+    parcel(message, bytes, settings.drafts).map_err(|complaint| (id, complaint))
 }
 
 /// 405 for a client of a session version: what there is at this path.

@@ -38,7 +38,7 @@ use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
 use crate::face::pipe::stream_tail::StreamPause;
 use crate::face::rewrite;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Drafts, Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::limits::CallPermit;
@@ -97,7 +97,7 @@ impl PipedRequest {
 ///
 /// # Errors
 /// If it is a call of which nobody can tell the tool.
-pub(super) fn request(request: Request, bytes: Bytes) -> Result<PipedMessage, RequestError> {
+pub(super) fn request(request: Request, bytes: Bytes, drafts: Drafts) -> Result<PipedMessage, RequestError> {
     let params = request.params.object();
     let tool = match request.method.as_str() {
         method::TOOLS_CALL => Some(tool_of(params)?),
@@ -112,7 +112,7 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<PipedMessage, Re
     };
     let meta = params.and_then(|params| params.get_object(meta::META));
     let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
-    let edited = if tool.is_some() { rewrite::plain_call(&request) } else { None };
+    let edited = if tool.is_some() { rewrite::plain_call(&request, drafts) } else { None };
     let (id, method) = (request.id.clone(), request.method.clone());
     let text = match edited {
         Some(edited) => edited.into(),

@@ -118,7 +118,7 @@ pub(super) async fn post(
         Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
         None => (),
     }
-    match pipe::request(request, Bytes::clone(&inbound.body)) {
+    match pipe::request(request, Bytes::clone(&inbound.body), shared.served.settings.drafts) {
         Ok(parcel) => pipe::post(shared, session, parcel, inbound.accepted).await,
         Err(complaint) => refuse(&addressee, &complaint),
     }

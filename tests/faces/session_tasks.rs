@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod arrays;
+mod chosen_ids;
 mod handles;
 mod hybrid;
 mod later;

@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(admitted(&rates, &nth(2 * PRINCIPALS_MAX), 300), 100, "idle ones make room");
     }
 
-    /// L25-62.
+    /// L25-62, D86-30.
     #[tokio::test(start_paused = true)]
     async fn l25_62_the_twentieth_miss_within_a_minute_is_told_once_for_each_principal() {
         let misses = UnknownTaskWatch::default();

@@ -7,7 +7,7 @@
 
 mod cycle;
 mod dice;
-mod keeper;
+pub(crate) mod keeper;
 mod points;
 
 use support::crowd;

@@ -1,5 +1,6 @@
 //! Suites that end the program, or cut its power, and look at what is left.
 
+mod chosen_ids;
 mod kill_cycles;
 mod power_cut;
 mod restarts;

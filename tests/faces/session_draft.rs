@@ -3,7 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod bad;
 mod calls;
+mod lists;
+mod lives;
 
 use support::scripted as upstream;
 use support::talk;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, SharedString, Unit};
-use taskgate::engine::{Askable, CallEvent, RoundRetry};
+use taskgate::engine::{Askable, CallEvent, RoundRetry, TaskError};
 use taskgate::metric;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
 use taskgate::task::{Answer, Outcome, Phase, Plan, Principal, ShortReference, TaskKey, TaskMode};
@@ -67,6 +67,8 @@ enum Stage {
     Overdue,
     /// A call without a handle is held for its client's answers.
     Held,
+    /// The task was cancelled, and the upstream told.
+    Ended,
 }
 
 /// What must be so once the method did its work.
@@ -78,6 +80,8 @@ enum Then {
     Answered,
     /// Nothing changes.
     Same,
+    /// There is no task any more.
+    Gone,
 }
 
 type Run = for<'a> fn(&'a Case) -> BoxFuture<'a, ()>;
@@ -114,6 +118,8 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     ("cancel_for_operator", Stage::Running, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.cancel_for_operator(&case.key).await) })
     }),
+    ("delete", Stage::Running, Then::Same, |case| Box::pin(async { drop(case.world.engine.delete(&case.key).await) })),
+    ("delete", Stage::Ended, Then::Gone, |case| Box::pin(async { drop(case.world.engine.delete(&case.key).await) })),
     ("let_go", Stage::Held, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.let_go(&case.key).await) })),
 ];
 
@@ -204,6 +210,10 @@ impl Case {
         if stage == Stage::Overdue {
             sleep(TTL * 2).await;
         }
+        if stage == Stage::Ended {
+            case.world.engine.cancel(&case.key).await.unwrap();
+            case.eventually("the cancel", async || case.world.upstream.cancels() == 1).await;
+        }
         case
     }
 
@@ -236,6 +246,7 @@ impl Case {
             Then::GivenUp => is_settled(&self.world.store, &self.key).await,
             Then::Answered => !matches!(self.phase().await, Some(Phase::AwaitingInput(_))),
             Then::Same => true,
+            Then::Gone => self.phase().await.is_none(),
         }
     }
 
@@ -251,10 +262,14 @@ impl Case {
                 let phase = self.phase().await;
                 assert!(matches!(phase, Some(Phase::Settled(Outcome::Returned { .. }))), "{phase:?}");
             }
+            Then::Gone => assert!(self.phase().await.is_none()),
             Then::Same => {
                 assert!(matches!(self.phase().await, Some(Phase::Working)));
                 self.world.engine.cancel(&self.key).await.unwrap();
             }
+        }
+        if then == Then::Gone {
+            assert!(matches!(self.world.engine.get(&self.key).await, Err(TaskError::Unknown)));
         }
         self.eventually("the wake", async || self.woken.is_finished()).await;
         let in_flight = f64::from_bits(self.in_flight.load(Ordering::Relaxed));

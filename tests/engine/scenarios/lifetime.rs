@@ -80,7 +80,7 @@ const SHORT: Rules = Rules {
     durable: false,
 };
 
-/// The lapse settles the task as a fault, which like every outcome stays readable for `keep_result_min`.
+/// The lapse settles the task as a fault, which like every outcome stays readable for `keep_result_min` (D86-14).
 #[tokio::test(start_paused = true)]
 async fn an_unsettled_task_past_its_ttl_fails_and_stays_readable_for_a_while() {
     let world = World::with(SHORT, Script::silent());

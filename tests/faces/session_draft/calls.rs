@@ -36,7 +36,7 @@ async fn d86_02_03_a_call_under_a_chosen_id_is_a_task_and_is_answered_all_the_sa
     }
 }
 
-/// D86-06, T-36: an id is one session's alone, and is that of one call.
+/// D86-05, D86-06, T-36: an id is one session's alone, and is that of one call.
 #[tokio::test]
 async fn d86_06_an_id_that_is_there_already_is_refused_and_nothing_runs_twice() {
     let stage = setup().await;

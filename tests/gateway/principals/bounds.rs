@@ -68,7 +68,7 @@ async fn b124_unknown_tasks_count_wherever_a_client_names_them() {
     assert!(first.contains("acknowledged"), "what is there is listened to: {first}");
 }
 
-/// B125: requests of all kinds count, and one principal's are its own.
+/// B125, D86-28: requests of all kinds count, and one principal's are its own.
 #[tokio::test]
 async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {
     let gate = Gate::start().await;

@@ -1,0 +1,120 @@
+//! The program is killed while tasks under chosen ids run, or right after one was stored: its client finds them by its own
+//! ids, in the session that it has, and none of their calls is made again (SEP-1686).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::history::History;
+use support::scripted::{BodySender, ScriptedServer, SeenRequest, answer, in_time};
+use support::session_client::{BOTH, Client, HttpOptions, initialize};
+use support::talk::{SessionMessages, SessionUser};
+use tokio_util::task::TaskTracker;
+
+use super::kill_cycles::keeper::Keeper;
+
+const TASK: &str = "modelcontextprotocol.io/task";
+
+fn named(seen: &SeenRequest) -> &str {
+    seen.body["params"]["arguments"]["as"].as_str().unwrap()
+}
+
+/// Answers calls as `done`, and leaves all others without an answer.
+async fn server() -> ScriptedServer {
+    ScriptedServer::start(|seen| match seen.rpc() {
+        "tools/list" => Some(answer(seen, &json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]}))),
+        "tools/call" if named(seen) == "done" => Some(answer(seen, &json!({"content": [], "n": 1.10}))),
+        "tools/call" => {
+            let (events, reply) = BodySender::open();
+            // Open for as long as the test runs.
+            std::mem::forget(events);
+            Some(reply)
+        }
+        _ => None,
+    })
+    .await
+}
+
+async fn keeper(name: &str, server: &ScriptedServer, environment: &[(&str, &str)]) -> Keeper {
+    let upstream = format!(
+        "[upstreams.up]\nurl = \"http://{}/mcp\"\npath = \"/mcp\"\n[upstreams.up.tasks]\ndrafts = [\"sep-1686\"]\n",
+        server.address
+    );
+    let mut keeper = Keeper::new(name, &upstream, Arc::new(History::begin(Duration::ZERO)));
+    keeper.start(environment).await.unwrap();
+    keeper
+}
+
+/// A client, in a session if it had one before.
+async fn user(keeper: &Keeper, before: Option<&SessionUser>) -> SessionUser {
+    let address = keeper.place().borrow().unwrap();
+    let over = HttpOptions::default();
+    let connections = TaskTracker::new();
+    let mut client = Client { address, session: None, version: None, accept: BOTH, over, connections };
+    match before {
+        Some(before) => {
+            (client.session, client.version) = (before.client.session.clone(), before.client.version.clone());
+        }
+        None => {
+            let reply = client.post(initialize("2025-06-18", &json!({}))).await;
+            client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
+            client.version = Some("2025-06-18".to_owned());
+        }
+    }
+    SessionUser { client }
+}
+
+fn call(id: &str) -> Value {
+    json!({"name": "work", "arguments": {"as": id}, "_meta": {TASK: {"taskId": id}}})
+}
+
+/// D86-06, D86-16, D86-22: a task that had ended is as it was, one that ran says what became of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn d86_22_a_killed_gateway_finds_tasks_by_the_ids_that_their_client_chose() {
+    let server = server().await;
+    let mut keeper = keeper("chosen-ids", &server, &[]).await;
+    let person = user(&keeper, None).await;
+    let stream = SessionMessages::of(person.request(4, "tools/call", &call("done")).await);
+    let result = stream.rest().await.last().unwrap()["result"].clone();
+    let mut open = SessionMessages::of(person.request(5, "tools/call", &call("open")).await);
+    assert_eq!(open.next().await.unwrap()["method"], "notifications/tasks/created");
+    server.world.first(|seen| seen.is_call() && named(seen) == "open").await;
+    keeper.kill().await;
+    keeper.start(&[]).await.unwrap();
+    let person = user(&keeper, Some(&person)).await;
+    assert_eq!(person.task(&json!("done")).await["status"], "completed");
+    let fetched = person.answered("tasks/result", &json!({"taskId": "done"})).await;
+    assert_eq!(fetched["result"], result);
+    let failed = person.until(&json!("open"), "failed").await;
+    assert!(failed["error"].as_str().unwrap().starts_with("The gateway restarted"), "{failed}");
+    let listed = person.answered("tasks/list", &json!({})).await["result"]["tasks"].clone();
+    let ids: Vec<_> = listed.as_array().unwrap().iter().map(|task| task["taskId"].clone()).collect();
+    assert_eq!(ids, [json!("done"), json!("open")]);
+    for id in ["done", "open"] {
+        assert_eq!(person.answered("tools/call", &call(id)).await["error"]["code"], -32602, "{id}");
+    }
+    assert_eq!(server.world.count("tools/call"), 2);
+    keeper.forget_log();
+}
+
+/// D86-02, L1, F07: the row is there before its client can hear of it, and its client knows the id all the same. A call
+/// that was not sent is sent by the next life, once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f07_a_gateway_killed_before_the_word_of_a_task_finds_it_by_its_chosen_id() {
+    let server = server().await;
+    let mut keeper = keeper("chosen-ids-early", &server, &[("TASKGATE_FAILPOINT", "handle-durable:1")]).await;
+    let person = user(&keeper, None).await;
+    let asking = person.clone();
+    let cut =
+        asking.client.connections.clone().spawn(async move { asking.request(4, "tools/call", &call("done")).await });
+    keeper.dies().await.unwrap();
+    assert!(in_time(cut).await.is_err(), "nothing was answered");
+    keeper.start(&[]).await.unwrap();
+    let person = user(&keeper, Some(&person)).await;
+    person.until(&json!("done"), "completed").await;
+    assert_eq!(person.answered("tools/call", &call("done")).await["error"]["code"], -32602);
+    assert_eq!(server.world.count("tools/call"), 1);
+    keeper.forget_log();
+}

@@ -9,4 +9,6 @@ pub mod tasks;
 
 pub use disk::{DiskSettings, DiskStore, OpenError, StoreHealth};
 pub use memory::MemoryStore;
-pub use tasks::{NewestCursor, Revision, StoreError, StoreLimits, StoredTask, SummaryPage, TaskStore, Usage};
+pub use tasks::{
+    NewestCursor, Revision, SelectedPage, StoreError, StoreLimits, StoredTask, SummaryPage, TaskStore, Usage,
+};

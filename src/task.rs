@@ -7,6 +7,7 @@ pub mod digest;
 pub mod drafts;
 mod exact;
 pub mod id;
+pub mod list_filter;
 pub mod model;
 pub mod names;
 pub mod policy;
@@ -20,6 +21,7 @@ pub mod transition;
 pub use digest::Digest;
 pub use drafts::{Draft, Drafts};
 pub use id::{TaskId, TaskKey};
+pub use list_filter::{ListDirection, ListFilter, ListPlace, OrderedBy, TimeRange};
 pub use model::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
     Phase, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskVisibility, TreePlace,

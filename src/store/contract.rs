@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::tasks::PAGE_BYTES_MAX;
+use super::tasks::{PAGE_BYTES_MAX, PLACES_MAX};
 use super::{Revision, StoreError, TaskStore, Usage};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
-    Attempt, CallOrigin, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
-    Phase, Principal, Question, Reason, Recovery, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility,
-    Timestamp, TreePlace, transition,
+    Attempt, CallOrigin, ChosenId, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey,
+    ListDirection, ListFilter, OrderedBy, Outcome, Phase, PhaseKind, Principal, Question, Reason, Recovery,
+    SessionScope, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility, TimeRange, Timestamp, TreePlace,
+    transition,
 };
 use crate::wire::{Payload, RpcError};
 
@@ -59,6 +60,8 @@ pub(crate) async fn check_all<S: TaskStore>(open: impl AsyncFn(usize) -> Arc<S>)
     surveys_hold_every_task_once_the_newest_first(&*roomy().await).await;
     a_reference_leads_to_its_task(&*roomy().await).await;
     lists_show_a_task_as_it_stands(&*roomy().await).await;
+    filtered_pages_hold_what_fits_once_in_order(&*roomy().await).await;
+    a_filtered_page_looks_at_a_bounded_number_of_places(&*open(64 << 20).await).await;
     pages_are_bounded_in_bytes(&*open(64 << 20).await).await;
     revisions_rise_with_every_write(&*roomy().await).await;
     sums_follow_every_write(&*roomy().await).await;
@@ -253,6 +256,133 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     assert_eq!(store.page(&Principal::new("a"), None, 99, START).await.unwrap().tasks, expected);
     expected.reverse();
     assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, expected);
+}
+
+/// Tasks of every phase, created and changed in another order than by id; one hidden, one under a client's id, one foreign.
+async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
+    let open = [(InputKey(1), Question { ask: Payload::of("q"), request: Payload::of("r") })].into();
+    let error = RpcError { code: -1, message: "no".to_owned(), data: None };
+    let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Yes);
+    let phases = [
+        Phase::Queued,
+        Phase::Working,
+        Phase::AwaitingInput(open),
+        Phase::Settled(Outcome::Returned { result: Payload::of("r"), is_error: false }),
+        Phase::Settled(Outcome::Returned { result: Payload::of("r"), is_error: true }),
+        Phase::Settled(Outcome::Faulted(Failure::Upstream(error))),
+        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))),
+        Phase::Settled(Outcome::Cancelled),
+    ];
+    let mut made = Vec::new();
+    for number in 0..24_u8 {
+        // Some of one time.
+        let created_at = START.after(Duration::from_millis(u64::from(number * 7 % 12)));
+        let updated_at = created_at.after(Duration::from_millis(u64::from(number * 5 % 9)));
+        let mut one = Task { created_at, updated_at: created_at, ..task("a", u128::from(number) << 120) };
+        match number {
+            3 => one.shown = TaskVisibility::Hidden,
+            5 => one.chosen = Some(ChosenId { session: SessionScope(7), text: Arc::from("mine") }),
+            7 => one.key.owner = Principal::new("b"),
+            _ => (),
+        }
+        let revision = store.insert(&one).await.unwrap();
+        let phase = phases[usize::from(number) % phases.len()].clone();
+        // The last one is as it was made.
+        if number < 23 {
+            one = Task { phase, updated_at, ..one };
+            store.replace(revision, &one).await.unwrap();
+        }
+        made.push(Summary::of(&one));
+    }
+    made
+}
+
+/// FIL-03 to FIL-06, FIL-10, T-42.
+async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
+    let made = fill_for_filters(store).await;
+    let owner = Principal::new("a");
+    let at = |millis| START.after(Duration::from_millis(millis));
+    let all = ListFilter::default();
+    let range = |from, until| TimeRange { from: at(from), until: at(until) };
+    let of = |phases: &[PhaseKind]| ListFilter { phases: phases.iter().copied().collect(), ..all.clone() };
+    let every: std::collections::BTreeSet<_> = made.iter().map(|task| task.key.id).collect();
+    let some = [1_u128, 2, 3, 5, 7, 8, 99].map(|id| TaskId::from_bits(id << 120));
+    let filters = [
+        all.clone(),
+        of(&[]),
+        of(&[PhaseKind::Returned]),
+        of(&[PhaseKind::Queued, PhaseKind::Working, PhaseKind::Cancelled]),
+        ListFilter { created: range(3, 8), ..all.clone() },
+        ListFilter { updated: range(3, 8), ..all.clone() },
+        ListFilter { created: range(2, 9), updated: range(6, 11), ..all.clone() },
+        ListFilter { created: range(9, 2), ..all.clone() },
+        ListFilter { created: range(4, 5), ..of(&[PhaseKind::Faulted, PhaseKind::AwaitingInput, PhaseKind::Returned]) },
+        ListFilter { ids: Some(every), ..all.clone() },
+        ListFilter { ids: Some(some.into()), ..all.clone() },
+        ListFilter { ids: Some([].into()), ..all.clone() },
+    ];
+    let mut shown = 0;
+    for filter in filters {
+        for (by, direction) in [
+            (OrderedBy::Creation, ListDirection::OldestFirst),
+            (OrderedBy::Creation, ListDirection::NewestFirst),
+            (OrderedBy::LastUpdate, ListDirection::OldestFirst),
+            (OrderedBy::LastUpdate, ListDirection::NewestFirst),
+        ] {
+            let filter = ListFilter { by, direction, ..filter.clone() };
+            let mut expected: Vec<&Summary> =
+                made.iter().filter(|task| task.key.owner == owner && filter.fits(task)).collect();
+            expected.sort_by(|one, other| filter.compare(&filter.place(one), &filter.place(other)));
+            shown += expected.len();
+            for limit in [1, 3, 50] {
+                let (mut seen, mut after) = (Vec::new(), None);
+                loop {
+                    let page = store.select(&owner, &filter, after, limit, START).await.unwrap();
+                    assert!(page.tasks.len() <= limit);
+                    seen.extend(page.tasks);
+                    let Some(next) = page.next else { break };
+                    assert!(after.is_none_or(|after| filter.compare(&after, &next).is_lt()), "a place behind the last");
+                    after = Some(next);
+                }
+                let ids = |tasks: &[&Summary]| tasks.iter().map(|task| task.key.id).collect::<Vec<_>>();
+                let seen: Vec<_> = seen.iter().collect();
+                assert_eq!(ids(&seen), ids(&expected), "{limit} at a time: {filter:?}");
+                assert_eq!(seen, expected);
+            }
+        }
+    }
+    assert!(shown > 200, "{shown}: the filters show something");
+    let late = store.select(&owner, &all, None, 50, at(1_000_000)).await.unwrap();
+    assert!(
+        !late.tasks.is_empty() && late.tasks.iter().all(|task| !task.is_settled()),
+        "what is settled is gone by then"
+    );
+}
+
+/// However few fit, a page ends after so many places, and says where the next one begins.
+async fn a_filtered_page_looks_at_a_bounded_number_of_places(store: &impl TaskStore) {
+    let count = 2 * PLACES_MAX + 10;
+    let millis = |number: usize| Duration::from_millis(number as u64);
+    // Every task changed at one time but those in front.
+    let tasks = (0..count).map(|number| {
+        let updated_at = START.after(if number < 3 { millis(5_000 + number) } else { millis(9_000) });
+        Task { created_at: START.after(millis(number)), updated_at, ..task("a", number as u128) }
+    });
+    let tasks: Vec<_> = tasks.collect();
+    futures_util::future::try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
+    let updated = TimeRange { from: START, until: START.after(millis(9_000)) };
+    let (by, direction) = (OrderedBy::Creation, ListDirection::NewestFirst);
+    let filter = ListFilter { updated, by, direction, ..ListFilter::default() };
+    let (mut counts, mut after) = (Vec::new(), None);
+    for _ in 0..9 {
+        let page = store.select(&Principal::new("a"), &filter, after, 50, START).await.unwrap();
+        counts.push(page.tasks.len());
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(counts, [0, 0, 3]);
 }
 
 /// A page is bounded in bytes, however many tasks are asked for, and holds one at least.

@@ -22,6 +22,7 @@ mod resident;
 mod row_validation;
 mod rows;
 mod schema;
+mod selection;
 mod settings;
 #[cfg(test)]
 mod tests;
@@ -57,8 +58,8 @@ use self::resident::ResidentRows;
 pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
 use self::writer::{DiskWriter, WriterRequest};
-use super::tasks::{NewestCursor, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
-use crate::task::{Digest, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use super::tasks::{NewestCursor, Revision, SelectedPage, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
+use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
@@ -411,6 +412,34 @@ impl TaskStore for DiskStore {
             }
             after = last;
         }
+    }
+
+    async fn select(
+        &self,
+        owner: &Principal,
+        filter: &ListFilter,
+        after: Option<ListPlace>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SelectedPage, StoreError> {
+        let now = self.raise(now);
+        if filter.is_empty() {
+            return Ok(SelectedPage::default());
+        }
+        let (owner, wanted) = (owner.clone(), filter.clone());
+        if let Some(ids) = &filter.ids {
+            let ids = ids.clone();
+            let found = self.readers.list(move |conn| selection::named(conn, &owner, ids)).await?;
+            let (page, _) = self.listed(found, now).await;
+            let tasks = page.tasks.into_iter().filter(|task| !task.is_gone(now)).collect();
+            return Ok(SelectedPage::of_named(tasks, filter, after, limit));
+        }
+        let selecting = self.readers.list(move |conn| selection::select(conn, &owner, &wanted, after, limit, now));
+        let (found, next) = selecting.await?;
+        let (mut page, _) = self.listed(found, now).await;
+        // What memory knows of a row may be newer than what was read.
+        page.tasks.retain(|task| filter.fits(task));
+        Ok(SelectedPage { tasks: page.tasks, next })
     }
 
     async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

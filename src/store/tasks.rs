@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{
+    Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
+};
 
 /// Counts the writes of one row; a writer names the one it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,6 +28,17 @@ pub struct SummaryPage {
     pub tasks: Vec<Summary>,
     /// Whether others may follow the last of these.
     pub has_more: bool,
+}
+
+/// A page of a filtered list ends after as many places in the order that were looked at, whatever was found there.
+pub const PLACES_MAX: usize = 64;
+
+/// Some of the tasks that fit a filter, in its order.
+#[derive(Clone, Debug, Default)]
+pub struct SelectedPage {
+    pub tasks: Vec<Summary>,
+    /// Behind which place others may follow.
+    pub next: Option<ListPlace>,
 }
 
 /// A place in the list of all tasks, the newest first: right behind the task that was made then and has this
@@ -72,6 +85,55 @@ pub struct Usage {
     pub tasks: usize,
     pub unsettled: usize,
     pub bytes: usize,
+}
+
+impl SelectedPage {
+    /// Of the tasks that are asked for by their ids.
+    pub(super) fn of_named(
+        mut tasks: Vec<Summary>,
+        filter: &ListFilter,
+        after: Option<ListPlace>,
+        limit: usize,
+    ) -> Self {
+        let is_behind = |task: &Summary| after.is_none_or(|after| filter.compare(&after, &filter.place(task)).is_lt());
+        tasks.retain(|task| filter.fits(task) && is_behind(task));
+        tasks.sort_unstable_by(|one, other| filter.compare(&filter.place(one), &filter.place(other)));
+        let has_more = tasks.len() > limit;
+        tasks.truncate(limit);
+        let next = tasks.last().filter(|_| has_more).map(|last| filter.place(last));
+        Self { tasks, next }
+    }
+}
+
+/// Judges the places of a list in turn, until a page is full or enough were looked at.
+#[derive(Debug)]
+pub(super) struct PageProgress {
+    limit: usize,
+    held: usize,
+    bytes: usize,
+    looked_at: usize,
+    last: Option<ListPlace>,
+}
+
+impl PageProgress {
+    pub(super) const fn new(limit: usize) -> Self {
+        Self { limit, held: 0, bytes: 0, looked_at: 0, last: None }
+    }
+
+    /// Where the next page begins, if this one ends before a place, of which an index says whether it may be shown.
+    pub(super) fn ends_before(&mut self, place: ListPlace, may_fit: bool) -> Option<ListPlace> {
+        let is_full = self.held >= self.limit || self.bytes > PAGE_BYTES_MAX;
+        let ended = self.last.filter(|_| (is_full && may_fit) || self.looked_at >= PLACES_MAX);
+        self.looked_at += 1;
+        self.last = Some(place);
+        ended
+    }
+
+    /// Takes the task of the last place.
+    pub(super) const fn holds(&mut self, bytes: usize) {
+        self.held += 1;
+        self.bytes += bytes;
+    }
 }
 
 /// A keeper of tasks. Every implementation passes the suite in `contract`. What it is given holds no more than it counts
@@ -147,6 +209,23 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError>;
+
+    /// One owner's tasks that fit `filter`, in its order, beginning behind `after`; at most `limit` and hardly more than
+    /// [`PAGE_BYTES_MAX`]. Looks at [`PLACES_MAX`] places at most, in an order that is kept for each phase, so that a page
+    /// may hold few tasks, or none, and not be the last; takes time in proportion to these and reads none of the rows
+    /// that do not fit. Where the filter names ids, it takes time in proportion to their number. A row that cannot be
+    /// read is left out, or judged as one that failed.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn select(
+        &self,
+        owner: &Principal,
+        filter: &ListFilter,
+        after: Option<ListPlace>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SelectedPage, StoreError>;
 
     /// The keys of all tasks that are not done with, in pages and in their order, whoever owns them: of unsettled ones,
     /// and of settled ones whose upstream is still to be told ([`crate::task::Recovery::is_untold`]). For recovery. A

@@ -87,6 +87,11 @@ impl PhaseKind {
             Self::Cancelled => 7,
         }
     }
+
+    #[must_use]
+    pub const fn is_settled(self) -> bool {
+        !matches!(self, Self::Queued | Self::Working | Self::AwaitingInput)
+    }
 }
 
 impl SummaryPhase {
@@ -119,7 +124,7 @@ impl SummaryPhase {
 
     #[must_use]
     pub const fn is_settled(self) -> bool {
-        !matches!(self, Self::Queued | Self::Working | Self::AwaitingInput)
+        self.kind().is_settled()
     }
 }
 

@@ -59,6 +59,10 @@ impl RowState {
     pub(super) const fn of(phase: PhaseKind) -> Self {
         Self(phase.number() as i64)
     }
+
+    pub(super) const fn column(self) -> i64 {
+        self.0
+    }
 }
 
 impl ListColumns {

@@ -124,6 +124,10 @@ fn outline_of(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<Ro
     statement.query_row(params![wanted.owner.as_str(), id(wanted)], |row| outline(row, 0)).optional()
 }
 
+pub(super) const PAGE: &str = "SELECT row, created_at, id FROM tasks INDEXED BY tasks_age
+               WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
+               ORDER BY created_at, id";
+
 /// One owner's rows that are not gone, in order of creation.
 pub(super) fn page(
     conn: &Connection,
@@ -133,11 +137,8 @@ pub(super) fn page(
     now: Timestamp,
 ) -> rusqlite::Result<ListedRows<(Timestamp, TaskId)>> {
     let (from, last) = after.map_or((-1, [0; 16]), |(time, id)| (at(time), id.bits().to_be_bytes()));
-    let sql = "SELECT row, created_at, id FROM tasks INDEXED BY tasks_age
-               WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
-               ORDER BY created_at, id";
     let snapshot = conn.unchecked_transaction()?;
-    let mut statement = conn.prepare_cached(sql)?;
+    let mut statement = conn.prepare_cached(PAGE)?;
     let found = statement.query_map(params![owner.as_str(), from, last, at(now)], |row| {
         let place = (time(row.get(1)?), id_of(row.get(2)?));
         Ok((row.get(0)?, place, Some(TaskKey { owner: owner.clone(), id: place.1 })))
@@ -198,9 +199,13 @@ fn glimpses<P>(
     Ok(page)
 }
 
-fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
-    let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
-    let found = conn.prepare_cached(&sql)?.query_row([row], |row| RowColumns::of_row(row, 0)).optional()?;
+/// Reads what a list shows of one row.
+pub(super) fn row_statement() -> String {
+    format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1")
+}
+
+pub(super) fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
+    let found = conn.prepare_cached(&row_statement())?.query_row([row], |row| RowColumns::of_row(row, 0)).optional()?;
     Ok(found.map(|(columns, summary)| match summary {
         Ok(summary) => ListedRow::Whole(Box::new(summary)),
         Err(_) => ListedRow::Unreadable(Some(columns.key)),

@@ -9,6 +9,7 @@ mod files;
 mod golden;
 mod refused;
 mod room;
+mod selection;
 mod upgrade;
 
 use std::sync::Arc;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use taskgate::store::{DiskSettings, DiskStore, MemoryStore, Revision, StoreError, TaskStore};
 use taskgate::task::{
-    Attempt, CallOrigin, ClientKind, Digest, Event, Idempotency, InputKey, Phase, Principal, Recovery, ShortReference,
-    Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
+    Attempt, CallOrigin, ClientKind, Digest, Event, Idempotency, InputKey, ListFilter, Phase, Principal, Recovery,
+    ShortReference, Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
 };
 
 use super::dropped::{cut, methods};
@@ -75,6 +75,9 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
     ("overdue", Holds::Live, Holds::Live, |store| Box::pin(async { store.overdue(NOW, 10).await.map(drop) })),
     ("page", Holds::Settled, Holds::Settled, |store| {
         Box::pin(async { store.page(&task().key.owner, None, 10, NOW).await.map(drop) })
+    }),
+    ("select", Holds::Settled, Holds::Settled, |store| {
+        Box::pin(async { store.select(&task().key.owner, &ListFilter::default(), None, 10, NOW).await.map(drop) })
     }),
     ("unsettled", Holds::Live, Holds::Live, |store| Box::pin(async { store.unsettled(None, 10).await.map(drop) })),
     ("survey", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.survey(None, 10, NOW).await.map(drop) })),

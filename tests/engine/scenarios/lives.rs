@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use taskgate::store::{NewestCursor, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
-use taskgate::task::{Digest, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use taskgate::store::{NewestCursor, Revision, SelectedPage, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
+use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use taskgate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, ServerFacts,
     ServerNotification, Upstream, UpstreamRequest,
@@ -116,6 +116,17 @@ impl TaskStore for Mortal<GatedStore> {
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
         self.life.living(self.inner.page(owner, after, limit, now)).await
+    }
+
+    async fn select(
+        &self,
+        owner: &Principal,
+        filter: &ListFilter,
+        after: Option<ListPlace>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SelectedPage, StoreError> {
+        self.life.living(self.inner.select(owner, filter, after, limit, now)).await
     }
 
     async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

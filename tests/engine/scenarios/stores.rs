@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use taskgate::store::{MemoryStore, NewestCursor, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
-use taskgate::task::{Digest, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+use taskgate::store::{
+    MemoryStore, NewestCursor, Revision, SelectedPage, StoreError, StoredTask, SummaryPage, TaskStore, Usage,
+};
+use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::store_faults::{Method, StoreFault, StoreFaults};
@@ -182,6 +184,17 @@ impl TaskStore for GatedStore {
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
         self.with(Method::Page, self.inner.page(owner, after, limit, now)).await
+    }
+
+    async fn select(
+        &self,
+        owner: &Principal,
+        filter: &ListFilter,
+        after: Option<ListPlace>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SelectedPage, StoreError> {
+        self.with(Method::Page, self.inner.select(owner, filter, after, limit, now)).await
     }
 
     async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

@@ -4,6 +4,8 @@
 //! task between methods is in [`messages`] and [`super::related_task`].
 
 pub mod hybrid;
+mod instant;
+mod list_params;
 pub mod messages;
 mod task_param;
 #[cfg(test)]
@@ -17,11 +19,12 @@ use super::faults::{RequestError, already_settled, not_in_flavour, not_settled, 
 use super::related_task::RelatedTask;
 use super::session_results::{STRUCTURED_CONTENT, has_odd_content};
 use crate::task::time::millis;
-use crate::task::{Failure, Outcome, Phase, Summary, SummaryPhase, Task, TaskMode};
+use crate::task::{Failure, Outcome, Phase, PhaseKind, Summary, SummaryPhase, Task, TaskMode};
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+pub use list_params::{LIST_VALUES_MAX, list_filter};
 pub use task_param::RequestedTtl;
 
 /// The flavour's codec.
@@ -60,6 +63,7 @@ impl CoreTasks {
         let writer = ObjectWriter::new().member("requests", &requests).member("cancel", &none);
         match lists {
             ListSupport::Served => writer.member("list", &none),
+            ListSupport::Filtered => writer.member("list", &list_params::capability()),
             ListSupport::Withheld => writer,
         }
         .finish()
@@ -101,6 +105,8 @@ impl CoreTasks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListSupport {
     Served,
+    /// And by what it asks for (SEP-1904).
+    Filtered,
     Withheld,
 }
 
@@ -142,7 +148,7 @@ pub const fn bad_cursor() -> RequestError {
 
 /// The Task object (L25-16 to L25-18).
 fn fields(task: &Summary) -> Payload {
-    let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.phase));
+    let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.phase.kind()));
     let writer = match status_message(task) {
         Some(message) => writer.text("statusMessage", &message),
         None => writer,
@@ -156,13 +162,13 @@ fn fields(task: &Summary) -> Payload {
 }
 
 /// The word for how a task stands (T-01).
-const fn status(phase: SummaryPhase) -> &'static str {
+const fn status(phase: PhaseKind) -> &'static str {
     match phase {
-        SummaryPhase::Queued | SummaryPhase::Working => "working",
-        SummaryPhase::AwaitingInput => "input_required",
-        SummaryPhase::Returned { is_error: false } => "completed",
-        SummaryPhase::Returned { is_error: true } | SummaryPhase::Refused | SummaryPhase::Faulted(_) => "failed",
-        SummaryPhase::Cancelled => "cancelled",
+        PhaseKind::Queued | PhaseKind::Working => "working",
+        PhaseKind::AwaitingInput => "input_required",
+        PhaseKind::Returned => "completed",
+        PhaseKind::ReturnedError | PhaseKind::Refused | PhaseKind::Faulted => "failed",
+        PhaseKind::Cancelled => "cancelled",
     }
 }
 

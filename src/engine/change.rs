@@ -18,7 +18,9 @@ use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::store::StoreError;
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
-use crate::task::{Answer, Event, InputKey, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp};
+use crate::task::{
+    Answer, Event, InputKey, ListFilter, ListPlace, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp,
+};
 
 /// Changes that are under way at a time; whoever comes then waits, and has changed nothing if it leaves meanwhile.
 const CHANGES_MAX: usize = 1_024;
@@ -75,20 +77,46 @@ impl Engine {
         let now = self.clock.now();
         let page = self.store.page(owner, after, limit, now).await?;
         let next = page.tasks.last().filter(|_| page.has_more).map(|task| (task.created_at, task.key.id));
-        let mut tasks = Vec::with_capacity(page.tasks.len());
-        for task in page.tasks.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
+        Ok(TaskPage { tasks: self.present_listed(page.tasks, now).await?, next })
+    }
+
+    /// The same of tasks that fit `filter`, in its order. A page looks at a bounded number of tasks, so it may hold few, or
+    /// none, and not be the last. Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn list_filtered(
+        self: &Arc<Self>,
+        owner: &Principal,
+        filter: &ListFilter,
+        after: Option<ListPlace>,
+        limit: usize,
+    ) -> Result<TaskPage, TaskError> {
+        let now = self.clock.now();
+        let page = self.store.select(owner, filter, after, limit, now).await?;
+        let mut tasks = self.present_listed(page.tasks, now).await?;
+        // What settled just now may fit no more, or stand elsewhere.
+        tasks.retain(|task| filter.fits(task));
+        tasks.sort_by(|one, other| filter.compare(&filter.place(one), &filter.place(other)));
+        Ok(TaskPage { tasks, next: page.next })
+    }
+
+    /// Those of a page that are shown, each as it is read by its id: what is overdue settles, what is gone meanwhile is
+    /// left out.
+    async fn present_listed(self: &Arc<Self>, found: Vec<Summary>, now: Timestamp) -> Result<Vec<Summary>, TaskError> {
+        let mut tasks = Vec::with_capacity(found.len());
+        for task in found.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
             if task.is_settled() || task.expires_at() > now {
                 tasks.push(task);
                 continue;
             }
-            // Read as by its id: what is overdue settles, what is gone meanwhile is left out.
             match self.get(&task.key).await {
                 Ok(task) => tasks.push(Summary::of(&task)),
                 Err(TaskError::Unknown) => (),
                 Err(error) => return Err(error),
             }
         }
-        Ok(TaskPage { tasks, next })
+        Ok(tasks)
     }
 
     /// Hands answers to a task's open questions; keys that are not open are ignored (EXT-39). The answers are part of

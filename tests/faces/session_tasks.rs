@@ -5,6 +5,7 @@
 
 mod arrays;
 mod chosen_ids;
+mod filtered;
 mod handles;
 mod hybrid;
 mod later;

@@ -19,7 +19,7 @@ impl StatusNotice {
     #[must_use]
     pub fn of(task: &Task) -> Self {
         let task = Summary::of(task);
-        Self { status: status_word(task.phase), message: status_message(&task) }
+        Self { status: status_word(task.phase.kind()), message: status_message(&task) }
     }
 }
 

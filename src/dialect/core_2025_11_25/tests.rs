@@ -112,6 +112,72 @@ fn pages_are_as_their_golden_files() {
     check("page_last", TaskReply::Listed { tasks: &[], next: None });
 }
 
+/// FIL-03 to FIL-07, T-41: what is said beside the cursor and in `filter` comes to the same, and what is said beside the
+/// cursor wins.
+#[test]
+fn criteria_are_read_in_either_place() {
+    use crate::task::{ListDirection, ListFilter, OrderedBy, PhaseKind, TimeRange, Timestamp};
+    let read = |text: &str| list_filter(&params(text)).unwrap();
+    for without in ["{}", r#"{"cursor":"c"}"#, r#"{"filter":{}}"#, r#"{"filter":{"colour":"red"},"limit":7}"#] {
+        assert_eq!(read(without), None, "{without}");
+    }
+    let all = ListFilter::default();
+    let millis = Timestamp::from_millis;
+    let rows = [
+        (r#""order":"desc""#, all.clone()),
+        (r#""orderBy":"lastUpdatedAt","colour":1"#, all.clone()),
+        (r#""methods":["a/b","tools/call"]"#, all.clone()),
+        (r#""methods":["sampling/createMessage"]"#, ListFilter { phases: [].into(), ..all.clone() }),
+        (r#""methods":[]"#, ListFilter { phases: [].into(), ..all.clone() }),
+        (r#""status":[]"#, ListFilter { phases: [].into(), ..all.clone() }),
+        (
+            r#""status":["working","cancelled","working"]"#,
+            ListFilter { phases: [PhaseKind::Queued, PhaseKind::Working, PhaseKind::Cancelled].into(), ..all.clone() },
+        ),
+        (
+            r#""status":["failed"]"#,
+            ListFilter {
+                phases: [PhaseKind::ReturnedError, PhaseKind::Refused, PhaseKind::Faulted].into(),
+                ..all.clone()
+            },
+        ),
+        (
+            r#""status":["completed","input_required"]"#,
+            ListFilter { phases: [PhaseKind::Returned, PhaseKind::AwaitingInput].into(), ..all.clone() },
+        ),
+        (r#""taskIds":[]"#, ListFilter { ids: Some([].into()), ..all.clone() }),
+        (
+            r#""taskIds":["nobody's","0123456789abcdef0123456789abcdef"]"#,
+            ListFilter { ids: Some([TaskId::parse(ID).unwrap()].into()), ..all.clone() },
+        ),
+        (
+            r#""createdAfter":"1970-01-01T00:00:01Z","createdBefore":"1970-01-01T00:00:02.0001Z""#,
+            ListFilter { created: TimeRange { from: millis(1_001), until: millis(2_001) }, ..all.clone() },
+        ),
+        (
+            r#""lastUpdatedAfter":"1969-01-01T00:00:01Z","lastUpdatedBefore":"1970-01-01T01:00:02+01:00""#,
+            ListFilter { updated: TimeRange { from: millis(0), until: millis(2_000) }, ..all.clone() },
+        ),
+        (
+            r#""orderBy":"createdAt","order":"asc""#,
+            ListFilter { by: OrderedBy::Creation, direction: ListDirection::OldestFirst, ..all.clone() },
+        ),
+    ];
+    for (text, filter) in rows {
+        assert_eq!(read(&format!("{{{text}}}")).as_ref(), Some(&filter), "{text}");
+        assert_eq!(read(&format!(r#"{{"filter":{{{text}}},"cursor":"c"}}"#)).as_ref(), Some(&filter), "{text}");
+    }
+    let both = r#"{"filter":{"order":7,"orderBy":"createdAt"},"order":"asc"}"#;
+    let filter = ListFilter { by: OrderedBy::Creation, direction: ListDirection::OldestFirst, ..all };
+    assert_eq!(read(both), Some(filter));
+}
+
+/// FIL-01, FIL-02.
+#[test]
+fn the_capability_names_every_criterion_that_is_read() {
+    check_text("capability_filtered", CoreTasks::capability(ListSupport::Filtered).as_str());
+}
+
 fn check_message(name: &str, message: &bytes::Bytes) {
     check_text(name, std::str::from_utf8(message).unwrap());
 }
@@ -143,7 +209,7 @@ fn every_message_is_as_its_golden_file() {
 #[test]
 fn every_golden_file_is_compared() {
     let dir = format!("{}/tests/golden/core_2025_11_25", env!("CARGO_MANIFEST_DIR"));
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 30);
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 31);
 }
 
 /// L25-29: neither a repeated `task` nor a related task in `_meta` is looked at.

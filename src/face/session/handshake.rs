@@ -89,7 +89,7 @@ async fn open_either(
     request: &Request,
     (introduction, forwarded): (&ClientInitialize, &ForwardedHeaders),
 ) -> Result<InitializedSession, RpcError> {
-    let tasks = super::tasks::offer(introduction.version, &inbound.principal);
+    let tasks = super::tasks::offer(introduction.version, &inbound.principal, shared.served.settings.drafts);
     let bridged = async || {
         let result = introduce(shared, &inbound.principal, introduction).await?;
         let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());

@@ -23,7 +23,7 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::hybrid::HybridTasks;
-use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
+use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor, list_filter};
 use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
 use crate::dialect::faults::{gateway_error, not_in_flavour};
 use crate::dialect::related_task::RelatedTask;
@@ -116,8 +116,12 @@ impl ClientSession {
 }
 
 /// What a client is offered in `initialize`; `None` for versions without tasks.
-pub(super) fn offer(version: ProtocolVersion, principal: &Principal) -> Option<Payload> {
-    let lists = if principal.is_identified() { ListSupport::Served } else { ListSupport::Withheld };
+pub(super) fn offer(version: ProtocolVersion, principal: &Principal, drafts: Drafts) -> Option<Payload> {
+    let lists = match principal.is_identified() {
+        false => ListSupport::Withheld,
+        true if drafts.has(Draft::Sep1904) => ListSupport::Filtered,
+        true => ListSupport::Served,
+    };
     CoreTasks::are_offered_in(version).then(|| CoreTasks::capability(lists))
 }
 
@@ -370,7 +374,7 @@ impl SessionFaceState {
         let answered = match command {
             TaskCommand::Get(id) => self.get(&key(id), home).await,
             TaskCommand::Cancel(id) => self.cancel(&key(id)).await,
-            TaskCommand::List(cursor) => self.list(asking.principal, cursor).await,
+            TaskCommand::List(cursor) => self.list(asking.principal, cursor, params).await,
             TaskCommand::Await(id) => {
                 let shared = Arc::clone(self);
                 return OutcomeRequest { shared, key: key(id), home, addressee, call: None }.answer().await;
@@ -420,21 +424,31 @@ impl SessionFaceState {
         Ok(CoreTasks::default().encode(reply)?)
     }
 
-    async fn list(&self, owner: &Principal, cursor: Option<String>) -> Result<Payload, TaskMethodError> {
+    async fn list(
+        &self,
+        owner: &Principal,
+        cursor: Option<String>,
+        params: &Object,
+    ) -> Result<Payload, TaskMethodError> {
         if !owner.is_identified() {
             return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
         }
-        let sealer = &self.served.sealer;
-        let after = match cursor {
-            Some(cursor) => {
-                Some(tokens::place(sealer, owner, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))?)
-            }
-            None => None,
+        let filter = match self.served.settings.drafts.has(Draft::Sep1904) {
+            true => list_filter(params).map_err(TaskMethodError::Complaint)?,
+            false => None,
         };
-        let mut page = self.served.engine.list(owner, after, PAGE).await?;
+        let (sealer, filter) = (&self.served.sealer, filter.as_ref());
+        let place = |cursor: String| {
+            tokens::place(sealer, owner, filter, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))
+        };
+        let after = cursor.map(place).transpose()?;
+        let mut page = match filter {
+            Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
+            None => self.served.engine.list(owner, after, PAGE).await?,
+        };
         // Those belong to the sessions that chose their ids (T-66).
         page.tasks.retain(|task| task.chosen.is_none());
-        let next = page.next.map(|place| tokens::cursor(sealer, owner, place));
+        let next = page.next.map(|place| tokens::cursor(sealer, owner, filter, place));
         Ok(CoreTasks::default().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
     }
 

@@ -190,7 +190,7 @@ impl SessionFaceState {
         }
         let (sealer, is_first) = (&self.served.sealer, cursor.is_none());
         let mut after = match cursor.as_deref().map(|cursor| cursor.strip_prefix(CURSOR)) {
-            Some(Some(sealed)) => Some(tokens::place(sealer, owner, sealed).ok_or_else(bad_cursor)?),
+            Some(Some(sealed)) => Some(tokens::place(sealer, owner, None, sealed).ok_or_else(bad_cursor)?),
             Some(None) if has_core => return Ok(None),
             Some(None) => return Err(bad_cursor().into()),
             None => None,
@@ -215,7 +215,7 @@ impl SessionFaceState {
         if tasks.is_empty() && is_first && has_core {
             return Ok(None);
         }
-        let next = after.map(|place| format!("{CURSOR}{}", tokens::cursor(sealer, owner, place)));
+        let next = after.map(|place| format!("{CURSOR}{}", tokens::cursor(sealer, owner, None, place)));
         Ok(Some(dialect.page(&tasks, next.as_deref())))
     }
 }

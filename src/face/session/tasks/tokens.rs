@@ -4,24 +4,39 @@
 
 use crate::engine::TaskCursor;
 use crate::face::sealed::{Sealer, TokenPurpose, digest_of};
-use crate::task::{InputKey, Principal, TaskId, Timestamp};
+use crate::task::digest::digest;
+use crate::task::{InputKey, ListFilter, Principal, TaskId, Timestamp};
 use crate::upstream::own_ids;
 use crate::wire::RequestId;
 
-/// A cursor of `owner`'s list.
-pub(super) fn cursor(sealer: &Sealer, owner: &Principal, (at, id): TaskCursor) -> String {
-    let digest = digest_of(owner);
-    let plain = [&at.as_millis().to_be_bytes()[..], &id.bits().to_be_bytes(), digest.as_bytes()].concat();
+/// A cursor of `owner`'s list, or of one that a filter makes of it.
+pub(super) fn cursor(sealer: &Sealer, owner: &Principal, filter: Option<&ListFilter>, (at, id): TaskCursor) -> String {
+    let list = list_name(owner, filter);
+    let plain = [&at.as_millis().to_be_bytes()[..], &id.bits().to_be_bytes(), &list].concat();
     sealer.seal(TokenPurpose::Cursor, &plain)
 }
 
-/// The place that a cursor names; `None` if it was not given for this owner's list (L25-36).
-pub(super) fn place(sealer: &Sealer, owner: &Principal, cursor: &str) -> Option<TaskCursor> {
+/// The place that a cursor names; `None` if it was not given for this list of this owner's (L25-36, FIL-11).
+pub(super) fn place(
+    sealer: &Sealer,
+    owner: &Principal,
+    filter: Option<&ListFilter>,
+    cursor: &str,
+) -> Option<TaskCursor> {
     let plain = sealer.open(TokenPurpose::Cursor, cursor)?;
     let (at, rest) = plain.split_first_chunk()?;
-    let (id, digest) = rest.split_first_chunk()?;
+    let (id, list) = rest.split_first_chunk()?;
     let place = (Timestamp::from_millis(u64::from_be_bytes(*at)), TaskId::from_bits(u128::from_be_bytes(*id)));
-    (digest == digest_of(owner).as_bytes()).then_some(place)
+    (list == list_name(owner, filter)).then_some(place)
+}
+
+/// Whose list it is, and filtered how.
+fn list_name(owner: &Principal, filter: Option<&ListFilter>) -> Vec<u8> {
+    let owner = digest_of(owner).into_bytes();
+    match filter {
+        None => owner,
+        Some(filter) => digest([b"filtered list", &owner, &filter.digest().0]).0.to_vec(),
+    }
 }
 
 /// A fresh id for a question, different each time.
@@ -42,6 +57,7 @@ pub(super) fn question(sealer: &Sealer, id: &RequestId) -> Option<(TaskId, Input
 mod tests {
     use super::*;
     use crate::face::sealed::{KEY_LEN, SealingKeys};
+    use crate::task::ListDirection;
 
     fn sealer() -> Sealer {
         Sealer::new(SealingKeys::ephemeral([7; KEY_LEN]))
@@ -51,12 +67,27 @@ mod tests {
     fn a_cursor_names_its_place_to_its_owner_alone() {
         let (sealer, owner) = (sealer(), Principal::local());
         let there = (Timestamp::from_millis(7), TaskId::from_bits(9));
-        let cursor = cursor(&sealer, &owner, there);
-        assert_eq!(place(&sealer, &owner, &cursor), Some(there));
-        assert_eq!(place(&sealer, &Principal::new("key:other"), &cursor), None);
+        let cursor = cursor(&sealer, &owner, None, there);
+        assert_eq!(place(&sealer, &owner, None, &cursor), Some(there));
+        assert_eq!(place(&sealer, &Principal::new("key:other"), None, &cursor), None);
         for wrong in ["", "c", &cursor[1..]] {
-            assert_eq!(place(&sealer, &owner, wrong), None, "{wrong}");
+            assert_eq!(place(&sealer, &owner, None, wrong), None, "{wrong}");
         }
+    }
+
+    /// FIL-11.
+    #[test]
+    fn a_cursor_of_a_filtered_list_is_good_for_that_list_alone() {
+        let (sealer, owner) = (sealer(), Principal::local());
+        let there = (Timestamp::from_millis(7), TaskId::from_bits(9));
+        let filter = ListFilter::default();
+        let other = ListFilter { direction: ListDirection::OldestFirst, ..filter.clone() };
+        let filtered = cursor(&sealer, &owner, Some(&filter), there);
+        assert_eq!(place(&sealer, &owner, Some(&filter), &filtered), Some(there));
+        assert_eq!(place(&sealer, &owner, Some(&other), &filtered), None);
+        assert_eq!(place(&sealer, &owner, None, &filtered), None);
+        assert_eq!(place(&sealer, &Principal::new("key:other"), Some(&filter), &filtered), None);
+        assert_eq!(place(&sealer, &owner, Some(&filter), &cursor(&sealer, &owner, None, there)), None);
     }
 
     #[test]
@@ -68,7 +99,7 @@ mod tests {
         assert!(ids.iter().all(|id| question(&sealer, id) == Some(asked)));
         assert!(RequestId::from_payload(ids[0].payload()).is_some(), "short enough for an id");
         assert_eq!(question(&sealer, &RequestId::text("tg:0123")), None);
-        let cursor = cursor(&sealer, &Principal::local(), (Timestamp::from_millis(7), asked.0));
+        let cursor = cursor(&sealer, &Principal::local(), None, (Timestamp::from_millis(7), asked.0));
         assert_eq!(question(&sealer, &RequestId::text(&format!("tg:{cursor}"))), None, "of another kind");
     }
 }

@@ -297,7 +297,7 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
     made
 }
 
-/// FIL-03 to FIL-06, FIL-10, T-42.
+/// FIL-03 to FIL-06, T-42. Nobody is shown what is another's.
 async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
     let made = fill_for_filters(store).await;
     let owner = Principal::new("a");

@@ -3,9 +3,11 @@
 //! Everything is gone when the process ends. Full means refused: nothing is ever evicted. No lock is
 //! held across an await, and a reader holds one only to clone an `Arc`.
 
+mod list_places;
+
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,14 +15,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
+use self::list_places::ListPlaces;
 use super::tasks::{
     NewestCursor, PAGE_BYTES_MAX, PageProgress, Revision, SelectedPage, StoreError, StoredTask, SummaryPage, TaskStore,
     Usage,
 };
 use crate::task::summary::failure_line;
 use crate::task::{
-    Digest, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, Summary,
-    SummaryPhase, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
+    Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
 };
 
 /// Task ids are random, so their low bits spread rows evenly.
@@ -75,22 +77,9 @@ struct MemoryShard {
 #[derive(Debug, Default)]
 struct OwnerRows {
     by_age: BTreeSet<(Timestamp, TaskId)>,
-    phases: BTreeMap<PhaseKind, PhasePlaces>,
+    places: ListPlaces,
     by_name: HashMap<Digest, IdempotentTask>,
     usage: Usage,
-}
-
-/// The tasks of one phase, in either order, each with what decides whether it fits: its other time, and when it is gone.
-#[derive(Debug, Default)]
-struct PhasePlaces {
-    by_creation: BTreeMap<ListPlace, PlaceFacts>,
-    by_last_update: BTreeMap<ListPlace, PlaceFacts>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct PlaceFacts {
-    other: Timestamp,
-    expires_at: Timestamp,
 }
 
 /// The newest task that was made under an idempotency key.
@@ -119,65 +108,11 @@ impl OwnerRows {
         }
     }
 
-    /// Notes where a task stands in filtered lists.
-    fn enter(&mut self, task: &Task) {
-        if !is_listed(task) {
-            return;
-        }
-        let places = self.phases.entry(SummaryPhase::of(&task.phase).kind()).or_default();
-        let (created, updated, id, expires_at) = (task.created_at, task.updated_at, task.key.id, task.expires_at());
-        places.by_creation.insert((created, id), PlaceFacts { other: updated, expires_at });
-        places.by_last_update.insert((updated, id), PlaceFacts { other: created, expires_at });
-    }
-
-    fn leave(&mut self, task: &Task) {
-        if let Some(places) = self.phases.get_mut(&SummaryPhase::of(&task.phase).kind()) {
-            places.by_creation.remove(&(task.created_at, task.key.id));
-            places.by_last_update.remove(&(task.updated_at, task.key.id));
-        }
-    }
-
-    /// The next places of a filtered list behind `after`, in its order, at most [`STEP`]; each with whether it may fit.
-    fn places(&self, filter: &ListFilter, after: Option<ListPlace>, now: Timestamp) -> Vec<(ListPlace, bool)> {
-        let span = filter.span();
-        let first = |time| Bound::Included((time, TaskId::from_bits(0)));
-        let (mut from, mut until) = (first(span.from), Bound::Excluded((span.until, TaskId::from_bits(0))));
-        match (after, filter.direction) {
-            (Some(after), ListDirection::OldestFirst) => from = Bound::Excluded(after),
-            (Some(after), ListDirection::NewestFirst) => until = Bound::Excluded(after),
-            (None, _) => (),
-        }
-        let mut found = Vec::new();
-        for (phase, places) in filter.phases.iter().filter_map(|phase| Some((phase, self.phases.get(phase)?))) {
-            let places = match filter.by {
-                OrderedBy::Creation => &places.by_creation,
-                OrderedBy::LastUpdate => &places.by_last_update,
-            };
-            let fits = |(place, facts): (&ListPlace, &PlaceFacts)| {
-                let is_there = !phase.is_settled() || facts.expires_at > now;
-                (*place, is_there && filter.other().contains(facts.other))
-            };
-            let places = places.range((from, until));
-            match filter.direction {
-                ListDirection::OldestFirst => found.extend(places.map(fits).take(STEP)),
-                ListDirection::NewestFirst => found.extend(places.rev().map(fits).take(STEP)),
-            }
-        }
-        found.sort_unstable_by(|(one, _), (other, _)| filter.compare(one, other));
-        found.truncate(STEP);
-        found
-    }
-
     /// Whether the name that a task is to have is another's.
     fn is_taken(&self, task: &Task) -> bool {
         let holder = task.idempotency.and_then(|named| self.by_name.get(&named.key));
         holder.is_some_and(|holder| holder.is_there(task.created_at))
     }
-}
-
-/// As [`Summary::is_listed`].
-const fn is_listed(task: &Task) -> bool {
-    matches!(task.shown, TaskVisibility::Handle) && task.chosen.is_none()
 }
 
 impl MemoryShard {
@@ -298,7 +233,7 @@ impl MemoryStore {
         if let Entry::Occupied(mut rows) = owners.entry(task.key.owner.clone()) {
             let owner = rows.get_mut();
             owner.by_age.remove(&(task.created_at, task.key.id));
-            owner.leave(task);
+            owner.places.leave(task);
             if let Some(named) = task.idempotency
                 && owner.by_name.get(&named.key).is_some_and(|holder| holder.id == task.key.id)
             {
@@ -325,8 +260,8 @@ impl MemoryStore {
             owner.usage.unsettled -= settled_now;
             owner.usage.bytes = owner.usage.bytes + after - before;
             owner.name(new);
-            owner.leave(old);
-            owner.enter(new);
+            owner.places.leave(old);
+            owner.places.enter(new);
         }
     }
 }
@@ -362,7 +297,7 @@ impl TaskStore for MemoryStore {
             self.unsettled.fetch_add(live, Ordering::Relaxed);
             let owner = owners.entry(task.key.owner.clone()).or_default();
             owner.by_age.insert((task.created_at, task.key.id));
-            owner.enter(task);
+            owner.places.enter(task);
             owner.name(task);
             owner.usage.tasks += 1;
             owner.usage.unsettled += live;
@@ -472,13 +407,10 @@ impl TaskStore for MemoryStore {
             let tasks = ids.iter().filter_map(|id| self.summary(&key(*id), now)).collect();
             return Ok(SelectedPage::of_named(tasks, filter, after, limit));
         }
-        let mut page = SelectedPage::default();
-        let mut progress = PageProgress::new(limit);
-        if filter.is_empty() {
-            return Ok(page);
-        }
-        loop {
-            let places = self.owners.lock().get(owner).map(|rows| rows.places(filter, after, now)).unwrap_or_default();
+        let (mut page, mut progress) = (SelectedPage::default(), PageProgress::new(limit));
+        while !filter.is_empty() {
+            let places =
+                self.owners.lock().get(owner).map(|rows| rows.places.next(filter, after, now)).unwrap_or_default();
             let is_last = places.len() < STEP;
             for (place, may_fit) in places {
                 if let Some(next) = progress.ends_before(place, may_fit) {
@@ -494,9 +426,10 @@ impl TaskStore for MemoryStore {
                 }
             }
             if is_last {
-                return Ok(page);
+                break;
             }
         }
+        Ok(page)
     }
 
     async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

@@ -49,8 +49,10 @@ impl HybridTasks {
         let handle = self.core.encode(TaskReply::Created(task))?;
         let Some(handle) = Object::of(&handle) else { return Ok(handle) };
         let task = Summary::of(task);
-        let named =
-            ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.phase)).finish();
+        let named = ObjectWriter::new()
+            .text("taskId", &task.key.id.to_string())
+            .text("status", status(task.phase.kind()))
+            .finish();
         let meta = match handle.get_object(META) {
             Some(meta) => meta.edit().set(DRAFT_TASK, named).finish(),
             None => ObjectWriter::new().member(DRAFT_TASK, &named).finish(),

@@ -133,7 +133,7 @@ impl Criteria<'_> {
 
     fn instant(&mut self, (name, complaint): (&str, &'static str)) -> Result<Option<Instant>, RequestError> {
         let Some(text) = self.text(name, complaint)? else { return Ok(None) };
-        instant(&text).map(Some).ok_or(wrong(complaint))
+        instant(&text).map(Some).ok_or_else(|| wrong(complaint))
     }
 
     fn read_order(&mut self, filter: &mut ListFilter) -> Result<(), RequestError> {

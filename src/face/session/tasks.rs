@@ -11,6 +11,7 @@ mod task_notifier;
 mod task_requests;
 mod task_subscribers;
 mod tokens;
+mod wish;
 
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::hybrid::HybridTasks;
-use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor, list_filter};
-use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask};
+use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, bad_cursor, list_filter};
+use crate::dialect::draft_sep_1686::DraftTasks;
 use crate::dialect::faults::{gateway_error, not_in_flavour};
 use crate::dialect::related_task::RelatedTask;
 use crate::dialect::session_results::client_capabilities;
@@ -44,7 +45,7 @@ use crate::face::task_method_error::TaskMethodError;
 use crate::metric;
 use crate::task::{
     ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase,
-    Principal, Reason, SessionScope, Task, TaskKey, TaskMode,
+    Principal, Reason, SessionScope, Task, TaskKey,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
@@ -52,6 +53,7 @@ use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method}
 use result::OutcomeRequest;
 use task_requests::TaskRequests;
 use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
+pub(super) use wish::{TaskWish, wish};
 
 /// Tasks on one page of a list.
 const PAGE: usize = 50;
@@ -150,42 +152,6 @@ pub(super) struct TaskCall {
     pub(super) request: Request,
     pub(super) tool: String,
     pub(super) wish: TaskWish,
-}
-
-/// What a call says of its task.
-#[derive(Debug)]
-pub(super) enum TaskWish {
-    Core(RequestedTtl),
-    /// Under an id of the client's own.
-    Draft(RequestedTask),
-}
-
-/// What a call asks for, where tasks are offered or the draft is on. One whose tool cannot be told asks for nothing, and is
-/// refused by whoever reads it next. Of both kinds of wishes that of 2025-11-25 counts (T-37).
-///
-/// # Errors
-/// If the tool cannot be called this way.
-pub(super) fn wish(
-    settings: &ServiceSettings,
-    session: &ClientSession,
-    params: &Object,
-    accepted: AcceptedTypes,
-) -> Result<Option<TaskWish>, RequestError> {
-    let Some(mode) = params.get_str("name").map(|tool| settings.rules.mode_of(&tool)) else { return Ok(None) };
-    let is_core = session.has_tasks();
-    // Without a stream nobody could be told of the task (T-38), and what runs only plainly has none (D86-01).
-    if settings.drafts.has(Draft::Sep1686)
-        && accepted.takes_stream()
-        && mode != TaskMode::Never
-        && !(is_core && RequestedTtl::read(params)?.is_some())
-        && let Some(wish) = RequestedTask::read(params)?
-    {
-        return Ok(Some(TaskWish::Draft(wish)));
-    }
-    if settings.drafts.has(Draft::Sep1686) {
-        return Ok(HybridTasks::wish(params, mode, session.token.client_version)?.map(TaskWish::Core));
-    }
-    if is_core { Ok(CoreTasks::wish(params, mode)?.map(TaskWish::Core)) } else { Ok(None) }
 }
 
 impl SessionFaceState {

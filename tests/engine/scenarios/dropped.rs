@@ -93,6 +93,10 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     ("list", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.list(&case.key.owner, None, 10).await) })
     }),
+    ("list_filtered", Stage::Overdue, Then::GivenUp, |case| {
+        let all = taskgate::task::ListFilter::default();
+        Box::pin(async move { drop(case.world.engine.list_filtered(&case.key.owner, &all, None, 10).await) })
+    }),
     ("get", Stage::Running, Then::Same, |case| Box::pin(async { drop(case.world.engine.get(&case.key).await) })),
     ("survey", Stage::Running, Then::Same, |case| {
         Box::pin(async { drop(case.world.engine.survey(None, |_| std::ops::ControlFlow::Continue(())).await) })

@@ -19,7 +19,9 @@ use super::faults::{RequestError, already_settled, not_in_flavour, not_settled, 
 use super::related_task::RelatedTask;
 use super::session_results::{STRUCTURED_CONTENT, has_odd_content};
 use crate::task::time::millis;
-use crate::task::{Failure, Outcome, Phase, PhaseKind, Summary, SummaryPhase, Task, TaskMode};
+use crate::task::{
+    Draft, Drafts, Failure, Outcome, Phase, PhaseKind, Summary, SummaryPhase, Task, TaskId, TaskMode, TreePlace,
+};
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
@@ -32,13 +34,31 @@ pub use task_param::RequestedTtl;
 pub struct CoreTasks {
     /// What goes with a handle for the client's model.
     immediate_response: Option<Arc<str>>,
+    /// Whether tasks name their parents and children (SEP-2268).
+    names_tree: bool,
 }
 
 impl CoreTasks {
-    /// A codec whose handles carry `text` for the client's model (GW-09).
+    /// A codec for clients that may use these drafts.
     #[must_use]
-    pub const fn with_immediate_response(text: Option<Arc<str>>) -> Self {
-        Self { immediate_response: text }
+    pub fn with_drafts(drafts: Drafts) -> Self {
+        Self { immediate_response: None, names_tree: drafts.has(Draft::Sep2268) }
+    }
+
+    /// The same, with `text` in its handles for the client's model (GW-09).
+    #[must_use]
+    pub fn with_immediate_response(self, text: Option<Arc<str>>) -> Self {
+        Self { immediate_response: text, ..self }
+    }
+
+    /// What messages of a task have in their `_meta`: with the parent of a child (SUB-09).
+    #[must_use]
+    pub fn related(&self, task: &Task) -> RelatedTask {
+        RelatedTask::of(task.key.id, task.chosen.as_ref()).under(self.parent(task))
+    }
+
+    fn parent(&self, task: &Task) -> Option<TaskId> {
+        task.tree.parent.filter(|_| self.names_tree)
     }
 
     /// Whether clients of a version are offered tasks: this one alone has them.
@@ -92,13 +112,65 @@ impl CoreTasks {
     }
 
     fn created(&self, task: &Task) -> Payload {
-        let writer = ObjectWriter::new().member("task", &fields(&Summary::of(task)));
+        let writer = ObjectWriter::new().member("task", &self.fields(&Summary::of(task)));
         match &self.immediate_response {
             Some(text) => writer.member(META, &ObjectWriter::new().text(IMMEDIATE_RESPONSE, text).finish()),
             None => writer,
         }
         .finish()
     }
+
+    /// The Task object (L25-16 to L25-18).
+    fn fields(&self, task: &Summary) -> Payload {
+        let writer =
+            ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.phase.kind()));
+        let writer = match status_message(task) {
+            Some(message) => writer.text("statusMessage", &message),
+            None => writer,
+        };
+        let writer = writer
+            .text("createdAt", &task.created_at.to_string())
+            .text("lastUpdatedAt", &task.updated_at.to_string())
+            .number("ttl", millis(task.ttl))
+            .number("pollInterval", millis(task.poll_interval));
+        if self.names_tree { tree_fields(writer, &task.tree) } else { writer }.finish()
+    }
+
+    /// What the call itself would have been answered with (L25-22, L25-24 to L25-28).
+    fn outcome(&self, task: &Task) -> Result<Payload, RpcError> {
+        match &task.phase {
+            Phase::Settled(Outcome::Returned { result, .. }) => {
+                Ok(RelatedTask::of(task.key.id, None).under(self.parent(task)).on(&known(result)))
+            }
+            Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
+            Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
+            Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
+        }
+    }
+
+    /// One page of a list (L25-33, L25-34).
+    fn page(&self, tasks: &[Summary], next: Option<&str>) -> Payload {
+        let tasks: Vec<Payload> = tasks.iter().map(|task| self.fields(task)).collect();
+        let writer = ObjectWriter::new().member("tasks", &Payload::of(&tasks));
+        match next {
+            Some(next) => writer.text("nextCursor", next),
+            None => writer,
+        }
+        .finish()
+    }
+}
+
+/// Where a task stands in its tree, by the ids that `tasks/get` takes (SEP-2268).
+fn tree_fields(writer: ObjectWriter, tree: &TreePlace) -> ObjectWriter {
+    let writer = match tree.parent {
+        Some(parent) => writer.text("parentTaskId", &parent.to_string()),
+        None => writer,
+    };
+    if tree.children.is_empty() {
+        return writer;
+    }
+    let children: Vec<String> = tree.children.iter().map(ToString::to_string).collect();
+    writer.member("childTaskIds", &Payload::of(&children))
 }
 
 /// Whether a client may list its tasks.
@@ -130,11 +202,11 @@ impl FaceDialect for CoreTasks {
     fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
         match reply {
             TaskReply::Created(task) => Ok(self.created(task)),
-            TaskReply::Snapshot(task) => Ok(fields(&Summary::of(task))),
+            TaskReply::Snapshot(task) => Ok(self.fields(&Summary::of(task))),
             TaskReply::Cancelled { was_settled: true, .. } => Err(already_settled()),
-            TaskReply::Cancelled { task, was_settled: false } => Ok(fields(&Summary::of(task))),
-            TaskReply::Outcome(task) => outcome(task),
-            TaskReply::Listed { tasks, next } => Ok(page(tasks, next)),
+            TaskReply::Cancelled { task, was_settled: false } => Ok(self.fields(&Summary::of(task))),
+            TaskReply::Outcome(task) => self.outcome(task),
+            TaskReply::Listed { tasks, next } => Ok(self.page(tasks, next)),
             TaskReply::Answered | TaskReply::Fetched(_) | TaskReply::Deleted => Err(not_in_flavour()),
         }
     }
@@ -144,21 +216,6 @@ impl FaceDialect for CoreTasks {
 #[must_use]
 pub const fn bad_cursor() -> RequestError {
     RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
-}
-
-/// The Task object (L25-16 to L25-18).
-fn fields(task: &Summary) -> Payload {
-    let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.phase.kind()));
-    let writer = match status_message(task) {
-        Some(message) => writer.text("statusMessage", &message),
-        None => writer,
-    };
-    writer
-        .text("createdAt", &task.created_at.to_string())
-        .text("lastUpdatedAt", &task.updated_at.to_string())
-        .number("ttl", millis(task.ttl))
-        .number("pollInterval", millis(task.poll_interval))
-        .finish()
 }
 
 /// The word for how a task stands (T-01).
@@ -186,31 +243,10 @@ fn status_message(task: &Summary) -> Option<Arc<str>> {
     message.or_else(|| task.status_message.clone())
 }
 
-/// What the call itself would have been answered with (L25-22, L25-24 to L25-28).
-fn outcome(task: &Task) -> Result<Payload, RpcError> {
-    match &task.phase {
-        Phase::Settled(Outcome::Returned { result, .. }) => Ok(RelatedTask::of(task.key.id, None).on(&known(result))),
-        Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
-        Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
-        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
-    }
-}
-
 /// A result less what this version gives no meaning (T-77): a server without sessions may have given it.
 fn known(result: &Payload) -> Cow<'_, Payload> {
     match Object::of(result).filter(has_odd_content) {
         Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
         None => Cow::Borrowed(result),
     }
-}
-
-/// One page of a list (L25-33, L25-34).
-fn page(tasks: &[Summary], next: Option<&str>) -> Payload {
-    let tasks: Vec<Payload> = tasks.iter().map(fields).collect();
-    let writer = ObjectWriter::new().member("tasks", &Payload::of(&tasks));
-    match next {
-        Some(next) => writer.text("nextCursor", next),
-        None => writer,
-    }
-    .finish()
 }

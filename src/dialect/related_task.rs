@@ -18,6 +18,7 @@ use crate::wire::{Object, Payload, RequestId, envelope, method};
 pub struct RelatedTask {
     member: &'static str,
     id: Arc<str>,
+    parent: Option<TaskId>,
 }
 
 impl RelatedTask {
@@ -26,14 +27,20 @@ impl RelatedTask {
     pub fn of(id: TaskId, chosen: Option<&ChosenId>) -> Self {
         match chosen {
             Some(chosen) => Self::chosen(&chosen.text),
-            None => Self { member: RELATED_TASK, id: Arc::from(id.to_string()) },
+            None => Self { member: RELATED_TASK, id: Arc::from(id.to_string()), parent: None },
         }
     }
 
     /// By an id that a client chose.
     #[must_use]
     pub fn chosen(text: &Arc<str>) -> Self {
-        Self { member: DRAFT_RELATED_TASK, id: Arc::clone(text) }
+        Self { member: DRAFT_RELATED_TASK, id: Arc::clone(text), parent: None }
+    }
+
+    /// The same, with the parent of the task (SUB-09), for clients that know subtasks.
+    #[must_use]
+    pub fn under(self, parent: Option<TaskId>) -> Self {
+        Self { parent, ..self }
     }
 
     /// The `_meta` of a message that has nothing else in it, such as progress of the call (L25-46).
@@ -53,7 +60,11 @@ impl RelatedTask {
 
     /// `_meta` with the task in it, beside whatever stood there.
     fn beside(&self, meta: Option<&Object>) -> Payload {
-        let related = ObjectWriter::new().text("taskId", &self.id).finish();
+        let related = ObjectWriter::new().text("taskId", &self.id);
+        let related = match self.parent {
+            Some(parent) => related.text("parentTaskId", &parent.to_string()).finish(),
+            None => related.finish(),
+        };
         match meta {
             Some(meta) => meta.edit().set(self.member, related).finish(),
             None => ObjectWriter::new().member(self.member, &related).finish(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{fields, status as status_word, status_message};
+use super::{CoreTasks, status as status_word, status_message};
 use crate::task::{Summary, Task};
 use crate::wire::{envelope, method};
 
@@ -13,18 +13,22 @@ use crate::wire::{envelope, method};
 pub struct StatusNotice {
     status: &'static str,
     message: Option<Arc<str>>,
+    /// How many children the client can see of it.
+    children: usize,
 }
 
-impl StatusNotice {
+impl CoreTasks {
+    /// What of a task its client is told when it changes.
     #[must_use]
-    pub fn of(task: &Task) -> Self {
+    pub fn notice(&self, task: &Task) -> StatusNotice {
         let task = Summary::of(task);
-        Self { status: status_word(task.phase.kind()), message: status_message(&task) }
+        let children = if self.names_tree { task.tree.children.len() } else { 0 };
+        StatusNotice { status: status_word(task.phase.kind()), message: status_message(&task), children }
     }
-}
 
-/// How a task stands: all of it, and no related task (L25-31, L25-32).
-#[must_use]
-pub fn status(task: &Task) -> Bytes {
-    envelope::notification(method::TASK_STATUS, Some(&fields(&Summary::of(task))))
+    /// How a task stands: all of it, and no related task (L25-31, L25-32).
+    #[must_use]
+    pub fn status_notification(&self, task: &Task) -> Bytes {
+        envelope::notification(method::TASK_STATUS, Some(&self.fields(&Summary::of(task))))
+    }
 }

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::hybrid::HybridTasks;
-use super::messages;
 use super::*;
 use crate::store::contract::task;
-use crate::task::{Answer, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId};
+use crate::task::{Answer, Draft, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId, TreePlace};
 use crate::wire::progress::{self, ProgressView};
 use crate::wire::{Message, RequestId, ScanLimits, envelope, rpc_error};
 
@@ -81,7 +80,7 @@ fn every_status_is_as_its_golden_file() {
     check("failed", TaskReply::Snapshot(&faulted(Failure::Upstream(upstream))));
     let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
     check("cancelled", TaskReply::Cancelled { task: &cancelled, was_settled: false });
-    let with_response = CoreTasks::with_immediate_response(Some(Arc::from("Wait \"a bit\".")));
+    let with_response = CoreTasks::default().with_immediate_response(Some(Arc::from("Wait \"a bit\".")));
     check_text(
         "created_with_words",
         with_response.encode(TaskReply::Created(&in_phase(Phase::Queued))).unwrap().as_str(),
@@ -198,7 +197,7 @@ fn every_message_is_as_its_golden_file() {
     let named = r#"{"method":"elicitation/create","params":{"mode":"url","elicitationId":"e"}}"#;
     check_message("question_address_named", &ask(named));
     check_message("question_withdrawn", &related.withdrawn(&id));
-    check_message("status", &messages::status(&task));
+    check_message("status", &CoreTasks::default().status_notification(&task));
     let (half, whole) = (payload("0.50"), payload("1"));
     let step = ProgressView { progress: &half, total: Some(&whole), message: Some("half") };
     check_message("progress", &progress::notification(&payload("\"token\""), step, Some(&related.meta())));
@@ -206,10 +205,64 @@ fn every_message_is_as_its_golden_file() {
     assert_eq!(related.question(InputKey(0), &question("7"), &id), None);
 }
 
+/// A task that is both a child and a parent, as the middle of a tree is.
+fn in_tree(phase: Phase) -> Task {
+    let id = TaskId::from_bits;
+    let tree = TreePlace { parent: Some(id(3)), children: Arc::from([id(9), id(4)]) };
+    Task { tree, ..in_phase(phase) }
+}
+
+/// SUB-01 to SUB-04, SUB-09 to SUB-11: wherever a Task object stands it names its parent and, in their order, its children;
+/// what is said of a child names its parent beside it.
+#[test]
+fn tasks_of_a_tree_are_as_their_golden_files_where_subtasks_are_on() {
+    let codec = CoreTasks::with_drafts([Draft::Sep2268].into_iter().collect());
+    let (task, ended) = (in_tree(Phase::Working), Task { tree: in_tree(Phase::Working).tree, ..returned("{}", false) });
+    let text = |reply| codec.encode(reply).unwrap();
+    check_text("tree_created", text(TaskReply::Created(&task)).as_str());
+    check_text("tree_working", text(TaskReply::Snapshot(&task)).as_str());
+    let leaves =
+        |task: &Task| Task { tree: TreePlace { children: Arc::default(), ..task.tree.clone() }, ..task.clone() };
+    let tasks = [Summary::of(&leaves(&task)), Summary::of(&in_phase(Phase::Working))];
+    check_text("tree_page", text(TaskReply::Listed { tasks: &tasks, next: None }).as_str());
+    check_text("tree_outcome", text(TaskReply::Outcome(&ended)).as_str());
+    check_message("tree_status", &codec.status_notification(&task));
+    let (id, related) = (RequestId::text("tg:1"), codec.related(&task));
+    let asked = related.question(InputKey(2), &question(r#"{"method":"roots/list"}"#), &id).unwrap();
+    check_message("tree_question", &asked);
+    check_message("tree_question_withdrawn", &related.withdrawn(&id));
+    check_message("tree_log", &related.log(&payload(r#"{"level":"info","data":1.10}"#)));
+    assert_ne!(codec.notice(&task), codec.notice(&leaves(&task)), "a new child is worth a notification");
+}
+
+/// Off means off: with another draft alone every word is as for a task without a tree.
+#[test]
+fn a_tree_is_not_named_where_subtasks_are_off() {
+    let codec = CoreTasks::with_drafts([Draft::Sep1686, Draft::Sep1904].into_iter().collect());
+    let results = [Phase::Working, returned("{}", false).phase];
+    for (alone, task) in results.map(|phase| (in_phase(phase.clone()), in_tree(phase))) {
+        let said = |task: &Task| {
+            let list = [Summary::of(task)];
+            [
+                TaskReply::Created(task),
+                TaskReply::Snapshot(task),
+                TaskReply::Outcome(task),
+                TaskReply::Cancelled { task, was_settled: false },
+                TaskReply::Listed { tasks: &list, next: None },
+            ]
+            .map(|reply| codec.encode(reply))
+        };
+        assert_eq!(said(&task), said(&alone));
+        assert_eq!(codec.status_notification(&task), codec.status_notification(&alone));
+        assert_eq!(codec.notice(&task), codec.notice(&alone));
+        assert_eq!(codec.related(&task), codec.related(&alone));
+    }
+}
+
 #[test]
 fn every_golden_file_is_compared() {
     let dir = format!("{}/tests/golden/core_2025_11_25", env!("CARGO_MANIFEST_DIR"));
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 31);
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 39);
 }
 
 /// L25-29: neither a repeated `task` nor a related task in `_meta` is looked at.
@@ -265,7 +318,8 @@ fn a_wish_is_read_and_capped() {
 #[test]
 fn a_handle_for_both_is_as_its_golden_file() {
     let task = in_phase(Phase::Working);
-    let hybrid = |text: Option<&str>| HybridTasks::over(CoreTasks::with_immediate_response(text.map(Arc::from)));
+    let hybrid =
+        |text: Option<&str>| HybridTasks::over(CoreTasks::default().with_immediate_response(text.map(Arc::from)));
     let handle = |text| hybrid(text).encode(TaskReply::Created(&task)).unwrap();
     check_text("created_for_both", handle(None).as_str());
     check_text("created_for_both_with_words", handle(Some("Wait \"a bit\".")).as_str());

@@ -100,9 +100,14 @@ impl SessionTasksState {
         session.has_tasks() || self.drafts.has(Draft::Sep1686)
     }
 
+    /// The words for tasks of 2025-11-25 here.
+    fn codec(&self) -> CoreTasks {
+        CoreTasks::with_drafts(self.drafts)
+    }
+
     /// The handle of a call that became a task; `text` goes with it for the client's model.
     fn handle(&self, task: &Task, text: Option<Arc<str>>) -> Result<Payload, RpcError> {
-        let core = CoreTasks::with_immediate_response(text);
+        let core = self.codec().with_immediate_response(text);
         match self.drafts.has(Draft::Sep1686) {
             true => HybridTasks::over(core).encode(TaskReply::Created(task)),
             false => core.encode(TaskReply::Created(task)),
@@ -331,7 +336,7 @@ impl SessionFaceState {
         {
             return self.answer_method(answered, asking.principal, &addressee);
         }
-        let command = match CoreTasks::default().decode(&request.method, params) {
+        let command = match self.tasks.codec().decode(&request.method, params) {
             Ok(command) => command,
             Err(complaint) => return refuse(&addressee, &complaint),
         };
@@ -377,7 +382,7 @@ impl SessionFaceState {
             self.line(key, home, None);
         }
         record_shown(&task);
-        Ok(CoreTasks::default().encode(TaskReply::Snapshot(&task))?)
+        Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
     }
 
     async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
@@ -387,7 +392,7 @@ impl SessionFaceState {
             line.mute();
         }
         let reply = TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled };
-        Ok(CoreTasks::default().encode(reply)?)
+        Ok(self.tasks.codec().encode(reply)?)
     }
 
     async fn list(
@@ -415,7 +420,7 @@ impl SessionFaceState {
         // Those belong to the sessions that chose their ids (T-66).
         page.tasks.retain(|task| task.chosen.is_none());
         let next = page.next.map(|place| tokens::cursor(sealer, owner, filter, place));
-        Ok(CoreTasks::default().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
+        Ok(self.tasks.codec().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
     }
 
     /// Takes a client's answer to a question of a task. What it is about stands in its id; one that nobody

@@ -60,7 +60,7 @@ impl StatelessFace {
     /// Whatever else is named, be it a task or not, is refused for want of the extension: so no id is told from another.
     async fn look_after(&self, inquiry: &StatelessRequestContext<'_>) -> Result<Payload, TaskMethodError> {
         let other = || TaskMethodError::Complaint(StatelessRequest::needs_extension());
-        let dialect = CoreTasks::default();
+        let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
         let command = dialect.decode(inquiry.method, inquiry.params).map_err(|_| other())?;
         let Some(id) = command.task() else { return Err(other()) };
         let key = TaskKey { owner: inquiry.principal.clone(), id };

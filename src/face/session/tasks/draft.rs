@@ -9,7 +9,6 @@ use super::task_requests::TaskRequestEntry;
 use super::task_subscribers::SharedProgress;
 use super::{PAGE, TaskRequestContext, tokens};
 use crate::cause::CauseChain;
-use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::draft_sep_1686::{DraftTasks, RequestedTask, bad_cursor};
 use crate::dialect::faults::{not_deletable, not_in_flavour};
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply};
@@ -126,9 +125,7 @@ impl SessionFaceState {
         };
         match answered {
             // An id that is the gateway's own may be that of another task, in a session of any version.
-            Err(TaskMethodError::Task(TaskError::Unknown)) if CoreTasks::default().decode(method, params).is_ok() => {
-                None
-            }
+            Err(TaskMethodError::Task(TaskError::Unknown)) if self.tasks.codec().decode(method, params).is_ok() => None,
             answered => Some(answered),
         }
     }

@@ -11,10 +11,8 @@ use http::StatusCode;
 use super::task_requests::TaskRequestEntry;
 use super::task_subscribers::{ResultStreamError, ResultStreamKind, ResultSubscriber, SubscriberList};
 use crate::cause::CauseChain;
-use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::draft_sep_1686::DraftTasks;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::related_task::RelatedTask;
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
@@ -85,7 +83,7 @@ impl OutcomeRequest {
                 record_shown(&task);
                 match &self.call {
                     Some(call) => DraftTasks::for_call(&call.chosen).encode(TaskReply::Outcome(&task)),
-                    None => CoreTasks::default().encode(TaskReply::Outcome(&task)),
+                    None => self.shared.tasks.codec().encode(TaskReply::Outcome(&task)),
                 }
             }
             // Nobody watches the task, so nobody can say when it ends.
@@ -138,7 +136,7 @@ impl CallMessages for OutcomeWait {
             return BodyPart::comment();
         };
         let related = match shared.served.engine.get(key).await {
-            Ok(task) if !task.is_settled() => RelatedTask::of(key.id, task.chosen.as_ref()),
+            Ok(task) if !task.is_settled() => shared.tasks.codec().related(&task),
             Ok(_) | Err(_) => return BodyPart::comment(),
         };
         BodyPart::message(rising.lock().sign(Some(&related.meta())))

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until};
 use super::task_subscribers::SubscriberList;
 use super::tokens;
 use crate::cause::CauseChain;
-use crate::dialect::core_2025_11_25::messages::{self, StatusNotice};
+use crate::dialect::core_2025_11_25::messages::StatusNotice;
 use crate::dialect::related_task::RelatedTask;
 use crate::engine::TaskError;
 use crate::engine::retry_delays::RetryDelays;
@@ -62,7 +62,7 @@ impl TaskNotifier {
         line: Arc<SubscriberList>,
         shown: Option<&Task>,
     ) -> Self {
-        let shown = shown.map(StatusNotice::of);
+        let shown = shown.map(|task| shared.tasks.codec().notice(task));
         Self { shared, key, line, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
@@ -110,7 +110,7 @@ impl TaskNotifier {
             Phase::AwaitingInput(open) => open,
             Phase::Queued | Phase::Working | Phase::Settled(_) => &none,
         };
-        let related = RelatedTask::of(task.key.id, task.chosen.as_ref());
+        let related = self.shared.tasks.codec().related(task);
         self.take_back(open, &related);
         self.show(task);
         open.iter().filter_map(|(key, question)| self.ask(*key, question, &related)).min()
@@ -134,10 +134,11 @@ impl TaskNotifier {
         if task.chosen.is_some() {
             return;
         }
-        let notice = StatusNotice::of(task);
+        let codec = self.shared.tasks.codec();
+        let notice = codec.notice(task);
         let is_news = self.shown.as_ref().is_some_and(|shown| *shown != notice);
         if is_news && let Some(stream) = self.shared.open.streams.newest(self.line.home()) {
-            let _ = stream.try_send(messages::status(task));
+            let _ = stream.try_send(codec.status_notification(task));
         }
         self.shown = Some(notice);
     }

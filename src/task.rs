@@ -19,7 +19,7 @@ pub mod time;
 pub mod transition;
 
 pub use digest::Digest;
-pub use drafts::{Draft, Drafts};
+pub use drafts::{Draft, Drafts, SubtaskLimits};
 pub use id::{TaskId, TaskKey};
 pub use list_filter::{ListDirection, ListFilter, ListPlace, OrderedBy, TimeRange};
 pub use model::{

@@ -4,6 +4,7 @@
 //! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.
 
 pub(super) mod command;
+mod drafts;
 mod upstream_headers;
 
 use std::net::SocketAddr;
@@ -15,13 +16,14 @@ use url::Url;
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
-    ADDRESS, API_KEY, API_KEY_DIGEST, ARGUMENT, DRAFT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME,
-    ORIGIN, PATTERN, PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
+    ADDRESS, API_KEY, API_KEY_DIGEST, ARGUMENT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN,
+    PATTERN, PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
-use crate::task::{AfterCrash, Draft, EarlyInput, FallbackPolicy, TaskMode};
+use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, TaskMode};
 use crate::wire::ProtocolVersion;
 use command::RawCommand;
+pub(super) use drafts::RawDrafts;
 pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 
 /// The whole file.
@@ -114,7 +116,7 @@ pub(super) struct RawUpstream {
     pub(super) edges: RawUpstreamHeaders,
     pub(super) settings: RawUpstreamSettings,
     pub(super) tasks: RawRules,
-    pub(super) drafts: Vec<Draft>,
+    pub(super) drafts: RawDrafts,
     pub(super) tools: Vec<RawTool>,
 }
 
@@ -280,7 +282,7 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
     let arguments_bytes_max = section.read("arguments_bytes_max", &SIZE);
     let mut tasks = section.section("tasks");
     let rules = read_rules(&mut tasks);
-    let drafts = tasks.read_all("drafts", &DRAFT);
+    let drafts = drafts::read(&mut tasks);
     tasks.close();
     let tools = section.each("tools", read_tool);
     section.close();
@@ -421,7 +423,7 @@ impl RawUpstream {
             edges: RawUpstreamHeaders::default(),
             settings: RawUpstreamSettings::default(),
             tasks: RawRules::default(),
-            drafts: Vec::new(),
+            drafts: RawDrafts::default(),
             tools: Vec::new(),
         }
     }

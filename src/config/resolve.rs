@@ -4,6 +4,7 @@
 //! Read [`super::raw`] first.
 
 mod auth;
+mod drafts;
 mod exposure;
 mod paths;
 mod tool_names;
@@ -343,7 +344,8 @@ fn resolve_upstream(
             result_bytes_max: shared.result_bytes_max,
             life_signs: value_or(settings.life_signs.as_ref(), true),
             forwarding: tools.forwarding,
-            drafts: raw.drafts.iter().copied().collect(),
+            drafts: raw.drafts.on.iter().copied().collect(),
+            subtasks: drafts::subtask_limits(&raw.drafts),
         },
     }
 }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::call::{CallSpec, QuestionFilter, RoundSupport};
 use crate::dialect::UpstreamDialect as _;
 use crate::dialect::plain::PlainUpstream;
-use crate::task::{ClientKind, Drafts, Plan, Principal, ToolPolicy, ToolRules};
+use crate::task::{ClientKind, Drafts, Plan, Principal, SubtaskLimits, ToolPolicy, ToolRules};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, ForwardedHeaders, ForwardingRules, Timeouts, Upstream, UpstreamRequest};
 use crate::wire::{Object, Payload};
@@ -33,6 +33,8 @@ pub struct ServiceSettings {
     pub forwarding: ForwardingRules,
     /// Which drafts of the protocol its clients may use.
     pub drafts: Drafts,
+    /// How far the subtasks of its server are followed, where that draft is on.
+    pub subtasks: SubtaskLimits,
 }
 
 /// What all calls of one upstream are made with.

@@ -38,6 +38,21 @@ impl Drafts {
     }
 }
 
+/// How far trees of a server's subtasks are followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubtaskLimits {
+    /// Steps from the task at the top to the deepest.
+    pub depth_max: u32,
+    /// Subtasks of one tree.
+    pub count_max: usize,
+}
+
+impl Default for SubtaskLimits {
+    fn default() -> Self {
+        Self { depth_max: 8, count_max: 1_000 }
+    }
+}
+
 impl FromIterator<Draft> for Drafts {
     fn from_iter<I: IntoIterator<Item = Draft>>(drafts: I) -> Self {
         let mut all = Self::default();

@@ -13,7 +13,7 @@ use taskgate::face::unmatched_rules::UnmatchedRules;
 use taskgate::store::MemoryStore;
 use taskgate::task::{
     AfterCrash, CallLimits, ClientKind, Drafts, EarlyInput, Executed, FallbackPolicy, GatewayFault, ManualClock,
-    Principal, Reason, TaskMode, ToolPolicy, ToolRules,
+    Principal, Reason, SubtaskLimits, TaskMode, ToolPolicy, ToolRules,
 };
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
@@ -59,6 +59,7 @@ pub fn settings(policy: ToolPolicy) -> ServiceSettings {
         life_signs: true,
         forwarding: ForwardingRules::default(),
         drafts: Drafts::default(),
+        subtasks: SubtaskLimits::default(),
     }
 }
 

@@ -258,7 +258,7 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, expected);
 }
 
-/// Tasks of every phase, created and changed in another order than by id; one hidden, one under a client's id, one foreign.
+/// Tasks of every phase, created and changed in another order than by id; one hidden, three under a client's ids, one foreign.
 async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
     let open = [(InputKey(1), Question { ask: Payload::of("q"), request: Payload::of("r") })].into();
     let error = RpcError { code: -1, message: "no".to_owned(), data: None };
@@ -281,7 +281,7 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
         let mut one = Task { created_at, updated_at: created_at, ..task("a", u128::from(number) << 120) };
         match number {
             3 => one.shown = TaskVisibility::Hidden,
-            5 => one.chosen = Some(ChosenId { session: SessionScope(7), text: Arc::from("mine") }),
+            5 | 10 | 11 => one.chosen = Some(ChosenId { session: SessionScope(7), text: Arc::from("mine") }),
             7 => one.key.owner = Principal::new("b"),
             _ => (),
         }
@@ -320,6 +320,8 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
         ListFilter { ids: Some(every), ..all.clone() },
         ListFilter { ids: Some(some.into()), ..all.clone() },
         ListFilter { ids: Some([].into()), ..all.clone() },
+        ListFilter { scope: Some(SessionScope(7)), ..all.clone() },
+        ListFilter { scope: Some(SessionScope(8)), ..all.clone() },
     ];
     let mut shown = 0;
     for filter in filters {
@@ -359,30 +361,40 @@ async fn filtered_pages_hold_what_fits_once_in_order(store: &impl TaskStore) {
     );
 }
 
-/// However few fit, a page ends after so many places, and says where the next one begins.
-async fn a_filtered_page_looks_at_a_bounded_number_of_places(store: &impl TaskStore) {
-    let count = 2 * PLACES_MAX + 10;
-    let millis = |number: usize| Duration::from_millis(number as u64);
-    // Every task changed at one time but those in front.
-    let tasks = (0..count).map(|number| {
-        let updated_at = START.after(if number < 3 { millis(5_000 + number) } else { millis(9_000) });
-        Task { created_at: START.after(millis(number)), updated_at, ..task("a", number as u128) }
-    });
-    let tasks: Vec<_> = tasks.collect();
-    futures_util::future::try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
-    let updated = TimeRange { from: START, until: START.after(millis(9_000)) };
-    let (by, direction) = (OrderedBy::Creation, ListDirection::NewestFirst);
-    let filter = ListFilter { updated, by, direction, ..ListFilter::default() };
+/// How many tasks each page of a list has.
+async fn pages(store: &impl TaskStore, filter: &ListFilter) -> Vec<usize> {
     let (mut counts, mut after) = (Vec::new(), None);
-    for _ in 0..9 {
-        let page = store.select(&Principal::new("a"), &filter, after, 50, START).await.unwrap();
+    for _ in 0..99 {
+        let page = store.select(&Principal::new("a"), filter, after, 50, START).await.unwrap();
         counts.push(page.tasks.len());
         after = page.next;
         if after.is_none() {
             break;
         }
     }
-    assert_eq!(counts, [0, 0, 3]);
+    counts
+}
+
+/// However few fit, a page ends after so many places, and says where the next one begins. There are none to look at in vain
+/// where the other time leaves as many as a page has.
+async fn a_filtered_page_looks_at_a_bounded_number_of_places(store: &impl TaskStore) {
+    let (count, early) = (2 * PLACES_MAX + 70, 60);
+    let millis = |number: usize| Duration::from_millis(number as u64);
+    // Every task changed at one time but those in front.
+    let tasks = (0..count).map(|number| {
+        let updated_at = START.after(if number < early { millis(5_000 + number) } else { millis(9_000) });
+        Task { created_at: START.after(millis(number)), updated_at, ..task("a", number as u128) }
+    });
+    let tasks: Vec<_> = tasks.collect();
+    futures_util::future::try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
+    let until = |number| TimeRange { from: START, until: START.after(millis(number)) };
+    let all = ListFilter { by: OrderedBy::Creation, ..ListFilter::default() };
+    let some = ListFilter { updated: until(9_000), ..all.clone() };
+    assert_eq!(pages(store, &some).await, [0, 0, 50, 10]);
+    let few = ListFilter { updated: until(5_050), ..all.clone() };
+    assert_eq!(pages(store, &few).await, [50]);
+    let fewer = ListFilter { created: until(7), ..few };
+    assert_eq!(pages(store, &fewer).await, [7]);
 }
 
 /// A page is bounded in bytes, however many tasks are asked for, and holds one at least.

@@ -17,12 +17,12 @@ use parking_lot::Mutex;
 
 use self::list_places::ListPlaces;
 use super::tasks::{
-    NewestCursor, PAGE_BYTES_MAX, PageProgress, Revision, SelectedPage, StoreError, StoredTask, SummaryPage, TaskStore,
-    Usage,
+    NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress, Revision, SelectedPage, StoreError, StoredTask,
+    SummaryPage, TaskStore, Usage,
 };
 use crate::task::summary::failure_line;
 use crate::task::{
-    Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
+    Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, TimeRange, Timestamp,
 };
 
 /// Task ids are random, so their low bits spread rows evenly.
@@ -408,10 +408,19 @@ impl TaskStore for MemoryStore {
             return Ok(SelectedPage::of_named(tasks, filter, after, limit));
         }
         let (mut page, mut progress) = (SelectedPage::default(), PageProgress::new(limit));
+        let is_narrow = after.is_none() && filter.other() != TimeRange::ALL;
+        let mut few = is_narrow.then(|| limit.min(PLACES_MAX / 2));
         while !filter.is_empty() {
-            let places =
-                self.owners.lock().get(owner).map(|rows| rows.places.next(filter, after, now)).unwrap_or_default();
-            let is_last = places.len() < STEP;
+            let places = |rows: &OwnerRows| match few.and_then(|limit| rows.places.few(filter, limit, now)) {
+                Some(places) => (places, true),
+                None => {
+                    let places = rows.places.next(filter, after, now);
+                    let is_last = places.len() < STEP;
+                    (places, is_last)
+                }
+            };
+            let Some((places, is_last)) = self.owners.lock().get(owner).map(places) else { break };
+            few = None;
             for (place, may_fit) in places {
                 if let Some(next) = progress.ends_before(place, may_fit) {
                     page.next = Some(next);

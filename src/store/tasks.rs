@@ -30,8 +30,9 @@ pub struct SummaryPage {
     pub has_more: bool,
 }
 
-/// A page of a filtered list ends after as many places in the order that were looked at, whatever was found there.
-pub const PLACES_MAX: usize = 64;
+/// A page of a filtered list ends after as many places in the order that it looked at in vain. A task that it shows counts as
+/// two of them.
+pub const PLACES_MAX: usize = 112;
 
 /// Some of the tasks that fit a filter, in its order.
 #[derive(Clone, Debug, Default)]
@@ -111,20 +112,21 @@ pub(super) struct PageProgress {
     limit: usize,
     held: usize,
     bytes: usize,
-    looked_at: usize,
+    /// As [`PLACES_MAX`] counts.
+    places: usize,
     last: Option<ListPlace>,
 }
 
 impl PageProgress {
     pub(super) const fn new(limit: usize) -> Self {
-        Self { limit, held: 0, bytes: 0, looked_at: 0, last: None }
+        Self { limit, held: 0, bytes: 0, places: 0, last: None }
     }
 
     /// Where the next page begins, if this one ends before a place, of which an index says whether it may be shown.
     pub(super) fn ends_before(&mut self, place: ListPlace, may_fit: bool) -> Option<ListPlace> {
         let is_full = self.held >= self.limit || self.bytes > PAGE_BYTES_MAX;
-        let ended = self.last.filter(|_| (is_full && may_fit) || self.looked_at >= PLACES_MAX);
-        self.looked_at += 1;
+        let ended = self.last.filter(|_| (is_full && may_fit) || self.places >= PLACES_MAX);
+        self.places += 1;
         self.last = Some(place);
         ended
     }
@@ -132,6 +134,7 @@ impl PageProgress {
     /// Takes the task of the last place.
     pub(super) const fn holds(&mut self, bytes: usize) {
         self.held += 1;
+        self.places += 1;
         self.bytes += bytes;
     }
 }
@@ -211,10 +214,11 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ) -> Result<SummaryPage, StoreError>;
 
     /// One owner's tasks that fit `filter`, in its order, beginning behind `after`; at most `limit` and hardly more than
-    /// [`PAGE_BYTES_MAX`]. Looks at [`PLACES_MAX`] places at most, in an order that is kept for each phase, so that a page
-    /// may hold few tasks, or none, and not be the last; takes time in proportion to these and reads none of the rows
-    /// that do not fit. Where the filter names ids, it takes time in proportion to their number. A row that cannot be
-    /// read is left out, or judged as one that failed.
+    /// [`PAGE_BYTES_MAX`]. Looks at [`PLACES_MAX`] places at most, in an order that is kept for each phase and each
+    /// [`crate::task::LagClass`], so that a page may hold few tasks, or none, and not be the last; takes time in proportion to
+    /// these and reads none of the rows that do not fit. Where the time that is not ordered by leaves no more than `limit`,
+    /// there is one page alone. Where the filter names ids, it takes time in proportion to their number. A row that cannot
+    /// be read is left out, or judged as one that failed.
     ///
     /// # Errors
     /// `Io`.

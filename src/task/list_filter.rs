@@ -5,9 +5,10 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
+use std::ops::{Range, RangeInclusive};
 
 use super::digest::digest;
-use super::{Digest, PhaseKind, Summary, TaskId, TaskVisibility, Timestamp};
+use super::{Digest, PhaseKind, SessionScope, Summary, TaskId, TaskVisibility, Timestamp};
 
 /// A place in a list that is in order: right behind the task that was ordered by this time and has this id.
 pub type ListPlace = (Timestamp, TaskId);
@@ -47,11 +48,51 @@ pub enum ListDirection {
     NewestFirst,
 }
 
+/// How much later than it was made a task last changed, by powers of 32. Stores keep tasks of one class together: among
+/// those each of the two times bounds the other from both sides, so that whoever looks for one finds hardly any task that
+/// the other leaves out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LagClass(u8);
+
+impl LagClass {
+    /// Where each class but the first begins, in milliseconds.
+    pub const STARTS: [u64; 4] = [2_000, 64_000, 2_048_000, 65_536_000];
+
+    /// The class of a task of these times.
+    #[must_use]
+    pub fn of(created_at: Timestamp, updated_at: Timestamp) -> Self {
+        let lag = updated_at.as_millis().saturating_sub(created_at.as_millis());
+        Self::all().filter(|class| *class.lags().start() <= lag).last().unwrap_or(Self(0))
+    }
+
+    /// All classes, the shortest lags first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..).take(Self::STARTS.len() + 1).map(Self)
+    }
+
+    /// Stores keep it.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+
+    /// The lags of the class, in milliseconds.
+    fn lags(self) -> RangeInclusive<u64> {
+        let number = usize::from(self.0);
+        let start = number.checked_sub(1).and_then(|before| Self::STARTS.get(before)).copied();
+        let end = Self::STARTS.get(number).copied();
+        start.unwrap_or(0)..=end.map_or(u64::MAX, |end| end - 1)
+    }
+}
+
 /// What a list is to hold: tasks that fit every member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListFilter {
     /// Phases of which each is wanted; none at all if this is empty.
     pub phases: BTreeSet<PhaseKind>,
+    /// The session whose clients chose the ids of its tasks; `None` for the tasks under ids of the gateway's own. Neither list
+    /// has any of the other's tasks (T-66).
+    pub scope: Option<SessionScope>,
     /// These alone, if there are any wanted in particular.
     pub ids: Option<BTreeSet<TaskId>>,
     pub created: TimeRange,
@@ -65,6 +106,7 @@ impl Default for ListFilter {
     fn default() -> Self {
         Self {
             phases: PhaseKind::ALL.into(),
+            scope: None,
             ids: None,
             created: TimeRange::ALL,
             updated: TimeRange::ALL,
@@ -78,7 +120,8 @@ impl ListFilter {
     /// Whether a list of this kind shows the task.
     #[must_use]
     pub fn fits(&self, task: &Summary) -> bool {
-        task.is_listed()
+        task.shown.is_listed()
+            && task.chosen.as_ref().map(|chosen| chosen.session) == self.scope
             && self.phases.contains(&task.phase.kind())
             && self.ids.as_ref().is_none_or(|ids| ids.contains(&task.key.id))
             && self.created.contains(task.created_at)
@@ -89,16 +132,38 @@ impl ListFilter {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         let no_ids = self.ids.as_ref().is_some_and(BTreeSet::is_empty);
-        self.phases.is_empty() || no_ids || self.span().is_empty()
+        self.phases.is_empty() || no_ids || self.span(0..=u64::MAX).is_empty()
     }
 
-    /// Where all tasks that fit stand in the order. No task was changed before it was created, so each of the two times
-    /// bounds the other.
+    /// Where all tasks that fit and are behind `after` stand in the order, among those of one class. Ends before it begins if
+    /// there can be none.
     #[must_use]
-    pub fn span(&self) -> TimeRange {
+    pub fn places(&self, class: LagClass, after: Option<ListPlace>) -> Range<ListPlace> {
+        let span = self.span(class.lags());
+        let first = |time| (time, TaskId::from_bits(0));
+        let (from, until) = (first(span.from), first(span.until));
+        match (after, self.direction) {
+            (None, _) => from..until,
+            (Some(after), ListDirection::OldestFirst) => from.max(right_behind(after))..until,
+            (Some(after), ListDirection::NewestFirst) => from..until.min(after),
+        }
+    }
+
+    /// Where all tasks that fit stand in the order, if they have such lags.
+    fn span(&self, lags: RangeInclusive<u64>) -> TimeRange {
+        let (shortest, longest) = lags.into_inner();
+        let earlier = |time: Timestamp, lag| Timestamp::from_millis(time.as_millis().saturating_sub(lag));
+        let later = |time: Timestamp, lag| Timestamp::from_millis(time.as_millis().saturating_add(lag));
+        let (created, updated) = (self.created, self.updated);
         match self.by {
-            OrderedBy::Creation => TimeRange { until: self.created.until.min(self.updated.until), ..self.created },
-            OrderedBy::LastUpdate => TimeRange { from: self.updated.from.max(self.created.from), ..self.updated },
+            OrderedBy::Creation => TimeRange {
+                from: created.from.max(earlier(updated.from, longest)),
+                until: created.until.min(earlier(updated.until, shortest)),
+            },
+            OrderedBy::LastUpdate => TimeRange {
+                from: updated.from.max(later(created.from, shortest)),
+                until: updated.until.min(later(created.until, longest)),
+            },
         }
     }
 
@@ -109,6 +174,16 @@ impl ListFilter {
             OrderedBy::Creation => self.updated,
             OrderedBy::LastUpdate => self.created,
         }
+    }
+
+    /// The same tasks, ordered by the other time.
+    #[must_use]
+    pub fn by_other_time(&self) -> Self {
+        let by = match self.by {
+            OrderedBy::Creation => OrderedBy::LastUpdate,
+            OrderedBy::LastUpdate => OrderedBy::Creation,
+        };
+        Self { by, ..self.clone() }
     }
 
     /// Where a task stands in the order.
@@ -137,17 +212,24 @@ impl ListFilter {
             self.ids.as_ref().map(|ids| ids.iter().flat_map(|id| id.bits().to_be_bytes()).collect());
         let times = [self.created.from, self.created.until, self.updated.from, self.updated.until];
         let times: Vec<u8> = times.iter().flat_map(|time| time.as_millis().to_be_bytes()).collect();
-        let kinds = [u8::from(ids.is_some()), self.by as u8, self.direction as u8];
-        digest([&phases[..], &ids.unwrap_or_default(), &times, &kinds])
+        let scope = self.scope.map(|scope| scope.0.to_be_bytes());
+        let kinds = [u8::from(ids.is_some()), u8::from(scope.is_some()), self.by as u8, self.direction as u8];
+        digest([&phases[..], &ids.unwrap_or_default(), &scope.unwrap_or_default(), &times, &kinds])
     }
 }
 
-impl Summary {
-    /// Whether lists of their owner's tasks show it at all: not without a handle, and not under an id that a client chose,
-    /// which is known in its session alone (T-66).
+impl TaskVisibility {
+    /// Whether lists of their owner's tasks show such tasks at all.
     #[must_use]
-    pub const fn is_listed(&self) -> bool {
-        matches!(self.shown, TaskVisibility::Handle) && self.chosen.is_none()
+    pub const fn is_listed(self) -> bool {
+        matches!(self, Self::Handle)
+    }
+}
+
+fn right_behind((time, id): ListPlace) -> ListPlace {
+    match id.bits().checked_add(1) {
+        Some(next) => (time, TaskId::from_bits(next)),
+        None => (Timestamp::from_millis(time.as_millis().saturating_add(1)), TaskId::from_bits(0)),
     }
 }
 
@@ -159,13 +241,59 @@ mod tests {
         TimeRange { from: Timestamp::from_millis(from), until: Timestamp::from_millis(until) }
     }
 
-    /// The other time narrows where is looked, since no task changed before it was made.
+    /// The other time narrows where is looked, from both sides as far as a class of lags lets it.
     #[test]
     fn each_time_bounds_the_other_where_it_can() {
-        let filter = |by| ListFilter { created: range(5, 50), updated: range(2, 20), by, ..ListFilter::default() };
-        assert_eq!(filter(OrderedBy::Creation).span(), range(5, 20));
-        assert_eq!(filter(OrderedBy::LastUpdate).span(), range(5, 20));
+        let filter = |by| ListFilter {
+            created: range(5_000, 50_000),
+            updated: range(2_000, 20_000),
+            by,
+            ..ListFilter::default()
+        };
+        assert_eq!(filter(OrderedBy::Creation).span(0..=u64::MAX), range(5_000, 20_000));
+        assert_eq!(filter(OrderedBy::LastUpdate).span(0..=u64::MAX), range(5_000, 20_000));
+        assert_eq!(filter(OrderedBy::Creation).span(8_000..=63_999), range(5_000, 12_000));
+        assert_eq!(filter(OrderedBy::LastUpdate).span(8_000..=63_999), range(13_000, 20_000));
+        let early = ListFilter { created: range(0, 5_000), by: OrderedBy::LastUpdate, ..ListFilter::default() };
+        assert_eq!(early.span(0..=999), range(0, 5_999));
         assert!(ListFilter { created: range(5, 9), updated: range(0, 5), ..ListFilter::default() }.is_empty());
+    }
+
+    /// A list loses no task to where it looks for it.
+    #[test]
+    fn every_task_that_fits_stands_in_the_places_of_its_class() {
+        let edges = [0, 1, 1_999, 2_000, 63_999, 64_000, 65_535_999, 65_536_000, 1 << 40];
+        let mut found = 0;
+        for (created_at, lag) in edges.iter().flat_map(|created| edges.iter().map(move |lag| (*created, *lag))) {
+            let updated_at = created_at + lag;
+            let class = LagClass::of(Timestamp::from_millis(created_at), Timestamp::from_millis(updated_at));
+            assert!(class.lags().contains(&lag), "{lag}");
+            for (created, updated) in
+                edges.iter().flat_map(|created| edges.iter().map(move |updated| (*created, *updated)))
+            {
+                for by in [OrderedBy::Creation, OrderedBy::LastUpdate] {
+                    let fitting = [
+                        (range(created, created_at + 1), range(updated, updated_at + 1)),
+                        (range(created_at, created_at + 1 + created), range(updated_at, updated_at + 1 + updated)),
+                    ];
+                    for (created, updated) in fitting {
+                        let (at, id) = (Timestamp::from_millis, TaskId::from_bits(u128::MAX));
+                        if !created.contains(at(created_at)) || !updated.contains(at(updated_at)) {
+                            continue;
+                        }
+                        let filter = ListFilter { created, updated, by, ..ListFilter::default() };
+                        let place = if by == OrderedBy::Creation { (at(created_at), id) } else { (at(updated_at), id) };
+                        let places = filter.places(class, None);
+                        assert!(places.contains(&place), "{created_at} + {lag}: {filter:?}");
+                        let oldest = ListFilter { direction: ListDirection::OldestFirst, ..filter.clone() };
+                        assert!(!oldest.places(class, Some(place)).contains(&place));
+                        assert!(!filter.places(class, Some(place)).contains(&place));
+                        found += 1;
+                    }
+                }
+            }
+        }
+        assert!(found > 1_000, "{found}");
     }
 
     /// FIL-11.
@@ -174,6 +302,7 @@ mod tests {
         let all = ListFilter::default();
         let others = [
             ListFilter { phases: BTreeSet::new(), ..all.clone() },
+            ListFilter { scope: Some(SessionScope(0)), ..all.clone() },
             ListFilter { ids: Some(BTreeSet::new()), ..all.clone() },
             ListFilter { ids: Some([TaskId::from_bits(1)].into()), ..all.clone() },
             ListFilter { created: range(0, 7), ..all.clone() },

@@ -46,7 +46,7 @@ pub struct Task {
 }
 
 /// The session that a client chose an id in. Another session may choose the same one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionScope(pub u128);
 
 /// An id that a client chose for its task. The task's key follows from both members and its owner.

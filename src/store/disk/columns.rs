@@ -5,8 +5,8 @@ use rusqlite::{ErrorCode, Row, ToSql, params};
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::Revision;
 use crate::task::{
-    Digest, PhaseKind, Principal, SessionScope, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility,
-    Timestamp,
+    Digest, LagClass, PhaseKind, Principal, SessionScope, ShortReference, Summary, Task, TaskId, TaskKey,
+    TaskVisibility, Timestamp,
 };
 
 /// What is known of a row without its record: enough for every sum and every index.
@@ -46,6 +46,8 @@ pub(super) struct ListColumns {
     /// The session of an id that the client chose.
     pub(super) scope: Option<SessionScope>,
     pub(super) parent: Option<TaskId>,
+    /// The number of the [`LagClass`].
+    pub(super) lag: i64,
 }
 
 /// [`PhaseKind`] as a number.
@@ -77,12 +79,13 @@ impl ListColumns {
             state,
             scope: task.chosen.as_ref().map(|chosen| chosen.session),
             parent: task.tree.parent,
+            lag: LagClass::of(task.created_at, task.updated_at).number().into(),
         }
     }
 
     /// Of a row of which nothing is known but its outline.
     pub(super) const fn unknown(outline: &RowOutline) -> Self {
-        Self { updated_at: outline.created_at, state: RowState::HIDDEN, scope: None, parent: None }
+        Self { updated_at: outline.created_at, state: RowState::HIDDEN, scope: None, parent: None, lag: 0 }
     }
 }
 
@@ -122,8 +125,8 @@ pub(super) struct RowColumns {
 
 /// What [`RowColumns::of_row`] reads, in its order.
 pub(super) const COLUMNS: &str = "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref, updated_at, state, \
-     scope, parent";
-const COUNT: usize = 15;
+     scope, parent, lag";
+const COUNT: usize = 16;
 
 /// The columns of the second schema.
 pub(super) const COLUMNS_2: &str =
@@ -174,9 +177,10 @@ impl RowColumns {
     /// What the checksum covers of them.
     fn sealed(&self, reference: ShortReference) -> Vec<u8> {
         let mut bytes = self.sealed_2(reference);
-        let ListColumns { updated_at, state, scope, parent } = self.lists;
-        bytes.extend_from_slice(&at(updated_at).to_be_bytes());
-        bytes.extend_from_slice(&state.0.to_be_bytes());
+        let ListColumns { updated_at, state, scope, parent, lag } = self.lists;
+        for value in [at(updated_at), state.0, lag] {
+            bytes.extend_from_slice(&value.to_be_bytes());
+        }
         for id in [scope.map(|scope| scope.0), parent.map(TaskId::bits)] {
             bytes.push(u8::from(id.is_some()));
             bytes.extend_from_slice(&id.unwrap_or_default().to_be_bytes());
@@ -234,6 +238,7 @@ impl RowColumns {
             self.lists.state.0,
             self.lists.scope.map(|scope| scope.0.to_be_bytes()),
             self.lists.parent.map(|parent| parent.bits().to_be_bytes()),
+            self.lists.lag,
             summary,
         ])
     }
@@ -290,6 +295,7 @@ fn lists(row: &Row<'_>, from: usize) -> rusqlite::Result<ListColumns> {
         state: RowState(row.get(from + 1)?),
         scope: id(row.get(from + 2)?).map(SessionScope),
         parent: id(row.get(from + 3)?).map(TaskId::from_bits),
+        lag: row.get(from + 4)?,
     })
 }
 

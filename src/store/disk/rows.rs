@@ -61,7 +61,7 @@ impl UnfreeableRows {
 }
 
 /// Places for all columns and the summary.
-const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16";
+const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17";
 
 fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<RecordLocation> {
     conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
@@ -123,7 +123,7 @@ pub(super) fn update(
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, &summary, to, place);
     let columns = RowColumns { name: columns.name.or(found.columns.name), ..columns };
-    let sql = format!("UPDATE tasks SET ({COLUMNS}, summary) = ({VALUES}) WHERE row = ?17");
+    let sql = format!("UPDATE tasks SET ({COLUMNS}, summary) = ({VALUES}) WHERE row = ?18");
     let mut statement = conn.prepare_cached(&sql)?;
     columns.bind(&summary, |values| {
         let row: &dyn rusqlite::ToSql = &found.row;

@@ -37,7 +37,7 @@ const STATEMENTS_MAX: usize = 32;
 
 /// What a list shows stands apart from records, which hold arguments and results: a list reads none, and one that is
 /// damaged concerns its own row alone. `age` covers what is counted at the start, the two of
-/// states all that filtered lists decide by: `scope` is asked for there, so it must stand there too.
+/// states all that filtered lists decide by. `lag` is the number of a [`crate::task::LagClass`].
 pub(super) const TABLES: &str = "
     CREATE TABLE tasks (
         row INTEGER PRIMARY KEY,
@@ -56,6 +56,7 @@ pub(super) const TABLES: &str = "
         state INTEGER NOT NULL,
         scope BLOB,
         parent BLOB,
+        lag INTEGER NOT NULL,
         summary BLOB NOT NULL
     ) STRICT;
     CREATE INDEX tasks_ref ON tasks (ref);
@@ -63,11 +64,8 @@ pub(super) const TABLES: &str = "
     CREATE INDEX tasks_newest ON tasks (created_at DESC, ref);
     CREATE INDEX tasks_gone ON tasks (expires_at) WHERE settled = 1;
     CREATE INDEX tasks_name ON tasks (owner, name) WHERE name IS NOT NULL;
-    CREATE INDEX tasks_state_created ON tasks (owner, state, created_at, id, updated_at, expires_at, parent, scope)
-        WHERE scope IS NULL;
-    CREATE INDEX tasks_state_updated ON tasks (owner, state, updated_at, id, created_at, expires_at, parent, scope)
-        WHERE scope IS NULL;
-    CREATE INDEX tasks_scope ON tasks (owner, scope, created_at, id) WHERE scope IS NOT NULL;
+    CREATE INDEX tasks_state_created ON tasks (owner, scope, state, lag, created_at, id, updated_at, expires_at, parent);
+    CREATE INDEX tasks_state_updated ON tasks (owner, scope, state, lag, updated_at, id, created_at, expires_at, parent);
     CREATE INDEX tasks_parent ON tasks (owner, parent) WHERE parent IS NOT NULL;
 ";
 pub(super) const RECORDS: &str = "

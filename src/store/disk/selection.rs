@@ -1,22 +1,37 @@
 //! Makes the statements of filtered lists.
 //!
-//! Each wanted phase has an ordered range of an index, which holds all that decides; the ranges are merged as they are
-//! read. Of the rows themselves none is read but those that are shown.
+//! The wanted tasks of each phase and class of lags have an ordered range of an index, which holds all that decides. The
+//! ranges are read piece by piece and merged. Of the rows themselves none is read but those that are shown.
+//!
+//! Where the time that is not ordered by leaves few, these are read from the other index and put in order here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
-use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension as _, params_from_iter};
+use rusqlite::{Connection, OptionalExtension as _, params};
 
-use super::columns::{RowState, at, id, id_of, is_damage, time};
+use super::columns::{RowState, at, id, id_of, is_damage, number, time};
 use super::reads::{ListedRow, ListedRows, glimpse};
-use crate::store::tasks::PageProgress;
+use crate::store::tasks::{PLACES_MAX, PageProgress};
 use crate::task::{
-    ListDirection, ListFilter, ListPlace, OrderedBy, Principal, ShortReference, Summary, TaskId, TaskKey, Timestamp,
+    LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, Summary, TaskId,
+    TaskKey, TimeRange, Timestamp,
 };
 
-/// The statement of an order, over the ranges of so many phases.
-pub(super) fn statement(by: OrderedBy, direction: ListDirection, phases: usize) -> String {
+/// How much is read of a range at first. Each further piece is twice as long, since there are many ranges, and most
+/// pages are of few of them.
+const FIRST_PIECE: usize = 2;
+
+/// Where the places that a statement reads begin and end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PlaceBounds {
+    /// At times, which takes fewer steps.
+    Times,
+    /// Right behind a place, and at a time.
+    BehindPlace,
+}
+
+/// The statement of an order, over one range.
+pub(super) fn statement(by: OrderedBy, direction: ListDirection, bounds: PlaceBounds) -> String {
     let (column, other, index) = match by {
         OrderedBy::Creation => ("created_at", "updated_at", "tasks_state_created"),
         OrderedBy::LastUpdate => ("updated_at", "created_at", "tasks_state_updated"),
@@ -25,31 +40,129 @@ pub(super) fn statement(by: OrderedBy, direction: ListDirection, phases: usize) 
         ListDirection::OldestFirst => "",
         ListDirection::NewestFirst => " DESC",
     };
-    let range = |number: usize| {
-        let state = number + 6;
-        format!(
-            "SELECT {column} AS place, id, {other} AS other, expires_at, state, row FROM tasks INDEXED BY {index} \
-             WHERE owner = ?1 AND state = ?{state} AND scope IS NULL \
-             AND ({column}, id) > (?2, ?3) AND ({column}, id) < (?4, ?5)"
-        )
+    let place = format!("({column}, id)");
+    let (from, until) = match (bounds, direction) {
+        (PlaceBounds::Times, _) => (format!("{column} >= ?5"), format!("{column} < ?7")),
+        (PlaceBounds::BehindPlace, ListDirection::OldestFirst) => {
+            (format!("{place} >= (?5, ?6)"), format!("{column} < ?7"))
+        }
+        (PlaceBounds::BehindPlace, ListDirection::NewestFirst) => {
+            (format!("{column} >= ?5"), format!("{place} < (?7, ?8)"))
+        }
     };
-    let ranges: Vec<String> = (0..phases).map(range).collect();
-    format!("{} ORDER BY place{order}, id{order}", ranges.join(" UNION ALL "))
+    format!(
+        "SELECT {column}, id, {other}, expires_at, row FROM tasks INDEXED BY {index} \
+         WHERE owner = ?1 AND scope IS ?2 AND state = ?3 AND lag = ?4 AND {from} AND {until} \
+         ORDER BY {column}{order}, id{order} LIMIT ?9"
+    )
 }
 
-/// What the statement is given: a range without its ends.
-fn bounds(filter: &ListFilter, after: Option<ListPlace>) -> [Value; 4] {
-    let span = filter.span();
-    let mut from = (at(span.from) - 1, [0xff; 16]);
-    let mut until = (at(span.until), [0; 16]);
-    if let Some((time, id)) = after {
-        let after = (at(time), id.bits().to_be_bytes());
-        match filter.direction {
-            ListDirection::OldestFirst => from = after,
-            ListDirection::NewestFirst => until = after,
-        }
+/// What an index has of a row.
+struct IndexEntry {
+    place: ListPlace,
+    other: Timestamp,
+    expires_at: Timestamp,
+    phase: PhaseKind,
+    row: i64,
+}
+
+/// The tasks of one owner that a list is made of.
+struct WantedEntries<'a> {
+    conn: &'a Connection,
+    owner: &'a Principal,
+    filter: &'a ListFilter,
+}
+
+/// The tasks of one phase and one class.
+type RangeKind = (PhaseKind, LagClass);
+
+/// The entries of one range, as far as they are read and not taken.
+struct IndexRange {
+    entries: VecDeque<IndexEntry>,
+    /// Of what others may follow, behind which place, and how many of them are read next; `None` if there are none.
+    rest: Option<(RangeKind, ListPlace, usize)>,
+}
+
+impl WantedEntries<'_> {
+    fn kinds(&self) -> impl Iterator<Item = RangeKind> {
+        self.filter.phases.iter().flat_map(|phase| LagClass::all().map(|class| (*phase, class)))
     }
-    [from.0.into(), from.1.to_vec().into(), until.0.into(), until.1.to_vec().into()]
+
+    /// Entries of a range in order, at most `limit`.
+    fn read(
+        &self,
+        (phase, class): RangeKind,
+        after: Option<ListPlace>,
+        limit: usize,
+    ) -> rusqlite::Result<VecDeque<IndexEntry>> {
+        let places = self.filter.places(class, after);
+        if places.is_empty() {
+            return Ok(VecDeque::new());
+        }
+        let bounds = if after.is_some() { PlaceBounds::BehindPlace } else { PlaceBounds::Times };
+        let bytes = |id: TaskId| id.bits().to_be_bytes();
+        let mut statement = self.conn.prepare_cached(&statement(self.filter.by, self.filter.direction, bounds))?;
+        let values = params![
+            self.owner.as_str(),
+            self.filter.scope.map(|scope| scope.0.to_be_bytes()),
+            RowState::of(phase).column(),
+            class.number(),
+            at(places.start.0),
+            bytes(places.start.1),
+            at(places.end.0),
+            bytes(places.end.1),
+            number(limit),
+        ];
+        let entry = |row: &rusqlite::Row<'_>| {
+            let place = (time(row.get(0)?), id_of(row.get(1)?));
+            let (other, expires_at) = (time(row.get(2)?), time(row.get(3)?));
+            Ok(IndexEntry { place, other, expires_at, phase, row: row.get(4)? })
+        };
+        statement.query_map(values, entry)?.collect()
+    }
+
+    /// The beginnings of all ranges.
+    fn ranges(&self, after: Option<ListPlace>) -> rusqlite::Result<Vec<IndexRange>> {
+        let range = |kind| {
+            let entries = self.read(kind, after, FIRST_PIECE)?;
+            Ok(IndexRange { rest: rest(kind, &entries, FIRST_PIECE), entries })
+        };
+        self.kinds().map(range).collect()
+    }
+
+    /// The same, once something was taken of a range.
+    fn fill(&self, range: &mut IndexRange) -> rusqlite::Result<()> {
+        if let Some((kind, after, limit)) = range.rest.filter(|_| range.entries.is_empty()) {
+            range.entries = self.read(kind, Some(after), limit)?;
+            range.rest = rest(kind, &range.entries, limit);
+        }
+        Ok(())
+    }
+
+    /// All entries in order, if the other time leaves no more than `limit`.
+    fn few(&self, limit: usize) -> rusqlite::Result<Option<VecDeque<IndexEntry>>> {
+        let other = self.filter.by_other_time();
+        let read = WantedEntries { filter: &other, ..*self };
+        let mut found: Vec<IndexEntry> = Vec::new();
+        for kind in self.kinds() {
+            found.extend(read.read(kind, None, limit + 1 - found.len())?);
+            if found.len() > limit {
+                return Ok(None);
+            }
+        }
+        found.retain(|entry| other.other().contains(entry.other));
+        let turned =
+            |entry: IndexEntry| IndexEntry { place: (entry.other, entry.place.1), other: entry.place.0, ..entry };
+        let mut found: Vec<_> = found.into_iter().map(turned).collect();
+        found.sort_unstable_by(|one, other| self.filter.compare(&one.place, &other.place));
+        Ok(Some(found.into()))
+    }
+}
+
+/// What follows a piece that is as long as was asked for.
+fn rest(kind: RangeKind, entries: &VecDeque<IndexEntry>, limit: usize) -> Option<(RangeKind, ListPlace, usize)> {
+    let last = entries.back().filter(|_| entries.len() == limit)?;
+    Some((kind, last.place, (2 * limit).min(PLACES_MAX)))
 }
 
 /// One owner's rows that fit, as far as their columns say, and where others follow.
@@ -61,37 +174,40 @@ pub(super) fn select(
     limit: usize,
     now: Timestamp,
 ) -> rusqlite::Result<(ListedRows<ListPlace>, Option<ListPlace>)> {
-    let mut values: Vec<Value> = vec![owner.as_str().to_owned().into()];
-    values.extend(bounds(filter, after));
-    values.extend(filter.phases.iter().map(|phase| RowState::of(*phase).column().into()));
     let snapshot = conn.unchecked_transaction()?;
-    let mut statement = conn.prepare_cached(&statement(filter.by, filter.direction, filter.phases.len()))?;
-    let mut found = statement.query(params_from_iter(values))?;
+    let wanted = WantedEntries { conn, owner, filter };
+    // What is no more than a page has no second one to look for.
+    let few = match after {
+        None if filter.other() != TimeRange::ALL => wanted.few(limit.min(PLACES_MAX / 2))?,
+        _ => None,
+    };
+    let mut ranges = match few {
+        Some(entries) => vec![IndexRange { entries, rest: None }],
+        None => wanted.ranges(after)?,
+    };
     let (mut page, mut next) = (ListedRows { rows: Vec::new(), has_more: false }, None);
     let mut progress = PageProgress::new(limit);
-    let settled: BTreeSet<i64> = settled_states(filter);
-    while let Some(row) = found.next()? {
-        let place = (time(row.get(0)?), id_of(row.get(1)?));
-        let (other, expires_at, state) = (time(row.get(2)?), time(row.get(3)?), row.get::<_, i64>(4)?);
-        let may_fit = filter.other().contains(other) && (expires_at > now || !settled.contains(&state));
-        next = progress.ends_before(place, may_fit);
+    loop {
+        let heads = ranges.iter().enumerate();
+        let heads = heads.filter_map(|(number, range)| Some((number, range.entries.front()?.place)));
+        let first = heads.min_by(|(_, one), (_, other)| filter.compare(one, other));
+        let Some(range) = first.map(|(number, _)| &mut ranges[number]) else { break };
+        let Some(entry) = range.entries.pop_front() else { break };
+        let is_there = !entry.phase.is_settled() || entry.expires_at > now;
+        let may_fit = is_there && filter.other().contains(entry.other);
+        next = progress.ends_before(entry.place, may_fit);
         if next.is_some() {
             break;
         }
-        if may_fit && let Some(task) = listed(conn, row.get(5)?, Some(TaskKey { owner: owner.clone(), id: place.1 }))? {
+        let key = TaskKey { owner: owner.clone(), id: entry.place.1 };
+        if may_fit && let Some(task) = listed(conn, entry.row, Some(key))? {
             progress.holds(bytes(&task));
-            page.rows.push((place, task));
+            page.rows.push((entry.place, task));
         }
+        wanted.fill(range)?;
     }
-    drop(found);
-    drop(statement);
     snapshot.finish()?;
     Ok((page, next))
-}
-
-fn settled_states(filter: &ListFilter) -> BTreeSet<i64> {
-    let settled = filter.phases.iter().filter(|phase| phase.is_settled());
-    settled.map(|phase| RowState::of(*phase).column()).collect()
 }
 
 /// One owner's rows of these ids, gone or not.

@@ -1,22 +1,24 @@
 //! Keeps where one owner's tasks stand in filtered lists.
 
-use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::collections::{BTreeMap, btree_map};
 
 use super::STEP;
 use crate::task::{
-    ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, SummaryPhase, Task, TaskId, TaskVisibility, Timestamp,
+    LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, SessionScope, SummaryPhase, Task, Timestamp,
 };
 
-/// The tasks that lists may show, by phase.
+/// The tasks that lists may show, by what lists are read by.
 #[derive(Debug, Default)]
 pub(super) struct ListPlaces {
-    phases: BTreeMap<PhaseKind, PhasePlaces>,
+    kinds: BTreeMap<PlacesKind, KindPlaces>,
 }
 
-/// The tasks of one phase, in either order, each with what decides whether it fits: its other time, and when it is gone.
+/// The session of chosen ids, the phase, and the class of lags.
+type PlacesKind = (Option<SessionScope>, PhaseKind, LagClass);
+
+/// The tasks of one kind, in either order, each with what decides whether it fits: its other time, and when it is gone.
 #[derive(Debug, Default)]
-struct PhasePlaces {
+struct KindPlaces {
     by_creation: BTreeMap<ListPlace, PlaceFacts>,
     by_last_update: BTreeMap<ListPlace, PlaceFacts>,
 }
@@ -30,55 +32,96 @@ struct PlaceFacts {
 impl ListPlaces {
     /// Notes where a task stands in filtered lists.
     pub(super) fn enter(&mut self, task: &Task) {
-        if !is_listed(task) {
+        if !task.shown.is_listed() {
             return;
         }
-        let places = self.phases.entry(SummaryPhase::of(&task.phase).kind()).or_default();
+        let places = self.kinds.entry(kind(task)).or_default();
         let (created, updated, id, expires_at) = (task.created_at, task.updated_at, task.key.id, task.expires_at());
         places.by_creation.insert((created, id), PlaceFacts { other: updated, expires_at });
         places.by_last_update.insert((updated, id), PlaceFacts { other: created, expires_at });
     }
 
     pub(super) fn leave(&mut self, task: &Task) {
-        if let Some(places) = self.phases.get_mut(&SummaryPhase::of(&task.phase).kind()) {
+        let kind = kind(task);
+        if let Some(places) = self.kinds.get_mut(&kind) {
             places.by_creation.remove(&(task.created_at, task.key.id));
             places.by_last_update.remove(&(task.updated_at, task.key.id));
+            if places.by_creation.is_empty() {
+                self.kinds.remove(&kind);
+            }
         }
     }
 
     /// The next places of a filtered list behind `after`, in its order, at most [`STEP`]; each with whether it may fit.
     pub(super) fn next(&self, filter: &ListFilter, after: Option<ListPlace>, now: Timestamp) -> Vec<(ListPlace, bool)> {
-        let span = filter.span();
-        let first = |time| Bound::Included((time, TaskId::from_bits(0)));
-        let (mut from, mut until) = (first(span.from), Bound::Excluded((span.until, TaskId::from_bits(0))));
-        match (after, filter.direction) {
-            (Some(after), ListDirection::OldestFirst) => from = Bound::Excluded(after),
-            (Some(after), ListDirection::NewestFirst) => until = Bound::Excluded(after),
-            (None, _) => (),
-        }
+        let mut ranges = self.ranges(filter, after);
+        let mut heads: Vec<_> = ranges.iter_mut().map(|(_, range)| head(range, filter.direction)).collect();
         let mut found = Vec::new();
-        for (phase, places) in filter.phases.iter().filter_map(|phase| Some((phase, self.phases.get(phase)?))) {
+        while found.len() < STEP {
+            let first = heads.iter().enumerate().filter_map(|(number, head)| Some((number, (*head)?)));
+            let first = first.min_by(|(_, (one, _)), (_, (other, _))| filter.compare(one, other));
+            let Some((number, (place, facts))) = first else { break };
+            let (phase, range) = &mut ranges[number];
+            found.push((*place, facts.are_there(*phase, now) && filter.other().contains(facts.other)));
+            heads[number] = head(range, filter.direction);
+        }
+        found
+    }
+
+    /// All places of a filtered list in its order, if the time that is not ordered by leaves no more than `limit`.
+    pub(super) fn few(&self, filter: &ListFilter, limit: usize, now: Timestamp) -> Option<Vec<(ListPlace, bool)>> {
+        let other = filter.by_other_time();
+        let ranges = self.ranges(&other, None);
+        let places =
+            ranges.into_iter().flat_map(|(phase, range)| range.map(move |(place, facts)| (phase, place, facts)));
+        let found: Vec<_> = places.take(limit + 1).collect();
+        if found.len() > limit {
+            return None;
+        }
+        let found = found.into_iter().filter(|(_, _, facts)| other.other().contains(facts.other));
+        let turned = found.map(|(phase, place, facts)| ((facts.other, place.1), facts.are_there(phase, now)));
+        let mut places: Vec<_> = turned.collect();
+        places.sort_unstable_by(|(one, _), (other, _)| filter.compare(one, other));
+        Some(places)
+    }
+
+    /// The places behind `after` of each phase and class.
+    fn ranges(
+        &self,
+        filter: &ListFilter,
+        after: Option<ListPlace>,
+    ) -> Vec<(PhaseKind, btree_map::Range<'_, ListPlace, PlaceFacts>)> {
+        let kinds = filter.phases.iter().flat_map(|phase| LagClass::all().map(|class| (filter.scope, *phase, class)));
+        let ranges = kinds.filter_map(|kind| {
+            let places = self.kinds.get(&kind)?;
             let places = match filter.by {
                 OrderedBy::Creation => &places.by_creation,
                 OrderedBy::LastUpdate => &places.by_last_update,
             };
-            let fits = |(place, facts): (&ListPlace, &PlaceFacts)| {
-                let is_there = !phase.is_settled() || facts.expires_at > now;
-                (*place, is_there && filter.other().contains(facts.other))
-            };
-            let places = places.range((from, until));
-            match filter.direction {
-                ListDirection::OldestFirst => found.extend(places.map(fits).take(STEP)),
-                ListDirection::NewestFirst => found.extend(places.rev().map(fits).take(STEP)),
-            }
-        }
-        found.sort_unstable_by(|(one, _), (other, _)| filter.compare(one, other));
-        found.truncate(STEP);
-        found
+            let (_, phase, class) = kind;
+            let range = filter.places(class, after);
+            (!range.is_empty()).then(|| (phase, places.range(range)))
+        });
+        ranges.collect()
     }
 }
 
-/// As [`crate::task::Summary::is_listed`].
-const fn is_listed(task: &Task) -> bool {
-    matches!(task.shown, TaskVisibility::Handle) && task.chosen.is_none()
+impl PlaceFacts {
+    /// Whether the task is not gone.
+    fn are_there(&self, phase: PhaseKind, now: Timestamp) -> bool {
+        !phase.is_settled() || self.expires_at > now
+    }
+}
+
+/// What comes next of a range.
+fn head<T>(range: &mut impl DoubleEndedIterator<Item = T>, direction: ListDirection) -> Option<T> {
+    match direction {
+        ListDirection::OldestFirst => range.next(),
+        ListDirection::NewestFirst => range.next_back(),
+    }
+}
+
+fn kind(task: &Task) -> PlacesKind {
+    let scope = task.chosen.as_ref().map(|chosen| chosen.session);
+    (scope, SummaryPhase::of(&task.phase).kind(), LagClass::of(task.created_at, task.updated_at))
 }

@@ -13,6 +13,7 @@ mod list_all;
 pub mod recovery;
 pub mod retry_delays;
 pub mod runner;
+mod subtask_tree;
 pub mod sweeper;
 mod target;
 
@@ -30,6 +31,7 @@ pub use call::{
 };
 pub use change_subscribers::ChangeSubscribers;
 pub use list_all::SURVEY_MAX;
+pub use subtask_tree::SubtaskTree;
 pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 
 use crate::store::TaskStore;

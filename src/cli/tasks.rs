@@ -77,6 +77,14 @@ struct TaskEntry {
     created_at: String,
     updated_at: String,
     expires_at: String,
+    /// What kind of client made it; in the answer about one task.
+    client: Option<String>,
+    flavour: Option<String>,
+    parent: Option<String>,
+    children: Option<usize>,
+    /// As many of its children as the gateway shows, with those below them.
+    #[serde(default)]
+    subtasks: Vec<Self>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -231,21 +239,36 @@ fn state(task: &TaskEntry) -> String {
     }
 }
 
+/// One column of a table: its head, and what stands in it.
+type Column = (&'static str, fn(&TaskEntry) -> String);
+
+const COLUMNS: [Column; 7] = [
+    ("REF", |task| printable(&task.reference).into_owned()),
+    ("STATE", state),
+    ("UPSTREAM", |task| printable(&task.upstream).into_owned()),
+    ("TOOL", |task| printable(&task.tool).into_owned()),
+    ("PRINCIPAL", |task| printable(&task.principal).into_owned()),
+    ("CREATED", |task| printable(&task.created_at).into_owned()),
+    ("UPDATED", |task| printable(&task.updated_at).into_owned()),
+];
+/// Those that are there only if a task has something to say in them.
+const TREE_COLUMNS: [Column; 2] = [
+    ("PARENT", |task| task.parent.as_deref().map(|parent| printable(parent).into_owned()).unwrap_or_default()),
+    ("SUBTASKS", |task| task.children.map(|count| count.to_string()).unwrap_or_default()),
+];
+
 fn table(tasks: &[TaskEntry]) -> String {
-    let head = ["REF", "STATE", "UPSTREAM", "TOOL", "PRINCIPAL", "CREATED", "UPDATED"].map(str::to_owned);
-    let row = |task: &TaskEntry| {
-        let [reference, upstream, tool, principal, created, updated] =
-            [&task.reference, &task.upstream, &task.tool, &task.principal, &task.created_at, &task.updated_at]
-                .map(|text| printable(text).into_owned());
-        [reference, state(task), upstream, tool, principal, created, updated]
-    };
-    let rows: Vec<_> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
+    let tree = TREE_COLUMNS.into_iter().filter(|(_, cell)| tasks.iter().any(|task| !cell(task).is_empty()));
+    let columns: Vec<Column> = COLUMNS.into_iter().chain(tree).collect();
+    let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task)).collect();
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: [usize; 7] = std::array::from_fn(width);
+    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
     let mut text = String::new();
     for row in &rows {
         let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
+        for (cell, width) in row.iter().zip(&widths) {
             let _ = write!(line, "{cell:width$}  ");
         }
         let _ = writeln!(text, "{}", line.trim_end());
@@ -267,16 +290,38 @@ fn details(task: &TaskEntry) -> String {
     ] {
         let _ = writeln!(text, "{name:<10}{value}");
     }
+    for (name, value) in [("client", &task.client), ("flavour", &task.flavour), ("parent", &task.parent)] {
+        if let Some(value) = value {
+            let _ = writeln!(text, "{name:<10}{}", printable(value));
+        }
+    }
+    if let Some(count) = task.children {
+        let _ = writeln!(text, "{:<10}{count}", "subtasks");
+        tree(task, 1, &mut text);
+    }
     text
+}
+
+/// What is below a task, a line for each, further to the right the deeper it is.
+fn tree(task: &TaskEntry, depth: usize, text: &mut String) {
+    let indent = "  ".repeat(depth);
+    for child in &task.subtasks {
+        let (reference, tool) = (printable(&child.reference), printable(&child.tool));
+        let _ = writeln!(text, "{indent}{reference}  {}  {tool}", state(child));
+        tree(child, depth + 1, text);
+    }
+    let left_out = task.children.unwrap_or_default().saturating_sub(task.subtasks.len());
+    if left_out > 0 {
+        let _ = writeln!(text, "{indent}and {left_out} more");
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_table_is_straight_and_obeys_no_name() {
-        let entry = |tool: &str| TaskEntry {
+    fn entry(tool: &str) -> TaskEntry {
+        TaskEntry {
             reference: "00000000000a".to_owned(),
             principal: "b".to_owned(),
             upstream: "up".to_owned(),
@@ -286,7 +331,45 @@ mod tests {
             created_at: "c".to_owned(),
             updated_at: "u".to_owned(),
             expires_at: "e".to_owned(),
+            client: None,
+            flavour: None,
+            parent: None,
+            children: None,
+            subtasks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_tree_is_printed_below_its_task_and_says_what_it_leaves_out() {
+        let child = |tool| TaskEntry { reason: None, state: "working".to_owned(), ..entry(tool) };
+        let middle = TaskEntry { children: Some(1), subtasks: vec![child("leaf")], ..child("middle") };
+        let top = TaskEntry {
+            client: Some("session".to_owned()),
+            flavour: Some("sep-1686".to_owned()),
+            children: Some(9),
+            subtasks: vec![middle, child("\u{1b}[2J")],
+            ..entry("top")
         };
+        let text = details(&top);
+        let (_, below) = text.split_once("expires   e\n").unwrap();
+        assert_eq!(
+            below,
+            "client    session\nflavour   sep-1686\nsubtasks  9\n\
+             \x20 00000000000a  working  middle\n\
+             \x20   00000000000a  working  leaf\n\
+             \x20 00000000000a  working   [2J\n\
+             \x20 and 7 more\n"
+        );
+        let listed = table(&[
+            TaskEntry { children: Some(9), ..entry("top") },
+            TaskEntry { parent: Some("p".to_owned()), ..entry("t") },
+        ]);
+        let ends: Vec<_> = listed.lines().map(|line| line.split_whitespace().skip(7).collect::<Vec<_>>()).collect();
+        assert_eq!(ends, [vec!["PARENT", "SUBTASKS"], vec!["u", "9"], vec!["u", "p"]]);
+    }
+
+    #[test]
+    fn a_table_is_straight_and_obeys_no_name() {
         let text = table(&[entry("grüße"), entry("\u{1b}[2J")]);
         assert_eq!(
             text,

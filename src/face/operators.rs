@@ -2,6 +2,8 @@
 //!
 //! Shown are digests, names, states and times; never an id, an argument, a question or a result (B165).
 
+mod entry;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -13,16 +15,18 @@ use serde::Serialize;
 
 use super::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
 use crate::cause::CauseChain;
-use crate::dialect::faults::reason_key;
 use crate::engine::{Engine, TaskError};
 use crate::store::NewestCursor;
-use crate::task::reference::principal_reference;
-use crate::task::{ShortReference, Summary, SummaryPhase, Task, TaskId, Timestamp};
+use crate::task::{ShortReference, Summary, Task, TaskId, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
+use entry::{OperatorTaskDetails, OperatorTaskEntry, state};
 
 /// Tasks on one page, if nothing else is asked for; and at most.
 const PAGE: usize = 100;
 const PAGE_MAX: usize = 1_000;
+
+/// Subtasks that are shown with one task.
+const SUBTASKS_MAX: usize = 200;
 
 /// The words for how a task stands.
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
@@ -84,53 +88,6 @@ impl std::fmt::Debug for Operators {
     }
 }
 
-/// One task, as operators see it.
-#[derive(Debug, Serialize)]
-struct OperatorTaskEntry {
-    #[serde(rename = "ref")]
-    reference: String,
-    principal: String,
-    upstream: String,
-    tool: String,
-    state: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'static str>,
-    created_at: String,
-    updated_at: String,
-    expires_at: String,
-}
-
-impl OperatorTaskEntry {
-    fn of(task: &Summary) -> Self {
-        let (state, reason) = state(task.phase);
-        Self {
-            reference: ShortReference::of(&task.key).to_string(),
-            principal: principal_reference(&task.key.owner),
-            upstream: task.origin.upstream.to_string(),
-            tool: task.origin.tool.to_string(),
-            state,
-            reason,
-            created_at: task.created_at.to_string(),
-            updated_at: task.updated_at.to_string(),
-            expires_at: task.expires_at().to_string(),
-        }
-    }
-}
-
-/// The word, and where the gateway itself had no answer, why.
-const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static str>) {
-    match phase {
-        SummaryPhase::Queued => ("queued", None),
-        SummaryPhase::Working => ("working", None),
-        SummaryPhase::AwaitingInput => ("input_required", None),
-        SummaryPhase::Returned { is_error: false } => ("completed", None),
-        SummaryPhase::Returned { is_error: true } => ("failed", Some("tool_error")),
-        SummaryPhase::Refused => ("failed", Some("upstream_error")),
-        SummaryPhase::Faulted(fault) => ("failed", Some(reason_key(fault.reason))),
-        SummaryPhase::Cancelled => ("cancelled", None),
-    }
-}
-
 /// The answer to `/tasks`.
 #[derive(Debug, Serialize)]
 struct OperatorTaskPage {
@@ -145,7 +102,7 @@ struct OperatorTaskPage {
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum OperatorTaskFinding {
-    Found(Box<OperatorTaskEntry>),
+    Found(Box<OperatorTaskDetails>),
     /// It is none of those that were looked at: the same question with this as `after` goes on.
     GoesOn {
         next: String,
@@ -210,7 +167,10 @@ impl OperatorTaskQuery {
 
     fn fits(&self, task: &Summary) -> bool {
         let (state, reason) = state(task.phase);
-        self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
+        // Where not asked for by how they stand, subtasks are a number beside their parent.
+        let is_listed = task.tree.parent.is_none() || self.state.is_some() || self.reason.is_some();
+        is_listed
+            && self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
             && self.state.as_deref().is_none_or(|wanted| wanted == state)
             && self.reason.as_deref().is_none_or(|wanted| Some(wanted) == reason)
     }
@@ -293,11 +253,20 @@ impl Operators {
         Ok(match (found, goes_on) {
             (Some(key), _) => {
                 let task = self.engine.get(&key).await?;
-                OperatorTaskFinding::Found(Box::new(OperatorTaskEntry::of(&Summary::of(&task))))
+                OperatorTaskFinding::Found(Box::new(self.details(&task).await?))
             }
             (None, Some(next)) => OperatorTaskFinding::GoesOn { next: place(next) },
             (None, None) => return Err(OperatorError::Unknown),
         })
+    }
+
+    async fn show(&self, reference: &str) -> Result<OperatorTaskDetails, OperatorError> {
+        Ok(self.details(&*self.find(reference).await?).await?)
+    }
+
+    async fn details(&self, task: &Task) -> Result<OperatorTaskDetails, TaskError> {
+        let below = self.engine.subtasks_of(&task.key.owner, &task.tree, SUBTASKS_MAX).await?;
+        Ok(OperatorTaskDetails::of(task, &below))
     }
 
     async fn cancel(&self, reference: &str) -> Result<OperatorTaskEntry, OperatorError> {
@@ -325,9 +294,7 @@ impl Endpoint for Operators {
         match (to_cancel, below) {
             _ if request.path == FIND => answer(self.find_by_id(&request.body).await),
             (Some(reference), _) => answer(self.cancel(reference).await),
-            (None, Some(reference)) => {
-                answer(self.find(reference).await.map(|task| OperatorTaskEntry::of(&Summary::of(&task))))
-            }
+            (None, Some(reference)) => answer(self.show(reference).await),
             (None, None) if request.path == "/tasks" => answer(self.list(request.query.as_deref()).await),
             (None, None) if wants_json(&request) => json(StatusCode::OK, &(self.status)()),
             (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
@@ -382,7 +349,7 @@ mod tests {
     use super::*;
     use crate::engine::{AdmissionLimits, SURVEY_MAX};
     use crate::store::{MemoryStore, TaskStore as _, contract};
-    use crate::task::ManualClock;
+    use crate::task::{ManualClock, Outcome, Phase, TreePlace};
 
     /// An endpoint in front of so many tasks, of which the first is the oldest.
     async fn operators(tasks: usize) -> Operators {
@@ -392,11 +359,12 @@ mod tests {
             let created_at = task.created_at.after(Duration::from_millis(number as u64));
             store.insert(&Task { created_at, ..task }).await.unwrap();
         }
-        let limits = AdmissionLimits {
-            tasks_max: tasks,
-            tasks_per_principal_max: tasks,
-            stored_bytes_per_principal_max: usize::MAX,
-        };
+        over(store)
+    }
+
+    fn over(store: Arc<MemoryStore>) -> Operators {
+        let limits =
+            AdmissionLimits { tasks_max: 1, tasks_per_principal_max: 1, stored_bytes_per_principal_max: usize::MAX };
         let clock = Arc::new(ManualClock::at(contract::task("key:ada", 0).created_at));
         let engine = Engine::new(store, clock, Box::new(|| 7), limits);
         Operators::new(engine, Box::new(|| unreachable!("nobody asks how the process stands")))
@@ -419,6 +387,65 @@ mod tests {
         assert!(first["next"].is_string() && first["ref"].is_null(), "{first}");
         let second = found(first["next"].clone()).await;
         assert!(second["ref"].is_string() && second["next"].is_null(), "{second}");
+    }
+
+    /// Four tasks of one owner: 1 has 2 and 3 below it, and 3 has 4.
+    async fn with_a_tree() -> Operators {
+        let store = Arc::new(MemoryStore::new(1 << 30));
+        let rows: [(u128, Option<u128>, &[u128]); 4] =
+            [(1, None, &[2, 3]), (2, Some(1), &[]), (3, Some(1), &[4]), (4, Some(3), &[])];
+        for (number, parent, children) in rows {
+            let id = TaskId::from_bits;
+            let tree =
+                TreePlace { parent: parent.map(id), children: children.iter().map(|child| id(*child)).collect() };
+            let phase = if number == 2 { Phase::Settled(Outcome::Cancelled) } else { Phase::Working };
+            store.insert(&Task { tree, phase, ..contract::task("key:ada", number) }).await.unwrap();
+        }
+        over(store)
+    }
+
+    #[tokio::test]
+    async fn a_task_is_shown_with_its_tree_and_a_list_has_subtasks_once() {
+        let operators = with_a_tree().await;
+        let json = |answer: Result<_, OperatorError>| match answer {
+            Ok(answer) => serde_json::to_value(answer).unwrap(),
+            Err(_) => panic!("an answer"),
+        };
+        let [top, second, third, fourth] =
+            [1, 2, 3, 4].map(|id| ShortReference::of(&contract::task("key:ada", id).key).to_string());
+        let shown = json(operators.show(&top).await);
+        assert_eq!(
+            (&shown["ref"], &shown["children"], &shown["client"]),
+            (&top.as_str().into(), &2.into(), &"stateless".into())
+        );
+        let below: Vec<_> =
+            shown["subtasks"].as_array().unwrap().iter().map(|row| (&row["ref"], &row["state"])).collect();
+        assert_eq!(below, [(&second.into(), &"cancelled".into()), (&third.as_str().into(), &"working".into())]);
+        assert_eq!(shown["subtasks"][1]["subtasks"][0]["ref"], fourth);
+        assert_eq!(shown["subtasks"][1]["subtasks"][0]["parent"], third);
+        let listed = async |query| {
+            let page = match operators.list(query).await {
+                Ok(page) => serde_json::to_value(page).unwrap(),
+                Err(_) => panic!("a page"),
+            };
+            page["tasks"].as_array().unwrap().iter().map(|row| row["children"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(listed(None).await, [2]);
+        assert_eq!(listed(Some("upstream=demo")).await.len(), 1);
+        assert_eq!(listed(Some("state=working")).await.len(), 3, "by how they stand each is found");
+    }
+
+    #[tokio::test]
+    async fn a_tree_is_shown_as_far_as_there_is_room_the_nearest_first() {
+        let operators = with_a_tree().await;
+        let task = operators.engine.get(&contract::task("key:ada", 1).key).await.unwrap();
+        let refs = async |limit| {
+            let below = operators.engine.subtasks_of(&task.key.owner, &task.tree, limit).await.unwrap();
+            below.iter().map(|node| (node.task.key.id.bits(), node.below.len())).collect::<Vec<_>>()
+        };
+        assert_eq!(refs(1).await, [(2, 0)]);
+        assert_eq!(refs(2).await, [(2, 0), (3, 0)]);
+        assert_eq!(refs(9).await, [(2, 0), (3, 1)]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, SharedString, U
 use taskgate::engine::{Askable, CallEvent, RoundRetry, TaskError};
 use taskgate::metric;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
-use taskgate::task::{Answer, Outcome, Phase, Plan, Principal, ShortReference, TaskKey, TaskMode};
+use taskgate::task::{Answer, Outcome, Phase, Plan, Principal, ShortReference, TaskKey, TaskMode, TreePlace};
 use taskgate::wire::Payload;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
@@ -103,6 +103,12 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     }),
     ("named_by", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.named_by(ShortReference::of(&case.key)).await) })
+    }),
+    ("subtasks_of", Stage::Overdue, Then::GivenUp, |case| {
+        Box::pin(async {
+            let above = TreePlace { parent: None, children: [case.key.id].into() };
+            drop(case.world.engine.subtasks_of(&case.key.owner, &above, 10).await);
+        })
     }),
     ("changed", Stage::Running, Then::Same, |case| {
         Box::pin(async {

@@ -1,0 +1,56 @@
+//! Reads the subtasks below a task, as far as somebody wants to see them.
+
+use std::sync::Arc;
+
+use super::{Engine, TaskError};
+use crate::task::{Principal, Summary, TaskId, TaskKey, TreePlace};
+
+/// One subtask and what is below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubtaskTree {
+    pub task: Summary,
+    /// In their order; fewer than the task has where a limit was reached.
+    pub below: Vec<Self>,
+}
+
+impl Engine {
+    /// The subtasks below a task that stands here in its owner's trees, at most `limit`, the nearest first; one that is gone
+    /// is left out. Its owner need not see them. Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn subtasks_of(
+        self: &Arc<Self>,
+        owner: &Principal,
+        tree: &TreePlace,
+        limit: usize,
+    ) -> Result<Vec<SubtaskTree>, TaskError> {
+        // Each with the place of its parent; `None` for those right below the task.
+        let mut rows: Vec<(Option<usize>, SubtaskTree)> = Vec::new();
+        let mut wanted: Vec<(Option<usize>, TaskId)> = tree.children.iter().map(|child| (None, *child)).collect();
+        let mut next = 0;
+        while next < wanted.len() && rows.len() < limit {
+            let (parent, id) = wanted[next];
+            next += 1;
+            match self.held(&TaskKey { owner: owner.clone(), id }).await {
+                Ok(child) => {
+                    wanted.extend(child.tree.children.iter().map(|below| (Some(rows.len()), *below)));
+                    rows.push((parent, SubtaskTree { task: Summary::of(&child), below: Vec::new() }));
+                }
+                Err(TaskError::Unknown) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        let mut nearest = Vec::new();
+        // Those that are below others come after them.
+        while let Some((parent, mut row)) = rows.pop() {
+            row.below.reverse();
+            match parent {
+                Some(parent) => rows[parent].1.below.push(row),
+                None => nearest.push(row),
+            }
+        }
+        nearest.reverse();
+        Ok(nearest)
+    }
+}

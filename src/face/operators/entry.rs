@@ -1,0 +1,106 @@
+//! Defines what operators see of one task.
+
+use serde::Serialize;
+
+use crate::dialect::faults::reason_key;
+use crate::engine::SubtaskTree;
+use crate::task::reference::principal_reference;
+use crate::task::{ClientKind, Draft, ShortReference, Summary, SummaryPhase, Task, TaskKey};
+
+/// One task, as operators see it.
+#[derive(Debug, Serialize)]
+pub(super) struct OperatorTaskEntry {
+    #[serde(rename = "ref")]
+    reference: String,
+    principal: String,
+    upstream: String,
+    tool: String,
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    created_at: String,
+    updated_at: String,
+    expires_at: String,
+    /// The draft that it was made by, if it was one that rows keep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flavour: Option<&'static str>,
+    /// The reference of the task that it is a subtask of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent: Option<String>,
+    /// How many subtasks it has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    children: Option<usize>,
+}
+
+impl OperatorTaskEntry {
+    pub(super) fn of(task: &Summary) -> Self {
+        let (state, reason) = state(task.phase);
+        Self {
+            reference: ShortReference::of(&task.key).to_string(),
+            principal: principal_reference(&task.key.owner),
+            upstream: task.origin.upstream.to_string(),
+            tool: task.origin.tool.to_string(),
+            state,
+            reason,
+            created_at: task.created_at.to_string(),
+            updated_at: task.updated_at.to_string(),
+            expires_at: task.expires_at().to_string(),
+            flavour: task.chosen.as_ref().map(|_| Draft::Sep1686.as_str()),
+            parent: task.tree.parent.map(|id| {
+                let parent = TaskKey { owner: task.key.owner.clone(), id };
+                ShortReference::of(&parent).to_string()
+            }),
+            children: Some(task.tree.children.len()).filter(|count| *count > 0),
+        }
+    }
+}
+
+/// One task by itself: with what kind of client made it, and what is below it.
+#[derive(Debug, Serialize)]
+pub(super) struct OperatorTaskDetails {
+    #[serde(flatten)]
+    entry: OperatorTaskEntry,
+    client: &'static str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    subtasks: Vec<OperatorSubtask>,
+}
+
+impl OperatorTaskDetails {
+    pub(super) fn of(task: &Task, below: &[SubtaskTree]) -> Self {
+        let client = match task.origin.maker {
+            ClientKind::Session => "session",
+            ClientKind::Stateless => "stateless",
+        };
+        let subtasks = below.iter().map(OperatorSubtask::of).collect();
+        Self { entry: OperatorTaskEntry::of(&Summary::of(task)), client, subtasks }
+    }
+}
+
+/// A subtask; with fewer in `subtasks` than its `children` where there were too many.
+#[derive(Debug, Serialize)]
+struct OperatorSubtask {
+    #[serde(flatten)]
+    entry: OperatorTaskEntry,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    subtasks: Vec<Self>,
+}
+
+impl OperatorSubtask {
+    fn of(tree: &SubtaskTree) -> Self {
+        Self { entry: OperatorTaskEntry::of(&tree.task), subtasks: tree.below.iter().map(Self::of).collect() }
+    }
+}
+
+/// The word, and where the gateway itself had no answer, why.
+pub(super) const fn state(phase: SummaryPhase) -> (&'static str, Option<&'static str>) {
+    match phase {
+        SummaryPhase::Queued => ("queued", None),
+        SummaryPhase::Working => ("working", None),
+        SummaryPhase::AwaitingInput => ("input_required", None),
+        SummaryPhase::Returned { is_error: false } => ("completed", None),
+        SummaryPhase::Returned { is_error: true } => ("failed", Some("tool_error")),
+        SummaryPhase::Refused => ("failed", Some("upstream_error")),
+        SummaryPhase::Faulted(fault) => ("failed", Some(reason_key(fault.reason))),
+        SummaryPhase::Cancelled => ("cancelled", None),
+    }
+}

@@ -5,13 +5,14 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, task_id};
 use super::faults::{RequestError, failure_error, not_in_flavour};
 use super::inputs;
 use crate::task::time::millis;
 use crate::task::{Answer, InputKey, Outcome, Phase, Task};
-use crate::wire::meta::META;
+use crate::wire::meta::{META, SUBTASKS};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method};
 
@@ -34,6 +35,22 @@ impl ExtTasks {
         matches!(name, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL)
     }
 
+    /// How a task stands, with what its subtasks ended in so far: each by its place among all of them. The extension has no
+    /// subtasks, so that stands in `_meta` under a key of ours.
+    #[must_use]
+    pub fn snapshot_with(&self, task: &Task, settled: &[(usize, Arc<Task>)]) -> Payload {
+        if settled.is_empty() {
+            return self.detailed(task);
+        }
+        let parts: Vec<Payload> = settled.iter().map(|(index, part)| settled_part(*index, part)).collect();
+        let parts = Payload::of(&parts);
+        let meta = match Object::of(&self.meta) {
+            Some(meta) => meta.edit().set(SUBTASKS, parts).finish(),
+            None => ObjectWriter::new().member(SUBTASKS, &parts).finish(),
+        };
+        Self { meta }.detailed(task)
+    }
+
     fn envelope(&self, result_type: &str) -> ObjectWriter {
         ObjectWriter::new().text("resultType", result_type).member(META, &self.meta)
     }
@@ -42,16 +59,28 @@ impl ExtTasks {
     fn detailed(&self, task: &Task) -> Payload {
         let writer = task_fields(self.envelope("complete"), task);
         match &task.phase {
-            Phase::Queued | Phase::Working | Phase::Settled(Outcome::Cancelled) => writer.finish(),
+            Phase::Queued | Phase::Working => writer.finish(),
             Phase::AwaitingInput(open) => writer.member("inputRequests", &inputs::requests(open)).finish(),
-            // The inlined result is a CallToolResult of 2026-07-28, which wants its own `resultType` (T-13).
-            Phase::Settled(Outcome::Returned { result, .. }) => {
-                writer.member_led_by("result", ("resultType", "complete"), result).finish()
-            }
-            Phase::Settled(Outcome::Faulted(failure)) => {
-                writer.member("error", &Payload::of(&failure_error(failure))).finish()
-            }
+            Phase::Settled(outcome) => with_outcome(writer, outcome).finish(),
         }
+    }
+}
+
+/// An object with what came of a call in it.
+fn with_outcome(writer: ObjectWriter, outcome: &Outcome) -> ObjectWriter {
+    match outcome {
+        Outcome::Cancelled => writer,
+        // The inlined result is a CallToolResult of 2026-07-28, which wants its own `resultType` (T-13).
+        Outcome::Returned { result, .. } => writer.member_led_by("result", ("resultType", "complete"), result),
+        Outcome::Faulted(failure) => writer.member("error", &Payload::of(&failure_error(failure))),
+    }
+}
+
+fn settled_part(index: usize, part: &Task) -> Payload {
+    let writer = ObjectWriter::new().number("index", index as u64).text("status", status(&part.phase));
+    match &part.phase {
+        Phase::Settled(outcome) => with_outcome(writer, outcome).finish(),
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => writer.finish(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Engine, TaskError};
-use crate::task::{Principal, Summary, TaskId, TaskKey, TreePlace};
+use crate::task::{Principal, Summary, Task, TaskId, TaskKey, TreePlace};
 
 /// One subtask and what is below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,5 +52,31 @@ impl Engine {
         }
         nearest.reverse();
         Ok(nearest)
+    }
+
+    /// Those right below a task that have settled, each with its place among all of them; in that order, those are left out
+    /// with which all would take more than `bytes_max`. Its owner need not see them. Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn settled_subtasks(
+        self: &Arc<Self>,
+        owner: &Principal,
+        tree: &TreePlace,
+        bytes_max: usize,
+    ) -> Result<Vec<(usize, Arc<Task>)>, TaskError> {
+        let (mut settled, mut bytes) = (Vec::new(), 0);
+        for (index, id) in tree.children.iter().enumerate() {
+            let child = match self.held(&TaskKey { owner: owner.clone(), id: *id }).await {
+                Ok(child) if child.is_settled() => child,
+                Ok(_) | Err(TaskError::Unknown) => continue,
+                Err(error) => return Err(error),
+            };
+            if bytes + child.stored_bytes() <= bytes_max {
+                bytes += child.stored_bytes();
+                settled.push((index, child));
+            }
+        }
+        Ok(settled)
     }
 }

@@ -448,6 +448,17 @@ mod tests {
         assert_eq!(refs(9).await, [(2, 0), (3, 1)]);
     }
 
+    #[tokio::test]
+    async fn settled_subtasks_keep_their_places_and_those_that_do_not_fit_are_left_out() {
+        let operators = with_a_tree().await;
+        let task = operators.engine.get(&contract::task("key:ada", 1).key).await.unwrap();
+        let [found, none] =
+            [usize::MAX, 0].map(|bytes_max| operators.engine.settled_subtasks(&task.key.owner, &task.tree, bytes_max));
+        let found: Vec<_> = found.await.unwrap().iter().map(|(index, task)| (*index, task.key.id.bits())).collect();
+        assert_eq!(found, [(0, 2)]);
+        assert!(none.await.unwrap().is_empty());
+    }
+
     #[test]
     fn a_query_is_read_whole_or_refused() {
         let after = Some((Timestamp::from_millis(5), ShortReference([0, 0, 0, 0, 0, 10])));

@@ -14,6 +14,8 @@ pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-re
 /// The client's own name for a call, so that a repetition of it finds the same task. Ours; the header
 /// `Idempotency-Key` says the same.
 pub const IDEMPOTENCY_KEY: &str = "io.taskgate/idempotency-key";
+/// How the parts of a task ended so far. Ours.
+pub const SUBTASKS: &str = "io.taskgate/subtasks";
 pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
 pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";
 

@@ -23,7 +23,11 @@ fn params(text: &str) -> Object {
 /// Compares with a file under `tests/golden/ext_tasks`; `UPDATE_GOLDEN=1` writes it.
 #[track_caller]
 fn check(name: &str, reply: TaskReply<'_>) {
-    let encoded = dialect().encode(reply).unwrap();
+    check_text(name, &dialect().encode(reply).unwrap());
+}
+
+#[track_caller]
+fn check_text(name: &str, encoded: &Payload) {
     let path = format!("{}/tests/golden/ext_tasks/{name}.json", env!("CARGO_MANIFEST_DIR"));
     let text = format!("{}\n", encoded.as_str());
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
@@ -75,7 +79,22 @@ fn every_shape_is_as_its_golden_file() {
     check("acknowledged", TaskReply::Cancelled { task: &cancelled, was_settled: true });
     check("acknowledged", TaskReply::Cancelled { task: &cancelled, was_settled: false });
     let dir = format!("{}/tests/golden/ext_tasks", env!("CARGO_MANIFEST_DIR"));
-    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 13);
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 14);
+}
+
+#[test]
+fn settled_subtasks_stand_beside_what_is_said_of_their_parent() {
+    let parent = in_phase(Phase::Working);
+    let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
+    let settled = [
+        returned(r#"{"content":[], "n":1.10}"#, false),
+        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))),
+        Phase::Settled(Outcome::Cancelled),
+    ];
+    let settled: Vec<_> = [0, 3, 7].into_iter().zip(settled.map(|phase| Arc::new(in_phase(phase)))).collect();
+    check_text("working_with_subtasks", &dialect().snapshot_with(&parent, &settled));
+    let plain = dialect().encode(TaskReply::Snapshot(&parent)).unwrap();
+    assert_eq!(dialect().snapshot_with(&parent, &[]), plain, "no member without a subtask");
 }
 
 const ID: &str = "0123456789abcdef0123456789abcdef";

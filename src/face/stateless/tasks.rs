@@ -16,6 +16,9 @@ use crate::metric;
 use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
 use crate::wire::{Payload, method};
 
+/// What the outcomes of a task's parts may take of one answer about the task while it runs.
+const EARLY_BYTES_MAX: usize = 1 << 20;
+
 /// Whether a request may be about tasks at all. Clients that still declare those of 2025-11-25 may look after what they
 /// made in a session, and cancel it (T-10, EXT-63).
 pub(super) fn may_ask(said: &StatelessRequest, name: &str) -> bool {
@@ -95,7 +98,11 @@ impl StatelessFace {
                 let task = engine.get(&key(id)).await?;
                 check_declared(&inquiry.said, &task)?;
                 record_shown(&task);
-                dialect.encode(TaskReply::Snapshot(&task))
+                let settled = match task.is_settled() {
+                    false => engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX).await?,
+                    true => Vec::new(),
+                };
+                Ok(dialect.snapshot_with(&task, &settled))
             }
             TaskCommand::Answer(id, answers) => {
                 // What a question wants as its answer never changes: keys are not used again.

@@ -110,6 +110,12 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
             drop(case.world.engine.subtasks_of(&case.key.owner, &above, 10).await);
         })
     }),
+    ("settled_subtasks", Stage::Overdue, Then::GivenUp, |case| {
+        Box::pin(async {
+            let above = TreePlace { parent: None, children: [case.key.id].into() };
+            drop(case.world.engine.settled_subtasks(&case.key.owner, &above, usize::MAX).await);
+        })
+    }),
     ("changed", Stage::Running, Then::Same, |case| {
         Box::pin(async {
             let mut watcher = case.world.engine.watchers().watch(&case.key).unwrap();

@@ -14,14 +14,15 @@ use crate::wire::{Object, method};
 /// # Errors
 /// [`RequestError::Params`] that names the member.
 pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), RequestError> {
-    if let Some(rule) = rules.split_of(tool)
+    let policy = rules.rule(tool);
+    if let Some(rule) = &policy.split
         && elements_in(rule, params).is_some_and(|count| count > rule.max.get())
     {
         let (argument, max) = (&rule.argument, rule.max);
         let what = format!("arguments.{argument} has more than {max} elements, the most that this tool takes");
         return Err(RequestError::Params(Cow::Owned(what)));
     }
-    let Some(max) = rules.limits_of(tool).arguments_bytes_max else { return Ok(()) };
+    let Some(max) = policy.limits.arguments_bytes_max else { return Ok(()) };
     match params.get("arguments") {
         Some(arguments) if arguments.len() > max => {
             let what = format!("arguments are larger than {max} bytes, the most that this tool takes");

@@ -173,7 +173,8 @@ pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
 #[must_use]
 pub fn plain_call(request: &Request, drafts: Drafts) -> Option<Bytes> {
     let params = request.params.object()?;
-    let meta = params.get_object(META).filter(|meta| drafts.has(Draft::Sep1686) && meta.contains(DRAFT_TASK));
+    let meta = if drafts.has(Draft::Sep1686) { params.get_object(META) } else { None };
+    let meta = meta.filter(|meta| meta.contains(DRAFT_TASK));
     if !params.contains("task") && meta.is_none() {
         return None;
     }

@@ -230,7 +230,9 @@ impl ToolRules {
         self.default.split.is_some() || self.patterns.iter().any(|(_, policy)| policy.split.is_some())
     }
 
-    fn rule(&self, tool: &str) -> &ToolPolicy {
+    /// What holds for a tool, by the name that clients see.
+    #[must_use]
+    pub fn rule(&self, tool: &str) -> &ToolPolicy {
         self.patterns.iter().find(|(pattern, _)| pattern.matches(tool)).map_or(&self.default, |(_, policy)| policy)
     }
 

@@ -29,10 +29,13 @@ pub(in crate::face::session) fn wish(
     params: &Object,
     accepted: AcceptedTypes,
 ) -> Result<Option<TaskWish>, RequestError> {
+    let (is_core, is_draft) = (session.has_tasks(), settings.drafts.has(Draft::Sep1686));
+    if !is_core && !is_draft {
+        return Ok(None);
+    }
     let Some(mode) = params.get_str("name").map(|tool| settings.rules.mode_of(&tool)) else { return Ok(None) };
-    let is_core = session.has_tasks();
     // Without a stream nobody could be told of the task (T-38), and what runs only plainly has none (D86-01).
-    if settings.drafts.has(Draft::Sep1686)
+    if is_draft
         && accepted.takes_stream()
         && mode != TaskMode::Never
         && !(is_core && RequestedTtl::read(params)?.is_some())
@@ -40,8 +43,9 @@ pub(in crate::face::session) fn wish(
     {
         return Ok(Some(TaskWish::Draft(wish)));
     }
-    if settings.drafts.has(Draft::Sep1686) {
-        return Ok(HybridTasks::wish(params, mode, session.token.client_version)?.map(TaskWish::Core));
-    }
-    if is_core { Ok(CoreTasks::wish(params, mode)?.map(TaskWish::Core)) } else { Ok(None) }
+    let wish = match is_draft {
+        true => HybridTasks::wish(params, mode, session.token.client_version)?,
+        false => CoreTasks::wish(params, mode)?,
+    };
+    Ok(wish.map(TaskWish::Core))
 }

@@ -11,13 +11,12 @@ mod task_param;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, task_id};
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, task_id};
 use super::faults::{RequestError, already_settled, not_in_flavour, not_settled, session_failure_error, was_cancelled};
 use super::related_task::RelatedTask;
-use super::session_results::{STRUCTURED_CONTENT, has_odd_content};
+use super::session_results::without_odd_content;
 use crate::task::time::millis;
 use crate::task::{
     Draft, Drafts, Failure, Outcome, Phase, PhaseKind, Summary, SummaryPhase, Task, TaskId, TaskMode, TreePlace,
@@ -140,7 +139,7 @@ impl CoreTasks {
     fn outcome(&self, task: &Task) -> Result<Payload, RpcError> {
         match &task.phase {
             Phase::Settled(Outcome::Returned { result, .. }) => {
-                Ok(RelatedTask::of(task.key.id, None).under(self.parent(task)).on(&known(result)))
+                Ok(RelatedTask::of(task.key.id, None).under(self.parent(task)).on(&without_odd_content(result)))
             }
             Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
             Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
@@ -151,12 +150,7 @@ impl CoreTasks {
     /// One page of a list (L25-33, L25-34).
     fn page(&self, tasks: &[Summary], next: Option<&str>) -> Payload {
         let tasks: Vec<Payload> = tasks.iter().map(|task| self.fields(task)).collect();
-        let writer = ObjectWriter::new().member("tasks", &Payload::of(&tasks));
-        match next {
-            Some(next) => writer.text("nextCursor", next),
-            None => writer,
-        }
-        .finish()
+        list_page(&tasks, next)
     }
 }
 
@@ -190,11 +184,7 @@ impl FaceDialect for CoreTasks {
             method::TASKS_GET => Ok(TaskCommand::Get(task_id(params)?)),
             method::TASKS_RESULT => Ok(TaskCommand::Await(task_id(params)?)),
             method::TASKS_CANCEL => Ok(TaskCommand::Cancel(task_id(params)?)),
-            method::TASKS_LIST if !params.contains("cursor") => Ok(TaskCommand::List(None)),
-            method::TASKS_LIST => match params.get_string("cursor") {
-                Some(cursor) => Ok(TaskCommand::List(Some(cursor))),
-                None => Err(bad_cursor()),
-            },
+            method::TASKS_LIST => Ok(TaskCommand::List(list_cursor(params)?)),
             other => Err(RequestError::UnknownMethod(other.to_owned())),
         }
     }
@@ -210,12 +200,6 @@ impl FaceDialect for CoreTasks {
             TaskReply::Answered | TaskReply::Fetched(_) | TaskReply::Deleted => Err(not_in_flavour()),
         }
     }
-}
-
-/// The complaint about a cursor that is none of ours (L25-36).
-#[must_use]
-pub const fn bad_cursor() -> RequestError {
-    RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
 }
 
 /// The word for how a task stands (T-01).
@@ -241,12 +225,4 @@ fn status_message(task: &Summary) -> Option<Arc<str>> {
         | SummaryPhase::Cancelled => task.failure.clone(),
     };
     message.or_else(|| task.status_message.clone())
-}
-
-/// A result less what this version gives no meaning (T-77): a server without sessions may have given it.
-fn known(result: &Payload) -> Cow<'_, Payload> {
-    match Object::of(result).filter(has_odd_content) {
-        Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
-        None => Cow::Borrowed(result),
-    }
 }

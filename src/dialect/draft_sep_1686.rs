@@ -9,17 +9,16 @@ mod task_key;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::face_dialect::{FaceDialect, TaskCommand, TaskReply};
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page};
 use super::faults::{
     RequestError, already_settled, not_completed, not_in_flavour, not_settled, session_failure_error, was_cancelled,
 };
 use super::related_task::RelatedTask;
-use super::session_results::{STRUCTURED_CONTENT, has_odd_content};
+use super::session_results::without_odd_content;
 use crate::task::time::millis;
 use crate::task::{ChosenId, Failure, GatewayFault, Outcome, Phase, Reason, SessionScope, Task, TaskId};
 use crate::wire::meta::META;
@@ -70,12 +69,7 @@ impl DraftTasks {
     #[must_use]
     pub fn page(&self, tasks: &[Arc<Task>], next: Option<&str>) -> Payload {
         let tasks: Vec<Payload> = tasks.iter().map(|task| self.fields(task).finish()).collect();
-        let writer = ObjectWriter::new().member("tasks", &Payload::of(&tasks));
-        match next {
-            Some(next) => writer.text("nextCursor", next),
-            None => writer,
-        }
-        .finish()
+        list_page(&tasks, next)
     }
 
     fn key(&self, params: &Object) -> Result<TaskId, RequestError> {
@@ -116,7 +110,7 @@ impl DraftTasks {
     /// What the call itself is answered with (D86-03).
     fn outcome(&self, task: &Task) -> Result<Payload, RpcError> {
         match &task.phase {
-            Phase::Settled(Outcome::Returned { result, .. }) => Ok(self.related(task).on(&known(result))),
+            Phase::Settled(Outcome::Returned { result, .. }) => Ok(self.related(task).on(&without_odd_content(result))),
             Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
             Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
             Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
@@ -131,11 +125,7 @@ impl FaceDialect for DraftTasks {
             method::TASKS_RESULT => Ok(TaskCommand::Fetch(self.key(params)?)),
             method::TASKS_DELETE => Ok(TaskCommand::Delete(self.key(params)?)),
             method::TASKS_CANCEL => Ok(TaskCommand::Cancel(self.key(params)?)),
-            method::TASKS_LIST if !params.contains("cursor") => Ok(TaskCommand::List(None)),
-            method::TASKS_LIST => match params.get_string("cursor") {
-                Some(cursor) => Ok(TaskCommand::List(Some(cursor))),
-                None => Err(bad_cursor()),
-            },
+            method::TASKS_LIST => Ok(TaskCommand::List(list_cursor(params)?)),
             other => Err(RequestError::UnknownMethod(other.to_owned())),
         }
     }
@@ -164,12 +154,6 @@ impl FaceDialect for DraftTasks {
     }
 }
 
-/// The complaint about a cursor that is none of ours (D86-23).
-#[must_use]
-pub const fn bad_cursor() -> RequestError {
-    RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
-}
-
 /// The word for how a task stands (D86-07 to D86-09).
 const fn status(phase: &Phase) -> &'static str {
     match phase {
@@ -191,13 +175,5 @@ fn error(phase: &Phase) -> Option<Arc<str>> {
     match phase {
         Phase::Settled(Outcome::Faulted(failure)) => status_text(&session_failure_error(failure).message),
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => None,
-    }
-}
-
-/// A result less what session versions give no meaning (T-77): a server without sessions may have given it.
-fn known(result: &Payload) -> Cow<'_, Payload> {
-    match Object::of(result).filter(has_odd_content) {
-        Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
-        None => Cow::Borrowed(result),
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::RequestError;
 use crate::task::{Answer, InputKey, Summary, Task, TaskId};
+use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError};
 
 /// Longest `taskId` that is looked at (B119).
@@ -92,6 +93,33 @@ pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
         .filter(usable)
         .ok_or(RequestError::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
     TaskId::parse(&text).ok_or(RequestError::UnknownTask)
+}
+
+/// The place in the params of a `tasks/list`.
+///
+/// # Errors
+/// If it is no string.
+pub(super) fn list_cursor(params: &Object) -> Result<Option<String>, RequestError> {
+    match params.get_string("cursor") {
+        None if params.contains("cursor") => Err(bad_cursor()),
+        cursor => Ok(cursor),
+    }
+}
+
+/// The complaint about a cursor that is none of ours (L25-36, D86-23).
+#[must_use]
+pub const fn bad_cursor() -> RequestError {
+    RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
+}
+
+/// One page of a list (L25-33, L25-34, D86-20, D86-21).
+pub(super) fn list_page(tasks: &[Payload], next: Option<&str>) -> Payload {
+    let writer = ObjectWriter::new().member("tasks", &Payload::of(tasks));
+    match next {
+        Some(next) => writer.text("nextCursor", next),
+        None => writer,
+    }
+    .finish()
 }
 
 /// A number of milliseconds; parts of one are left out.

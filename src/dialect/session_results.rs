@@ -1,6 +1,8 @@
 //! Writes what clients with sessions are told of a stateless server: `initialize` (LEG-02, GW-12), and results and
 //! errors in the form of their versions (GW-05, LEG-17).
 
+use std::borrow::Cow;
+
 use super::faults::gateway_error;
 use super::lifecycle::SessionServerDescription;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -63,8 +65,16 @@ pub fn session_result(method: &str, result: &Payload) -> Payload {
 }
 
 /// Whether a tool's result has structured content that is no object: until 2025-11-25 it can be nothing else (T-77).
-pub(super) fn has_odd_content(result: &Object) -> bool {
+fn has_odd_content(result: &Object) -> bool {
     result.get(STRUCTURED_CONTENT).is_some_and(|content| Object::of(&content).is_none())
+}
+
+/// A task's result less what session versions give no meaning (T-77): a server without sessions may have given it.
+pub(super) fn without_odd_content(result: &Payload) -> Cow<'_, Payload> {
+    match Object::of(result).filter(has_odd_content) {
+        Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
+        None => Cow::Borrowed(result),
+    }
 }
 
 /// A tool without an output schema that older clients would take for one of objects.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::hybrid::HybridTasks;
 use super::*;
+use crate::dialect::face_dialect::bad_cursor;
 use crate::store::contract::task;
 use crate::task::{Answer, Draft, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId, TreePlace};
 use crate::wire::progress::{self, ProgressView};

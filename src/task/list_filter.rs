@@ -117,6 +117,12 @@ impl Default for ListFilter {
 }
 
 impl ListFilter {
+    /// All tasks of a scope in order of creation, as lists without a filter have them.
+    #[must_use]
+    pub fn of_scope(scope: Option<SessionScope>) -> Self {
+        Self { scope, by: OrderedBy::Creation, direction: ListDirection::OldestFirst, ..Self::default() }
+    }
+
     /// Whether a list of this kind shows the task.
     #[must_use]
     pub fn fits(&self, task: &Summary) -> bool {

@@ -45,8 +45,8 @@ use crate::face::rewrite::TaskSupportLookup;
 use crate::face::task_method_error::TaskMethodError;
 use crate::metric;
 use crate::task::{
-    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase,
-    Principal, Reason, SessionScope, Task, TaskKey,
+    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, ListFilter, Outcome,
+    Phase, Principal, Reason, SessionScope, Task, TaskKey,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
@@ -396,6 +396,11 @@ impl SessionFaceState {
         Ok(self.tasks.codec().encode(reply)?)
     }
 
+    /// What a list is to hold, where lists are filtered.
+    fn wanted_tasks(&self, params: &Object) -> Result<Option<ListFilter>, RequestError> {
+        if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
+    }
+
     async fn list(
         &self,
         owner: &Principal,
@@ -405,21 +410,20 @@ impl SessionFaceState {
         if !owner.is_identified() {
             return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
         }
-        let filter = match self.served.settings.drafts.has(Draft::Sep1904) {
-            true => list_filter(params).map_err(TaskMethodError::Complaint)?,
-            false => None,
-        };
+        let filter = self.wanted_tasks(params)?;
         let (sealer, filter) = (&self.served.sealer, filter.as_ref());
         let place = |cursor: String| {
             tokens::place(sealer, owner, filter, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))
         };
         let after = cursor.map(place).transpose()?;
-        let mut page = match filter {
+        let page = match filter {
             Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
+            // Those under chosen ids belong to the sessions that chose them (T-66).
+            None if self.served.settings.drafts.has(Draft::Sep1686) => {
+                self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), after, PAGE).await?
+            }
             None => self.served.engine.list(owner, after, PAGE).await?,
         };
-        // Those belong to the sessions that chose their ids (T-66).
-        page.tasks.retain(|task| task.chosen.is_none());
         let next = page.next.map(|place| tokens::cursor(sealer, owner, filter, place));
         Ok(self.tasks.codec().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
     }

@@ -22,15 +22,9 @@ use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::face::task_method_error::TaskMethodError;
 use crate::metric;
-use crate::task::{ChosenId, SessionScope, Task, TaskKey};
+use crate::task::{ChosenId, ListFilter, Principal, SessionScope, Task, TaskId, TaskKey, Timestamp};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{Object, Payload, RequestId};
-
-/// Pages of all the owner's tasks that are looked through for one page of a session's.
-const LOOKED_THROUGH_MAX: usize = 20;
-
-/// Tells cursors of these lists from those of 2025-11-25.
-const CURSOR: &str = "chosen.";
 
 /// What a face keeps of a call under a chosen id until it is answered.
 pub(super) struct DraftCall {
@@ -120,7 +114,7 @@ impl SessionFaceState {
     ) -> Option<Result<Payload, TaskMethodError>> {
         let dialect = DraftTasks::for_request(SessionScope(asking.session.token.nonce), params);
         let answered = match dialect.decode(method, params) {
-            Ok(TaskCommand::List(cursor)) => self.draft_list(asking, &dialect, cursor).await.transpose()?,
+            Ok(TaskCommand::List(cursor)) => self.draft_list(asking, &dialect, cursor, params).await.transpose()?,
             Ok(command) => self.draft_command(asking, &dialect, command).await,
             Err(complaint) => Err(complaint.into()),
         };
@@ -174,46 +168,51 @@ impl SessionFaceState {
         Ok(reply?)
     }
 
-    /// The tasks that this session made under ids of its own (D86-22). `None` where there are none and the list of
-    /// 2025-11-25 is served: who chose ids in a session speaks the draft.
+    /// The tasks that this session made under ids of its own (D86-22), and where the list of 2025-11-25 is served too, the
+    /// way there (L25-35). `None` where it is that list that is asked for: by its cursors and criteria, or where the session
+    /// has made no tasks under ids of its own.
     async fn draft_list(
         &self,
         asking: &TaskRequestContext<'_>,
         dialect: &DraftTasks,
         cursor: Option<String>,
+        params: &Object,
     ) -> Result<Option<Payload>, TaskMethodError> {
         let (owner, has_core) = (asking.principal, asking.session.has_tasks());
-        if !owner.is_identified() {
+        if !owner.is_identified() || (has_core && !matches!(self.wanted_tasks(params), Ok(None))) {
             return Ok(None);
         }
-        let (sealer, is_first) = (&self.served.sealer, cursor.is_none());
-        let mut after = match cursor.as_deref().map(|cursor| cursor.strip_prefix(CURSOR)) {
-            Some(Some(sealed)) => Some(tokens::place(sealer, owner, None, sealed).ok_or_else(bad_cursor)?),
+        let (engine, sealer) = (&self.served.engine, &self.served.sealer);
+        let ours = ListFilter::of_scope(Some(SessionScope(asking.session.token.nonce)));
+        let is_first = cursor.is_none();
+        let after = match cursor.map(|cursor| tokens::place(sealer, owner, Some(&ours), &cursor)) {
             Some(None) if has_core => return Ok(None),
             Some(None) => return Err(bad_cursor().into()),
+            after => after.flatten(),
+        };
+        let page = engine.list_filtered(owner, &ours, after, PAGE).await?;
+        let mut tasks = Vec::new();
+        for task in page.tasks {
+            match engine.get(&task.key).await {
+                Ok(task) => tasks.push(task),
+                Err(TaskError::Unknown) => (),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let next = match page.next {
+            Some(next) => Some(tokens::cursor(sealer, owner, Some(&ours), next)),
+            None if has_core && is_first && tasks.is_empty() => return Ok(None),
+            None if has_core => self.first_cursor(owner).await?,
             None => None,
         };
-        let scope = SessionScope(asking.session.token.nonce);
-        let is_ours = |chosen: &ChosenId| chosen.session == scope;
-        let mut tasks = Vec::new();
-        for _ in 0..LOOKED_THROUGH_MAX {
-            let page = self.served.engine.list(owner, after, PAGE).await?;
-            for task in page.tasks.iter().filter(|task| task.chosen.as_ref().is_some_and(is_ours)) {
-                match self.served.engine.get(&task.key).await {
-                    Ok(task) => tasks.push(task),
-                    Err(TaskError::Unknown) => (),
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            after = page.next;
-            if after.is_none() || tasks.len() >= PAGE {
-                break;
-            }
-        }
-        if tasks.is_empty() && is_first && has_core {
-            return Ok(None);
-        }
-        let next = after.map(|place| format!("{CURSOR}{}", tokens::cursor(sealer, owner, None, place)));
         Ok(Some(dialect.page(&tasks, next.as_deref())))
+    }
+
+    /// The cursor of the first page of the list of 2025-11-25, if anything is there.
+    async fn first_cursor(&self, owner: &Principal) -> Result<Option<String>, TaskMethodError> {
+        let page = self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), None, 1).await?;
+        let is_any = page.next.is_some() || !page.tasks.is_empty();
+        let before_all = (Timestamp::from_millis(0), TaskId::from_bits(0));
+        Ok(is_any.then(|| tokens::cursor(&self.served.sealer, owner, None, before_all)))
     }
 }

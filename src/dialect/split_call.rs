@@ -62,50 +62,56 @@ impl SplitCall {
         Some(self.params.edit().set(ARGUMENTS, arguments).finish())
     }
 
-    /// The result of the whole: what its calls returned, in the order of the list. A call that failed contributes a text
-    /// that names its element and says why. `isError` if every call failed.
+    /// The member of the arguments that is the list.
     #[must_use]
-    pub fn combined(&self, parts: &[SplitResult]) -> Payload {
-        let mut content: Vec<Payload> = Vec::new();
-        let mut structured = Vec::new();
-        for (index, part) in parts.iter().enumerate() {
-            let (blocks, value) = match part {
-                SplitResult::Returned(CanonicalResult { result, is_error: false }) => {
-                    let object = Object::of(result);
-                    let member = |name| object.as_ref().and_then(|object| object.get(name));
-                    (
-                        member(CONTENT).into_iter().flat_map(|blocks| blocks.items().collect::<Vec<_>>()).collect(),
-                        member(STRUCTURED_CONTENT),
-                    )
-                }
-                SplitResult::Returned(CanonicalResult { result, is_error: true }) => {
-                    let why = first_text(result);
-                    (vec![self.failure(index, why.as_deref().unwrap_or("the tool reported an error"))], None)
-                }
-                SplitResult::Failed(why) => (vec![self.failure(index, why)], None),
-            };
-            content.extend(blocks);
-            structured.push(value);
-        }
-        let has_failed =
-            |part: &SplitResult| !matches!(part, SplitResult::Returned(CanonicalResult { is_error: false, .. }));
-        let writer = ObjectWriter::new().member(CONTENT, &Payload::of(&content));
-        let writer = match structured.iter().any(Option::is_some) {
-            true => writer
-                .member(STRUCTURED_CONTENT, &ObjectWriter::new().member("results", &Payload::of(&structured)).finish()),
-            false => writer,
-        };
-        match parts.iter().all(has_failed) {
-            true => writer.member("isError", &Payload::of(&true)),
-            false => writer,
-        }
-        .finish()
+    pub const fn argument(&self) -> &Arc<str> {
+        &self.argument
     }
+}
 
-    fn failure(&self, index: usize, why: &str) -> Payload {
-        let text = format!("{}[{index}] failed: {why}", self.argument);
-        ObjectWriter::new().text("type", "text").text("text", &text).finish()
+/// The result of the whole: what its calls returned, in the order of the list. A call that failed contributes a text
+/// that names its element and says why. `isError` if every call failed.
+#[must_use]
+pub fn combined(argument: &str, parts: &[SplitResult]) -> Payload {
+    let mut content: Vec<Payload> = Vec::new();
+    let mut structured = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let (blocks, value) = match part {
+            SplitResult::Returned(CanonicalResult { result, is_error: false }) => {
+                let object = Object::of(result);
+                let member = |name| object.as_ref().and_then(|object| object.get(name));
+                (
+                    member(CONTENT).into_iter().flat_map(|blocks| blocks.items().collect::<Vec<_>>()).collect(),
+                    member(STRUCTURED_CONTENT),
+                )
+            }
+            SplitResult::Returned(CanonicalResult { result, is_error: true }) => {
+                let why = first_text(result);
+                (vec![failure(argument, index, why.as_deref().unwrap_or("the tool reported an error"))], None)
+            }
+            SplitResult::Failed(why) => (vec![failure(argument, index, why)], None),
+        };
+        content.extend(blocks);
+        structured.push(value);
     }
+    let has_failed =
+        |part: &SplitResult| !matches!(part, SplitResult::Returned(CanonicalResult { is_error: false, .. }));
+    let writer = ObjectWriter::new().member(CONTENT, &Payload::of(&content));
+    let writer = match structured.iter().any(Option::is_some) {
+        true => writer
+            .member(STRUCTURED_CONTENT, &ObjectWriter::new().member("results", &Payload::of(&structured)).finish()),
+        false => writer,
+    };
+    match parts.iter().all(has_failed) {
+        true => writer.member("isError", &Payload::of(&true)),
+        false => writer,
+    }
+    .finish()
+}
+
+fn failure(argument: &str, index: usize, why: &str) -> Payload {
+    let text = format!("{argument}[{index}] failed: {why}");
+    ObjectWriter::new().text("type", "text").text("text", &text).finish()
 }
 
 /// What came of one call.
@@ -192,7 +198,8 @@ mod tests {
         let call = read(r#"{"urls":["a","b","c"]}"#).unwrap();
         let text = |text: &str| format!(r#"{{"type":"text","text":"{text}"}}"#);
         let plain = |words: &str| returned(&format!(r#"{{"content":[{}],"_meta":{{"k":1}}}}"#, text(words)), false);
-        let check = |parts: &[SplitResult], expected: String| assert_eq!(call.combined(parts).as_str(), expected);
+        let check =
+            |parts: &[SplitResult], expected: String| assert_eq!(combined(call.argument(), parts).as_str(), expected);
         check(
             &[plain("1"), plain("2"), plain("3")],
             format!(r#"{{"content":[{},{},{}]}}"#, text("1"), text("2"), text("3")),

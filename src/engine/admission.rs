@@ -3,6 +3,7 @@
 //! A place is held from before the upstream is called until the task settles, so `auto` can be sure of
 //! its promotion. The principal's own bound is asked before the one of all (GW-40).
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -43,27 +44,35 @@ impl TaskAdmission {
     /// # Errors
     /// `TooManyTasks` or `Draining`.
     pub fn take(self: &Arc<Self>, owner: &Principal) -> Result<TaskPermit, Reason> {
+        self.take_many(owner, NonZeroUsize::MIN)
+    }
+
+    /// Takes places for a task and its subtasks: all of them, or none.
+    ///
+    /// # Errors
+    /// As [`TaskAdmission::take`].
+    pub fn take_many(self: &Arc<Self>, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
         let mut taken = self.taken.lock();
         if taken.closed {
             return Err(Reason::Draining);
         }
         let limit = match () {
-            () if taken.counts.of(owner) >= taken.limits.tasks_per_principal_max => Some("principal"),
-            () if taken.counts.all() >= taken.limits.tasks_max => Some("all"),
+            () if taken.counts.of(owner) + number.get() > taken.limits.tasks_per_principal_max => Some("principal"),
+            () if taken.counts.all() + number.get() > taken.limits.tasks_max => Some("all"),
             () => None,
         };
         if let Some(limit) = limit {
             metrics::counter!(metric::QUOTA_REFUSED, "limit" => limit).increment(1);
             return Err(Reason::TooManyTasks);
         }
-        taken.counts.add(owner);
-        Ok(TaskPermit { admission: Arc::clone(self), owner: owner.clone() })
+        taken.counts.add_many(owner, number);
+        Ok(TaskPermit { admission: Arc::clone(self), owner: owner.clone(), number })
     }
 
     /// Takes a place for a task of an earlier life of the process, which is there whatever the bounds say by now.
     pub fn take_again(self: &Arc<Self>, owner: &Principal) -> TaskPermit {
         self.taken.lock().counts.add(owner);
-        TaskPermit { admission: Arc::clone(self), owner: owner.clone() }
+        TaskPermit { admission: Arc::clone(self), owner: owner.clone(), number: NonZeroUsize::MIN }
     }
 
     /// Whether what one principal has in the store may grow from `before` to `after`; what shrinks always may.
@@ -99,16 +108,25 @@ impl TaskAdmission {
     }
 }
 
-/// A place for one unsettled task; given back when dropped.
+/// Places for unsettled tasks; given back when dropped.
 #[derive(Debug)]
 pub struct TaskPermit {
     admission: Arc<TaskAdmission>,
     owner: Principal,
+    number: NonZeroUsize,
+}
+
+impl TaskPermit {
+    /// One of its places, for a subtask; `None` where it has one only.
+    pub fn take_one(&mut self) -> Option<Self> {
+        self.number = NonZeroUsize::new(self.number.get() - 1)?;
+        Some(Self { admission: Arc::clone(&self.admission), owner: self.owner.clone(), number: NonZeroUsize::MIN })
+    }
 }
 
 impl Drop for TaskPermit {
     fn drop(&mut self) {
-        self.admission.taken.lock().counts.remove(&self.owner);
+        self.admission.taken.lock().counts.remove_many(&self.owner, self.number);
     }
 }
 
@@ -134,6 +152,21 @@ mod tests {
         drop(first);
         let _again = admission.take(&b).unwrap();
         assert_eq!(admission.taken(), 3);
+    }
+
+    #[test]
+    fn places_for_a_tree_are_taken_together_and_given_back_one_by_one() {
+        let admission = admission(10, 4);
+        let owner = Principal::local();
+        let number = |number| NonZeroUsize::new(number).unwrap();
+        assert_eq!(admission.take_many(&owner, number(5)).unwrap_err(), Reason::TooManyTasks);
+        let mut tree = admission.take_many(&owner, number(3)).unwrap();
+        let children: Vec<_> = std::iter::from_fn(|| tree.take_one()).collect();
+        assert_eq!((children.len(), admission.taken()), (2, 3));
+        drop(children);
+        assert_eq!(admission.taken(), 1);
+        drop(tree);
+        assert!(admission.taken.lock().counts.is_empty());
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{BoxFuture, try_join_all};
+
 use super::Engine;
 use super::doubtful_writes::DoubtfulWrite;
 use crate::cause::CauseChain;
@@ -21,6 +23,9 @@ const CONFLICTS_MAX: usize = 64;
 /// How often a write that failed is made again, and how long after: a store that opens its file anew needs a moment.
 const FAILURES_MAX: usize = 3;
 const FAILURE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Children of one task that are settled together: as many commits become one.
+const CHILDREN_AT_ONCE: usize = 64;
 
 /// Why a task could not be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +90,7 @@ impl Engine {
         applied
     }
 
-    async fn try_all(&self, key: &TaskKey, mut events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
+    async fn try_all(self: &Arc<Self>, key: &TaskKey, mut events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
         let (mut failures, mut own) = (0, None::<(Task, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
@@ -100,6 +105,9 @@ impl Engine {
             let (task, effects, changed) = decided(&before, &events, now);
             if effects.is_empty() {
                 return Ok(AppliedEvent { task: before, changed: false });
+            }
+            if task.is_settled() && !before.is_settled() && !before.tree.children.is_empty() {
+                self.settle_children(&before, &task).await?;
             }
             match self.replace(revision, &before, &task).await {
                 Ok(_) => {
@@ -131,6 +139,32 @@ impl Engine {
             }
         }
         Err(TaskError::Contended)
+    }
+
+    /// Ends what is left of a task's children before the task itself settles (SUB-13, SUB-15, SUB-16).
+    fn settle_children(self: &Arc<Self>, before: &Task, after: &Task) -> BoxFuture<'static, Result<(), TaskError>> {
+        let is_expiry = matches!(
+            &after.phase,
+            Phase::Settled(Outcome::Faulted(Failure::Gateway(GatewayFault { reason: Reason::TtlExpired, .. })))
+        );
+        let event = if is_expiry { Event::TtlElapsed } else { Event::CancelRequested };
+        let (engine, owner, children) = (Arc::clone(self), before.key.owner.clone(), Arc::clone(&before.tree.children));
+        Box::pin(async move {
+            for some in children.chunks(CHILDREN_AT_ONCE) {
+                let settled = some.iter().map(|child| {
+                    let (engine, event) = (Arc::clone(&engine), event.clone());
+                    let key = TaskKey { owner: owner.clone(), id: *child };
+                    async move {
+                        match engine.apply(&key, event).await {
+                            Ok(_) | Err(TaskError::Unknown) => Ok(()),
+                            Err(error) => Err(error),
+                        }
+                    }
+                });
+                try_join_all(settled).await?;
+            }
+            Ok(())
+        })
     }
 
     /// What follows from a write.
@@ -193,6 +227,7 @@ fn without_payload(event: &Event) -> Option<Event> {
         | Event::Asked { .. }
         | Event::Withdrawn { .. }
         | Event::Answered { .. }
+        | Event::ChildrenAdded { .. }
         | Event::Revealed
         | Event::CancelRequested
         | Event::TtlElapsed => return None,
@@ -229,6 +264,11 @@ fn record(before: &Task, after: &Task) {
     let label = outcome_label(outcome);
     if after.shown == TaskVisibility::Hidden {
         tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a held call ended");
+        return;
+    }
+    // Metrics count what clients asked for.
+    if after.tree.parent.is_some() {
+        tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a subtask settled");
         return;
     }
     let upstream = Arc::clone(&after.origin.upstream);

@@ -51,6 +51,8 @@ pub struct CallSpec {
     pub rounds: RoundSupport,
     /// Who hears what a task says beside its state; `None` where nobody could be told.
     pub asides: Option<TaskNoticeSink>,
+    /// Whether its client reads subtasks by themselves (SEP-2268); else their parent asks their questions (T-40).
+    pub sees_subtasks: bool,
 }
 
 impl CallSpec {

@@ -44,7 +44,20 @@ impl Engine {
     /// # Errors
     /// `Unknown` for ids that are unknown, foreign, expired or hidden alike; `Store`.
     pub async fn get(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
-        visible(self.held(key).await?)
+        self.under_parent(visible(self.held(key).await?)?).await
+    }
+
+    /// A subtask as far as it is there: not without a parent that names it, and not longer than its parent (SUB-05,
+    /// SUB-17). Cancel safe.
+    async fn under_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+        let Some(parent) = task.tree.parent else { return Ok(task) };
+        let key = TaskKey { owner: task.key.owner.clone(), id: parent };
+        let parent = Box::pin(self.get(&key)).await?;
+        if !parent.tree.children.contains(&task.key.id) {
+            return Err(TaskError::Unknown);
+        }
+        let left = parent.expires_at().since(task.created_at);
+        if left >= task.ttl { Ok(task) } else { Ok(Arc::new(Task { ttl: left, ..Task::clone(&task) })) }
     }
 
     /// How a call stands that was held between two rounds of questions, whether or not it has a handle by now. Only for
@@ -106,7 +119,7 @@ impl Engine {
     async fn present_listed(self: &Arc<Self>, found: Vec<Summary>, now: Timestamp) -> Result<Vec<Summary>, TaskError> {
         let mut tasks = Vec::with_capacity(found.len());
         for task in found.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
-            if task.is_settled() || task.expires_at() > now {
+            if task.tree.parent.is_none() && (task.is_settled() || task.expires_at() > now) {
                 tasks.push(task);
                 continue;
             }
@@ -128,7 +141,7 @@ impl Engine {
     pub async fn answer(self: &Arc<Self>, key: &TaskKey, answers: BTreeMap<InputKey, Answer>) -> Result<(), TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
-            visible(engine.present(&key).await?)?;
+            engine.under_parent(visible(engine.present(&key).await?)?).await?;
             failpoint::hit("answer-heard");
             let applied = engine.apply(&key, Event::Answered { answers }).await?;
             if !applied.changed && !applied.task.recovery.undelivered.is_empty() {
@@ -157,16 +170,26 @@ impl Engine {
     pub async fn delete(self: &Arc<Self>, key: &TaskKey) -> Result<DeleteResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
-            if !visible(engine.present(&key).await?)?.is_settled() {
+            let task = engine.under_parent(visible(engine.present(&key).await?)?).await?;
+            if !task.is_settled() {
                 return Ok(DeleteResult::Unsettled);
             }
             // Settled for good, so nothing is under way that could write it again.
-            engine.store.remove(&key).await?;
+            engine.remove_tree(&task).await?;
             engine.watchers.wake(&key);
             tracing::debug!(task = %LoggedTask(&key), principal = %LoggedPrincipal(&key.owner), "a client deleted a task");
             Ok(DeleteResult::Deleted)
         })
         .await
+    }
+
+    /// Removes a task, and what is left of its children: first the task, since a child without it is gone (SUB-05).
+    pub(super) async fn remove_tree(&self, task: &Task) -> Result<(), StoreError> {
+        self.store.remove(&task.key).await?;
+        for child in &*task.tree.children {
+            self.store.remove(&TaskKey { owner: task.key.owner.clone(), id: *child }).await?;
+        }
+        Ok(())
     }
 
     /// Cancels a task on behalf of an operator, as its owner would.
@@ -239,7 +262,7 @@ impl Engine {
     }
 
     async fn cancelled(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
-        visible(self.present(key).await?)?;
+        self.under_parent(visible(self.present(key).await?)?).await?;
         failpoint::hit("cancel-heard");
         self.given_up(key).await
     }
@@ -258,5 +281,5 @@ fn is_overdue(task: &Task, now: Timestamp) -> bool {
 }
 
 fn visible(task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-    if task.shown == TaskVisibility::Hidden { Err(TaskError::Unknown) } else { Ok(task) }
+    if task.shown == TaskVisibility::Handle { Ok(task) } else { Err(TaskError::Unknown) }
 }

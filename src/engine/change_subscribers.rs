@@ -28,12 +28,23 @@ impl ChangeSubscribers {
     /// # Errors
     /// Above [`WAITERS_MAX`] waiters of one task.
     pub fn watch(&self, key: &TaskKey) -> Result<ChangeSubscriber, TooManySubscribers> {
+        self.try_watch(key, WAITERS_MAX).ok_or(TooManySubscribers)
+    }
+
+    /// The same for a task's parent, of which there is one: however many wait beside it.
+    pub(super) fn watch_always(&self, key: &TaskKey) -> ChangeSubscriber {
+        self.try_watch(key, usize::MAX).expect("no task has as many waiters")
+    }
+
+    fn try_watch(&self, key: &TaskKey, max: usize) -> Option<ChangeSubscriber> {
         let mut by_task = self.by_task.lock();
         let sender = by_task.entry(key.clone()).or_insert_with(|| watch::Sender::new(0));
-        if sender.receiver_count() >= WAITERS_MAX {
-            return Err(TooManySubscribers);
-        }
-        Ok(ChangeSubscriber { changes: Some(sender.subscribe()), key: key.clone(), watchers: self.clone() })
+        let has_room = sender.receiver_count() < max;
+        has_room.then(|| ChangeSubscriber {
+            changes: Some(sender.subscribe()),
+            key: key.clone(),
+            watchers: self.clone(),
+        })
     }
 
     pub(super) fn wake(&self, key: &TaskKey) {

@@ -15,18 +15,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::call::{CallSpec, declared_questions};
 use super::retry_delays::RetryDelays;
-use super::runner::{self, ATTEMPTS_MAX, RecoveryAction};
+use super::runner::{self, RecoveryDecision, record, task_mode, verdict};
 use super::target::{CallMaker, CallTarget};
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::metric;
-use crate::store::StoredTask;
-use crate::task::reference::{LoggedPrincipal, LoggedTask};
-use crate::task::{
-    CallOrigin, Event, Executed, Failure, GatewayFault, Phase, Plan, Reason, StoredCall, Task, TaskKey, TaskVisibility,
-    Timestamp, ToolPolicy,
-};
+use crate::store::{StoreError, StoredTask};
+use crate::task::reference::LoggedTask;
+use crate::task::{CallOrigin, Event, Plan, StoredCall, Task, TaskKey, TaskVisibility, Timestamp, ToolPolicy};
 use crate::upstream::{ForwardedHeaders, ResumeToken, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::{Payload, method};
 
@@ -39,10 +36,6 @@ const LOOKS_MAX: usize = 4;
 /// How soon a store that failed is asked again, first and at last.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(30);
-/// A call that was taken up in so many lives, each of which ended before the upstream gave a sign, is not taken up
-/// again: it was in flight at three crashes in a row.
-const CRASHES_MAX: u8 = 2;
-
 /// The upstreams that there are, by name.
 #[derive(Debug, Default)]
 pub struct CallTargets(HashMap<Arc<str>, CallTarget>);
@@ -56,53 +49,6 @@ impl CallTargets {
 
     fn of(&self, origin: &CallOrigin) -> Option<&CallTarget> {
         self.0.get(&origin.upstream)
-    }
-}
-
-/// What is done about a row.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum RecoveryDecision {
-    /// It is done with.
-    Leave,
-    /// Its upstream is told that nobody wants the result, where that is known.
-    Tell,
-    /// Nothing can be known of it any more.
-    Settle(Failure),
-    /// Its time is over.
-    Expire,
-    Run(RecoveryAction),
-}
-
-/// Judges a row that nobody runs. `policy` is that of its tool by now; `None` if its upstream is not configured any
-/// more.
-fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: Timestamp) -> RecoveryDecision {
-    let recovery = &task.recovery;
-    let lost = |reason, executed| RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(reason, executed)));
-    if task.is_settled() {
-        return if recovery.is_untold { RecoveryDecision::Tell } else { RecoveryDecision::Leave };
-    }
-    if task.expires_at() <= now {
-        return RecoveryDecision::Expire;
-    }
-    let is_queued = matches!(task.phase, Phase::Queued);
-    let unknown = lost(Reason::GatewayRestart, if is_queued { Executed::No } else { Executed::Unknown });
-    // Nobody holds a reference to a hidden task that this process could honour.
-    let Some(policy) = policy.filter(|_| task.shown == TaskVisibility::Handle) else { return unknown };
-    let sendable = recovery.call.as_ref().filter(|call| call.can_be_sent());
-    if is_queued {
-        return if sendable.is_some() { RecoveryDecision::Run(RecoveryAction::Dispatch) } else { unknown };
-    }
-    if recovery.crashes >= CRASHES_MAX {
-        return lost(Reason::Poison, Executed::Unknown);
-    }
-    if let Some(place) = &recovery.resume {
-        return RecoveryDecision::Run(RecoveryAction::Resume(ResumeToken(place.clone())));
-    }
-    match sendable {
-        Some(call) if policy.after_crash.may_rerun(call.is_repeatable) && task.attempt < ATTEMPTS_MAX => {
-            RecoveryDecision::Run(RecoveryAction::Resend)
-        }
-        Some(_) | None => unknown,
     }
 }
 
@@ -181,6 +127,13 @@ impl RecoveryCandidate {
         }
     }
 
+    /// Lets go of it, to look at it again later.
+    fn put_back(mut self, engine: &Engine, error: &(dyn Error + 'static), what: &'static str) -> RecoveryProgress {
+        self.tell(error, what);
+        engine.live.remove(&self.key);
+        RecoveryProgress::Again(self)
+    }
+
     /// Whether its upstream was told already.
     fn was_told(&self) -> bool {
         matches!(self.tried, Some((_, RecoveryDecision::Tell)))
@@ -230,15 +183,23 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         let task = match engine.store.load(&found.key, now).await {
             Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
-            Err(error) => {
-                found.tell(&error, "a task of an earlier life could not be read");
-                engine.live.remove(&found.key);
-                return RecoveryProgress::Again(found);
-            }
+            Err(error) => return found.put_back(engine, &error, "a task of an earlier life could not be read"),
         };
-        if !found.was_seen && !task.is_settled() && task.shown == TaskVisibility::Handle {
-            let upstream = Arc::clone(&task.origin.upstream);
-            metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
+        match parent_of(engine, &task, now).await {
+            Ok(ParentState::None) => (),
+            // Its parent takes it up.
+            Ok(ParentState::Unsettled) => break,
+            Ok(ParentState::Gone) => {
+                tell(origins.of(&task.origin), &task).await;
+                match engine.store.remove(&found.key).await {
+                    Ok(()) => break,
+                    Err(error) => return found.put_back(engine, &error, "a subtask without parent was not removed"),
+                }
+            }
+            Err(error) => return found.put_back(engine, &error, "the parent of a subtask could not be read"),
+        }
+        if !found.was_seen {
+            count_in_flight(&task);
         }
         let reach = origins.of(&task.origin);
         // A call that would now be another tool's is one of an upstream that is gone.
@@ -262,7 +223,8 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             let native_task = task_mode(&task, &policy, now);
             let spec = reach.restored_call(&task, policy, native_task);
             if let Some(orders) = orders.take() {
-                runner::take_up(engine, spec, (task, orders), way.clone());
+                let place = engine.admission.take_again(&task.key.owner);
+                runner::take_up(engine, spec, (task, orders), (way.clone(), place));
             }
             return RecoveryProgress::Done;
         }
@@ -275,15 +237,41 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             // Somebody else changed it meanwhile: it is judged anew.
             Ok(false) => (),
             Err(error) => {
-                found.tell(&error, "a task of an earlier life could not be settled");
                 found.tried = Some((task, verdict));
-                engine.live.remove(&found.key);
-                return RecoveryProgress::Again(found);
+                return found.put_back(engine, &error, "a task of an earlier life could not be settled");
             }
         }
     }
     engine.live.remove(&found.key);
     if found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
+}
+
+/// Counts what clients asked for and is not done.
+fn count_in_flight(task: &Task) {
+    if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
+        let upstream = Arc::clone(&task.origin.upstream);
+        metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
+    }
+}
+
+/// How the parent of a row stands.
+enum ParentState {
+    /// The row has none, or is settled: it is judged by itself.
+    None,
+    Unsettled,
+    /// It is not there, or does not name the row.
+    Gone,
+}
+
+async fn parent_of(engine: &Engine, task: &Task, now: Timestamp) -> Result<ParentState, StoreError> {
+    let Some(id) = task.tree.parent.filter(|_| !task.is_settled()) else { return Ok(ParentState::None) };
+    let key = TaskKey { owner: task.key.owner.clone(), id };
+    let parent = engine.store.load(&key, now).await?.map(|row| row.task);
+    Ok(match parent.filter(|parent| parent.tree.children.contains(&task.key.id)) {
+        Some(parent) if !parent.is_settled() => ParentState::Unsettled,
+        Some(_) => ParentState::None,
+        None => ParentState::Gone,
+    })
 }
 
 /// Does what needs no runner; whether that was stored.
@@ -338,30 +326,6 @@ async fn tell(reach: Option<&CallTarget>, task: &Task) {
     }
 }
 
-fn record(task: &Task, verdict: &RecoveryDecision) {
-    let outcome = match verdict {
-        RecoveryDecision::Leave => return,
-        RecoveryDecision::Tell => "told",
-        RecoveryDecision::Expire => "settled",
-        RecoveryDecision::Settle(_) if task.shown == TaskVisibility::Hidden => "settled",
-        RecoveryDecision::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {
-            tracing::error!(
-                task = %LoggedTask(&task.key), upstream = %task.origin.upstream, tool = %task.origin.tool,
-                "the gateway ended three times in a row while this call was in flight; it is not taken up any more"
-            );
-            "poison"
-        }
-        RecoveryDecision::Settle(_) => "failed",
-        RecoveryDecision::Run(RecoveryAction::Dispatch) => "dispatched",
-        RecoveryDecision::Run(RecoveryAction::Resume(_)) => "resumed",
-        RecoveryDecision::Run(RecoveryAction::Resend) => "rerun",
-    };
-    metrics::counter!(metric::RECOVERED, "outcome" => outcome).increment(1);
-    let principal = LoggedPrincipal(&task.key.owner);
-    let (upstream, tool, crashes) = (&task.origin.upstream, &task.origin.tool, task.recovery.crashes);
-    tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
-}
-
 impl CallTarget {
     /// What is sent for a row if it has to be: nothing where it would run another tool than the one that was called.
     fn sendable(&self, task: &Task) -> Option<Payload> {
@@ -396,22 +360,3 @@ impl CallTarget {
         spec
     }
 }
-
-/// Whether a call that goes on may be a task of the upstream's, and for how long: one that is resumed may be, whatever it
-/// asked for.
-fn task_mode(task: &Task, policy: &ToolPolicy, now: Timestamp) -> UpstreamTaskMode {
-    if task.recovery.resume.is_none() && !task.recovery.call.as_ref().is_some_and(|call| call.is_native) {
-        return UpstreamTaskMode::Never;
-    }
-    UpstreamTaskMode::WhereServed { deadline: left(task, policy, now) }
-}
-
-/// How long a call may still run.
-fn left(task: &Task, policy: &ToolPolicy, now: Timestamp) -> Duration {
-    let ran = task.recovery.dispatched_at.map_or(Duration::ZERO, |at| now.since(at));
-    policy.deadline.saturating_sub(ran)
-}
-
-#[cfg(test)]
-#[path = "recovery/tests.rs"]
-mod tests;

@@ -8,8 +8,13 @@
 //! The main loop is here; how a call gets its row and ends is in `row`, what the upstream asks in `questions` and
 //! `rounds`.
 
+mod bug_recipient;
+mod call_stage;
 mod checkpoint;
+mod children;
 mod client;
+mod element_rows;
+mod elements;
 mod exchange_stage;
 mod idempotent_call;
 mod live_runners;
@@ -18,22 +23,25 @@ mod resume;
 mod rounds;
 mod row;
 mod split;
+mod split_plan;
 #[cfg(test)]
 mod tests;
 mod url_elicitation;
+mod verdict;
 
-use std::panic::AssertUnwindSafe;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
-use tracing::Instrument;
 
 pub(super) use live_runners::LiveRunners;
-pub(super) use resume::{ATTEMPTS_MAX, RecoveryAction, start as take_up};
+pub(super) use resume::start as take_up;
+pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict};
 
+use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
+use self::call_stage::CallStage;
 use self::checkpoint::Checkpoint;
 use self::client::{AttachedClients, GraceBuffer, progress_text};
 use self::exchange_stage::{ExchangeStage, StageEvent};
@@ -41,15 +49,14 @@ use self::live_runners::RunnerCommand;
 use self::questions::CallQuestions;
 use self::resume::UnconfirmedCall;
 use self::row::RunnerRow;
+use self::split_plan::SplitPlan;
 use self::url_elicitation::UrlElicitation;
 use super::Engine;
 use super::admission::TaskPermit;
-use super::call::{CallEnd, CallEvent, CallSpec, CallStream, CallStreamSender, RoundSupport, TaskNotice};
+use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RoundSupport, TaskNotice};
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::task::{
-    Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility,
-};
+use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskVisibility};
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
 use crate::wire::Payload;
 
@@ -58,60 +65,15 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Starts a runner for one call.
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
-    let spec = split::split(spec);
+    let (spec, plan) = split_plan::split(spec);
     let (seat, stream) = CallStream::new();
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
     let concerned = Arc::new(Mutex::new(BugRecipient::Client(seat.clone())));
-    let runner = Box::new(Runner::new(Arc::clone(&engine), spec, AttachedClients::new(seat), Arc::clone(&concerned)));
+    let call = (spec, plan);
+    let runner = Box::new(Runner::new(Arc::clone(&engine), call, AttachedClients::new(seat), Arc::clone(&concerned)));
     spawn(&engine, (span, concerned), runner.run());
     stream
-}
-
-/// Who is to learn of a bug that ends a runner: its client, until there is a task.
-#[derive(Clone)]
-enum BugRecipient {
-    Client(CallStreamSender),
-    Task(TaskKey),
-}
-
-/// Where a runner says who that is.
-type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
-
-fn spawn(
-    engine: &Arc<Engine>,
-    (span, concerned): (tracing::Span, SharedBugRecipient),
-    runner: impl Future<Output = ()> + Send + 'static,
-) {
-    let engine = Arc::clone(engine);
-    // Boxed: a future that is moved into another one takes its room twice, and this one waits for hours.
-    let runner = AssertUnwindSafe(Box::pin(runner)).catch_unwind();
-    engine.runners.clone().spawn(
-        async move {
-            if runner.await.is_err() {
-                let concerned = concerned.lock().clone();
-                Box::pin(settle_after_panic(&engine, concerned)).await;
-            }
-        }
-        .instrument(span),
-    );
-}
-
-/// A bug ended the runner: whoever waits learns that the call may have run.
-async fn settle_after_panic(engine: &Arc<Engine>, concerned: BugRecipient) {
-    tracing::error!("a runner panicked");
-    let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
-    match concerned {
-        BugRecipient::Task(key) => {
-            let attempt = engine.held(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
-            let settled = engine.apply(&key, Event::Faulted { attempt, failure }).await;
-            engine.live.remove(&key);
-            if let Err(error) = settled {
-                tracing::error!(error = %CauseChain(&error), "the task of a runner that panicked could not be settled");
-            }
-        }
-        BugRecipient::Client(seat) => seat.tell(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await,
-    }
 }
 
 /// What woke the runner.
@@ -132,7 +94,7 @@ enum RunnerEvent {
 struct Runner {
     engine: Arc<Engine>,
     spec: CallSpec,
-    stage: ExchangeStage,
+    stage: CallStage,
     client: AttachedClients,
     /// The end of the grace period, while it lasts.
     grace_end: Option<Instant>,
@@ -167,13 +129,22 @@ enum RunnerFlow {
 }
 
 impl Runner {
-    fn new(engine: Arc<Engine>, spec: CallSpec, client: AttachedClients, concerned: SharedBugRecipient) -> Self {
+    fn new(
+        engine: Arc<Engine>,
+        (spec, split): (CallSpec, Option<SplitPlan>),
+        client: AttachedClients,
+        concerned: SharedBugRecipient,
+    ) -> Self {
         // Without a place `auto` runs plainly (T-58).
+        let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
         let place = match spec.plan {
             Plan::Direct | Plan::Refuse => None,
-            Plan::Grace(_) | Plan::Task => engine.admission.take(&spec.owner).ok(),
+            Plan::Grace(_) | Plan::Task => engine.admission.take_many(&spec.owner, tasks).ok(),
         };
-        let stage = ExchangeStage::new(&spec, place.is_none().then_some(spec.queue_deadline));
+        let stage = match split {
+            Some(plan) => CallStage::split(plan),
+            None => CallStage::one(ExchangeStage::new(&spec, place.is_none().then_some(spec.queue_deadline))),
+        };
         let grace_end = match spec.plan {
             Plan::Grace(grace) if place.is_some() => Some(spec.arrived + grace),
             Plan::Grace(_) | Plan::Direct | Plan::Refuse | Plan::Task => None,
@@ -425,7 +396,7 @@ impl Runner {
     }
 
     async fn progressed(&mut self, progress: Progress) -> RunnerFlow {
-        if let Some(row) = self.row.as_mut().filter(|row| row.shown == TaskVisibility::Handle) {
+        if let Some(row) = self.row.as_mut().filter(|row| row.shown.outlives_client()) {
             if let Some(asides) = &self.spec.asides {
                 asides(&row.key, TaskNotice::Progress(&progress));
             }
@@ -444,7 +415,7 @@ impl Runner {
     /// Keeps what the upstream says of its own task for ours. A plain call has no place for it: it is no
     /// progress, since no number that could grow belongs to it (GW-24).
     fn stated(&mut self, text: Arc<str>) -> RunnerFlow {
-        if let Some(row) = self.row.as_mut().filter(|row| row.shown == TaskVisibility::Handle) {
+        if let Some(row) = self.row.as_mut().filter(|row| row.shown.outlives_client()) {
             row.progress = Some(text);
             row.progress_due.get_or_insert_with(Instant::now);
         } else if self.grace_end.is_some() {
@@ -454,7 +425,7 @@ impl Runner {
     }
 
     async fn logged(&mut self, log: Payload) -> RunnerFlow {
-        if let Some(row) = self.row.as_ref().filter(|row| row.shown == TaskVisibility::Handle) {
+        if let Some(row) = self.row.as_ref().filter(|row| row.shown.outlives_client()) {
             // Without a stream of the client's, log messages never travel for tasks (EXT-52).
             if let Some(asides) = &self.spec.asides {
                 asides(&row.key, TaskNotice::Log(&log));

@@ -96,6 +96,7 @@ impl CallTarget {
             questions: maker.questions,
             rounds: RoundSupport::Unknown,
             asides: None,
+            sees_subtasks: false,
         }
     }
 }

@@ -193,6 +193,7 @@ fn put_shown(out: &mut RecordWriter, shown: TaskVisibility) {
     out.byte(match shown {
         TaskVisibility::Handle => 0,
         TaskVisibility::Hidden => 1,
+        TaskVisibility::Part => 2,
     });
 }
 
@@ -200,6 +201,7 @@ fn take_shown(body: &mut RecordReader) -> Option<TaskVisibility> {
     match body.byte()? {
         0 => Some(TaskVisibility::Handle),
         1 => Some(TaskVisibility::Hidden),
+        2 => Some(TaskVisibility::Part),
         _ => None,
     }
 }

@@ -1,6 +1,6 @@
 //! Defines the canonical task: facts only. Which status word a client reads is its dialect's business.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,8 +67,10 @@ impl ChosenId {
     }
 }
 
-/// The task that made this one, and those that it made: tasks of the same owner. A task has a parent, or children, or
-/// neither.
+/// The task that made this one, and those that it made: tasks of the same owner.
+///
+/// A child is in the store before its parent names it, and settles before its parent does (SUB-13). A child whose parent
+/// is gone, or does not name it, is gone too (SUB-05, SUB-17).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreePlace {
     pub parent: Option<TaskId>,
@@ -81,6 +83,17 @@ impl TreePlace {
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.children)
+    }
+
+    /// Appends children that are not there yet; whether there were any (SUB-03).
+    pub fn add(&mut self, children: &[TaskId]) -> bool {
+        let mut known: HashSet<TaskId> = self.children.iter().copied().collect();
+        let new: Vec<TaskId> = children.iter().copied().filter(|child| known.insert(*child)).collect();
+        if new.is_empty() {
+            return false;
+        }
+        self.children = self.children.iter().copied().chain(new).collect();
+        true
     }
 }
 
@@ -164,6 +177,15 @@ impl Task {
         matches!(self.phase, Phase::Settled(_))
     }
 
+    /// How the call ended, if it did.
+    #[must_use]
+    pub const fn outcome(&self) -> Option<&Outcome> {
+        match &self.phase {
+            Phase::Settled(outcome) => Some(outcome),
+            Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => None,
+        }
+    }
+
     /// What the row counts towards stored bytes.
     #[must_use]
     pub fn stored_bytes(&self) -> usize {
@@ -189,6 +211,19 @@ pub enum TaskVisibility {
     Handle,
     /// Nobody: it carries a held call between two rounds of questions.
     Hidden,
+    /// Nobody: it is a subtask whose client knows none. Its parent asks its questions and returns its result (T-40).
+    Part,
+}
+
+impl TaskVisibility {
+    /// Whether the call goes on without the client that made it: its owner has the handle, or that of its parent.
+    #[must_use]
+    pub const fn outlives_client(self) -> bool {
+        match self {
+            Self::Handle | Self::Part => true,
+            Self::Hidden => false,
+        }
+    }
 }
 
 /// Which call the task stands for.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::num::NonZeroUsize;
 
 use super::Principal;
 
@@ -27,15 +28,25 @@ impl PrincipalCounts {
 
     /// Counts one more. Bounds are its caller's.
     pub fn add(&mut self, owner: &Principal) {
-        self.all += 1;
-        *self.by_owner.entry(owner.clone()).or_default() += 1;
+        self.add_many(owner, NonZeroUsize::MIN);
+    }
+
+    /// Counts so many more.
+    pub fn add_many(&mut self, owner: &Principal, number: NonZeroUsize) {
+        self.all += number.get();
+        *self.by_owner.entry(owner.clone()).or_default() += number.get();
     }
 
     /// Takes back one that was counted.
     pub fn remove(&mut self, owner: &Principal) {
+        self.remove_many(owner, NonZeroUsize::MIN);
+    }
+
+    /// Takes back so many that were counted.
+    pub fn remove_many(&mut self, owner: &Principal, number: NonZeroUsize) {
         if let Entry::Occupied(mut own) = self.by_owner.entry(owner.clone()) {
-            self.all -= 1;
-            *own.get_mut() -= 1;
+            self.all -= number.get();
+            *own.get_mut() -= number.get();
             if *own.get() == 0 {
                 own.remove();
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::model::{LINGER, Question, TaskVisibility};
 use super::{
     Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Recovery, StoredCall, Task,
-    Timestamp,
+    TaskId, Timestamp,
 };
 use crate::wire::Payload;
 
@@ -70,6 +70,10 @@ pub enum Event {
         attempt: Attempt,
         failure: Failure,
     },
+    /// The task has subtasks, whose rows are there (SUB-03, SUB-12).
+    ChildrenAdded {
+        children: Vec<TaskId>,
+    },
     /// A hidden task gets a handle.
     Revealed,
     CancelRequested,
@@ -92,7 +96,12 @@ impl Event {
             | Self::Withdrawn { attempt, .. }
             | Self::Returned { attempt, .. }
             | Self::Faulted { attempt, .. } => *attempt != current,
-            Self::Answered { .. } | Self::Revealed | Self::CancelRequested | Self::TtlElapsed | Self::Told => false,
+            Self::Answered { .. }
+            | Self::ChildrenAdded { .. }
+            | Self::Revealed
+            | Self::CancelRequested
+            | Self::TtlElapsed
+            | Self::Told => false,
         }
     }
 }
@@ -122,14 +131,14 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
     }
     let mut effects = vec![Effect::NotifyWatchers];
     match event {
-        Event::Dispatched { call, .. } => match task.phase {
-            Phase::Queued => {
-                task.phase = Phase::Working;
-                task.recovery.dispatched_at = Some(now);
-                task.recovery.call = call;
+        Event::Dispatched { call, .. } => {
+            if !matches!(task.phase, Phase::Queued) {
+                return (task, Vec::new());
             }
-            Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => return (task, Vec::new()),
-        },
+            task.phase = Phase::Working;
+            task.recovery.dispatched_at = Some(now);
+            task.recovery.call = call;
+        }
         event @ (Event::TakenUp { .. }
         | Event::Alive { .. }
         | Event::Checkpointed { .. }
@@ -162,8 +171,13 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
             task.recovery.undelivered.extend(delivered.iter().cloned());
             effects.push(Effect::Deliver(delivered));
         }
+        Event::ChildrenAdded { children } => {
+            if !task.tree.add(&children) {
+                return (task, Vec::new());
+            }
+        }
         Event::Revealed => {
-            if task.shown == TaskVisibility::Handle {
+            if task.shown != TaskVisibility::Hidden {
                 return (task, Vec::new());
             }
             task.shown = TaskVisibility::Handle;
@@ -171,20 +185,22 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
         }
         Event::Returned { result, is_error, .. } => settle(&mut task, Outcome::Returned { result, is_error }, now),
         Event::Faulted { failure, .. } => settle(&mut task, Outcome::Faulted(failure), now),
-        Event::CancelRequested => {
-            abandon(&mut task, Outcome::Cancelled, now);
-            effects.push(Effect::Abandon);
-        }
-        Event::TtlElapsed => {
-            let executed = if matches!(task.phase, Phase::Queued) { Executed::No } else { Executed::Unknown };
-            let fault = GatewayFault::new(Reason::TtlExpired, executed);
-            abandon(&mut task, Outcome::Faulted(Failure::Gateway(fault)), now);
+        Event::CancelRequested | Event::TtlElapsed => {
+            let is_over = matches!(event, Event::TtlElapsed);
+            let outcome = if is_over { expiry(&task) } else { Outcome::Cancelled };
+            abandon(&mut task, outcome, now);
             effects.push(Effect::Abandon);
         }
         Event::Told => return told(task),
     }
     task.updated_at = task.updated_at.max(now);
     (task, effects)
+}
+
+/// How a task ends whose time is over.
+const fn expiry(task: &Task) -> Outcome {
+    let executed = if matches!(task.phase, Phase::Queued) { Executed::No } else { Executed::Unknown };
+    Outcome::Faulted(Failure::Gateway(GatewayFault::new(Reason::TtlExpired, executed)))
 }
 
 /// Notes what only a later life of the process looks at; whether there was anything to note.
@@ -211,6 +227,7 @@ fn note(task: &mut Task, event: Event) -> bool {
         | Event::Answered { .. }
         | Event::Returned { .. }
         | Event::Faulted { .. }
+        | Event::ChildrenAdded { .. }
         | Event::Revealed
         | Event::CancelRequested
         | Event::TtlElapsed
@@ -277,6 +294,8 @@ fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
         TaskVisibility::Handle => task.ttl.max(age.saturating_add(task.keep_result_min)),
         // Nobody was told how long it lives, so it need not live as long.
         TaskVisibility::Hidden => age.saturating_add(LINGER),
+        // It ends with its parent.
+        TaskVisibility::Part => task.ttl,
     };
 }
 

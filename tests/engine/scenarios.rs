@@ -16,6 +16,7 @@ mod draining;
 mod dropped;
 mod dropped_stores;
 mod duplex;
+mod elements;
 mod failing_stores;
 mod faults;
 mod grace;

@@ -10,7 +10,8 @@ use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::apply::AppliedEvent;
-use crate::task::{Event, StoredCall, TaskKey, TaskVisibility};
+use crate::engine::call::CallSpec;
+use crate::task::{Event, StoredCall, TaskKey};
 use crate::upstream::{ResumeToken, UpstreamTaskMode};
 use crate::wire::Payload;
 
@@ -55,25 +56,33 @@ impl Checkpoint {
     }
 }
 
+impl CallSpec {
+    /// The call as a later life may have to send it, given whether it was sent before. What nobody can need is left out.
+    pub(super) fn stored(&self, is_waiting: bool) -> Option<StoredCall> {
+        let call = StoredCall {
+            params: self.upstream.stored(self.request.params.as_ref()?),
+            capabilities: self.context.client.capabilities.clone(),
+            progress: self.context.progress,
+            log_level: self.context.log_level.clone(),
+            is_repeatable: self.is_repeatable,
+            is_native: self.context.native_task != UpstreamTaskMode::Never,
+        };
+        let may_be_sent = is_waiting || self.policy.after_crash.may_rerun(call.is_repeatable);
+        Some(if may_be_sent { call } else { call.without_params() })
+    }
+}
+
 impl Runner {
     /// Whether a later life of the process can go on with what is stored.
     pub(super) fn is_kept(&self) -> bool {
         self.engine.store.outlives_process()
     }
 
-    /// The call as a later life may have to send it. What nobody can need is left out.
+    /// What the row has of the call.
     pub(super) fn stored_call(&self) -> Option<StoredCall> {
-        let params = self.spec.request.params.as_ref().filter(|_| self.is_kept())?;
-        let call = StoredCall {
-            params: self.spec.upstream.stored(params),
-            capabilities: self.spec.context.client.capabilities.clone(),
-            progress: self.spec.context.progress,
-            log_level: self.spec.context.log_level.clone(),
-            is_repeatable: self.spec.is_repeatable,
-            is_native: self.spec.context.native_task != UpstreamTaskMode::Never,
-        };
-        let may_be_sent = self.stage.is_waiting() || self.spec.policy.after_crash.may_rerun(call.is_repeatable);
-        Some(if may_be_sent { call } else { call.without_params() })
+        let call = self.spec.stored(self.stage.is_waiting()).filter(|_| self.is_kept())?;
+        // Its elements have what is to be sent.
+        Some(if self.stage.has_rows() { call.without_params() } else { call })
     }
 
     /// Where the exchange can be taken up, if the row does not say so yet.
@@ -133,9 +142,10 @@ impl Runner {
     /// Lets go of a call that a later life of the process can go on with: its upstream is told nothing. Others stay.
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
         self.stays = true;
-        let is_handle = self.row.as_ref().is_some_and(|row| row.shown == TaskVisibility::Handle);
-        let can_go_on = self.stage.resume_token().is_some() || (self.stage.is_waiting() && self.deadline.is_none());
-        if !is_handle || !can_go_on || !self.is_kept() {
+        let can_go_on = self.stage.resume_token().is_some()
+            || self.stage.has_rows()
+            || (self.stage.is_waiting() && self.deadline.is_none());
+        if !self.has_handle() || !can_go_on || !self.is_kept() {
             self.checkpoint.stirred();
             return RunnerFlow::Continue;
         }

@@ -11,38 +11,37 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::call_stage::CallStage;
 use super::checkpoint::Checkpoint;
 use super::client::{AttachedClients, GraceBuffer};
+use super::element_rows::ElementRows;
 use super::exchange_stage::ExchangeStage;
 use super::live_runners::RunnerCommands;
 use super::questions::CallQuestions;
 use super::row::RunnerRow;
-use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, lost, spawn, split};
+use super::split_plan::split_again;
+use super::verdict::{ATTEMPTS_MAX, RecoveryAction, RecoveryDecision, record, task_mode, verdict};
+use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, lost, spawn};
 use crate::cause::CauseChain;
 use crate::dialect::upstream_dialect::question_method;
-use crate::engine::Engine;
+use crate::engine::admission::TaskPermit;
 use crate::engine::call::CallSpec;
+use crate::engine::retry_delays::RetryDelays;
+use crate::engine::{Engine, TaskError};
+use crate::store::StoredTask;
 use crate::task::reference::LoggedTask;
-use crate::task::{Attempt, Event, Executed, GatewayFault, Phase, Reason, Task};
+use crate::task::{Event, Executed, GatewayFault, Phase, Reason, Task, TaskKey, Timestamp};
 use crate::upstream::ResumeToken;
 
-/// How often one call is sent, all lives together.
-pub(in crate::engine) const ATTEMPTS_MAX: Attempt = Attempt(3);
+/// How often a subtask is looked at before its parent waits for what others do with it.
+const LOOKS_MAX: usize = 4;
+/// How soon a subtask that could not be read is read again, first and at last.
+const CHILD_RETRY_FIRST: Duration = Duration::from_millis(50);
+const CHILD_RETRY_LAST: Duration = Duration::from_secs(30);
 
 /// A call that is up for this long was not what ended the lives before: longer than the window in which a stream is
 /// taken up again (U24).
 const STEADY_AFTER: Duration = Duration::from_secs(35);
-
-/// How a call goes on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum RecoveryAction {
-    /// It was certainly not sent, and is.
-    Dispatch,
-    /// Its exchange is taken up; if that fails it is sent again where it may be.
-    Resume(ResumeToken),
-    /// It is sent again.
-    Resend,
-}
 
 /// What a runner knows of a call that was in flight, until the upstream gives a sign of it.
 pub(super) struct UnconfirmedCall {
@@ -63,13 +62,49 @@ pub(in crate::engine) fn start(
     engine: &Arc<Engine>,
     spec: CallSpec,
     (task, orders): (Arc<Task>, RunnerCommands),
-    way: RecoveryAction,
+    (way, place): (RecoveryAction, TaskPermit),
 ) {
-    let spec = split::split(spec);
-    let concerned = Arc::new(Mutex::new(BugRecipient::Task(task.key.clone())));
-    let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), Arc::clone(&concerned)));
-    let span = tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = %LoggedTask(&task.key));
+    let (spec, stage) = match way {
+        RecoveryAction::Watch => {
+            let (spec, plan) = split_again(spec, task.tree.children.len());
+            let rows = ElementRows::of_earlier(Arc::clone(engine), &task, begin_child);
+            (spec, CallStage::split_again(plan, rows, !matches!(task.phase, Phase::Queued)))
+        }
+        RecoveryAction::Dispatch | RecoveryAction::Resume(_) | RecoveryAction::Resend => {
+            let stage = CallStage::one(ExchangeStage::again(&spec));
+            (spec, stage)
+        }
+    };
+    let (concerned, span) = row_context(&task);
+    let call = AdoptedCall { stage, dispatched: None, place: Some(place) };
+    let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned)));
     spawn(engine, (span, concerned), runner.run_again(task, way));
+}
+
+/// What a runner takes over from another.
+pub(super) struct AdoptedCall {
+    pub(super) stage: CallStage,
+    /// When it was sent.
+    pub(super) dispatched: Option<Instant>,
+    pub(super) place: Option<TaskPermit>,
+}
+
+/// Starts a runner for a row whose call is under way. Its place among the live ones must be claimed.
+pub(super) fn adopt(
+    engine: &Arc<Engine>,
+    spec: CallSpec,
+    (task, orders): (Arc<Task>, RunnerCommands),
+    call: AdoptedCall,
+) {
+    let (concerned, span) = row_context(&task);
+    let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned)));
+    spawn(engine, (span, concerned), runner.go_on());
+}
+
+/// Who is to learn of a bug in the runner of a row, and its span.
+fn row_context(task: &Task) -> (SharedBugRecipient, tracing::Span) {
+    let span = tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = %LoggedTask(&task.key));
+    (Arc::new(Mutex::new(BugRecipient::Task(task.key.clone()))), span)
 }
 
 impl Runner {
@@ -77,8 +112,10 @@ impl Runner {
         engine: Arc<Engine>,
         spec: CallSpec,
         (task, orders): (&Task, RunnerCommands),
+        AdoptedCall { stage, dispatched, place }: AdoptedCall,
         concerned: SharedBugRecipient,
     ) -> Self {
+        let deadline = dispatched.map(|at| at + spec.policy.deadline);
         let mut checkpoint = Checkpoint::new();
         checkpoint.is_written(task.recovery.resume.clone());
         checkpoint.stirred();
@@ -94,15 +131,15 @@ impl Runner {
         };
         let row = RunnerRow { key: task.key.clone(), shown: task.shown, orders, progress: None, progress_due: None };
         Self {
-            place: Some(engine.admission.take_again(&spec.owner)),
-            stage: ExchangeStage::again(&spec),
+            place,
+            stage,
             engine,
             spec,
             client: AttachedClients::nobody(),
             grace_end: None,
             queue_end: None,
-            dispatched: None,
-            deadline: None,
+            dispatched,
+            deadline,
             held: GraceBuffer::default(),
             row: Some(row),
             inputs,
@@ -124,6 +161,12 @@ impl Runner {
                 RunnerFlow::Continue
             }
             RecoveryAction::Resume(token) => Box::pin(self.resume(&task, token)).await,
+            RecoveryAction::Watch => {
+                if !matches!(task.phase, Phase::Queued) {
+                    self.goes_on(&task);
+                }
+                self.deliver(task.recovery.undelivered.clone()).await
+            }
         };
         match next {
             RunnerFlow::Continue => self.go_on().await,
@@ -138,10 +181,7 @@ impl Runner {
         if let Err(error) = self.engine.apply(&task.key, Event::TakenUp { attempt: self.attempt }).await {
             tracing::warn!(error = %CauseChain(&error), "that a call is taken up was not stored");
         }
-        let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
-        let ran = self.engine.clock.now().since(since);
-        self.dispatched = Some(Instant::now());
-        self.deadline = Some(Instant::now() + self.spec.policy.deadline.saturating_sub(ran));
+        self.goes_on(task);
         match self.stage.resume(&self.spec, token).await {
             Ok(()) => self.deliver(task.recovery.undelivered.clone()).await,
             Err(error) => {
@@ -149,6 +189,14 @@ impl Runner {
                 self.not_taken_up().await
             }
         }
+    }
+
+    /// The deadline of a call that was sent by an earlier life counts on.
+    fn goes_on(&mut self, task: &Task) {
+        let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
+        let ran = self.engine.clock.now().since(since);
+        self.dispatched = Some(Instant::now());
+        self.deadline = Some(Instant::now() + self.spec.policy.deadline.saturating_sub(ran));
     }
 
     /// Whether a loss is that of an exchange that could not be taken up.
@@ -161,7 +209,7 @@ impl Runner {
     pub(super) async fn not_taken_up(&mut self) -> RunnerFlow {
         let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);
         if may_rerun && self.attempt < ATTEMPTS_MAX && self.spec.request.params.is_some() {
-            self.stage = ExchangeStage::again(&self.spec);
+            self.stage = CallStage::one(ExchangeStage::again(&self.spec));
             self.deadline = None;
             self.unproven =
                 Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true });
@@ -220,4 +268,73 @@ impl Runner {
             self.is_alive().await;
         }
     }
+}
+
+/// Begins a subtask's call for its parent, or goes on with it, in a tokio task of its own. `spec` has the params where
+/// this life knows them.
+pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, place: TaskPermit) {
+    let own = Arc::clone(engine);
+    engine.runners.spawn(async move {
+        let mut pauses = RetryDelays::new(CHILD_RETRY_FIRST, CHILD_RETRY_LAST);
+        loop {
+            // The pass over all rows has a claim while it looks at one.
+            if let Some(orders) = own.live.claim(&key) {
+                match judge_child(&own, &spec, &key).await {
+                    Ok(Some((task, spec, way))) => return start(&own, spec, (task, orders), (way, place)),
+                    Ok(None) => return own.live.remove(&key),
+                    Err(error) => {
+                        tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a subtask could not begin yet");
+                        own.live.remove(&key);
+                    }
+                }
+            }
+            if own.leaving.run_until_cancelled(pauses.wait()).await.is_none() {
+                return;
+            }
+        }
+    });
+}
+
+/// What is to be run of a subtask, if anything is.
+async fn judge_child(
+    engine: &Arc<Engine>,
+    spec: &CallSpec,
+    key: &TaskKey,
+) -> Result<Option<(Arc<Task>, CallSpec, RecoveryAction)>, TaskError> {
+    for _ in 0..LOOKS_MAX {
+        let now = engine.clock.now();
+        let Some(StoredTask { task, .. }) = engine.store.load(key, now).await? else { return Ok(None) };
+        if task.is_settled() {
+            return Ok(None);
+        }
+        // Of this life: its call is at hand.
+        if matches!(task.phase, Phase::Queued) && spec.request.params.is_some() {
+            return Ok(Some((task, spec.clone(), RecoveryAction::Dispatch)));
+        }
+        let verdict = verdict(&task, Some(&spec.policy), now);
+        if let RecoveryDecision::Run(way) = &verdict {
+            record(&task, &verdict);
+            let spec = restored_child(spec.clone(), &task, now);
+            return Ok(Some((task, spec, way.clone())));
+        }
+        let event = match &verdict {
+            RecoveryDecision::Expire => Event::TtlElapsed,
+            RecoveryDecision::Settle(failure) => Event::Faulted { attempt: task.attempt, failure: failure.clone() },
+            RecoveryDecision::Leave | RecoveryDecision::Tell | RecoveryDecision::Run(_) => return Ok(None),
+        };
+        if engine.apply(key, event).await?.changed {
+            record(&task, &verdict);
+        }
+    }
+    Ok(None)
+}
+
+/// The call of a subtask that an earlier life left behind.
+fn restored_child(mut spec: CallSpec, task: &Task, now: Timestamp) -> CallSpec {
+    let call = task.recovery.call.as_ref();
+    spec.request.params =
+        call.filter(|call| call.can_be_sent()).and_then(|call| spec.upstream.restored(&task.origin.tool, &call.params));
+    spec.is_repeatable = call.is_some_and(|call| call.is_repeatable);
+    spec.context.native_task = task_mode(task, &spec.policy, now);
+    spec
 }

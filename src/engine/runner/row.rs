@@ -18,7 +18,7 @@ use crate::store::StoreError;
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Attempt, CallOrigin, Event, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Reason,
-    Recovery, Task, TaskKey, TaskVisibility, TreePlace, transition,
+    Recovery, StoredCall, Task, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
 };
 
 /// How soon an outcome that was not stored is stored again, first and at last.
@@ -45,7 +45,7 @@ impl Runner {
 
     /// Whether the client has, or is being given, a handle.
     pub(super) fn has_handle(&self) -> bool {
-        self.row.as_ref().is_some_and(|row| row.shown == TaskVisibility::Handle)
+        self.row.as_ref().is_some_and(|row| row.shown.outlives_client())
     }
 
     /// Makes the task, or shows the hidden one, and hands out its handle.
@@ -64,6 +64,7 @@ impl Runner {
         if !self.client.hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
             return self.drop_orphan().await;
         }
+        self.adopt_elements();
         let upstream = Arc::clone(self.spec.upstream.name());
         metrics::counter!(metric::TASKS_CREATED, "upstream" => Arc::clone(&upstream)).increment(1);
         metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
@@ -135,20 +136,17 @@ impl Runner {
         if let Some(question) = first {
             task = transition(task, Event::Asked { attempt: self.attempt, question }, now).0;
         }
-        let task = task.exact();
-        let all = self.engine.store.usage_of(&key.owner).bytes;
-        if !self.engine.admission.has_room(all, all + task.stored_bytes()) {
-            return Err(StoreError::OwnerFull);
-        }
         // Orders can be given from the moment the row is there. Of two calls under one id the second one stops here: from
         // this claim on nobody else makes, runs or removes a row with this key.
         let orders = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
-        if let Err(error) = store_new(&self.engine, &task).await {
-            let error = without_row(&self.engine, &key, error).await;
-            self.engine.live.remove(&key);
-            return Err(error);
-        }
+        let task = match self.store_tree(task, now).await {
+            Ok(task) => task,
+            Err(error) => {
+                self.engine.live.remove(&key);
+                return Err(error);
+            }
+        };
         failpoint::hit("handle-durable");
         *self.concerned.lock() = BugRecipient::Task(key.clone());
         tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));
@@ -160,20 +158,59 @@ impl Runner {
         Ok(Arc::new(task))
     }
 
+    /// Stores a new task, behind the rows of its elements if its call is split and it has a handle.
+    async fn store_tree(&mut self, mut task: Task, now: Timestamp) -> Result<Task, StoreError> {
+        if task.shown == TaskVisibility::Handle {
+            task.tree.children = self.insert_elements(&task.key, now).await?;
+            if !task.tree.children.is_empty() {
+                // They have what is to be sent.
+                task.recovery.call = task.recovery.call.map(StoredCall::without_params);
+            }
+        }
+        let task = task.exact();
+        let stored = match self.has_room_for(task.stored_bytes()) {
+            true => store_new(&self.engine, &task).await,
+            false => Err(StoreError::OwnerFull),
+        };
+        match stored {
+            Ok(()) => Ok(task),
+            Err(error) => {
+                let error = without_row(&self.engine, &task.key, error).await;
+                self.remove_elements().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether the owner may have as many bytes more in the store.
+    pub(super) fn has_room_for(&self, bytes: usize) -> bool {
+        let all = self.engine.store.usage_of(&self.spec.owner).bytes;
+        self.engine.admission.has_room(all, all + bytes)
+    }
+
     /// The hidden task becomes the one that the client gets to know: same row, same id.
     async fn reveal(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
-        let applied = self.engine.apply(key, Event::Revealed).await.map_err(|error| error.reason())?;
-        match &mut self.row {
-            Some(row) if applied.changed => row.shown = TaskVisibility::Handle,
+        let elements = self.insert_elements(key, self.engine.clock.now()).await;
+        let children = elements.map_err(|error| TaskError::from(error).reason())?.to_vec();
+        let added = (!children.is_empty()).then_some(Event::ChildrenAdded { children });
+        let applied = self.engine.apply_all(key, added.into_iter().chain([Event::Revealed]).collect()).await;
+        let refused = match (&mut self.row, applied) {
+            (Some(row), Ok(applied)) if applied.changed => {
+                row.shown = TaskVisibility::Handle;
+                return Ok(applied.task);
+            }
             // It was settled in between: the order that says so is on its way.
-            Some(_) | None => return Err(Reason::TtlExpired),
-        }
-        Ok(applied.task)
+            (Some(_) | None, Ok(_)) => Reason::TtlExpired,
+            (Some(_) | None, Err(error)) => error.reason(),
+        };
+        self.remove_elements().await;
+        Err(refused)
     }
 
     /// The client left before it could learn the id: nobody will ever ask (T-27).
     async fn drop_orphan(&mut self) -> RunnerFlow {
         if let Some(row) = self.row.take() {
+            // First the row, since a child without its parent is gone.
             let mut pauses = RetryDelays::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
             while let Err(error) = self.engine.store.remove(&row.key).await {
                 tracing::warn!(error = %CauseChain(&error), "a task that nobody knows is not dropped yet");
@@ -183,6 +220,7 @@ impl Runner {
             }
             // In this order: a row without a runner is taken for one that an earlier life left behind.
             self.engine.live.remove(&row.key);
+            self.remove_elements().await;
         }
         self.stage.cancel("the client left").await;
         RunnerFlow::Stop
@@ -340,7 +378,7 @@ pub(super) fn not_stored(error: StoreError) -> GatewayFault {
 }
 
 /// Returns once the row is durable, unless a test wants to see what that is worth.
-async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreError> {
+pub(super) async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreError> {
     if !failpoint::is_sabotaged("handle-before-commit") {
         return engine.store.insert(task).await.map(|_| ());
     }

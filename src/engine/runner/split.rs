@@ -1,219 +1,106 @@
-//! Runs one call with a list in it as many: an upstream whose exchange is those of all elements.
+//! Runs one call with a list in it as many, one for each element of the list.
 //!
-//! Above it a split call is one call like any other: one row, one deadline, one place where it is asked and cancelled. The
-//! calls that it is made of wait for permits as all calls do, so many at a time as the rule says, in the order of the
-//! list. No call is made again: what a life of the process left behind is judged as a whole.
+//! Above it a split call is one call like any other: one deadline, one place where it is asked and cancelled. The calls
+//! that it is made of wait for permits as all calls do, so many at a time as the rule says, in the order of the list.
+//!
+//! Until the call is a task its elements have no rows, and their exchanges are here. From then on each element is a task,
+//! a child of the call's own, with a runner of its own (see `element_rows`): what is left to do here is to begin those
+//! that wait, and to combine what comes of them. So a later life of the process judges each element by itself.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use futures_util::future::{join_all, select_all};
-use tokio::sync::broadcast;
+use tokio::time::Instant;
 
+use super::children::Children;
 use super::client::progress_text;
+use super::element_rows::ElementRows;
 use super::exchange_stage::{ExchangeStage, StageEvent};
+use super::lost;
+use super::split_plan::SplitPlan;
 use crate::dialect::faults::failure_error;
-use crate::dialect::plain::PlainUpstream;
-use crate::dialect::split_call::{SplitCall, SplitResult, question_named, question_of};
-use crate::dialect::subscriptions::SubscriptionFilter;
-use crate::engine::call::CallSpec;
-use crate::task::{Answer, Executed, Failure, GatewayFault, Outcome, Reason};
-use crate::upstream::{
-    BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, NotificationSubscription, Progress,
-    ResumeToken, ServerFacts, ServerNotification, Upstream, UpstreamRequest,
-};
-use crate::wire::{Object, Payload, method};
+use crate::dialect::split_call::{SplitResult, combined, question_named, question_of};
+use crate::dialect::upstream_dialect::CanonicalResult;
+use crate::task::{Answer, Executed, Failure, GatewayFault, Outcome, Question, Reason, Task};
+use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
+use crate::wire::Payload;
+use crate::wire::one_line::status_text;
 
-/// Has a call split where its tool's rules say so and it has a list to split.
-pub(super) fn split(mut spec: CallSpec) -> CallSpec {
-    let Some(call) = call_of(&spec) else { return spec };
-    let part = spec.clone();
-    spec.upstream = Arc::new(SplitUpstream { part, call: Arc::new(call) });
-    spec.permits = None;
-    spec.peer = Arc::new(PlainUpstream);
-    spec
-}
-
-fn call_of(spec: &CallSpec) -> Option<SplitCall> {
-    let rule = spec.policy.split.as_ref().filter(|_| &*spec.request.method == method::TOOLS_CALL)?;
-    SplitCall::read(rule, &Object::of(spec.request.params.as_ref()?)?)
-}
-
-/// The upstream of a split call, for that call alone.
-#[derive(Debug)]
-struct SplitUpstream {
-    /// What each call is made with, but for its params.
-    part: CallSpec,
-    call: Arc<SplitCall>,
-}
-
-#[async_trait]
-impl Upstream for SplitUpstream {
-    fn name(&self) -> &Arc<str> {
-        self.part.upstream.name()
-    }
-
-    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        self.part.upstream.facts(context).await
-    }
-
-    async fn begin(&self, _request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Ok(Box::new(SplitExchange::new(CallSpec { context, ..self.part.clone() }, Arc::clone(&self.call))))
-    }
-
-    /// There is nothing to take up: no token is given.
-    async fn resume(&self, _token: ResumeToken, _context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Err(BeginError::Gateway(GatewayFault::new(Reason::GatewayRestart, Executed::No)))
-    }
-
-    fn stored(&self, params: &Payload) -> Payload {
-        self.part.upstream.stored(params)
-    }
-
-    fn restored(&self, tool: &str, params: &Payload) -> Option<Payload> {
-        self.part.upstream.restored(tool, params)
-    }
-
-    async fn notifications(
-        &self,
-        context: &CallContext,
-    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
-        self.part.upstream.notifications(context).await
-    }
-
-    async fn listen(
-        &self,
-        context: &CallContext,
-        wishes: &SubscriptionFilter,
-    ) -> Result<NotificationSubscription, BeginError> {
-        self.part.upstream.listen(context, wishes).await
-    }
-
-    async fn era(&self) -> Era {
-        self.part.upstream.era().await
-    }
-
-    fn doubt_era(&self) {
-        self.part.upstream.doubt_era();
-    }
-
-    /// The upstream itself is others', too.
-    async fn close(&self) {}
-}
-
-/// The exchanges of all elements.
-struct SplitExchange {
-    part: CallSpec,
-    call: Arc<SplitCall>,
-    parallel: usize,
+/// The calls of all elements.
+pub(super) struct SplitExchange {
+    pub(super) plan: SplitPlan,
+    /// Whether the whole has begun.
+    pub(super) is_begun: bool,
     /// The element whose call begins next.
-    next: usize,
-    running: Vec<SplitPart>,
+    pub(super) next: usize,
+    /// Calls without rows.
+    pub(super) running: Vec<RunningElement>,
     /// By element; `None` for those that have not ended.
-    results: Vec<Option<SplitResult>>,
+    pub(super) outcomes: Vec<Option<Outcome>>,
     ended: usize,
     /// What all results take until now, in bytes.
     bytes: usize,
     /// What happened and was not told yet.
     events: VecDeque<ExchangeEvent>,
+    /// The newest message of an element.
+    message: Option<Arc<str>>,
+    /// Once the call is a task.
+    pub(super) rows: Option<ElementRows>,
 }
 
-/// The call of one element.
-struct SplitPart {
-    index: usize,
-    stage: ExchangeStage,
+/// The call of one element that has no row.
+pub(super) struct RunningElement {
+    pub(super) index: usize,
+    pub(super) stage: ExchangeStage,
+    /// When it was sent.
+    pub(super) dispatched: Option<Instant>,
+    /// What it asks, as its row would have it.
+    pub(super) open: Vec<Question>,
 }
 
 impl SplitExchange {
-    fn new(part: CallSpec, call: Arc<SplitCall>) -> Self {
-        let parallel = part.policy.split.as_ref().map_or(1, |rule| rule.parallel.get());
-        let results = (0..call.len()).map(|_| None).collect();
+    pub(super) fn new(plan: SplitPlan) -> Self {
+        let outcomes = (0..plan.total()).map(|_| None).collect();
         let (running, events) = (Vec::new(), VecDeque::new());
-        Self { part, call, parallel, next: 0, running, results, ended: 0, bytes: 0, events }
-    }
-
-    /// Begins calls as long as there is room for one beside the others.
-    fn begin_more(&mut self) {
-        while self.running.len() < self.parallel
-            && let Some(params) = self.call.part(self.next)
-        {
-            let request = UpstreamRequest { params: Some(params), ..self.part.request.clone() };
-            // It waits for its permit as long as the whole may run.
-            let stage = ExchangeStage::new(&CallSpec { request, ..self.part.clone() }, None);
-            self.running.push(SplitPart { index: self.next, stage });
-            self.next += 1;
+        Self {
+            plan,
+            is_begun: false,
+            next: 0,
+            running,
+            outcomes,
+            ended: 0,
+            bytes: 0,
+            events,
+            message: None,
+            rows: None,
         }
     }
 
-    fn heard(&mut self, at: usize, event: StageEvent) {
-        let Some(index) = self.running.get(at).map(|part| part.index) else { return };
-        let event = match event {
-            StageEvent::PlaceTaken | StageEvent::Begun => return,
-            StageEvent::NotBegun(Outcome::Faulted(failure)) => return self.ended(at, failed(&failure)),
-            StageEvent::NotBegun(Outcome::Returned { .. } | Outcome::Cancelled) => return self.ended(at, cancelled()),
-            StageEvent::Exchange(event) => event,
-        };
-        match event {
-            ExchangeEvent::Progress(progress) => {
-                self.events.extend(progress_text(&progress).map(ExchangeEvent::Status))
-            }
-            ExchangeEvent::Status(text) => self.events.push_back(ExchangeEvent::Status(text)),
-            ExchangeEvent::Task(_) => (),
-            ExchangeEvent::Log(log) => self.events.push_back(ExchangeEvent::Log(log)),
-            ExchangeEvent::Asked { ask, method, params } => {
-                self.events.push_back(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params });
-            }
-            ExchangeEvent::Withdrawn { ask } => {
-                self.events.push_back(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) });
-            }
-            ExchangeEvent::Returned(result) => match self.part.peer.decode_result(result) {
-                Ok(returned) => self.ended(at, SplitResult::Returned(returned)),
-                Err(reason) => self.ended(at, failed(&Failure::Gateway(GatewayFault::new(reason, Executed::Yes)))),
-            },
-            ExchangeEvent::Faulted(error) => self.ended(at, failed(&Failure::Upstream(error))),
-            ExchangeEvent::Cancelled => self.ended(at, cancelled()),
-            ExchangeEvent::Lost(ExchangeError(fault)) => self.ended(at, failed(&Failure::Gateway(fault))),
+    /// The next event. Pends where only elements with rows are at work: see [`SplitExchange::settled`]. Cancel safe.
+    pub(super) async fn next(&mut self) -> StageEvent {
+        match std::mem::replace(&mut self.is_begun, true) {
+            true => StageEvent::Exchange(self.next_event().await),
+            false => StageEvent::PlaceTaken,
         }
     }
 
-    /// Takes what came of a call, and gives its permit back.
-    fn ended(&mut self, at: usize, result: SplitResult) {
-        let part = self.running.remove(at);
-        self.bytes += match &result {
-            SplitResult::Returned(returned) => returned.result.len(),
-            SplitResult::Failed(why) => why.len(),
-        };
-        self.results[part.index] = Some(result);
-        self.ended += 1;
-        if self.part.context.progress && self.ended < self.call.len() {
-            let (progress, total) = (Payload::of(&self.ended), Some(Payload::of(&self.call.len())));
-            self.events.push_back(ExchangeEvent::Progress(Progress { progress, total, message: None }));
-        }
-    }
-
-    fn combined(&mut self) -> ExchangeEvent {
-        let missing = || SplitResult::Failed("its call has no result".to_owned());
-        let results: Vec<SplitResult> = self.results.drain(..).map(|result| result.unwrap_or_else(missing)).collect();
-        ExchangeEvent::Returned(self.call.combined(&results))
-    }
-}
-
-#[async_trait]
-impl Exchange for SplitExchange {
-    async fn next(&mut self) -> ExchangeEvent {
+    async fn next_event(&mut self) -> ExchangeEvent {
         loop {
             if let Some(event) = self.events.pop_front() {
                 return event;
             }
-            if self.bytes > self.part.context.result_bytes_max {
+            if self.bytes > self.plan.part().context.result_bytes_max {
                 self.cancel("the results of the call are too large together").await;
                 let fault = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
                 return ExchangeEvent::Lost(ExchangeError(fault));
             }
+            if self.ended == self.plan.total() {
+                return self.combined();
+            }
             self.begin_more();
             if self.running.is_empty() {
-                return self.combined();
+                return std::future::pending().await;
             }
             // Cancel safe, as each of them is.
             let (event, at, _) = select_all(self.running.iter_mut().map(|part| Box::pin(part.stage.next()))).await;
@@ -223,31 +110,150 @@ impl Exchange for SplitExchange {
         }
     }
 
-    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+    /// The same for elements with rows.
+    pub(super) fn begin_rows(&mut self, children: &mut Children) {
+        if let Some(rows) = self.rows.as_mut().filter(|_| self.is_begun) {
+            rows.begin_more(&self.plan, children);
+        }
+    }
+
+    /// Begins calls as long as there is room for one beside the others.
+    fn begin_more(&mut self) {
+        while self.rows.is_none() && self.running.len() < self.plan.parallel() && self.next < self.plan.total() {
+            // It waits for its permit as long as the whole may run.
+            let stage = ExchangeStage::new(&self.plan.element(self.next), None);
+            self.running.push(RunningElement { index: self.next, stage, dispatched: None, open: Vec::new() });
+            self.next += 1;
+        }
+    }
+
+    fn heard(&mut self, at: usize, event: StageEvent) {
+        let Some(part) = self.running.get_mut(at) else { return };
+        let index = part.index;
+        let event = match event {
+            StageEvent::PlaceTaken => {
+                part.dispatched = Some(Instant::now());
+                return;
+            }
+            StageEvent::Begun => return,
+            StageEvent::NotBegun(outcome) => return self.part_ended(at, outcome),
+            StageEvent::Exchange(event) => event,
+        };
+        match event {
+            ExchangeEvent::Progress(progress) => self.said(progress_text(&progress)),
+            ExchangeEvent::Status(text) => self.said(Some(text)),
+            ExchangeEvent::Task(_) => (),
+            ExchangeEvent::Log(log) => self.events.push_back(ExchangeEvent::Log(log)),
+            ExchangeEvent::Asked { ask, method, params } => {
+                if let Ok(request) = self.plan.part().peer.decode_question(&method, params.as_ref()) {
+                    part.open.push(Question { ask: ask.detached(), request });
+                }
+                self.events.push_back(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params });
+            }
+            ExchangeEvent::Withdrawn { ask } => {
+                part.open.retain(|question| question.ask != ask);
+                self.events.push_back(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) });
+            }
+            ExchangeEvent::Returned(result) => {
+                let outcome = match self.plan.part().peer.decode_result(result) {
+                    Ok(CanonicalResult { result, is_error }) => Outcome::Returned { result, is_error },
+                    Err(reason) => lost(GatewayFault::new(reason, Executed::Yes)),
+                };
+                self.part_ended(at, outcome);
+            }
+            ExchangeEvent::Faulted(error) => self.part_ended(at, Outcome::Faulted(Failure::Upstream(error))),
+            ExchangeEvent::Cancelled => self.part_ended(at, Outcome::Cancelled),
+            ExchangeEvent::Lost(ExchangeError(fault)) => self.part_ended(at, lost(fault)),
+        }
+    }
+
+    /// Takes what came of a call without a row, gives its permit back, and takes its questions back.
+    fn part_ended(&mut self, at: usize, outcome: Outcome) {
+        let part = self.running.remove(at);
+        let withdrawn = part.open.iter().map(|question| question_of(part.index, &question.ask));
+        self.events.extend(withdrawn.map(|ask| ExchangeEvent::Withdrawn { ask }));
+        self.ended(part.index, outcome);
+    }
+
+    /// Takes what came of an element with a row; `None` where the row is gone.
+    pub(super) fn settled(&mut self, index: usize, task: Option<&Task>) {
+        if let Some(rows) = &mut self.rows {
+            rows.is_done();
+        }
+        let gone = || lost(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown));
+        self.ended(index, task.and_then(Task::outcome).cloned().unwrap_or_else(gone));
+    }
+
+    fn ended(&mut self, index: usize, outcome: Outcome) {
+        let Some(place) = self.outcomes.get_mut(index).filter(|place| place.is_none()) else { return };
+        if let Outcome::Returned { result, .. } = &outcome {
+            self.bytes += result.len();
+        }
+        *place = Some(outcome);
+        self.ended += 1;
+        if self.ended < self.plan.total() && self.plan.part().context.progress {
+            let (progress, total) = (Payload::of(&self.ended), Some(Payload::of(&self.plan.total())));
+            let message = self.status();
+            self.events.push_back(ExchangeEvent::Progress(Progress { progress, total, message }));
+        }
+    }
+
+    /// How many are done, and the newest message of an element; `None` without a message.
+    fn status(&self) -> Option<Arc<str>> {
+        let message = self.message.as_ref()?;
+        status_text(&format!("{}/{}: {message}", self.ended, self.plan.total()))
+    }
+
+    /// An element has a new message. That is no progress of the whole: no number grew.
+    pub(super) fn said(&mut self, text: Option<Arc<str>>) {
+        self.message = text.or_else(|| self.message.take());
+        self.events.extend(self.status().map(ExchangeEvent::Status));
+    }
+
+    fn combined(&mut self) -> ExchangeEvent {
+        let outcomes = self.outcomes.drain(..).map(|outcome| outcome.map_or_else(cancelled, result_of));
+        ExchangeEvent::Returned(combined(self.plan.argument(), &outcomes.collect::<Vec<_>>()))
+    }
+
+    /// Answers an element that has no row.
+    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         let named = question_named(ask);
         let found =
             named.and_then(|(index, ask)| Some((self.running.iter_mut().find(|part| part.index == index)?, ask)));
         match found {
-            Some((part, ask)) => part.stage.answer(&ask, answer).await,
+            Some((part, ask)) => {
+                part.open.retain(|question| question.ask != ask);
+                part.stage.answer(&ask, answer).await
+            }
             // Its call ended meanwhile: nobody waits for the answer, and the others go on.
             None => Ok(()),
         }
     }
 
-    async fn cancel(&mut self, reason: &str) {
+    /// Ends the calls that have no rows; the others end with their parent's.
+    pub(super) async fn cancel(&mut self, reason: &str) {
         join_all(self.running.iter_mut().map(|part| part.stage.cancel(reason))).await;
-        self.running.clear();
+        self.finish();
     }
 
-    fn resume_token(&self) -> Option<ResumeToken> {
-        None
+    /// Lets go of all calls, and begins no other.
+    pub(super) fn finish(&mut self) {
+        self.running.clear();
+        self.next = self.plan.total();
+        if let Some(rows) = &mut self.rows {
+            rows.begin_no_more();
+        }
     }
 }
 
-fn failed(failure: &Failure) -> SplitResult {
-    SplitResult::Failed(failure_error(failure).message)
+fn result_of(outcome: Outcome) -> SplitResult {
+    match outcome {
+        Outcome::Returned { result, is_error } => SplitResult::Returned(CanonicalResult { result, is_error }),
+        Outcome::Faulted(failure) => SplitResult::Failed(failure_error(&failure).message),
+        Outcome::Cancelled => cancelled(),
+    }
 }
 
 fn cancelled() -> SplitResult {
-    SplitResult::Failed("the server cancelled it".to_owned())
+    SplitResult::Failed("it was cancelled".to_owned())
 }

@@ -149,9 +149,8 @@ fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, Requ
     match (task.shown, &task.phase) {
         // A repetition of the request that the handle was given to.
         (TaskVisibility::Handle, _) if takes_tasks => Ok(Some(CallEvent::Created(Arc::clone(task)))),
-        (TaskVisibility::Handle, _) | (TaskVisibility::Hidden, Phase::Settled(Outcome::Cancelled)) => {
-            Err(RequestError::State)
-        }
+        (TaskVisibility::Handle | TaskVisibility::Part, _)
+        | (TaskVisibility::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(RequestError::State),
         // Lost with the process that ran it (T-56).
         (TaskVisibility::Hidden, Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))))
             if fault.reason == Reason::GatewayRestart =>

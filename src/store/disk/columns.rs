@@ -72,7 +72,7 @@ impl ListColumns {
     pub(super) fn of(task: &Summary) -> Self {
         let state = match task.shown {
             TaskVisibility::Handle => RowState::of(task.phase.kind()),
-            TaskVisibility::Hidden => RowState::HIDDEN,
+            TaskVisibility::Hidden | TaskVisibility::Part => RowState::HIDDEN,
         };
         Self {
             updated_at: time(at(task.updated_at)),

@@ -77,6 +77,7 @@ fn events(attempt: Attempt) -> Vec<(&'static str, Event)> {
             "answered",
             Event::Answered { answers: BTreeMap::from([(InputKey(0), Answer::Result(Payload::empty_object()))]) },
         ),
+        ("children", Event::ChildrenAdded { children: vec![TaskId::from_bits(7)] }),
         ("revealed", Event::Revealed),
         ("returns", Event::Returned { attempt, result: Payload::empty_object(), is_error: true }),
         ("faults", Event::Faulted { attempt, failure: Failure::Upstream(RpcError::new(2, "n")) }),
@@ -113,6 +114,7 @@ const TABLE: &[(&str, [&str; 4])] = &[
     ("asked", ["asking 1 n", "asking 1 n", "asking 2 n", "asking 3 n"]),
     ("withdrawn", ["-", "-", "working n", "asking 1 n"]),
     ("answered", ["-", "-", "working nd", "asking 1 nd"]),
+    ("children", ["queued n", "working n", "asking 1 n", "asking 2 n"]),
     ("revealed", ["-", "-", "-", "-"]),
     ("returns", ["returned n", "returned n", "returned n", "returned n"]),
     ("faults", ["faulted n", "faulted n", "faulted n", "faulted n"]),
@@ -150,7 +152,7 @@ fn every_phase_and_event_follow_the_table() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 72);
+    assert_eq!(seen, 76);
 }
 
 /// EXT-34, EXT-36, EXT-43: the keys of the rounds before a handle are those of no question after it.
@@ -192,10 +194,31 @@ fn a_settled_task_ignores_every_event() {
     }
 }
 
+/// SUB-03, SUB-12.
+#[test]
+fn sub_03_sub_12_children_are_appended_while_a_task_is_unsettled() {
+    let added = |task: Task, ids: &[u128]| {
+        let children = ids.iter().map(|id| TaskId::from_bits(*id)).collect();
+        transition(task, Event::ChildrenAdded { children }, NOW)
+    };
+    let (task, _) = added(in_phase(Phase::Working), &[3, 1]);
+    let (task, _) = added(task, &[1, 2, 3]);
+    let ids: Vec<u128> = task.tree.children.iter().map(|id| id.bits()).collect();
+    assert_eq!(ids, [3, 1, 2]);
+    let (task, effects) = added(task, &[2]);
+    assert_eq!(effects, []);
+    let (settled, _) = transition(task, Event::CancelRequested, NOW);
+    let (after, effects) = added(settled.clone(), &[9]);
+    assert_eq!((after, effects), (settled, vec![]));
+}
+
 #[test]
 fn events_of_an_older_attempt_are_stale() {
     for (event_name, event) in events(Attempt(1)).into_iter().filter(|(_, event)| !matches!(event, Event::Told)) {
-        let unbound = matches!(event, Event::Answered { .. } | Event::CancelRequested | Event::TtlElapsed);
+        let unbound = matches!(
+            event,
+            Event::Answered { .. } | Event::ChildrenAdded { .. } | Event::CancelRequested | Event::TtlElapsed
+        );
         let before = in_phase(Phase::AwaitingInput(BTreeMap::from([(InputKey(0), question(0))])));
         let (_, effects) = transition(before, event, NOW);
         assert_eq!(effects.is_empty(), !unbound, "{event_name}");
@@ -244,6 +267,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         4 => answers.prop_map(|answers| Event::Answered { answers }),
         1 => attempt.clone().prop_map(|attempt| Event::Returned { attempt, result: Payload::of("r"), is_error: false }),
         1 => attempt.prop_map(|attempt| Event::Faulted { attempt, failure: Failure::Upstream(RpcError::new(1, "m")) }),
+        1 => proptest::collection::vec((1_u128..20).prop_map(TaskId::from_bits), 0..4)
+            .prop_map(|children| Event::ChildrenAdded { children }),
         1 => Just(Event::CancelRequested),
         1 => Just(Event::TtlElapsed),
     ]
@@ -282,6 +307,11 @@ proptest! {
             prop_assert!(after.ttl >= before.ttl);
             prop_assert!(after.next_key >= before.next_key);
             prop_assert_eq!(after.shown, TaskVisibility::Handle);
+            // SUB-01, SUB-03.
+            prop_assert_eq!(after.tree.parent, before.tree.parent);
+            prop_assert!(after.tree.children.starts_with(&before.tree.children));
+            let children: std::collections::BTreeSet<_> = after.tree.children.iter().collect();
+            prop_assert_eq!(children.len(), after.tree.children.len(), "named twice");
             if before.is_settled() {
                 let same = Task { recovery: before.recovery.clone(), ..after.clone() };
                 prop_assert_eq!(&same, &before, "only that its upstream was told may be noted");

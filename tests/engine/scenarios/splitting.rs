@@ -1,7 +1,7 @@
 //! Calls with a list that are made as one call for each element.
 
 use serde_json::{Value, json};
-use taskgate::task::{AfterCrash, Executed, Reason, TaskMode};
+use taskgate::task::{Executed, Reason, TaskMode};
 
 use super::script::{Call, Happens, Saw, Script, result};
 use super::world::{Ask, Rules, World, millis, seconds};
@@ -101,7 +101,7 @@ async fn what_fails_names_its_element_and_keeps_the_others() {
         "items[1] failed: no such page",
         "items[2] failed: bad",
         "items[3] failed: The upstream server ended the connection before it answered",
-        "items[4] failed: the server cancelled it",
+        "items[4] failed: it was cancelled",
     ];
     assert_eq!(texts(&result), expected);
     assert_eq!(result["structuredContent"], json!({ "results": [null, null, null, null, null, { "n": 1 }] }));
@@ -232,22 +232,26 @@ async fn a_call_without_a_list_is_sent_as_it_came() {
     }
 }
 
-/// What a life of the process left behind is judged as one call: nobody knows which elements ran.
+/// An element whose call ends takes its questions back.
 #[tokio::test(start_paused = true)]
-async fn after_a_crash_a_split_call_fails_or_is_made_again_as_a_whole() {
-    for (after_crash, begun) in [(AfterCrash::Fail, 2), (AfterCrash::Rerun, 4)] {
-        let world = slow(Rules { durable: true, after_crash, ..SPLIT });
-        let id = world.handle(&ask(&json!([5, 5]))).await;
-        let world = world.next_life();
-        world.recover().await;
-        let task = world.settled(&id).await;
-        match after_crash {
-            AfterCrash::Rerun => assert_eq!(texts(&task["result"]), ["5", "5"]),
-            AfterCrash::Fail | AfterCrash::RerunIfSafe => {
-                assert_eq!(task["error"]["data"]["reason"], "gateway_restart");
-            }
-        }
-        assert_eq!(world.upstream.begins(), begun);
+async fn a_question_of_an_element_that_ended_is_open_no_more() {
+    for mode in [TaskMode::Auto, TaskMode::Always] {
+        let world = World::choosing(Rules { mode, ..SPLIT }, |call| match element(call).as_str().unwrap() {
+            "asks" => Script::of([
+                (seconds(1), Happens::Elicits("which")),
+                (seconds(3), Happens::Returns(result("without an answer"))),
+            ]),
+            slow => Script::returns(seconds(9), slow),
+        });
+        let declared = json!({ "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } });
+        let id = world.handle(&ask(&json!(["asks", "slow"])).declaring(declared.clone())).await;
+        let status = async |at| {
+            tokio::time::sleep_until(world.started + at).await;
+            world.send(&Ask::task("tasks/get", &id).declaring(declared.clone())).await.json().await["result"].take()
+        };
+        assert_eq!(status(millis(1_500)).await["status"], "input_required", "{mode:?}");
+        assert_eq!(status(millis(3_500)).await["status"], "working", "{mode:?}");
+        assert_eq!(texts(&world.settled(&id).await["result"]), ["without an answer", "slow"]);
         world.is_idle().await;
     }
 }

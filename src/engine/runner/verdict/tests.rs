@@ -1,8 +1,12 @@
 //! The table of what is done about a row (GW-39).
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use super::*;
 use crate::store::contract::task;
-use crate::task::{AfterCrash, EarlyInput, Outcome, Recovery, TaskMode};
+use crate::task::{AfterCrash, EarlyInput, Outcome, Recovery, StoredCall, TaskId, TaskMode, TreePlace};
+use crate::wire::Payload;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_500);
 
@@ -101,6 +105,23 @@ fn a_queued_call_is_sent_for_the_first_time_or_was_certainly_not_sent() {
     let unsent = lost(Reason::GatewayRestart, Executed::No);
     assert_eq!(verdict(&queued(None), Some(&policy), NOW), unsent);
     assert_eq!(verdict(&queued(Some(call(false))), None, NOW), unsent, "its upstream is not configured any more");
+}
+
+/// Whatever became of a split call: its elements have what is to be sent.
+#[test]
+fn a_call_whose_elements_have_rows_waits_for_them() {
+    let policy = policy(AfterCrash::Fail);
+    let watched = RecoveryDecision::Run(RecoveryAction::Watch);
+    let tree = TreePlace { children: Arc::from([TaskId::from_bits(7)]), ..TreePlace::default() };
+    for phase in [Phase::Queued, Phase::Working] {
+        let parent = Task { phase, tree: tree.clone(), ..in_flight(Some(call(false).without_params()), None) };
+        assert_eq!(verdict(&parent, Some(&policy), NOW), watched);
+        assert_ne!(verdict(&parent, None, NOW), watched, "its upstream is not configured any more");
+    }
+    let own = Task { tree, ..in_flight(None, Some("here")) };
+    assert_eq!(verdict(&own, Some(&policy), NOW), resume(), "the server has the task, and its children");
+    let child = Task { shown: TaskVisibility::Part, ..in_flight(None, Some("here")) };
+    assert_eq!(verdict(&child, Some(&policy), NOW), resume());
 }
 
 /// F20, and T-56 for hidden ones.

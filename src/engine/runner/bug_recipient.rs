@@ -1,0 +1,60 @@
+//! Runs runners, and tells of bugs that end them.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use tracing::Instrument;
+
+use crate::cause::CauseChain;
+use crate::engine::Engine;
+use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
+use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Reason, TaskKey};
+
+/// Who is to learn of a bug that ends a runner: its client, until there is a task.
+#[derive(Clone)]
+pub(super) enum BugRecipient {
+    Client(CallStreamSender),
+    Task(TaskKey),
+}
+
+/// Where a runner says who that is.
+pub(super) type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
+
+/// Runs a runner in a tokio task of the engine's own.
+pub(super) fn spawn(
+    engine: &Arc<Engine>,
+    (span, concerned): (tracing::Span, SharedBugRecipient),
+    runner: impl Future<Output = ()> + Send + 'static,
+) {
+    let engine = Arc::clone(engine);
+    // Boxed: a future that is moved into another one takes its room twice, and this one waits for hours.
+    let runner = AssertUnwindSafe(Box::pin(runner)).catch_unwind();
+    engine.runners.clone().spawn(
+        async move {
+            if runner.await.is_err() {
+                let concerned = concerned.lock().clone();
+                Box::pin(settle_after_panic(&engine, concerned)).await;
+            }
+        }
+        .instrument(span),
+    );
+}
+
+/// A bug ended the runner: whoever waits learns that the call may have run.
+async fn settle_after_panic(engine: &Arc<Engine>, concerned: BugRecipient) {
+    tracing::error!("a runner panicked");
+    let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
+    match concerned {
+        BugRecipient::Task(key) => {
+            let attempt = engine.held(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
+            let settled = engine.apply(&key, Event::Faulted { attempt, failure }).await;
+            engine.live.remove(&key);
+            if let Err(error) = settled {
+                tracing::error!(error = %CauseChain(&error), "the task of a runner that panicked could not be settled");
+            }
+        }
+        BugRecipient::Client(seat) => seat.tell(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await,
+    }
+}

@@ -1,0 +1,230 @@
+//! Holds where a call is: in one exchange, or in those of its list's elements; and beside that its subtasks.
+
+use std::sync::Arc;
+
+use super::children::{ChildEvent, Children};
+use super::element_rows::ElementRows;
+use super::exchange_stage::{ExchangeStage, StageEvent};
+use super::split::SplitExchange;
+use super::split_plan::SplitPlan;
+use crate::dialect::split_call::{question_named, question_of};
+use crate::engine::Engine;
+use crate::engine::call::CallSpec;
+use crate::task::{Executed, GatewayFault};
+use crate::upstream::{Answer, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
+use crate::wire::Payload;
+
+/// One call's way to the upstream, and its subtasks. [`CallStage::next`] is cancel safe.
+pub(super) struct CallStage {
+    way: CallWay,
+    /// Made with the first subtask: most calls have none.
+    children: Option<Box<Children>>,
+    /// How the exchange ended, until the subtasks have settled too (SUB-13).
+    end: Option<ExchangeEvent>,
+}
+
+enum CallWay {
+    One(ExchangeStage),
+    /// One exchange for each element of the call's list.
+    Split(Box<SplitExchange>),
+}
+
+impl CallStage {
+    pub(super) const fn one(stage: ExchangeStage) -> Self {
+        Self { way: CallWay::One(stage), children: None, end: None }
+    }
+
+    pub(super) fn split(plan: SplitPlan) -> Self {
+        Self { way: CallWay::Split(Box::new(SplitExchange::new(plan))), children: None, end: None }
+    }
+
+    /// Of a split call of an earlier life, whose elements have rows.
+    pub(super) fn split_again(plan: SplitPlan, rows: ElementRows, is_begun: bool) -> Self {
+        let children = Box::new(Children::new(Arc::clone(rows.engine())));
+        let mut split = SplitExchange::new(plan);
+        (split.rows, split.is_begun) = (Some(rows), is_begun);
+        Self { way: CallWay::Split(Box::new(split)), children: Some(children), end: None }
+    }
+
+    const fn only(&self) -> Option<&ExchangeStage> {
+        match &self.way {
+            CallWay::One(stage) => Some(stage),
+            CallWay::Split(_) => None,
+        }
+    }
+
+    const fn only_mut(&mut self) -> Option<&mut ExchangeStage> {
+        match &mut self.way {
+            CallWay::One(stage) => Some(stage),
+            CallWay::Split(_) => None,
+        }
+    }
+
+    /// Takes an exchange up. It waits for no place: the upstream has been at it all along.
+    ///
+    /// # Errors
+    /// If the token is of no use.
+    pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
+        match self.only_mut() {
+            Some(stage) => stage.resume(spec, token).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Where the exchange can be taken up.
+    pub(super) fn resume_token(&self) -> Option<ResumeToken> {
+        self.only()?.resume_token()
+    }
+
+    /// Whether the call certainly was not sent yet.
+    pub(super) const fn is_waiting(&self) -> bool {
+        match &self.way {
+            CallWay::One(stage) => stage.is_waiting(),
+            CallWay::Split(split) => !split.is_begun,
+        }
+    }
+
+    /// Whether the call is split, and its elements have rows.
+    pub(super) const fn has_rows(&self) -> bool {
+        match &self.way {
+            CallWay::One(_) => false,
+            CallWay::Split(split) => split.rows.is_some(),
+        }
+    }
+
+    pub(super) const fn split_mut(&mut self) -> Option<&mut SplitExchange> {
+        match &mut self.way {
+            CallWay::One(_) => None,
+            CallWay::Split(split) => Some(split),
+        }
+    }
+
+    /// A split call's elements, and its subtasks beside them.
+    pub(super) fn split_and_children(&mut self, engine: &Arc<Engine>) -> Option<(&mut SplitExchange, &mut Children)> {
+        let CallWay::Split(split) = &mut self.way else { return None };
+        let children = self.children.get_or_insert_with(|| Box::new(Children::new(Arc::clone(engine))));
+        Some((split, children))
+    }
+
+    pub(super) async fn next(&mut self) -> StageEvent {
+        loop {
+            if let (CallWay::Split(split), Some(children)) = (&mut self.way, &mut self.children) {
+                split.begin_rows(children);
+            }
+            let mut children = self.children.as_mut().filter(|children| !children.is_idle());
+            if children.is_none()
+                && let Some(end) = self.end.take()
+            {
+                return StageEvent::Exchange(end);
+            }
+            let (is_over, has_children) = (self.end.is_some(), children.is_some());
+            let done = tokio::select! {
+                biased;
+                done = next_child(&mut children) => done,
+                event = next_event(&mut self.way), if !is_over => match event {
+                    StageEvent::Exchange(end) if has_children && self.waits_for_children(&end) => {
+                        self.end = Some(end);
+                        continue;
+                    }
+                    event @ (StageEvent::PlaceTaken
+                    | StageEvent::Begun
+                    | StageEvent::NotBegun(_)
+                    | StageEvent::Exchange(_)) => return event,
+                },
+            };
+            if let Some(event) = self.child_did(done) {
+                return StageEvent::Exchange(event);
+            }
+        }
+    }
+
+    /// Whether subtasks may end by themselves once their parent's exchange has ended like this. A split call ends after
+    /// all of its elements, or ends them.
+    const fn waits_for_children(&self, end: &ExchangeEvent) -> bool {
+        matches!(self.way, CallWay::One(_))
+            && matches!(end, ExchangeEvent::Returned(_) | ExchangeEvent::Faulted(_) | ExchangeEvent::Cancelled)
+    }
+
+    /// What a subtask's event is for the call.
+    fn child_did(&mut self, event: ChildEvent) -> Option<ExchangeEvent> {
+        match event {
+            ChildEvent::Asked { index, ask, method, params } => {
+                Some(ExchangeEvent::Asked { ask: question_of(index, &ask), method, params })
+            }
+            ChildEvent::Withdrawn { index, ask } => Some(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) }),
+            ChildEvent::Said(text) => {
+                self.split_mut()?.said(Some(text));
+                None
+            }
+            ChildEvent::Settled { index, task } => {
+                self.split_mut()?.settled(index, task.as_deref());
+                None
+            }
+        }
+    }
+
+    /// Hands an answer to whoever asked: the exchange, or a subtask.
+    ///
+    /// # Errors
+    /// If it cannot be handed over.
+    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+        if let Some(children) = &mut self.children
+            && let Some((index, ask)) = question_named(ask)
+            && children.holds(index)
+        {
+            let answered = children.answer(index, &ask, answer).await;
+            return answered.map_err(|error| ExchangeError(GatewayFault::new(error.reason(), Executed::Unknown)));
+        }
+        match &mut self.way {
+            CallWay::One(stage) => stage.answer(ask, answer).await,
+            CallWay::Split(split) => split.answer(ask, answer).await,
+        }
+    }
+
+    /// Lets go of an exchange that has ended, and keeps the place.
+    pub(super) fn rest(&mut self) {
+        if let Some(stage) = self.only_mut() {
+            stage.rest();
+        }
+    }
+
+    /// Gives the place back, and lets go of what has ended.
+    pub(super) fn finish(&mut self) {
+        self.children = None;
+        match &mut self.way {
+            CallWay::One(stage) => stage.finish(),
+            CallWay::Split(split) => split.finish(),
+        }
+    }
+
+    /// Makes the call again in its place.
+    pub(super) fn repeat(&mut self, spec: &CallSpec) {
+        if let Some(stage) = self.only_mut() {
+            stage.repeat(spec);
+        }
+    }
+
+    /// Tells the upstream that nobody wants the answer, if it was asked at all, and lets go.
+    pub(super) async fn cancel(&mut self, reason: &str) {
+        self.children = None;
+        match &mut self.way {
+            CallWay::One(stage) => stage.cancel(reason).await,
+            CallWay::Split(split) => split.cancel(reason).await,
+        }
+    }
+}
+
+async fn next_child(children: &mut Option<&mut Box<Children>>) -> ChildEvent {
+    match children {
+        // Boxed: most calls have none, and take no room for it.
+        Some(children) => Box::pin(children.next()).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn next_event(way: &mut CallWay) -> StageEvent {
+    match way {
+        CallWay::One(stage) => stage.next().await,
+        CallWay::Split(split) => Box::pin(split.next()).await,
+    }
+}

@@ -1,0 +1,156 @@
+//! Watches the tasks of a call's subtasks: hears what they ask and how they end, and hands answers to them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+
+use crate::cause::CauseChain;
+use crate::dialect::upstream_dialect::question_method;
+use crate::engine::change_subscribers::ChangeSubscriber;
+use crate::engine::{Engine, TaskError};
+use crate::task::reference::LoggedTask;
+use crate::task::{Answer, Event, Phase, Task, TaskKey, TaskVisibility};
+use crate::wire::{Object, Payload};
+
+/// How soon a child that could not be read is read again.
+const READ_AGAIN: Duration = Duration::from_millis(200);
+
+/// What a child did. Children are numbered in the order of their parent's list.
+pub(super) enum ChildEvent {
+    /// It asks something that its client will not see under the child itself (T-40).
+    Asked { index: usize, ask: Payload, method: Arc<str>, params: Option<Payload> },
+    /// It wants no answer any more.
+    Withdrawn { index: usize, ask: Payload },
+    /// How far it is, in its own words.
+    Said(Arc<str>),
+    /// It ended; `None` if it is gone.
+    Settled { index: usize, task: Option<Arc<Task>> },
+}
+
+/// Children that have not settled.
+pub(super) struct Children {
+    engine: Arc<Engine>,
+    keys: BTreeMap<usize, TaskKey>,
+    changes: FuturesUnordered<BoxFuture<'static, WatchedChild>>,
+    /// The child that is to be looked at.
+    due: Option<WatchedChild>,
+    events: VecDeque<ChildEvent>,
+}
+
+struct WatchedChild {
+    index: usize,
+    key: TaskKey,
+    changes: ChangeSubscriber,
+    /// What its parent was told that it asks.
+    open: Vec<Payload>,
+    message: Option<Arc<str>>,
+}
+
+impl Children {
+    pub(super) fn new(engine: Arc<Engine>) -> Self {
+        Self { engine, keys: BTreeMap::new(), changes: FuturesUnordered::new(), due: None, events: VecDeque::new() }
+    }
+
+    /// Watches one more child, and looks at it at once. `open` is what its parent asks for it already.
+    pub(super) fn watch(&mut self, index: usize, key: TaskKey, open: Vec<Payload>) {
+        self.keys.insert(index, key.clone());
+        let changes = self.engine.watchers.watch_always(&key);
+        let child = WatchedChild { index, key, changes, open, message: None };
+        self.changes.push(Box::pin(std::future::ready(child)));
+    }
+
+    /// Whether all of them have settled, and everything was heard of them.
+    pub(super) fn is_idle(&self) -> bool {
+        self.keys.is_empty() && self.events.is_empty()
+    }
+
+    /// Whether a child has not settled.
+    pub(super) fn holds(&self, index: usize) -> bool {
+        self.keys.contains_key(&index)
+    }
+
+    /// What the next of them did; pends while nothing happens. Cancel safe.
+    pub(super) async fn next(&mut self) -> ChildEvent {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return event;
+            }
+            if self.due.is_none() {
+                self.due = self.changes.next().await;
+            }
+            let Some(child) = &self.due else { return std::future::pending().await };
+            let task = match self.engine.held(&child.key).await {
+                Ok(task) => Some(task),
+                Err(TaskError::Unknown) => None,
+                Err(error) => {
+                    tracing::warn!(task = %LoggedTask(&child.key), error = %CauseChain(&error), "a subtask could not be read yet");
+                    tokio::time::sleep(READ_AGAIN).await;
+                    continue;
+                }
+            };
+            if let Some(child) = self.due.take() {
+                self.looked_at(child, task);
+            }
+        }
+    }
+
+    fn looked_at(&mut self, mut child: WatchedChild, task: Option<Arc<Task>>) {
+        let index = child.index;
+        let task = match task {
+            Some(task) if !task.is_settled() => task,
+            ended => {
+                self.events.extend(child.open.drain(..).map(|ask| ChildEvent::Withdrawn { index, ask }));
+                self.keys.remove(&index);
+                self.events.push_back(ChildEvent::Settled { index, task: ended });
+                return;
+            }
+        };
+        if task.shown == TaskVisibility::Part {
+            let open: Vec<_> = match &task.phase {
+                Phase::AwaitingInput(open) => open.values().collect(),
+                Phase::Queued | Phase::Working | Phase::Settled(_) => Vec::new(),
+            };
+            let gone = child.open.extract_if(.., |ask| !open.iter().any(|question| question.ask == *ask));
+            self.events.extend(gone.map(|ask| ChildEvent::Withdrawn { index, ask }));
+            for question in open {
+                if !child.open.contains(&question.ask) {
+                    let params = Object::of(&question.request).and_then(|request| request.get("params"));
+                    let (ask, method) = (question.ask.clone(), question_method(&question.request));
+                    child.open.push(ask.clone());
+                    self.events.push_back(ChildEvent::Asked { index, ask, method, params });
+                }
+            }
+        }
+        if task.status_message != child.message {
+            child.message.clone_from(&task.status_message);
+            self.events.extend(task.status_message.clone().map(ChildEvent::Said));
+        }
+        self.changes.push(Box::pin(async move {
+            child.changes.changed().await;
+            child
+        }));
+    }
+
+    /// Hands an answer to the child that asked; it is part of the child's row when this returns.
+    ///
+    /// # Errors
+    /// If it could not be stored. A child that is done takes it without a word.
+    pub(super) async fn answer(&mut self, index: usize, ask: &Payload, answer: Answer) -> Result<(), TaskError> {
+        let Some(key) = self.keys.get(&index) else { return Ok(()) };
+        let task = match self.engine.held(key).await {
+            Ok(task) => task,
+            Err(TaskError::Unknown) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let Phase::AwaitingInput(open) = &task.phase else { return Ok(()) };
+        let Some(input) = open.iter().find(|(_, question)| question.ask == *ask).map(|(input, _)| *input) else {
+            return Ok(());
+        };
+        let event = Event::Answered { answers: BTreeMap::from([(input, answer)]) };
+        self.engine.apply(key, event).await.map(|_| ())
+    }
+}

@@ -1,0 +1,167 @@
+//! Gives each element of a split call a task of its own once the call is a task: a child of the call's task.
+//!
+//! The children's rows are written before their parent's, which names them: until then nobody can find them, and a later
+//! life drops them (SUB-05). Those that run go on in runners of their own, with the exchanges that they have.
+
+use std::sync::Arc;
+
+use futures_util::future::try_join_all;
+
+use super::Runner;
+use super::call_stage::CallStage;
+use super::element_rows::{BeginChild, ElementRows};
+use super::live_runners::RunnerCommands;
+use super::resume::{AdoptedCall, adopt, begin_child};
+use super::row::store_new;
+use super::split::{RunningElement, SplitExchange};
+use crate::cause::CauseChain;
+use crate::engine::call::CallSpec;
+use crate::store::StoreError;
+use crate::task::reference::LoggedTask;
+use crate::task::{
+    Attempt, CallOrigin, Event, InputKey, Phase, Recovery, Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace,
+    transition,
+};
+use crate::upstream::ResumeToken;
+
+/// Rows that are written together: as many commits become one.
+const AT_ONCE: usize = 64;
+
+impl Runner {
+    /// Adds rows for the elements of a split call; their ids, in their order. None for a call that is not split, or whose
+    /// elements have rows.
+    ///
+    /// # Errors
+    /// As [`crate::store::TaskStore::insert`], and never `Unsure`.
+    pub(super) async fn insert_elements(
+        &mut self,
+        parent: &TaskKey,
+        now: Timestamp,
+    ) -> Result<Arc<[TaskId]>, StoreError> {
+        let tasks = self.element_tasks(parent, now);
+        let ids: Arc<[TaskId]> = tasks.iter().map(|task| task.key.id).collect();
+        if !tasks.is_empty() && !self.has_room_for(tasks.iter().map(Task::stored_bytes).sum()) {
+            return Err(StoreError::OwnerFull);
+        }
+        let Some(split) = self.stage.split_mut().filter(|_| !tasks.is_empty()) else { return Ok(ids) };
+        // Claimed before they are there: else they were taken for what an earlier life left behind.
+        let mut fresh: Vec<(Arc<Task>, RunnerCommands)> = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            let Some(orders) = self.engine.live.claim(&task.key) else {
+                fresh.iter().for_each(|(task, _)| self.engine.live.remove(&task.key));
+                return Err(StoreError::Exists);
+            };
+            fresh.push((Arc::new(task), orders));
+        }
+        let mut stored = Ok(());
+        for some in fresh.chunks(AT_ONCE) {
+            stored = try_join_all(some.iter().map(|(task, _)| store_new(&self.engine, task))).await.map(|_| ());
+            if stored.is_err() {
+                break;
+            }
+        }
+        let own = (Arc::clone(&self.engine), begin_child as BeginChild);
+        split.rows = Some(ElementRows::fresh(own, parent, fresh, self.spec.asides.clone()));
+        if let Err(error) = stored {
+            self.remove_elements().await;
+            // One that is there all the same is nobody's: it is certain that it is not sent.
+            return Err(if let StoreError::Unsure(cause) = error { StoreError::Io(cause) } else { error });
+        }
+        Ok(ids)
+    }
+
+    /// Takes the elements' rows out again: their parent has none.
+    pub(super) async fn remove_elements(&mut self) {
+        let Some(rows) = self.stage.split_mut().and_then(|split| split.rows.take()) else { return };
+        for key in &rows.keys {
+            if let Err(error) = self.engine.store.remove(key).await {
+                // Nobody finds it without its parent: a later life removes it.
+                tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a subtask without its parent was not removed");
+            }
+            self.engine.live.remove(key);
+        }
+    }
+
+    fn element_tasks(&mut self, parent: &TaskKey, now: Timestamp) -> Vec<Task> {
+        let is_kept = self.is_kept();
+        let Some(split) = self.stage.split_mut().filter(|split| split.rows.is_none()) else { return Vec::new() };
+        let (engine, policy) = (&self.engine, &self.spec.policy);
+        let shown = if self.spec.sees_subtasks { TaskVisibility::Handle } else { TaskVisibility::Part };
+        let of_element = |index: usize| {
+            let spec = split.plan.element(index);
+            let running = split.running.iter().find(|part| part.index == index);
+            let is_waiting = running.is_none_or(|part| part.stage.is_waiting());
+            let sent_at = running.and_then(|part| part.dispatched).map(|at| now.before(at.elapsed()));
+            let place = running.filter(|_| is_kept).and_then(|part| part.stage.resume_token());
+            let task = Task {
+                key: engine.mint_key(&parent.owner),
+                shown,
+                origin: CallOrigin {
+                    upstream: Arc::clone(spec.upstream.name()),
+                    tool: Arc::clone(&spec.tool),
+                    maker: spec.maker,
+                },
+                created_at: now,
+                updated_at: now,
+                // However long the parent lives, a child never goes before it; and it is gone when its parent is.
+                ttl: policy.ttl.saturating_add(policy.keep_result_min),
+                keep_result_min: policy.keep_result_min,
+                poll_interval: policy.poll_interval,
+                attempt: Attempt::FIRST,
+                phase: if is_waiting { Phase::Queued } else { Phase::Working },
+                next_key: InputKey::default(),
+                status_message: None,
+                recovery: Recovery {
+                    call: spec.stored(is_waiting).filter(|_| is_kept),
+                    resume: place.map(|ResumeToken(place)| place.detached()),
+                    dispatched_at: sent_at,
+                    ..Recovery::default()
+                },
+                idempotency: None,
+                chosen: None,
+                tree: TreePlace { parent: Some(parent.id), ..TreePlace::default() },
+            };
+            let task = match split.outcomes.get(index) {
+                Some(Some(outcome)) => {
+                    Task { phase: Phase::Settled(outcome.clone()), recovery: Recovery::default(), ..task }
+                }
+                Some(None) | None => task,
+            };
+            let questions = running.iter().flat_map(|part| &part.open);
+            questions
+                .fold(task, |task, question| {
+                    let asked = Event::Asked { attempt: Attempt::FIRST, question: question.clone() };
+                    transition(task, asked, now).0
+                })
+                .exact()
+        };
+        (0..split.plan.total()).map(of_element).collect()
+    }
+
+    /// Gives the elements that run runners of their own: their parent has a handle.
+    pub(super) fn adopt_elements(&mut self) {
+        let engine = Arc::clone(&self.engine);
+        let Some((split, children)) = self.stage.split_and_children(&engine) else { return };
+        let SplitExchange { plan, next, running, outcomes, rows: Some(rows), .. } = split else { return };
+        let mut place = self.place.as_mut();
+        let mut one_place = || place.as_mut().and_then(|place| place.take_one());
+        let fresh = std::mem::take(&mut rows.fresh);
+        (rows.next, rows.at_work) = (*next, running.len());
+        for (index, (task, orders)) in fresh.into_iter().enumerate() {
+            let taken = one_place();
+            let at = running.iter().position(|part| part.index == index);
+            if let Some(RunningElement { stage, dispatched, open, .. }) = at.map(|at| running.swap_remove(at)) {
+                let open = open.into_iter().map(|question| question.ask).collect();
+                children.watch(index, task.key.clone(), open);
+                let spec = CallSpec { asides: rows.logs_of(&task.key, plan), ..plan.element(index) };
+                let stage = CallStage::one(stage);
+                adopt(&engine, spec, (task, orders), AdoptedCall { stage, dispatched, place: taken });
+                continue;
+            }
+            engine.live.remove(&task.key);
+            if outcomes.get(index).is_some_and(Option::is_none) {
+                rows.places.extend(taken);
+            }
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Plans which calls a call with a list in it is split into.
+
+use std::sync::Arc;
+
+use crate::dialect::plain::PlainUpstream;
+use crate::dialect::split_call::SplitCall;
+use crate::engine::call::CallSpec;
+use crate::task::Plan;
+use crate::upstream::UpstreamRequest;
+use crate::wire::{Object, method};
+
+/// What the elements are called where the rule that named them is gone.
+const ELEMENTS: &str = "elements";
+
+/// The calls that one call is split into.
+#[derive(Debug)]
+pub(super) struct SplitPlan {
+    /// What each call is made with, but for its params.
+    part: CallSpec,
+    /// `None` for a call of an earlier life, whose elements have rows.
+    call: Option<SplitCall>,
+    /// The member of the arguments that is the list.
+    argument: Arc<str>,
+    total: usize,
+    /// Calls that run side by side.
+    parallel: usize,
+}
+
+/// Splits a call where its tool's rules say so and it has a list to split.
+pub(super) fn split(spec: CallSpec) -> (CallSpec, Option<SplitPlan>) {
+    let Some((call, parallel)) = call_of(&spec) else { return (spec, None) };
+    let (total, argument) = (call.len(), Arc::clone(call.argument()));
+    let (spec, part) = whole_and_part(spec);
+    (spec, Some(SplitPlan { part, call: Some(call), argument, total, parallel }))
+}
+
+/// The plan of a call of an earlier life, whose elements have rows.
+pub(super) fn split_again(spec: CallSpec, total: usize) -> (CallSpec, SplitPlan) {
+    let rule = spec.policy.split.as_ref();
+    let parallel = rule.map_or(1, |rule| rule.parallel.get());
+    let argument = rule.map_or_else(|| Arc::from(ELEMENTS), |rule| Arc::clone(&rule.argument));
+    let (spec, part) = whole_and_part(spec);
+    (spec, SplitPlan { part, call: None, argument, total, parallel })
+}
+
+fn call_of(spec: &CallSpec) -> Option<(SplitCall, usize)> {
+    let rule = spec.policy.split.as_ref().filter(|_| &*spec.request.method == method::TOOLS_CALL)?;
+    Some((SplitCall::read(rule, &Object::of(spec.request.params.as_ref()?)?)?, rule.parallel.get()))
+}
+
+/// What the whole is run with, and what each of its calls is.
+fn whole_and_part(mut spec: CallSpec) -> (CallSpec, CallSpec) {
+    let mut part = spec.clone();
+    (part.plan, part.policy.split) = (Plan::Task, None);
+    (part.idempotency, part.chosen, part.asides) = (None, None, None);
+    spec.permits = None;
+    spec.peer = Arc::new(PlainUpstream);
+    (spec, part)
+}
+
+impl SplitPlan {
+    pub(super) const fn total(&self) -> usize {
+        self.total
+    }
+
+    /// What the call of one element is made with. Without params where only its row has them.
+    pub(super) fn element(&self, index: usize) -> CallSpec {
+        let params = self.call.as_ref().and_then(|call| call.part(index));
+        CallSpec { request: UpstreamRequest { params, ..self.part.request.clone() }, ..self.part.clone() }
+    }
+
+    pub(super) const fn part(&self) -> &CallSpec {
+        &self.part
+    }
+
+    pub(super) const fn parallel(&self) -> usize {
+        self.parallel
+    }
+
+    pub(super) const fn argument(&self) -> &Arc<str> {
+        &self.argument
+    }
+}

@@ -9,11 +9,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use support::history::History;
 use support::scripted::{BodySender, ScriptedServer, SeenRequest, answer, in_time};
-use support::session_client::{BOTH, Client, HttpOptions, initialize};
-use support::talk::{SessionMessages, SessionUser};
-use tokio_util::task::TaskTracker;
+use support::talk::SessionMessages;
 
 use super::kill_cycles::keeper::Keeper;
+use super::people::user;
 
 const TASK: &str = "modelcontextprotocol.io/task";
 
@@ -47,25 +46,6 @@ async fn keeper(name: &str, server: &ScriptedServer, environment: &[(&str, &str)
     keeper
 }
 
-/// A client, in a session if it had one before.
-async fn user(keeper: &Keeper, before: Option<&SessionUser>) -> SessionUser {
-    let address = keeper.place().borrow().unwrap();
-    let over = HttpOptions::default();
-    let connections = TaskTracker::new();
-    let mut client = Client { address, session: None, version: None, accept: BOTH, over, connections };
-    match before {
-        Some(before) => {
-            (client.session, client.version) = (before.client.session.clone(), before.client.version.clone());
-        }
-        None => {
-            let reply = client.post(initialize("2025-06-18", &json!({}))).await;
-            client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
-            client.version = Some("2025-06-18".to_owned());
-        }
-    }
-    SessionUser { client }
-}
-
 fn call(id: &str) -> Value {
     json!({"name": "work", "arguments": {"as": id}, "_meta": {TASK: {"taskId": id}}})
 }
@@ -75,7 +55,7 @@ fn call(id: &str) -> Value {
 async fn d86_22_a_killed_gateway_finds_tasks_by_the_ids_that_their_client_chose() {
     let server = server().await;
     let mut keeper = keeper("chosen-ids", &server, &[]).await;
-    let person = user(&keeper, None).await;
+    let person = user(&keeper, "2025-06-18", None).await;
     let stream = SessionMessages::of(person.request(4, "tools/call", &call("done")).await);
     let result = stream.rest().await.last().unwrap()["result"].clone();
     let mut open = SessionMessages::of(person.request(5, "tools/call", &call("open")).await);
@@ -83,7 +63,7 @@ async fn d86_22_a_killed_gateway_finds_tasks_by_the_ids_that_their_client_chose(
     server.world.first(|seen| seen.is_call() && named(seen) == "open").await;
     keeper.kill().await;
     keeper.start(&[]).await.unwrap();
-    let person = user(&keeper, Some(&person)).await;
+    let person = user(&keeper, "2025-06-18", Some(&person)).await;
     assert_eq!(person.task(&json!("done")).await["status"], "completed");
     let fetched = person.answered("tasks/result", &json!({"taskId": "done"})).await;
     assert_eq!(fetched["result"], result);
@@ -105,14 +85,14 @@ async fn d86_22_a_killed_gateway_finds_tasks_by_the_ids_that_their_client_chose(
 async fn f07_a_gateway_killed_before_the_word_of_a_task_finds_it_by_its_chosen_id() {
     let server = server().await;
     let mut keeper = keeper("chosen-ids-early", &server, &[("TASKGATE_FAILPOINT", "handle-durable:1")]).await;
-    let person = user(&keeper, None).await;
+    let person = user(&keeper, "2025-06-18", None).await;
     let asking = person.clone();
     let cut =
         asking.client.connections.clone().spawn(async move { asking.request(4, "tools/call", &call("done")).await });
     keeper.dies().await.unwrap();
     assert!(in_time(cut).await.is_err(), "nothing was answered");
     keeper.start(&[]).await.unwrap();
-    let person = user(&keeper, Some(&person)).await;
+    let person = user(&keeper, "2025-06-18", Some(&person)).await;
     person.until(&json!("done"), "completed").await;
     assert_eq!(person.answered("tools/call", &call("done")).await["error"]["code"], -32602);
     assert_eq!(server.world.count("tools/call"), 1);

@@ -2,5 +2,7 @@
 
 mod chosen_ids;
 mod kill_cycles;
+mod people;
 mod power_cut;
 mod restarts;
+mod split_calls;

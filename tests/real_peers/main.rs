@@ -9,6 +9,7 @@ mod native_peers;
 mod native_tasks;
 mod resumed_peers;
 mod session_matrix;
+mod split_peers;
 mod sse_client_peers;
 mod sse_peers;
 mod stateless_matrix;

@@ -16,6 +16,8 @@ pub enum Program {
     Demo,
     Everything,
     FastMcp,
+    /// With a tool that works through a list.
+    FastMcpPages,
     /// Of 2026-07-28, without sessions.
     FastMcp4,
     /// The same with tasks of its own.
@@ -41,6 +43,7 @@ impl Program {
             Self::Demo => "demo",
             Self::Everything => "everything",
             Self::FastMcp => "fastmcp",
+            Self::FastMcpPages => "fastmcp_pages",
             Self::FastMcp4 => "fastmcp4",
             Self::FastMcp4Tasks => "fastmcp4_tasks",
             Self::Listened => "listened",
@@ -58,7 +61,7 @@ impl Program {
         match self {
             Self::Demo => "demo server".to_owned(),
             Self::Everything => format!("server-everything {}", npm("@modelcontextprotocol/server-everything")),
-            Self::FastMcp => format!("FastMCP {} server", Pins::PyLegacy.version("fastmcp")),
+            Self::FastMcp | Self::FastMcpPages => format!("FastMCP {} server", Pins::PyLegacy.version("fastmcp")),
             Self::FastMcp4 => format!("FastMCP {} server", Pins::PyModern.version("fastmcp")),
             Self::FastMcp4Tasks => format!("FastMCP {} server with tasks", Pins::PyModern.version("fastmcp")),
             Self::FastMcpTasks => format!("FastMCP {} server with tasks", Pins::PyLegacy.version("fastmcp")),
@@ -86,6 +89,7 @@ impl Program {
                 command
             }
             Self::FastMcp => peers.command("py-legacy/bin/python", ["fastmcp_server.py", "--port", &number]),
+            Self::FastMcpPages => peers.command("py-legacy/bin/python", ["fastmcp_pages_server.py", "--port", &number]),
             Self::FastMcp4 => peers.command("py-modern/bin/python", ["fastmcp4_server.py", "--port", &number]),
             Self::Listened => peers.command("py-modern/bin/python", ["listen_py2_server.py", "--port", &number]),
             Self::FastMcp4Tasks => {
@@ -111,6 +115,7 @@ impl Program {
             Self::Everything => "MCP Streamable HTTP Server listening",
             Self::TypeScriptTasks => "Starting server on",
             Self::FastMcp
+            | Self::FastMcpPages
             | Self::FastMcp4
             | Self::FastMcp4Tasks
             | Self::Listened

@@ -12,7 +12,7 @@ use support::scripted::{BodySender, ScriptedServer, SeenRequest, answer, in_time
 use support::talk::SessionMessages;
 
 use super::kill_cycles::keeper::Keeper;
-use super::people::user;
+use super::kill_cycles::people::user;
 
 const TASK: &str = "modelcontextprotocol.io/task";
 

@@ -8,6 +8,7 @@
 mod cycle;
 mod dice;
 pub(crate) mod keeper;
+pub(crate) mod people;
 mod points;
 
 use support::crowd;

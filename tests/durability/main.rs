@@ -2,7 +2,6 @@
 
 mod chosen_ids;
 mod kill_cycles;
-mod people;
 mod power_cut;
 mod restarts;
 mod split_calls;

@@ -12,7 +12,7 @@ use support::history::History;
 use support::scripted::{BodySender, ScriptedServer, SeenRequest, answer};
 
 use super::kill_cycles::keeper::Keeper;
-use super::people::user;
+use super::kill_cycles::people::user;
 
 const ELEMENTS: u64 = 6;
 

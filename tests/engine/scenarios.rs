@@ -39,6 +39,7 @@ mod script;
 mod splitting;
 mod stores;
 mod streaming;
+mod trees;
 mod world;
 
 use support::store_faults;

@@ -7,7 +7,7 @@ use support::session_client::{BOTH, Client, HttpOptions, initialize};
 use support::talk::SessionUser;
 use tokio_util::task::TaskTracker;
 
-use super::kill_cycles::keeper::Keeper;
+use super::keeper::Keeper;
 
 /// A client of one version, in a session if it had one before.
 pub(crate) async fn user(keeper: &Keeper, version: &str, before: Option<&SessionUser>) -> SessionUser {

@@ -1,7 +1,7 @@
 //! Every kind of client in front of every kind of server, in every case: what each may expect of the gateway between
 //! them, on the wire.
 //!
-//! `server` is one scripted server in six kinds, `speaker` one client in four; `cases` says what must come of a pair.
+//! `server` is one scripted server in six kinds, `speaker` one client in as many; `cases` says what must come of a pair.
 //! The table goes to `target/reports/pairs.md` and stands in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -43,7 +43,8 @@ async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
                 // A gateway of its own, so that no case sees another's.
                 let (upstream, ledger) = server::start(kind).await;
                 let is_queued = case == Case::CancelQueued;
-                let keys = if is_queued { format!("in_flight_max = 1\n{KEYS}") } else { KEYS.to_owned() };
+                let drafts = client.draft().map(|draft| format!("drafts = [\"{draft}\"]\n")).unwrap_or_default();
+                let keys = format!("{}{KEYS}{drafts}", if is_queued { "in_flight_max = 1\n" } else { "" });
                 let url = format!("http://{}/mcp", upstream.address);
                 let is_gateway = kind == server::Kind::Gateway;
                 let inner = if is_gateway { Some(Served::before(&url, KEYS).await) } else { None };
@@ -111,6 +112,18 @@ fn a_client_with_tasks_of_2025_11_25_is_served_by_every_kind_of_server() {
 #[test]
 fn a_client_with_the_tasks_extension_is_served_by_every_kind_of_server() {
     check(speaker::Kind::ExtensionTasks);
+}
+
+/// SEP-1686.
+#[test]
+fn a_client_that_chooses_ids_is_served_by_every_kind_of_server() {
+    check(speaker::Kind::ChosenIds);
+}
+
+/// SEP-1904.
+#[test]
+fn a_client_that_filters_its_list_is_served_by_every_kind_of_server() {
+    check(speaker::Kind::FilteredTasks);
 }
 
 #[test]

@@ -161,7 +161,10 @@ fn expected(client: speaker::Kind, case: Case) -> Ending {
         Case::TimedOut => said("cancel"),
         Case::ClientGone => match client {
             speaker::Kind::Session | speaker::Kind::Stateless => Ending::Left,
-            speaker::Kind::CoreTasks | speaker::Kind::ExtensionTasks => said("done"),
+            speaker::Kind::CoreTasks
+            | speaker::Kind::ExtensionTasks
+            | speaker::Kind::ChosenIds
+            | speaker::Kind::FilteredTasks => said("done"),
         },
         Case::ServerGone => Ending::Error(-32603),
     }
@@ -264,7 +267,7 @@ fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &Ca
     }
     let is_task = match client {
         speaker::Kind::Session | speaker::Kind::Stateless => false,
-        speaker::Kind::CoreTasks => true,
+        speaker::Kind::CoreTasks | speaker::Kind::ChosenIds | speaker::Kind::FilteredTasks => true,
         // What a server's own task hides until its first poll is no fast answer.
         speaker::Kind::ExtensionTasks => {
             let is_fast = matches!(case, Case::Result | Case::ToolError | Case::RpcError | Case::ServerGone);

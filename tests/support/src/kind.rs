@@ -6,10 +6,19 @@ pub enum Kind {
     Stateless,
     CoreTasks,
     ExtensionTasks,
+    /// Chooses the ids of its tasks (SEP-1686).
+    ChosenIds,
+    /// Looks for its tasks by filters (SEP-1904).
+    FilteredTasks,
 }
 
 impl Kind {
-    pub const ALL: [Self; 4] = [Self::Session, Self::Stateless, Self::CoreTasks, Self::ExtensionTasks];
+    /// Those that any gateway serves.
+    pub const WITHOUT_DRAFTS: [Self; 4] = [Self::Session, Self::Stateless, Self::CoreTasks, Self::ExtensionTasks];
+
+    /// And those before a gateway whose upstream has their drafts on.
+    pub const ALL: [Self; 6] =
+        [Self::Session, Self::Stateless, Self::CoreTasks, Self::ExtensionTasks, Self::ChosenIds, Self::FilteredTasks];
 
     pub const fn title(self) -> &'static str {
         match self {
@@ -17,6 +26,17 @@ impl Kind {
             Self::Stateless => "2026-07-28",
             Self::CoreTasks => "2025-11-25 with tasks",
             Self::ExtensionTasks => "2026-07-28 with tasks",
+            Self::ChosenIds => "2025-11-25 with SEP-1686",
+            Self::FilteredTasks => "2025-11-25 with tasks and SEP-1904",
+        }
+    }
+
+    /// The draft that it uses, as the upstream's `drafts` names it.
+    pub const fn draft(self) -> Option<&'static str> {
+        match self {
+            Self::ChosenIds => Some("sep-1686"),
+            Self::FilteredTasks => Some("sep-1904"),
+            Self::Session | Self::Stateless | Self::CoreTasks | Self::ExtensionTasks => None,
         }
     }
 
@@ -24,7 +44,8 @@ impl Kind {
         matches!(self, Self::Stateless | Self::ExtensionTasks)
     }
 
+    /// Whether tasks of its version are offered to it.
     pub const fn has_tasks(self) -> bool {
-        matches!(self, Self::CoreTasks | Self::ExtensionTasks)
+        matches!(self, Self::CoreTasks | Self::ExtensionTasks | Self::FilteredTasks)
     }
 }

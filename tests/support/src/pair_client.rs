@@ -1,5 +1,8 @@
-//! One client in four kinds. Each goes the whole way of a call as its flavour has it, and is strict on the way.
+//! One client in many kinds. Each goes the whole way of a call as its flavour has it, and is strict on the way.
 
+mod chosen_ids;
+mod extension;
+mod filtered;
 mod messages;
 
 use std::collections::BTreeSet;
@@ -12,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 pub use crate::kind::Kind;
 use crate::session_client::{Client, Reply, TestGateway};
-use messages::{Messages, detail, ending};
+use messages::{Messages, ending};
 
 /// What the person at the client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,9 +112,9 @@ impl PairClient {
             if client.session.is_none() {
                 return Err(format!("no session: {result}"));
             }
-            if kind == Kind::CoreTasks
-                && !result["result"]["capabilities"]["tasks"]["requests"]["tools"]["call"].is_object()
-            {
+            let tasks = &result["result"]["capabilities"]["tasks"];
+            let is_offered = !kind.has_tasks() || tasks["requests"]["tools"]["call"].is_object();
+            if !is_offered || (kind == Kind::FilteredTasks && !tasks["list"]["filter"].is_object()) {
                 return Err(format!("tasks are not offered: {result}"));
             }
             client.post(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()).await;
@@ -125,7 +128,8 @@ impl PairClient {
         let (ending, is_task) = match self.kind {
             Kind::Session => (self.session_call(tool, manner).await?, false),
             Kind::Stateless => (self.stateless_call(tool, manner).await?, false),
-            Kind::CoreTasks => (self.core_call(tool, manner).await?, true),
+            Kind::CoreTasks | Kind::FilteredTasks => (self.core_call(tool, manner).await?, true),
+            Kind::ChosenIds => (self.chosen_call(tool, manner).await?, true),
             Kind::ExtensionTasks => self.extension_call(tool, manner).await?,
         };
         Ok(CallReport { ending, is_task, questions: self.questions })
@@ -296,6 +300,15 @@ impl PairClient {
         let task = &created["result"]["task"];
         let id = own_id(task)?;
         check_fields(task, &["taskId", "status", "createdAt", "lastUpdatedAt", "ttl"])?;
+        let ending = self.core_end(tool, &id, manner).await?;
+        if self.kind == Kind::FilteredTasks {
+            self.check_lists(&id).await?;
+        }
+        Ok(ending)
+    }
+
+    /// Everything behind the handle.
+    async fn core_end(&mut self, tool: &str, id: &str, manner: UserBehaviour) -> Result<Ending, String> {
         if manner == UserBehaviour::Leaving {
             // Another connection comes back for it: nothing was lost.
             sleep(Duration::from_millis(200)).await;
@@ -310,7 +323,7 @@ impl PairClient {
             | UserBehaviour::Leaving => {}
         }
         if matches!(manner, UserBehaviour::Cancelling | UserBehaviour::CancellingQueued) {
-            return self.core_cancel(&id).await;
+            return self.core_cancel(id).await;
         }
         let begun = Instant::now();
         while begun.elapsed() < LONGEST {
@@ -320,10 +333,10 @@ impl PairClient {
                 Some("working") => sleep(POLL).await,
                 Some("input_required") if manner == UserBehaviour::CancellingWhenAsked => {
                     self.questions += 1;
-                    return self.core_cancel(&id).await;
+                    return self.core_cancel(id).await;
                 }
                 Some(status @ ("input_required" | "completed" | "failed" | "cancelled")) => {
-                    return self.core_result(&id, status, manner).await;
+                    return self.core_result(id, status, manner).await;
                 }
                 _ => return Err(format!("tasks/get: {message}")),
             }
@@ -368,71 +381,12 @@ impl PairClient {
         Err("tasks/result ended without an answer".to_owned())
     }
 
-    /// The extension: a plain answer or a handle, questions in `tasks/get`.
-    async fn extension_call(&mut self, tool: &str, manner: UserBehaviour) -> Result<(Ending, bool), String> {
-        let created = self.ask("tools/call", json!({"name": tool, "arguments": {}})).await?;
-        let task = &created["result"];
-        if task["resultType"] != "task" {
-            return Ok((ending(&created)?, false));
-        }
-        let id = own_id(task)?;
-        check_fields(task, &["taskId", "status", "createdAt", "lastUpdatedAt", "ttlMs"])?;
-        if manner == UserBehaviour::Leaving {
-            sleep(Duration::from_millis(200)).await;
-        }
-        if matches!(manner, UserBehaviour::Cancelling | UserBehaviour::CancellingQueued) {
-            return Ok((self.extension_cancel(&id).await?, true));
-        }
-        let begun = Instant::now();
-        while begun.elapsed() < LONGEST {
-            let message = self.ask("tasks/get", json!({"taskId": id})).await?;
-            let task = &message["result"];
-            match task["status"].as_str() {
-                Some("working") => {}
-                Some("input_required") if manner == UserBehaviour::CancellingWhenAsked => {
-                    self.questions += 1;
-                    return Ok((self.extension_cancel(&id).await?, true));
-                }
-                Some("input_required") => self.update(&id, task, manner).await?,
-                Some("completed" | "failed") => return Ok((ending(&detail(task))?, true)),
-                Some("cancelled") => return Ok((Ending::Cancelled, true)),
-                _ => return Err(format!("tasks/get: {message}")),
-            }
-            sleep(POLL).await;
-        }
-        Err("the task never ended".to_owned())
-    }
-
-    async fn update(&mut self, id: &str, task: &Value, manner: UserBehaviour) -> Result<(), String> {
-        let mut answers = json!({});
-        for (key, question) in task["inputRequests"].as_object().into_iter().flatten() {
-            self.questions += usize::from(self.seen_keys.insert(key.clone()));
-            if let Some(said) = said(question, manner) {
-                answers[key] = said;
-            }
-        }
-        if answers.as_object().is_some_and(|answers| !answers.is_empty()) {
-            let ack = self.ask("tasks/update", json!({"taskId": id, "inputResponses": answers})).await?;
-            if ack["result"]["resultType"] != "complete" || ack["result"].get("taskId").is_some() {
-                return Err(format!("tasks/update: {ack}"));
-            }
-        }
-        Ok(())
-    }
-
-    async fn extension_cancel(&mut self, id: &str) -> Result<Ending, String> {
-        for _ in 0..2 {
-            let ack = self.ask("tasks/cancel", json!({"taskId": id})).await?;
-            if ack["result"]["resultType"] != "complete" {
-                return Err(format!("tasks/cancel: {ack}"));
-            }
-        }
-        let task = self.ask("tasks/get", json!({"taskId": id})).await?;
-        if task["result"]["status"] == "cancelled" { Ok(Ending::Cancelled) } else { Err(format!("cancelled: {task}")) }
-    }
-
     /// Cancels what has ended: nothing changes, and each flavour says so in its way.
     pub async fn cancel_settled(&mut self) -> Result<(), String> {
+        if self.kind == Kind::ChosenIds {
+            return self.cancel_settled_call().await;
+        }
+        let is_core = matches!(self.kind, Kind::CoreTasks | Kind::FilteredTasks);
         let call = |task: bool| {
             if task {
                 json!({"name": "slow", "arguments": {}, "task": {}})
@@ -440,8 +394,8 @@ impl PairClient {
                 json!({"name": "slow", "arguments": {}})
             }
         };
-        let created = self.ask("tools/call", call(self.kind == Kind::CoreTasks)).await?;
-        let task = if self.kind == Kind::CoreTasks { &created["result"]["task"] } else { &created["result"] };
+        let created = self.ask("tools/call", call(is_core)).await?;
+        let task = if is_core { &created["result"]["task"] } else { &created["result"] };
         let id = own_id(task)?;
         let begun = Instant::now();
         while self.ask("tasks/get", json!({"taskId": id})).await?["result"]["status"] == "working" {
@@ -452,9 +406,9 @@ impl PairClient {
         }
         let ack = self.ask("tasks/cancel", json!({"taskId": id})).await?;
         let is_right = match self.kind {
-            Kind::CoreTasks => ack["error"]["code"] == -32602,
+            Kind::CoreTasks | Kind::FilteredTasks => ack["error"]["code"] == -32602,
             Kind::ExtensionTasks => ack["result"]["resultType"] == "complete",
-            Kind::Session | Kind::Stateless => false,
+            Kind::Session | Kind::Stateless | Kind::ChosenIds => false,
         };
         let after = self.ask("tasks/get", json!({"taskId": id})).await?;
         if is_right && after["result"]["status"] == "completed" { Ok(()) } else { Err(format!("{ack}, then {after}")) }

@@ -15,6 +15,8 @@ mod creates;
 mod held;
 #[path = "gateway/line.rs"]
 mod line;
+#[path = "gateway/lists.rs"]
+mod lists;
 #[path = "gateway/load.rs"]
 mod load;
 #[path = "gateway/memory.rs"]

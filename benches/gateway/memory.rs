@@ -81,7 +81,7 @@ async fn held_tasks(config: &Path, upstream: &Part, count: usize) -> anyhow::Res
 /// Calls that are in progress, each with a connection on either side.
 async fn held_calls(config: &Path, upstream: &Part, (what, count): (&'static str, usize)) -> anyhow::Result<Memory> {
     let gateway = Part::gateway(config).await?;
-    let session = open_session(&gateway).await?;
+    let session = open_session(&gateway, PLAIN).await?;
     let request = |tool| match what {
         HELD_PIPED_CALL => messages::session_call(PLAIN, &session, tool),
         _ => messages::call(PLAIN, Client::Plain, tool),
@@ -122,7 +122,7 @@ async fn idle_sessions(config: &Path, count: usize) -> anyhow::Result<Memory> {
 /// back in the middle: its beginning must come before its end has left the upstream.
 async fn huge_answers(config: &Path, upstream: &Part, count: usize) -> anyhow::Result<Memory> {
     let gateway = Part::gateway(config).await?;
-    let session = open_session(&gateway).await?;
+    let session = open_session(&gateway, PLAIN).await?;
     let mut line = Line::connect(gateway.address).await?;
     line.ask(&messages::session_call(PLAIN, &session, upstream::SMALL)).await?;
     let before = at_rest(&gateway).await?;

@@ -35,6 +35,11 @@ pub(crate) fn session_call(path: &str, session: &str, tool: &str) -> Vec<u8> {
     in_session(path, &format!("Mcp-Session-Id: {session}\r\n"), "tools/call", &json!({"name": tool, "arguments": {}}))
 }
 
+/// A `tasks/list` of a session client.
+pub(crate) fn session_list(path: &str, session: &str, criteria: &Value) -> Vec<u8> {
+    in_session(path, &format!("Mcp-Session-Id: {session}\r\n"), "tasks/list", criteria)
+}
+
 fn in_session(path: &str, session: &str, method: &str, params: &Value) -> Vec<u8> {
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
     let head = format!(

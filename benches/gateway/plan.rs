@@ -17,7 +17,7 @@ use crate::messages::{self, Client};
 use crate::parts::Part;
 use crate::report::Figure;
 use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
-use crate::{bare, creates, held, starts, upstream};
+use crate::{bare, creates, held, lists, starts, upstream};
 
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
 pub(crate) const PLAIN: &str = "/plain/mcp";
@@ -45,6 +45,8 @@ pub(crate) struct Size {
     pub(crate) creates: usize,
     /// Tasks made, and rows inserted, one after the other in one round.
     pub(crate) commits: usize,
+    /// Pages of lists in one round.
+    pub(crate) pages: usize,
     /// Calls that are in progress while tasks are polled.
     pub(crate) live_tasks: usize,
     /// Rows of a store that a gateway starts with.
@@ -63,6 +65,7 @@ impl Size {
         sessions: 10_000,
         creates: 6_400,
         commits: 1_000,
+        pages: 1_000,
         live_tasks: 10_000,
         rows: 100_000,
     };
@@ -77,6 +80,7 @@ impl Size {
         sessions: 50,
         creates: 128,
         commits: 20,
+        pages: 20,
         live_tasks: 80,
         rows: 500,
     };
@@ -148,7 +152,7 @@ impl Row {
         let same = |request: Vec<u8>| (request.clone(), request);
         Ok(match self.caller {
             Caller::Stateless => same(messages::call(PLAIN, Client::Plain, self.tool)),
-            Caller::Session => same(messages::session_call(PLAIN, &open_session(gateway).await?, self.tool)),
+            Caller::Session => same(messages::session_call(PLAIN, &open_session(gateway, PLAIN).await?, self.tool)),
             Caller::Piped => (
                 messages::call(STATELESS, Client::Plain, self.tool),
                 messages::call(upstream::STATELESS, Client::Plain, self.tool),
@@ -191,6 +195,7 @@ pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
     drop(gateway);
     let (creates, mut figures) = creates::compare(upstream.address, (size, wanted)).await?;
     comparisons.extend(creates);
+    comparisons.extend(lists::compare(upstream.address, (size, wanted)).await?);
     let mut memory = memory::all(config.path(), &upstream, (size, wanted)).await?;
     let held = held::all(&upstream, (secure, folder.path()), (size, wanted)).await?;
     comparisons.extend(held.comparisons);
@@ -257,10 +262,10 @@ fn requests(size: Size, tool: &str) -> usize {
     }
 }
 
-/// Opens a session at the gateway; returns its id.
-pub(crate) async fn open_session(gateway: &Part) -> anyhow::Result<String> {
+/// Opens a session at a path of the gateway; returns its id.
+pub(crate) async fn open_session(gateway: &Part, path: &str) -> anyhow::Result<String> {
     let mut line = Line::connect(gateway.address).await?;
-    line.ask(&messages::initialize(PLAIN)).await?;
+    line.ask(&messages::initialize(path)).await?;
     line.header("mcp-session-id").context("no session was given out")
 }
 
@@ -270,8 +275,12 @@ fn config(upstream: SocketAddr) -> anyhow::Result<NamedTempFile> {
 
 /// The same with another store.
 pub(crate) fn config_with(upstream: SocketAddr, store: &str) -> anyhow::Result<NamedTempFile> {
+    config_of(&config_text(upstream, store))
+}
+
+pub(crate) fn config_of(text: &str) -> anyhow::Result<NamedTempFile> {
     let mut file = NamedTempFile::with_suffix(".toml").context("no room for a configuration")?;
-    file.write_all(config_text(upstream, store).as_bytes())?;
+    file.write_all(text.as_bytes())?;
     Ok(file)
 }
 

@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
 use taskgate::task::{
     Attempt, CallOrigin, ClientKind, Clock as _, InputKey, Outcome, Phase, Principal, Recovery, StoredCall,
-    SystemClock, Task, TaskId, TaskKey, TaskVisibility, TreePlace,
+    SystemClock, Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace,
 };
 use taskgate::wire::Payload;
 
@@ -79,6 +79,19 @@ pub(crate) fn settled(number: usize) -> Task {
     let result = serde_json::json!({"content": [{"type": "text", "text": "x".repeat(TEXT_BYTES)}]});
     let outcome = Outcome::Returned { result: Payload::of(&result), is_error: false };
     Task { phase: Phase::Settled(outcome), recovery: Recovery::default(), ..live(number) }
+}
+
+/// A task that has ended: one of each eight was cancelled. They were made within the last two hours, and ended after
+/// milliseconds, or minutes.
+pub(crate) fn listed(number: usize) -> Task {
+    let number_of = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+    let millis = |number| Duration::from_millis(number_of(number));
+    let began = SystemClock.now().as_millis().saturating_sub(number_of(7_200_000));
+    let created_at = Timestamp::from_millis(began).after(millis(number * 36));
+    let updated_at = created_at.after(millis((number * 7_919 % 1_000) << (3 * (number / 8 % 4))));
+    let task = settled(number);
+    let phase = if number.is_multiple_of(8) { Phase::Settled(Outcome::Cancelled) } else { task.phase };
+    Task { created_at, updated_at, phase, ..task }
 }
 
 /// Spread over all ids, as random ones are.

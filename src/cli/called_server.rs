@@ -155,6 +155,7 @@ impl CalledServer {
                 ExchangeEvent::Progress(_)
                 | ExchangeEvent::Status(_)
                 | ExchangeEvent::Task(_)
+                | ExchangeEvent::Subtasks(_)
                 | ExchangeEvent::Log(_)
                 | ExchangeEvent::Asked { .. }
                 | ExchangeEvent::Withdrawn { .. } => (),

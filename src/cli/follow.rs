@@ -199,6 +199,8 @@ impl<'t, 'a> Follower<'t, 'a> {
             ExchangeEvent::Task(UpstreamTaskEvent::Made(handle)) => return self.made(&handle).await,
             ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message }) => self.stands(word, message),
             ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why)) => return self.unanswered(&why),
+            // Nobody asked to hear of them.
+            ExchangeEvent::Subtasks(_) => (),
             ExchangeEvent::Asked { ask, method, params } => {
                 self.rounds += usize::from(self.task.is_none() && !self.way.in_session);
                 if self.rounds == ROUNDS_MAX {
@@ -343,6 +345,7 @@ impl<'t, 'a> Follower<'t, 'a> {
                     event @ (ExchangeEvent::Progress(_)
                     | ExchangeEvent::Status(_)
                     | ExchangeEvent::Task(_)
+                    | ExchangeEvent::Subtasks(_)
                     | ExchangeEvent::Returned(_)
                     | ExchangeEvent::Faulted(_)
                     | ExchangeEvent::Cancelled

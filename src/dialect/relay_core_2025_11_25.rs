@@ -4,6 +4,7 @@
 //! The wire's words end here: whoever drives such a task reads [`UpstreamTaskStatus`] and never a status.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ use crate::wire::{Message, Object, Payload, ProtocolVersion, RpcError, ScanLimit
 
 /// Longest id of an upstream's task that is taken, in bytes.
 const TASK_ID_BYTES_MAX: usize = 1024;
+/// Subtasks that are read of one task.
+pub const CHILDREN_MAX: usize = 10_000;
 
 /// What an upstream can do with tasks of its own. The default is nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,6 +95,8 @@ pub struct UpstreamTask {
     pub ttl: Option<Duration>,
     /// How often it may be asked for.
     pub poll_interval: Option<Duration>,
+    /// The upstream's ids of its subtasks, in their order, each once (SEP-2268).
+    pub children: Vec<Arc<str>>,
 }
 
 /// How a task stands, as far as it decides what to do next.
@@ -167,7 +172,21 @@ fn described(task: &Object) -> Option<UpstreamTask> {
         message: task.get_lossy("statusMessage").and_then(|message| status_text(&message)),
         ttl: span(task, "ttl"),
         poll_interval: span(task, "pollInterval"),
+        children: children(task),
     })
+}
+
+/// The subtasks that a task names: what is no usable id is passed over, and so is what comes after too many.
+fn children(task: &Object) -> Vec<Arc<str>> {
+    let Some(named) = task.get("childTaskIds") else { return Vec::new() };
+    let Ok(named) = named.read::<Vec<Box<serde_json::value::RawValue>>>() else { return Vec::new() };
+    let mut seen = HashSet::new();
+    let ids = named.iter().filter_map(|id| serde_json::from_str::<String>(id.get()).ok());
+    ids.filter(|id| (1..=TASK_ID_BYTES_MAX).contains(&id.len()))
+        .map(Arc::<str>::from)
+        .filter(|id| seen.insert(Arc::clone(id)))
+        .take(CHILDREN_MAX)
+        .collect()
 }
 
 /// A member in milliseconds. Whole numbers are the rule, others are understood (GW-08).

@@ -378,7 +378,7 @@ impl Runner {
             ExchangeEvent::Progress(progress) => self.progressed(progress).await,
             ExchangeEvent::Status(text) => self.stated(text),
             // Told to those who watch it alone.
-            ExchangeEvent::Task(_) => RunnerFlow::Continue,
+            ExchangeEvent::Task(_) | ExchangeEvent::Subtasks(_) => RunnerFlow::Continue,
             ExchangeEvent::Log(log) => self.logged(log).await,
             ExchangeEvent::Asked { ask, method, params } => self.asked(ask, method, params).await,
             ExchangeEvent::Withdrawn { ask } => self.withdrawn(ask).await,

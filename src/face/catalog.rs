@@ -311,6 +311,7 @@ impl Catalog {
                 ExchangeEvent::Progress(_)
                 | ExchangeEvent::Status(_)
                 | ExchangeEvent::Task(_)
+                | ExchangeEvent::Subtasks(_)
                 | ExchangeEvent::Log(_)
                 | ExchangeEvent::Withdrawn { .. } => (),
             }

@@ -174,6 +174,8 @@ pub struct CallContext {
     pub native_task: UpstreamTaskMode,
     /// What of the client's own headers goes on with this request.
     pub forwarded: ForwardedHeaders,
+    /// Whether its owner hears of the subtasks that the upstream's own task has: [`ExchangeEvent::Subtasks`].
+    pub subtasks: bool,
 }
 
 impl CallContext {
@@ -190,6 +192,7 @@ impl CallContext {
             result_bytes_max,
             native_task: UpstreamTaskMode::Never,
             forwarded: ForwardedHeaders::default(),
+            subtasks: false,
         }
     }
 }
@@ -275,6 +278,8 @@ pub enum ExchangeEvent {
     /// How the upstream's own task goes, for owners that [watch](UpstreamTaskMode::Watched) it. All that counts for the call
     /// comes in the other events too.
     Task(UpstreamTaskEvent),
+    /// The upstream's own task has subtasks, more than it had before: for owners that asked to hear of them (SEP-2268).
+    Subtasks(UpstreamSubtasks),
     /// `notifications/message`: its params, verbatim but for the upstream's id of its task.
     Log(Payload),
     /// The upstream asks something; answer it by its `ask`.
@@ -315,6 +320,24 @@ pub enum UpstreamTaskEvent {
     Stands { word: Cow<'static, str>, message: Option<Arc<str>> },
     /// A request about the task has no answer of use. It is made again, unless the last event follows.
     Unanswered(TaskRequestError),
+}
+
+/// The subtasks of an upstream's own task.
+#[derive(Clone, Debug)]
+pub struct UpstreamSubtasks {
+    /// The task itself.
+    pub parent: UpstreamSubtask,
+    /// Those that it names by now and did not name before, in their order. Whether they form a tree is not looked at.
+    pub children: Vec<UpstreamSubtask>,
+}
+
+/// One task of an upstream's, as its owner may take it up.
+#[derive(Clone, Debug)]
+pub struct UpstreamSubtask {
+    /// The upstream's own id, never shown to clients (T-67).
+    pub id: Arc<str>,
+    /// What it takes to follow it: as to go on with it in another process life.
+    pub resume: ResumeToken,
 }
 
 /// Why a request about an upstream's own task is of no use.

@@ -51,6 +51,7 @@ fn context() -> CallContext {
         result_bytes_max: 1 << 20,
         native_task: UpstreamTaskMode::WhereServed { deadline: Duration::from_secs(300) },
         forwarded: taskgate::upstream::ForwardedHeaders::default(),
+        subtasks: false,
     }
 }
 
@@ -85,6 +86,7 @@ async fn follow(exchange: &mut Box<dyn Exchange>, answer: &Answer) -> Course {
             ExchangeEvent::Status(words) => course.words.push(words.to_string()),
             ExchangeEvent::Progress(_)
             | ExchangeEvent::Task(_)
+            | ExchangeEvent::Subtasks(_)
             | ExchangeEvent::Log(_)
             | ExchangeEvent::Withdrawn { .. } => (),
             ExchangeEvent::Returned(result) => {

@@ -91,6 +91,10 @@ fn line(event: &ExchangeEvent) -> String {
         ),
         ExchangeEvent::Status(words) => format!("status {words}"),
         ExchangeEvent::Task(news) => format!("task {news:?}"),
+        ExchangeEvent::Subtasks(tree) => {
+            let ids: Vec<&str> = tree.children.iter().map(|child| &*child.id).collect();
+            format!("subtasks of {}: {}", tree.parent.id, ids.join(", "))
+        }
         ExchangeEvent::Log(params) => format!("log {}", text(params)),
         ExchangeEvent::Asked { ask, method, params } => {
             format!("asked {} {method} {}", text(ask), params.as_ref().map_or("-", Payload::as_str))
@@ -117,6 +121,7 @@ async fn lines(exchange: &mut Box<dyn Exchange>) -> Vec<String> {
             ExchangeEvent::Progress(_)
             | ExchangeEvent::Status(_)
             | ExchangeEvent::Task(_)
+            | ExchangeEvent::Subtasks(_)
             | ExchangeEvent::Log(_)
             | ExchangeEvent::Asked { .. }
             | ExchangeEvent::Withdrawn { .. } => (),

@@ -358,6 +358,7 @@ impl ProbeRun<'_> {
                 ExchangeEvent::Progress(_)
                 | ExchangeEvent::Status(_)
                 | ExchangeEvent::Task(_)
+                | ExchangeEvent::Subtasks(_)
                 | ExchangeEvent::Log(_)
                 | ExchangeEvent::Withdrawn { .. }
                 | ExchangeEvent::Asked { .. } => (),
@@ -403,6 +404,7 @@ impl ProbeRun<'_> {
                 }
                 ExchangeEvent::Status(_)
                 | ExchangeEvent::Task(_)
+                | ExchangeEvent::Subtasks(_)
                 | ExchangeEvent::Log(_)
                 | ExchangeEvent::Withdrawn { .. } => (),
             }

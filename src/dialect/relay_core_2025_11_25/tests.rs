@@ -58,7 +58,30 @@ fn task(status: UpstreamTaskStatus, word: &'static str) -> UpstreamTask {
         message: None,
         ttl: None,
         poll_interval: None,
+        children: Vec::new(),
     }
+}
+
+/// SUB-18: in their order, each once; what is no id is passed over.
+#[test]
+fn the_subtasks_of_a_task_are_read_and_bounded() {
+    let long = format!(r#"["{}","ok"]"#, "x".repeat(1_025));
+    let many = Payload::of(&(0..=CHILDREN_MAX).map(|n| n.to_string()).collect::<Vec<_>>());
+    for (named, ids) in [
+        ("[]", &[][..]),
+        ("null", &[]),
+        (r#""a""#, &[]),
+        (r#"{"0":"a"}"#, &[]),
+        (r#"["b","a","b"]"#, &["b", "a"]),
+        (r#"["",7,null,["a"],{"taskId":"a"},"\u0061"]"#, &["a"]),
+        (&long, &["ok"]),
+    ] {
+        let text = format!(r#"{{"taskId":"u-1","status":"working","childTaskIds":{named}}}"#);
+        let read: Vec<_> = polled(&payload(&text)).unwrap().children;
+        assert_eq!(read.iter().map(|id| &**id).collect::<Vec<_>>(), ids, "{named}");
+    }
+    let text = format!(r#"{{"taskId":"u-1","status":"working","childTaskIds":{}}}"#, many.as_str());
+    assert_eq!(polled(&payload(&text)).unwrap().children.len(), CHILDREN_MAX);
 }
 
 /// GW-14.

@@ -142,7 +142,7 @@ impl SplitExchange {
         match event {
             ExchangeEvent::Progress(progress) => self.said(progress_text(&progress)),
             ExchangeEvent::Status(text) => self.said(Some(text)),
-            ExchangeEvent::Task(_) => (),
+            ExchangeEvent::Task(_) | ExchangeEvent::Subtasks(_) => (),
             ExchangeEvent::Log(log) => self.events.push_back(ExchangeEvent::Log(log)),
             ExchangeEvent::Asked { ask, method, params } => {
                 if let Ok(request) = self.plan.part().peer.decode_question(&method, params.as_ref()) {

@@ -106,6 +106,8 @@ pub(super) struct HttpCall {
     pub(super) deadline: Option<Instant>,
     /// Whether its owner hears how the upstream's task goes.
     pub(super) is_watched: bool,
+    /// Whether its owner hears of that task's subtasks.
+    pub(super) hears_subtasks: bool,
     pub(super) point: Mutex<SseResumePoint>,
     /// Set once the head of the answer is there: the upstream knows of the call.
     pub(super) head: SetOnce<()>,
@@ -136,6 +138,7 @@ impl HttpCall {
             began,
             deadline: context.native_task.deadline().and_then(|deadline| began.checked_add(deadline)),
             is_watched: context.native_task.is_watched(),
+            hears_subtasks: context.subtasks,
             point: Mutex::default(),
             head: SetOnce::new(),
         })

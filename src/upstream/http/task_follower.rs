@@ -5,6 +5,7 @@
 //! held open while the upstream has questions, because some put them nowhere else (UPC-07).
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +15,15 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::drive::response_reader::RpcResult;
 use super::drive::{HttpCall, last};
 use super::poll_schedule::{PollSchedule, dice};
+use super::resume_token::{self, CallPosition};
 use super::side_request::AnswerWait;
-use crate::dialect::relay_core_2025_11_25::{self as peer, TaskCallResult, UpstreamTask, UpstreamTaskStatus};
+use crate::dialect::relay_core_2025_11_25::{
+    self as peer, CHILDREN_MAX, TaskCallResult, UpstreamTask, UpstreamTaskStatus,
+};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamTaskEvent};
+use crate::upstream::{
+    ExchangeError, ExchangeEvent, TaskRequestError, UpstreamSubtask, UpstreamSubtasks, UpstreamTaskEvent, own_ids,
+};
 use crate::wire::{Object, Payload, RpcError, method};
 
 /// Answers in a row that are no answers, after which the upstream is given up.
@@ -47,6 +53,8 @@ struct TaskFollower<'a> {
     message: Option<Arc<str>>,
     /// The word and the message that were told last, unless a poll failed since.
     shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
+    /// The subtasks that the owner was told of.
+    children: HashSet<Arc<str>>,
     /// Answers in a row that are none, to polls and to requests for the outcome.
     odd_polls: u32,
     odd_outcomes: u32,
@@ -81,10 +89,19 @@ impl HttpCall {
         let Some(id) = self.call.task.get().cloned() else { return Err(lost()) };
         let params = peer::params_of(&id);
         let pace = PollSchedule::new(self.began, self.deadline);
-        let shown = None;
-        TaskFollower { http_call: self, id, params, pace, message: None, shown, odd_polls: 0, odd_outcomes: 0 }
-            .run(made)
-            .await
+        TaskFollower {
+            http_call: self,
+            id,
+            params,
+            pace,
+            message: None,
+            shown: None,
+            children: HashSet::new(),
+            odd_polls: 0,
+            odd_outcomes: 0,
+        }
+        .run(made)
+        .await
     }
 
     /// Has the upstream cancel the call's task, where it serves that (UPC-06). Best effort.
@@ -198,6 +215,9 @@ impl TaskFollower<'_> {
                 self.http_call.call.tell(ExchangeEvent::Status(Arc::clone(message))).await;
             }
         }
+        if self.http_call.hears_subtasks {
+            self.learn_children(&task.children).await;
+        }
         if self.http_call.is_watched {
             let shown = (task.word.clone(), task.message.clone());
             if self.shown.as_ref() != Some(&shown) {
@@ -210,6 +230,26 @@ impl TaskFollower<'_> {
             self.http_call.session().link.dropped("unknown_status");
         }
         Some(task.status)
+    }
+
+    /// Tells of subtasks, where there are more than were told of. Some servers may leave one out again (SUB-03): that is no
+    /// news.
+    async fn learn_children(&mut self, named: &[Arc<str>]) {
+        let room = CHILDREN_MAX.saturating_sub(self.children.len());
+        let fresh: Vec<Arc<str>> = named.iter().filter(|id| !self.children.contains(*id)).take(room).cloned().collect();
+        if fresh.is_empty() {
+            return;
+        }
+        self.children.extend(fresh.iter().cloned());
+        let session = self.http_call.session();
+        let one = |id: &Arc<str>| {
+            let at = CallPosition::Task { id: Arc::clone(id), tasks: session.tasks };
+            let resume = resume_token::token(&own_ids::mint(), &session.credentials, &at, &[])?;
+            Some(UpstreamSubtask { id: Arc::clone(id), resume })
+        };
+        let Some(parent) = one(&self.id) else { return };
+        let children = fresh.iter().filter_map(one).collect();
+        self.http_call.call.tell(ExchangeEvent::Subtasks(UpstreamSubtasks { parent, children })).await;
     }
 
     /// Takes note of a request about the task that is of no use.

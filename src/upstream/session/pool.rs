@@ -106,7 +106,7 @@ impl SessionPool {
         self.session(key).await
     }
 
-    /// A session that another process life opened, for tasks that were made in it: one for all of them, with
+    /// The session in which tasks were made: that of the pool, or one that another process life opened: one for all of them, with
     /// a stream of its own, since some upstreams put a task's questions only there. Never ended from here.
     pub(crate) fn adopt(
         &self,
@@ -117,6 +117,11 @@ impl SessionPool {
         let Some(id) = credentials.session.clone() else {
             return UpstreamSession::adopted(&self.link, credentials, tasks);
         };
+        // The server may speak of its tasks on one stream of a session alone.
+        let own = self.places.lock().get(key).and_then(PooledSession::session).cloned();
+        if let Some(own) = own.filter(|own| own.credentials.session.as_ref() == Some(&id) && !own.over.is_cancelled()) {
+            return own;
+        }
         let mut adopted = self.adopted.lock();
         let place = adopted.entry((key.clone(), id)).or_default();
         if let Some(session) = place.upgrade() {

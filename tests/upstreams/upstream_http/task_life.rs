@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
-use taskgate::upstream::{Answer, Exchange, ExchangeEvent, Upstream};
+use taskgate::upstream::{Answer, CallContext, Exchange, ExchangeEvent, Upstream};
 use taskgate::wire::Payload;
 use tokio::sync::Mutex;
 
-use super::server::{BodySender, ScriptedServer, ScriptedState, SeenRequest, polite, status};
+use super::server::{BodySender, ScriptedServer, ScriptedState, SeenRequest, answer, polite, status};
 use super::task_server::{Script, Step, begin, count, declaring, is, native, rpc, says, task_with, tasks_declared};
-use super::{in_time, line, lines, next, upstream};
+use super::{call, in_time, line, lines, next, try_begin, upstream};
 
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const DONE: &str = r#"returned {"content":[{"text":"done","type":"text"}]}"#;
@@ -331,6 +331,59 @@ async fn upc_13_a_task_is_taken_up_in_another_life_by_polling() {
     assert!(again.is_some(), "and again");
     drop((script.on("tasks/get", [is("completed")]), events));
     assert_eq!(lines(&mut resumed).await, [DONE]);
+}
+
+/// A server whose `u-1` has subtasks: `c-1`, of which it says so more than once, and later `c-2`.
+async fn with_subtasks() -> ScriptedServer {
+    let named = |state, children| Step::Result(task_with(state, &json!({ "childTaskIds": children })));
+    let script = Script::new().on(
+        "tasks/get",
+        [
+            named("working", json!(["c-1", 7, "", "c-1", "u-1"])),
+            named("working", json!(["c-1"])),
+            named("working", json!(["c-2"])),
+            named("completed", json!("c-9")),
+        ],
+    );
+    ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
+        let script = script.clone();
+        async move {
+            let of_child = seen.body["params"]["taskId"] == "c-1";
+            Some(match seen.rpc() {
+                "tasks/get" if of_child => answer(&seen, &task_with("completed", &json!({ "taskId": "c-1" }))),
+                "tasks/result" if of_child => answer(&seen, &json!({ "content": [], "of": "c-1" })),
+                _ => script.polite(&seen, &world).await,
+            })
+        }
+    })
+    .await
+}
+
+/// SUB-18: each once, and in the session that made them.
+#[tokio::test]
+async fn sub_18_subtasks_are_told_as_they_come_and_can_be_followed() {
+    let server = with_subtasks().await;
+    let upstream = upstream(&server.url());
+    let hearing = CallContext { subtasks: true, ..native() };
+    let mut exchange = try_begin(&upstream, call(&json!({})), hearing.clone()).await.unwrap();
+    let ExchangeEvent::Subtasks(first) = next(&mut exchange).await else { panic!("subtasks") };
+    let ids: Vec<&str> = first.children.iter().map(|child| &*child.id).collect();
+    assert_eq!((&*first.parent.id, ids), ("u-1", vec!["c-1", "u-1"]), "whether it is a tree is for others to see");
+    let mut child = in_time(upstream.resume(first.children[0].resume.clone(), hearing)).await.unwrap();
+    assert_eq!(lines(&mut child).await, [r#"returned {"content":[],"of":"c-1"}"#]);
+    assert_eq!(lines(&mut exchange).await, ["subtasks of u-1: c-2", DONE]);
+    let session = |seen: &SeenRequest| seen.rpc() == "tasks/get" && seen.header("mcp-session-id") != Some("s-1");
+    assert!(server.world.all(session).is_empty());
+    let streams = server.world.all(|seen| seen.method == Method::GET).len();
+    assert!(streams <= 1, "a session has one stream of its own: {streams}");
+}
+
+#[tokio::test]
+async fn nobody_is_told_of_subtasks_who_did_not_ask() {
+    let server = with_subtasks().await;
+    let upstream = upstream(&server.url());
+    let mut exchange = begin(&upstream).await;
+    assert_eq!(lines(&mut exchange).await, [DONE]);
 }
 
 #[tokio::test]

@@ -164,6 +164,7 @@ mod tests {
             ExchangeEvent::Progress(_)
             | ExchangeEvent::Status(_)
             | ExchangeEvent::Task(_)
+            | ExchangeEvent::Subtasks(_)
             | ExchangeEvent::Cancelled
             | ExchangeEvent::Log(_)
             | ExchangeEvent::Returned(_)

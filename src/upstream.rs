@@ -32,7 +32,7 @@ pub use era::EraUpstream;
 pub use exchange::{
     Answer, BeginError, CallContext, ClientFacts, Era, Exchange, ExchangeError, ExchangeEvent,
     NotificationSubscription, Progress, ResumeToken, SUBSCRIBE_MAX, ServerFacts, ServerNotification, TaskRequestError,
-    Timeouts, Upstream, UpstreamRequest, UpstreamSubtask, UpstreamSubtasks, UpstreamTaskEvent, UpstreamTaskMode,
+    Timeouts, Upstream, UpstreamRequest, UpstreamSubtask, UpstreamTaskEvent, UpstreamTaskMode,
 };
 pub use forwarding::{ForwardedHeaders, ForwardingRules};
 pub use session::own::{OwnSessionChannel, SessionLease};

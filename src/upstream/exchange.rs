@@ -278,8 +278,9 @@ pub enum ExchangeEvent {
     /// How the upstream's own task goes, for owners that [watch](UpstreamTaskMode::Watched) it. All that counts for the call
     /// comes in the other events too.
     Task(UpstreamTaskEvent),
-    /// The upstream's own task has subtasks, more than it had before: for owners that asked to hear of them (SEP-2268).
-    Subtasks(UpstreamSubtasks),
+    /// The upstream's own task has subtasks that it did not have before, in their order: for owners that asked to hear of
+    /// them (SEP-2268). None of them is the task itself, or stands above it.
+    Subtasks(Vec<UpstreamSubtask>),
     /// `notifications/message`: its params, verbatim but for the upstream's id of its task.
     Log(Payload),
     /// The upstream asks something; answer it by its `ask`.
@@ -322,21 +323,12 @@ pub enum UpstreamTaskEvent {
     Unanswered(TaskRequestError),
 }
 
-/// The subtasks of an upstream's own task.
-#[derive(Clone, Debug)]
-pub struct UpstreamSubtasks {
-    /// The task itself.
-    pub parent: UpstreamSubtask,
-    /// Those that it names by now and did not name before, in their order. Whether they form a tree is not looked at.
-    pub children: Vec<UpstreamSubtask>,
-}
-
-/// One task of an upstream's, as its owner may take it up.
+/// A subtask at an upstream.
 #[derive(Clone, Debug)]
 pub struct UpstreamSubtask {
     /// The upstream's own id, never shown to clients (T-67).
     pub id: Arc<str>,
-    /// What it takes to follow it: as to go on with it in another process life.
+    /// What it takes to follow it, as another process life would.
     pub resume: ResumeToken,
 }
 

@@ -91,9 +91,9 @@ fn line(event: &ExchangeEvent) -> String {
         ),
         ExchangeEvent::Status(words) => format!("status {words}"),
         ExchangeEvent::Task(news) => format!("task {news:?}"),
-        ExchangeEvent::Subtasks(tree) => {
-            let ids: Vec<&str> = tree.children.iter().map(|child| &*child.id).collect();
-            format!("subtasks of {}: {}", tree.parent.id, ids.join(", "))
+        ExchangeEvent::Subtasks(named) => {
+            let ids: Vec<&str> = named.iter().map(|subtask| &*subtask.id).collect();
+            format!("subtasks {}", ids.join(", "))
         }
         ExchangeEvent::Log(params) => format!("log {}", text(params)),
         ExchangeEvent::Asked { ask, method, params } => {

@@ -108,6 +108,8 @@ pub(super) struct HttpCall {
     pub(super) is_watched: bool,
     /// Whether its owner hears of that task's subtasks.
     pub(super) hears_subtasks: bool,
+    /// The upstream's tasks that this one is below, the nearest first.
+    pub(super) above: Arc<[Arc<str>]>,
     pub(super) point: Mutex<SseResumePoint>,
     /// Set once the head of the answer is there: the upstream knows of the call.
     pub(super) head: SetOnce<()>,
@@ -124,7 +126,7 @@ impl HttpCall {
         call: Arc<SessionCall>,
         session: Arc<UpstreamSession>,
         home: SessionSource,
-        context: &CallContext,
+        (context, above): (&CallContext, Arc<[Arc<str>]>),
     ) -> Arc<Self> {
         session.calls.enter(&call);
         let began = Instant::now();
@@ -139,6 +141,7 @@ impl HttpCall {
             deadline: context.native_task.deadline().and_then(|deadline| began.checked_add(deadline)),
             is_watched: context.native_task.is_watched(),
             hears_subtasks: context.subtasks,
+            above,
             point: Mutex::default(),
             head: SetOnce::new(),
         })

@@ -76,7 +76,7 @@ impl HttpExchange {
         let params = if is_native { with_task(params, context.native_task.deadline()) } else { params };
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = SessionCall::new(id, asked);
-        let http_call = HttpCall::new(call, session, home, context);
+        let http_call = HttpCall::new(call, session, home, (context, Arc::default()));
         let handed_over = HandedOver::default();
         let start = CallStart::Post { message, handed_over: Arc::clone(&handed_over) };
         let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
@@ -99,14 +99,16 @@ impl HttpExchange {
     ) -> Result<Self, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
         let resumed = resume_token::read(token).ok_or(BeginError::Gateway(broken))?;
-        let (session, native, start) = match resumed.at {
+        let (session, native, start, above) = match resumed.at {
             CallPosition::Stream(_) => (
                 UpstreamSession::adopted(link, resumed.credentials, UpstreamTaskSupport::default()),
                 UpstreamTaskState::Never,
                 CallStart::Resume,
+                Arc::default(),
             ),
-            CallPosition::Task { ref id, tasks } => {
-                (home.adopt(link, resumed.credentials, tasks), UpstreamTaskState::Made(Arc::clone(id)), CallStart::Task)
+            CallPosition::Task { ref id, tasks, ref above } => {
+                let made = UpstreamTaskState::Made(Arc::clone(id));
+                (home.adopt(link, resumed.credentials, tasks), made, CallStart::Task, Arc::clone(above))
             }
         };
         let (call, queue) = SessionCall::new(resumed.request, native);
@@ -114,7 +116,7 @@ impl HttpExchange {
             // They were within the bounds when they were asked.
             let _ = call.ask(&ask);
         }
-        let http_call = HttpCall::new(call, session, home, context);
+        let http_call = HttpCall::new(call, session, home, (context, above));
         if let CallPosition::Stream(point) = resumed.at {
             *http_call.point.lock() = point;
         }
@@ -244,7 +246,11 @@ impl Exchange for HttpExchange {
         }
         let session = self.http_call.session();
         let at = match self.http_call.call.task.get() {
-            Some(id) => CallPosition::Task { id: Arc::clone(id), tasks: session.tasks },
+            Some(id) => CallPosition::Task {
+                id: Arc::clone(id),
+                tasks: session.tasks,
+                above: Arc::clone(&self.http_call.above),
+            },
             None => CallPosition::Stream(self.http_call.point.lock().clone()),
         };
         resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.open())

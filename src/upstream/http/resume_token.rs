@@ -29,6 +29,9 @@ struct ResumeTokenContent {
     /// Whether the upstream can cancel it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     task_cancel: bool,
+    /// The upstream's tasks above that one, the nearest first (SEP-2268).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    above: Vec<String>,
     /// Questions that were asked and are not known to be answered: a replay of them is no new question.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     open: Vec<Box<RawValue>>,
@@ -42,6 +45,8 @@ pub(super) enum CallPosition {
     Task {
         id: Arc<str>,
         tasks: UpstreamTaskSupport,
+        /// The tasks above it, the nearest first.
+        above: Arc<[Arc<str>]>,
     },
 }
 
@@ -63,11 +68,14 @@ pub(super) fn token(
     at: &CallPosition,
     open: &[Payload],
 ) -> Option<ResumeToken> {
-    let (last_event, retry, task, tasks) = match at {
+    let (last_event, retry, task, tasks, above) = match at {
         CallPosition::Stream(point) => {
-            (Some(text(point.last_event.as_ref()?)?), point.retry, None, UpstreamTaskSupport::default())
+            let last_event = text(point.last_event.as_ref()?)?;
+            (Some(last_event), point.retry, None, UpstreamTaskSupport::default(), Vec::new())
         }
-        CallPosition::Task { id, tasks } => (None, None, Some(id.as_ref().to_owned()), *tasks),
+        CallPosition::Task { id, tasks, above } => {
+            (None, None, Some(id.as_ref().to_owned()), *tasks, above.iter().map(|id| id.to_string()).collect())
+        }
     };
     let token = ResumeTokenContent {
         request: request.payload().read().ok()?,
@@ -80,6 +88,7 @@ pub(super) fn token(
         retry_ms: retry.map(millis),
         task,
         task_cancel: tasks.cancel,
+        above,
         open: open.iter().filter_map(|ask| ask.read().ok()).collect(),
     };
     Some(ResumeToken(Payload::of(&token)))
@@ -96,6 +105,7 @@ pub(super) fn read(token: &ResumeToken) -> Option<ResumedCall> {
         (Some(id), _) => CallPosition::Task {
             id: Arc::from(id),
             tasks: UpstreamTaskSupport { calls: true, cancel: token.task_cancel },
+            above: token.above.into_iter().map(Arc::from).collect(),
         },
         (None, Some(event)) => CallPosition::Stream(SseResumePoint {
             last_event: Some(HeaderValue::from_bytes(event.as_bytes()).ok()?),
@@ -146,11 +156,12 @@ mod tests {
     fn upc_13_a_token_brings_back_the_upstreams_task() {
         for cancel in [false, true] {
             let tasks = UpstreamTaskSupport { calls: true, cancel };
-            let at = CallPosition::Task { id: Arc::from("\"u\" 1"), tasks };
+            let above: Arc<[Arc<str>]> = [Arc::from("u-2"), Arc::from("u-3")].into();
+            let at = CallPosition::Task { id: Arc::from("\"u\" 1"), tasks, above: Arc::clone(&above) };
             let back = read(&token(&RequestId::text("tg:1"), &credentials(), &at, &[]).unwrap()).unwrap();
             assert_eq!(back.credentials, credentials());
-            let CallPosition::Task { id, tasks: read } = back.at else { panic!("{:?}", back.at) };
-            assert_eq!((&*id, read), ("\"u\" 1", tasks));
+            let CallPosition::Task { id, tasks: read, above: over } = back.at else { panic!("{:?}", back.at) };
+            assert_eq!((&*id, read, over), ("\"u\" 1", tasks, above));
         }
     }
 

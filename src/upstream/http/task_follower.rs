@@ -21,9 +21,7 @@ use crate::dialect::relay_core_2025_11_25::{
     self as peer, CHILDREN_MAX, TaskCallResult, UpstreamTask, UpstreamTaskStatus,
 };
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::{
-    ExchangeError, ExchangeEvent, TaskRequestError, UpstreamSubtask, UpstreamSubtasks, UpstreamTaskEvent, own_ids,
-};
+use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamSubtask, UpstreamTaskEvent, own_ids};
 use crate::wire::{Object, Payload, RpcError, method};
 
 /// Answers in a row that are no answers, after which the upstream is given up.
@@ -236,20 +234,27 @@ impl TaskFollower<'_> {
     /// news.
     async fn learn_children(&mut self, named: &[Arc<str>]) {
         let room = CHILDREN_MAX.saturating_sub(self.children.len());
-        let fresh: Vec<Arc<str>> = named.iter().filter(|id| !self.children.contains(*id)).take(room).cloned().collect();
+        let mut fresh: Vec<Arc<str>> =
+            named.iter().filter(|id| !self.children.contains(*id)).take(room).cloned().collect();
+        self.children.extend(fresh.iter().cloned());
+        let above: Arc<[Arc<str>]> = std::iter::once(&self.id).chain(&*self.http_call.above).cloned().collect();
+        let named = fresh.len();
+        fresh.retain(|id| !above.contains(id));
+        let session = self.http_call.session();
+        if fresh.len() < named {
+            session.link.dropped("subtask_cycle");
+            tracing::warn!(upstream = %session.link.name, "a task of the server is named as a subtask of itself; that is passed over");
+        }
         if fresh.is_empty() {
             return;
         }
-        self.children.extend(fresh.iter().cloned());
-        let session = self.http_call.session();
         let one = |id: &Arc<str>| {
-            let at = CallPosition::Task { id: Arc::clone(id), tasks: session.tasks };
+            let at = CallPosition::Task { id: Arc::clone(id), tasks: session.tasks, above: Arc::clone(&above) };
             let resume = resume_token::token(&own_ids::mint(), &session.credentials, &at, &[])?;
             Some(UpstreamSubtask { id: Arc::clone(id), resume })
         };
-        let Some(parent) = one(&self.id) else { return };
-        let children = fresh.iter().filter_map(one).collect();
-        self.http_call.call.tell(ExchangeEvent::Subtasks(UpstreamSubtasks { parent, children })).await;
+        let subtasks = fresh.iter().filter_map(one).collect();
+        self.http_call.call.tell(ExchangeEvent::Subtasks(subtasks)).await;
     }
 
     /// Takes note of a request about the task that is of no use.

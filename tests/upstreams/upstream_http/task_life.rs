@@ -350,7 +350,10 @@ async fn with_subtasks() -> ScriptedServer {
         async move {
             let of_child = seen.body["params"]["taskId"] == "c-1";
             Some(match seen.rpc() {
-                "tasks/get" if of_child => answer(&seen, &task_with("completed", &json!({ "taskId": "c-1" }))),
+                "tasks/get" if of_child => {
+                    let named = json!({ "taskId": "c-1", "childTaskIds": ["u-1", "c-3", "c-1"] });
+                    answer(&seen, &task_with("completed", &named))
+                }
                 "tasks/result" if of_child => answer(&seen, &json!({ "content": [], "of": "c-1" })),
                 _ => script.polite(&seen, &world).await,
             })
@@ -367,11 +370,11 @@ async fn sub_18_subtasks_are_told_as_they_come_and_can_be_followed() {
     let hearing = CallContext { subtasks: true, ..native() };
     let mut exchange = try_begin(&upstream, call(&json!({})), hearing.clone()).await.unwrap();
     let ExchangeEvent::Subtasks(first) = next(&mut exchange).await else { panic!("subtasks") };
-    let ids: Vec<&str> = first.children.iter().map(|child| &*child.id).collect();
-    assert_eq!((&*first.parent.id, ids), ("u-1", vec!["c-1", "u-1"]), "whether it is a tree is for others to see");
-    let mut child = in_time(upstream.resume(first.children[0].resume.clone(), hearing)).await.unwrap();
-    assert_eq!(lines(&mut child).await, [r#"returned {"content":[],"of":"c-1"}"#]);
-    assert_eq!(lines(&mut exchange).await, ["subtasks of u-1: c-2", DONE]);
+    let ids: Vec<&str> = first.iter().map(|subtask| &*subtask.id).collect();
+    assert_eq!(ids, ["c-1"], "no task is a subtask of its own");
+    let mut child = in_time(upstream.resume(first[0].resume.clone(), hearing)).await.unwrap();
+    assert_eq!(lines(&mut child).await, ["subtasks c-3", r#"returned {"content":[],"of":"c-1"}"#]);
+    assert_eq!(lines(&mut exchange).await, ["subtasks c-2", DONE]);
     let session = |seen: &SeenRequest| seen.rpc() == "tasks/get" && seen.header("mcp-session-id") != Some("s-1");
     assert!(server.world.all(session).is_empty());
     let streams = server.world.all(|seen| seen.method == Method::GET).len();

@@ -51,6 +51,7 @@ pub struct Engine {
     runners: TaskTracker,
     changes: change::RunningChanges,
     doubts: doubtful_writes::DoubtfulWrites,
+    trees: runner::TreeSizes,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
 }
@@ -79,6 +80,7 @@ impl Engine {
             runners: TaskTracker::new(),
             changes: change::RunningChanges::default(),
             doubts: doubtful_writes::DoubtfulWrites::default(),
+            trees: runner::TreeSizes::default(),
             leaving: CancellationToken::new(),
         })
     }

@@ -261,11 +261,7 @@ fn path(text: &str) -> Result<PathBuf, ValueError> {
 const WORDS_LEN_MAX: usize = 4096;
 
 fn draft(text: &str) -> Result<Draft, ValueError> {
-    let draft = Draft::ALL.into_iter().find(|draft| draft.as_str() == text).ok_or(ValueError::Form)?;
-    match draft {
-        Draft::Sep1686 | Draft::Sep1904 => Ok(draft),
-        Draft::Sep2268 => Err(ValueError::Because("is not built yet")),
-    }
+    Draft::ALL.into_iter().find(|draft| draft.as_str() == text).ok_or(ValueError::Form)
 }
 
 fn words(text: &str) -> Result<String, ValueError> {

@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 use crate::dialect::UpstreamDialect;
 use crate::dialect::negotiate::declared_by;
 use crate::task::{
-    Answer, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy,
+    Answer, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, SubtaskLimits, Task, TaskKey,
+    ToolPolicy,
 };
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
@@ -53,6 +54,8 @@ pub struct CallSpec {
     pub asides: Option<TaskNoticeSink>,
     /// Whether its client reads subtasks by themselves (SEP-2268); else their parent asks their questions (T-40).
     pub sees_subtasks: bool,
+    /// How far the subtasks of its server are followed, where the context says that they are.
+    pub subtask_limits: SubtaskLimits,
 }
 
 impl CallSpec {

@@ -190,7 +190,10 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             // Its parent takes it up.
             Ok(ParentState::Unsettled) => break,
             Ok(ParentState::Gone) => {
-                tell(origins.of(&task.origin), &task).await;
+                // What a server made goes on there with what it is below.
+                if task.recovery.call.is_some() {
+                    tell(origins.of(&task.origin), &task).await;
+                }
                 match engine.store.remove(&found.key).await {
                     Ok(()) => break,
                     Err(error) => return found.put_back(engine, &error, "a subtask without parent was not removed"),

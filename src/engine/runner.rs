@@ -24,8 +24,10 @@ mod rounds;
 mod row;
 mod split;
 mod split_plan;
+mod subtasks;
 #[cfg(test)]
 mod tests;
+mod tree_sizes;
 mod url_elicitation;
 mod verdict;
 
@@ -38,6 +40,7 @@ use tokio::time::{Instant, sleep_until};
 
 pub(super) use live_runners::LiveRunners;
 pub(super) use resume::start as take_up;
+pub(super) use tree_sizes::TreeSizes;
 pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict};
 
 use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
@@ -50,6 +53,7 @@ use self::questions::CallQuestions;
 use self::resume::UnconfirmedCall;
 use self::row::RunnerRow;
 use self::split_plan::SplitPlan;
+use self::tree_sizes::NamedSubtasks;
 use self::url_elicitation::UrlElicitation;
 use super::Engine;
 use super::admission::TaskPermit;
@@ -111,6 +115,8 @@ struct Runner {
     inputs: CallQuestions,
     /// Why the call rests, where the upstream wants it to be made again.
     demand: Option<UrlElicitation>,
+    /// What its server says of subtasks.
+    subtasks: NamedSubtasks,
     /// Which try this is.
     attempt: Attempt,
     checkpoint: Checkpoint,
@@ -163,6 +169,7 @@ impl Runner {
             row: None,
             inputs: CallQuestions::default(),
             demand: None,
+            subtasks: NamedSubtasks::default(),
             attempt: Attempt::FIRST,
             checkpoint: Checkpoint::new(),
             unproven: None,
@@ -265,6 +272,7 @@ impl Runner {
             },
             RunnerEvent::Orders(RunnerCommand::Abandon) => {
                 failpoint::hit("cancel-stored");
+                self.subtasks_told().await;
                 self.stage.cancel("the task was cancelled").await;
                 self.mark_told().await;
                 RunnerFlow::Stop
@@ -378,7 +386,8 @@ impl Runner {
             ExchangeEvent::Progress(progress) => self.progressed(progress).await,
             ExchangeEvent::Status(text) => self.stated(text),
             // Told to those who watch it alone.
-            ExchangeEvent::Task(_) | ExchangeEvent::Subtasks(_) => RunnerFlow::Continue,
+            ExchangeEvent::Task(_) => RunnerFlow::Continue,
+            ExchangeEvent::Subtasks(named) => self.subtasks_named(named).await,
             ExchangeEvent::Log(log) => self.logged(log).await,
             ExchangeEvent::Asked { ask, method, params } => self.asked(ask, method, params).await,
             ExchangeEvent::Withdrawn { ask } => self.withdrawn(ask).await,

@@ -54,6 +54,21 @@ impl Engine {
         Ok(nearest)
     }
 
+    /// As much of where a task stands as its owner sees: where its subtasks are parts of it, nobody is told of them
+    /// (SUB-06, T-40). Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn seen_tree(self: &Arc<Self>, owner: &Principal, tree: &TreePlace) -> Result<TreePlace, TaskError> {
+        // All of one task are alike.
+        let Some(first) = tree.children.first() else { return Ok(tree.clone()) };
+        match self.get(&TaskKey { owner: owner.clone(), id: *first }).await {
+            Ok(_) => Ok(tree.clone()),
+            Err(TaskError::Unknown) => Ok(TreePlace { parent: tree.parent, ..TreePlace::default() }),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Those right below a task that have settled, each with its place among all of them; in that order, those are left out
     /// with which all would take more than `bytes_max`. Its owner need not see them. Cancel safe.
     ///

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::call::{CallSpec, QuestionFilter, RoundSupport};
 use crate::dialect::UpstreamDialect as _;
 use crate::dialect::plain::PlainUpstream;
-use crate::task::{ClientKind, Drafts, Plan, Principal, SubtaskLimits, ToolPolicy, ToolRules};
+use crate::task::{ClientKind, Draft, Drafts, Plan, Principal, SubtaskLimits, ToolPolicy, ToolRules};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, ForwardedHeaders, ForwardingRules, Timeouts, Upstream, UpstreamRequest};
 use crate::wire::{Object, Payload};
@@ -75,6 +75,7 @@ impl CallTarget {
             None => (settings.timeouts, settings.result_bytes_max),
         };
         let context = CallContext::new(maker.principal.clone(), maker.capabilities, timeouts, result_bytes_max);
+        let subtasks = tool.is_some() && settings.drafts.has(Draft::Sep2268);
         let permits = tool.is_some().then_some(permits);
         let (tool, policy) = tool.unwrap_or_else(|| (Arc::from(""), settings.rules.default.clone()));
         CallSpec {
@@ -85,7 +86,7 @@ impl CallTarget {
             queue_deadline: settings.queue_deadline,
             peer: Arc::new(PlainUpstream),
             request,
-            context: CallContext { forwarded: maker.forwarded, ..context },
+            context: CallContext { forwarded: maker.forwarded, subtasks, ..context },
             tool,
             policy,
             plan: Plan::Direct,
@@ -97,6 +98,7 @@ impl CallTarget {
             rounds: RoundSupport::Unknown,
             asides: None,
             sees_subtasks: false,
+            subtask_limits: settings.subtasks,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use uuid::Uuid;
 
 use super::Principal;
+use super::digest::{Digest, digest};
 
 /// A task's id: 128 random bits, written as 32 lower-case hex digits. No bit is fixed, and nothing can be read from it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -15,6 +16,15 @@ impl TaskId {
     #[must_use]
     pub const fn from_bits(bits: u128) -> Self {
         Self(Uuid::from_u128(bits))
+    }
+
+    /// The id of a subtask that a server made and calls `name`, below the task at the top of its tree: the same for the same
+    /// name. Nobody can tell it who does not know the id at the top.
+    #[must_use]
+    pub fn of_subtask(top: Self, name: &str) -> Self {
+        let Digest(bytes) = digest([b"subtask id", &top.bits().to_be_bytes(), name.as_bytes()]);
+        let (bits, _) = bytes.split_first_chunk().expect("a digest is longer than an id");
+        Self::from_bits(u128::from_be_bytes(*bits))
     }
 
     /// Reads the one spelling that [`fmt::Display`] writes; anything else names no task (B119, B123).

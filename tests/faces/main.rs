@@ -3,6 +3,7 @@
 mod listen_wire;
 mod session_bridge;
 mod session_draft;
+mod session_subtasks;
 mod session_tasks;
 mod session_wire;
 mod sockets_http;

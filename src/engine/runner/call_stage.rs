@@ -10,7 +10,7 @@ use super::split_plan::SplitPlan;
 use crate::dialect::split_call::{question_named, question_of};
 use crate::engine::Engine;
 use crate::engine::call::CallSpec;
-use crate::task::{Executed, GatewayFault};
+use crate::task::{Executed, GatewayFault, TaskKey};
 use crate::upstream::{Answer, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
 use crate::wire::Payload;
 
@@ -104,6 +104,12 @@ impl CallStage {
         let CallWay::Split(split) = &mut self.way else { return None };
         let children = self.children.get_or_insert_with(|| Box::new(Children::new(Arc::clone(engine))));
         Some((split, children))
+    }
+
+    /// Watches a subtask: the call ends after it.
+    pub(super) fn watch(&mut self, engine: &Arc<Engine>, index: usize, key: TaskKey, open: Vec<Payload>) {
+        let children = self.children.get_or_insert_with(|| Box::new(Children::new(Arc::clone(engine))));
+        children.watch(index, key, open);
     }
 
     pub(super) async fn next(&mut self) -> StageEvent {

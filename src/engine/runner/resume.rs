@@ -20,6 +20,7 @@ use super::live_runners::RunnerCommands;
 use super::questions::CallQuestions;
 use super::row::RunnerRow;
 use super::split_plan::split_again;
+use super::tree_sizes::NamedSubtasks;
 use super::verdict::{ATTEMPTS_MAX, RecoveryAction, RecoveryDecision, record, task_mode, verdict};
 use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, lost, spawn};
 use crate::cause::CauseChain;
@@ -144,6 +145,7 @@ impl Runner {
             row: Some(row),
             inputs,
             demand: None,
+            subtasks: NamedSubtasks::default(),
             attempt: task.attempt,
             checkpoint,
             unproven: None,
@@ -182,6 +184,7 @@ impl Runner {
             tracing::warn!(error = %CauseChain(&error), "that a call is taken up was not stored");
         }
         self.goes_on(task);
+        self.take_up_subtasks(task);
         match self.stage.resume(&self.spec, token).await {
             Ok(()) => self.deliver(task.recovery.undelivered.clone()).await,
             Err(error) => {

@@ -73,6 +73,7 @@ impl Runner {
         }
         tracing::debug!(principal = %LoggedPrincipal(&self.spec.owner), "a call became a task");
         self.held = GraceBuffer::default();
+        self.mirror_subtasks().await;
         RunnerFlow::Continue
     }
 

@@ -11,6 +11,7 @@ mod task_notifier;
 mod task_requests;
 mod task_subscribers;
 mod tokens;
+mod views;
 mod wish;
 
 use std::sync::Arc;
@@ -24,14 +25,12 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::hybrid::HybridTasks;
-use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, list_filter};
+use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport};
 use crate::dialect::draft_sep_1686::DraftTasks;
-use crate::dialect::face_dialect::bad_cursor;
 use crate::dialect::faults::{gateway_error, not_in_flavour};
 use crate::dialect::related_task::RelatedTask;
 use crate::dialect::session_results::client_capabilities;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
-use crate::engine::apply::record_shown;
 use crate::engine::{
     CallEnd, CallEvent, CallMaker, CallSpec, ServiceSettings, TaskError, TaskNotice, declared_questions, plain_request,
 };
@@ -43,10 +42,9 @@ use crate::face::idempotency_key;
 use crate::face::rates::UnknownTaskWatch;
 use crate::face::rewrite::TaskSupportLookup;
 use crate::face::task_method_error::TaskMethodError;
-use crate::metric;
 use crate::task::{
-    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, ListFilter, Outcome,
-    Phase, Principal, Reason, SessionScope, Task, TaskKey,
+    ChosenId, ClientKind, Draft, Drafts, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase,
+    Principal, Reason, SessionScope, Task, TaskKey,
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
@@ -198,7 +196,10 @@ impl SessionFaceState {
                     self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
                     handle_delay::pass(&self.served.engine, &task.key, is_named).await;
                 }
-                respond(&addressee, self.tasks.handle(&task, text))
+                match self.as_seen(task).await {
+                    Ok(task) => respond(&addressee, self.tasks.handle(&task, text)),
+                    Err(error) => answer_refused(error.into(), &addressee),
+                }
             }
             Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
                 addressee.error(StatusCode::OK, &gateway_error(&fault))
@@ -272,6 +273,8 @@ impl SessionFaceState {
         let mut spec = served.target().plain_call(maker, request, Some(tool));
         spec.upstream = self.upstream_of(&asking.session);
         spec.plan = plan;
+        spec.sees_subtasks =
+            chosen.is_none() && asking.session.has_tasks() && served.settings.drafts.has(Draft::Sep2268);
         spec.chosen = chosen;
         spec.asides = Some(self.asides(rising, spec.chosen.clone()));
         spec.context.progress = true;
@@ -287,7 +290,9 @@ impl SessionFaceState {
     ) -> crate::engine::TaskNoticeSink {
         let shared = Arc::clone(self);
         Arc::new(move |key, aside| {
-            let related = RelatedTask::of(key.id, chosen.as_ref());
+            let line = shared.tasks.lines.get(key);
+            let named = line.as_ref().and_then(|line| line.related());
+            let related = named.unwrap_or_else(|| RelatedTask::of(key.id, chosen.as_ref()));
             let message = match aside {
                 TaskNotice::Progress(progress) => {
                     rising.as_ref().and_then(|rising| shown(&related, &mut rising.lock(), progress))
@@ -295,7 +300,7 @@ impl SessionFaceState {
                 TaskNotice::Log(params) => Some(related.log(params)),
             };
             let Some(message) = message else { return };
-            if let Some(line) = shared.tasks.lines.get(key) {
+            if let Some(line) = line {
                 line.mention(&shared.open.streams, message);
             }
         })
@@ -373,59 +378,6 @@ impl SessionFaceState {
                 answer_refused(refused, addressee)
             }
         }
-    }
-
-    async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, TaskMethodError> {
-        metrics::counter!(metric::TASK_POLLS).increment(1);
-        let task = self.served.engine.get(key).await?;
-        if !task.is_settled() {
-            // After a restart this is how the task finds its client's stream again.
-            self.line(key, home, None);
-        }
-        record_shown(&task);
-        Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
-    }
-
-    async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
-        let cancelled = self.served.engine.cancel(key).await?;
-        if let Some(line) = self.tasks.lines.get(key) {
-            // What is on its way from the upstream comes too late (L25-47).
-            line.mute();
-        }
-        let reply = TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled };
-        Ok(self.tasks.codec().encode(reply)?)
-    }
-
-    /// What a list is to hold, where lists are filtered.
-    fn wanted_tasks(&self, params: &Object) -> Result<Option<ListFilter>, RequestError> {
-        if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
-    }
-
-    async fn list(
-        &self,
-        owner: &Principal,
-        cursor: Option<String>,
-        params: &Object,
-    ) -> Result<Payload, TaskMethodError> {
-        if !owner.is_identified() {
-            return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
-        }
-        let filter = self.wanted_tasks(params)?;
-        let (sealer, filter) = (&self.served.sealer, filter.as_ref());
-        let place = |cursor: String| {
-            tokens::place(sealer, owner, filter, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))
-        };
-        let after = cursor.map(place).transpose()?;
-        let page = match filter {
-            Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
-            // Those under chosen ids belong to the sessions that chose them (T-66).
-            None if self.served.settings.drafts.has(Draft::Sep1686) => {
-                self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), after, PAGE).await?
-            }
-            None => self.served.engine.list(owner, after, PAGE).await?,
-        };
-        let next = page.next.map(|place| tokens::cursor(sealer, owner, filter, place));
-        Ok(self.tasks.codec().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
     }
 
     /// Takes a client's answer to a question of a task. What it is about stands in its id; one that nobody

@@ -110,6 +110,12 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
             drop(case.world.engine.subtasks_of(&case.key.owner, &above, 10).await);
         })
     }),
+    ("seen_tree", Stage::Overdue, Then::GivenUp, |case| {
+        Box::pin(async {
+            let above = TreePlace { parent: None, children: [case.key.id].into() };
+            drop(case.world.engine.seen_tree(&case.key.owner, &above).await);
+        })
+    }),
     ("settled_subtasks", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async {
             let above = TreePlace { parent: None, children: [case.key.id].into() };

@@ -24,6 +24,7 @@ pub mod session_client;
 pub mod speaker;
 pub mod standalone;
 pub mod store_faults;
+pub mod subtask_server;
 pub mod talk;
 pub mod wire_client;
 

@@ -85,6 +85,7 @@ impl TaskNotifier {
                     }
                 };
                 pauses = RetryDelays::of_readers();
+                let task = shared.as_seen(Arc::clone(&task)).await.unwrap_or(task);
                 let due = self.carry(&task);
                 if task.is_settled() {
                     break;
@@ -111,6 +112,7 @@ impl TaskNotifier {
             Phase::Queued | Phase::Working | Phase::Settled(_) => &none,
         };
         let related = self.shared.tasks.codec().related(task);
+        self.line.is_named(&related);
         self.take_back(open, &related);
         self.show(task);
         open.iter().filter_map(|(key, question)| self.ask(*key, question, &related)).min()

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 use super::task_requests::TaskRequestEntry;
+use crate::dialect::related_task::RelatedTask;
 use crate::engine::change_subscribers::WAITERS_MAX;
 use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::session::session_streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
@@ -40,6 +41,8 @@ struct TaskSubscriberState {
     request: Option<Arc<TaskRequestEntry>>,
     /// Questions that a client has answered and the task has not taken note of.
     answered: BTreeSet<InputKey>,
+    /// What messages of the task name it by, as far as somebody looked.
+    related: Option<RelatedTask>,
     /// What was shown of the call's progress, if its client wants any.
     rising: Option<SharedProgress>,
     /// Nothing is said of progress any more (L25-47).
@@ -114,6 +117,7 @@ impl SubscriberList {
             next: 0,
             request: None,
             answered: BTreeSet::new(),
+            related: None,
             rising: None,
             is_muted: false,
             is_closed: false,
@@ -163,6 +167,15 @@ impl SubscriberList {
     /// Says under which token progress is wanted.
     pub(super) fn wants_progress(&self, rising: Option<SharedProgress>) {
         self.state.lock().rising = rising;
+    }
+
+    /// What messages of the task name it by, once its notifier has looked at it.
+    pub(super) fn related(&self) -> Option<RelatedTask> {
+        self.state.lock().related.clone()
+    }
+
+    pub(super) fn is_named(&self, related: &RelatedTask) {
+        self.state.lock().related.get_or_insert_with(|| related.clone());
     }
 
     /// Keeps the call's request until the line is closed, so that it can be taken back.

@@ -1,0 +1,339 @@
+//! Mirrors the subtasks that a server made of a call as subtasks of the call's task (SEP-2268).
+//!
+//! Each gets a row under its parent's and a runner of its own, which follows it at the server and mirrors what is below it in
+//! the same way. Its id follows from the server's, so that a later life finds it again; one that stands elsewhere in the tree
+//! already is passed over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tokio::time::Instant;
+
+use super::call_stage::CallStage;
+use super::exchange_stage::ExchangeStage;
+use super::live_runners::RunnerCommands;
+use super::resume::{AdoptedCall, adopt, begin_child};
+use super::row::store_new;
+use super::{Runner, RunnerFlow};
+use crate::cause::CauseChain;
+use crate::dialect::split_call::question_named;
+use crate::engine::TaskError;
+use crate::engine::admission::TaskPermit;
+use crate::engine::call::{CallSpec, RoundSupport};
+use crate::store::StoreError;
+use crate::task::reference::LoggedTask;
+use crate::task::{
+    Attempt, Event, Executed, Failure, GatewayFault, InputKey, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey,
+    TaskVisibility, TreePlace,
+};
+use crate::upstream::{ResumeToken, UpstreamSubtask};
+use crate::wire::Payload;
+
+/// Rows that are written together: as many commits become one.
+const AT_ONCE: usize = 64;
+/// How often a row is looked for that somebody else looks at, and how soon again.
+const LOOKS_MAX: usize = 50;
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// How long a cancel waits until the server was told of the subtasks.
+const TOLD_MAX: Duration = Duration::from_secs(5);
+
+/// Where a task stands.
+struct TreeTop {
+    id: TaskId,
+    /// Steps from there.
+    depth: u32,
+}
+
+/// A subtask that is about to be one.
+struct NewSubtask {
+    task: Arc<Task>,
+    orders: RunnerCommands,
+    place: TaskPermit,
+    resume: ResumeToken,
+}
+
+impl Runner {
+    /// The server named subtasks.
+    pub(super) async fn subtasks_named(&mut self, named: Vec<UpstreamSubtask>) -> RunnerFlow {
+        self.subtasks.waiting.extend(named);
+        self.mirror_subtasks().await;
+        RunnerFlow::Continue
+    }
+
+    /// Makes tasks of the subtasks that were named, once the call's task has a handle.
+    pub(super) async fn mirror_subtasks(&mut self) {
+        if self.subtasks.waiting.is_empty() || !self.has_handle() {
+            return;
+        }
+        let Some(key) = self.row_key() else { return };
+        let mut named = std::mem::take(&mut self.subtasks.waiting).into_iter();
+        loop {
+            let some: Vec<_> = named.by_ref().take(AT_ONCE).collect();
+            if some.is_empty() {
+                return;
+            }
+            if let Err(error) = self.mirror(&key, some).await {
+                tracing::error!(error = %CauseChain(&error), "subtasks of the server's could not become tasks");
+                return;
+            }
+        }
+    }
+
+    async fn mirror(&mut self, key: &TaskKey, named: Vec<UpstreamSubtask>) -> Result<(), TaskError> {
+        let top = self.top_of(key).await?;
+        let tree = || self.engine.trees.of(&TaskKey { owner: key.owner.clone(), id: top.id });
+        let tree = Arc::clone(self.subtasks.size.get_or_insert_with(tree));
+        let mut count = tree.lock().await;
+        let own = self.engine.held(key).await?;
+        let size = match *count {
+            Some(size) => size,
+            None => self.size_of(&top, key).await?,
+        };
+        let limits = self.spec.subtask_limits;
+        let shown = self.shown_below(&own).await?;
+        let mut fresh: Vec<NewSubtask> = Vec::new();
+        for subtask in named {
+            let id = TaskId::of_subtask(top.id, &subtask.id);
+            if own.tree.children.contains(&id) {
+                continue;
+            }
+            let refused = if top.depth >= limits.depth_max {
+                Some("it is too deep")
+            } else if size + fresh.len() >= limits.count_max {
+                Some("the tree has as many as it may")
+            } else {
+                None
+            };
+            let new = match refused {
+                Some(why) => Err(why),
+                None => self.new_subtask(&own, shown, id, subtask).await?,
+            };
+            match new {
+                Ok(new) => fresh.push(new),
+                Err(why) => self.leaves_out(why),
+            }
+        }
+        let stored = self.store_subtasks(key, &fresh).await;
+        match stored {
+            Ok(true) => *count = Some(size + fresh.len()),
+            Ok(false) | Err(_) => {
+                // Nobody finds them without their parent.
+                for NewSubtask { task, .. } in fresh {
+                    let _ = self.engine.store.remove(&task.key).await;
+                    self.engine.live.remove(&task.key);
+                }
+                return stored.map(|_| ());
+            }
+        }
+        for (index, new) in (own.tree.children.len()..).zip(fresh) {
+            self.follow(index, new).await;
+        }
+        Ok(())
+    }
+
+    /// Tells of subtasks that are left out, once for each reason.
+    fn leaves_out(&mut self, why: &'static str) {
+        if !self.subtasks.told.contains(&why) {
+            self.subtasks.told.push(why);
+            tracing::warn!(why, "a subtask of the server's is left out");
+        }
+    }
+
+    /// The task at the top of the tree, and how far below it this one is.
+    async fn top_of(&mut self, key: &TaskKey) -> Result<TreeTop, TaskError> {
+        let (mut id, mut depth) = (key.id, 0);
+        while let Some(parent) = self.engine.held(&TaskKey { owner: key.owner.clone(), id }).await?.tree.parent {
+            (id, depth) = (parent, depth + 1);
+        }
+        Ok(TreeTop { id, depth })
+    }
+
+    /// How many subtasks the tree has, as an earlier life left it.
+    async fn size_of(&mut self, top: &TreeTop, key: &TaskKey) -> Result<usize, TaskError> {
+        let mut left = vec![top.id];
+        let mut size = 0;
+        while let Some(id) = left.pop() {
+            match self.engine.held(&TaskKey { owner: key.owner.clone(), id }).await {
+                Ok(task) => {
+                    size += task.tree.children.len();
+                    left.extend(&*task.tree.children);
+                }
+                Err(TaskError::Unknown) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(size)
+    }
+
+    /// Who sees what is below a task: its siblings' to be are alike.
+    async fn shown_below(&mut self, own: &Task) -> Result<TaskVisibility, TaskError> {
+        if own.tree.parent.is_some() {
+            return Ok(own.shown);
+        }
+        if let Some(first) = own.tree.children.first() {
+            let first = self.engine.held(&TaskKey { owner: own.key.owner.clone(), id: *first }).await;
+            match first {
+                Ok(first) => return Ok(first.shown),
+                Err(TaskError::Unknown) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(if self.spec.sees_subtasks { TaskVisibility::Handle } else { TaskVisibility::Part })
+    }
+
+    /// The row of a subtask, and its place; or why there is none.
+    async fn new_subtask(
+        &mut self,
+        own: &Task,
+        shown: TaskVisibility,
+        id: TaskId,
+        subtask: UpstreamSubtask,
+    ) -> Result<Result<NewSubtask, &'static str>, TaskError> {
+        let key = TaskKey { owner: own.key.owner.clone(), id };
+        let now = self.engine.clock.now();
+        if let Some(row) = self.engine.store.load(&key, now).await?
+            && row.task.tree.parent != Some(own.key.id)
+        {
+            return Ok(Err("it stands elsewhere in the tree"));
+        }
+        let Ok(place) = self.engine.admission.take(&key.owner) else { return Ok(Err("there are too many tasks")) };
+        // Before it is there: else it were taken for what an earlier life left behind. Who looks for that has a claim while it
+        // looks.
+        let mut looks = 0;
+        let orders = loop {
+            match self.engine.live.claim(&key) {
+                Some(orders) => break orders,
+                None if looks < LOOKS_MAX => tokio::time::sleep(LOOK_AGAIN).await,
+                None => return Ok(Err("somebody else has its place")),
+            }
+            looks += 1;
+        };
+        let policy = &self.spec.policy;
+        let task = Task {
+            key,
+            shown,
+            origin: own.origin.clone(),
+            created_at: now,
+            updated_at: now,
+            // However long the parent lives, a child never goes before it; and it is gone when its parent is.
+            ttl: own.expires_at().since(now).saturating_add(policy.keep_result_min),
+            keep_result_min: policy.keep_result_min,
+            poll_interval: policy.poll_interval,
+            attempt: Attempt::FIRST,
+            phase: Phase::Working,
+            next_key: InputKey::default(),
+            status_message: None,
+            recovery: Recovery {
+                resume: Some(subtask.resume.0.detached()),
+                dispatched_at: Some(now),
+                ..Recovery::default()
+            },
+            idempotency: None,
+            chosen: None,
+            tree: TreePlace { parent: Some(own.key.id), ..TreePlace::default() },
+        };
+        Ok(Ok(NewSubtask { task: Arc::new(task.exact()), orders, place, resume: subtask.resume }))
+    }
+
+    /// Adds the rows, and names them in their parent's; whether that has not settled meanwhile.
+    async fn store_subtasks(&mut self, key: &TaskKey, fresh: &[NewSubtask]) -> Result<bool, TaskError> {
+        if fresh.is_empty() {
+            return Ok(true);
+        }
+        if !self.has_room_for(fresh.iter().map(|new| new.task.stored_bytes()).sum()) {
+            return Err(StoreError::OwnerFull.into());
+        }
+        let engine = Arc::clone(&self.engine);
+        let inserted = fresh.iter().map(|new| async {
+            match store_new(&engine, &new.task).await {
+                // An earlier life ended between this and the next write.
+                Ok(()) | Err(StoreError::Exists) => Ok(()),
+                Err(error) => Err(error),
+            }
+        });
+        try_join_all(inserted).await?;
+        let children = fresh.iter().map(|new| new.task.key.id).collect();
+        // With where its own task can be taken up: a later life tells by that whose its children are.
+        Ok(self.apply(key, Event::ChildrenAdded { children }).await?.changed)
+    }
+
+    /// Has a new subtask followed at the server.
+    async fn follow(&mut self, index: usize, new: NewSubtask) {
+        let NewSubtask { task, orders, place, resume } = new;
+        self.stage.watch(&self.engine, index, task.key.clone(), Vec::new());
+        let spec = self.subtask_spec(task.shown);
+        let mut stage = ExchangeStage::again(&spec);
+        if let Err(error) = stage.resume(&spec, resume).await {
+            tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "a subtask could not be followed");
+            let failure = Failure::Gateway(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
+            if let Err(error) = self.engine.apply(&task.key, Event::Faulted { attempt: Attempt::FIRST, failure }).await
+            {
+                tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "that was not stored");
+            }
+            self.engine.live.remove(&task.key);
+            return;
+        }
+        let call = AdoptedCall { stage: CallStage::one(stage), dispatched: Some(Instant::now()), place: Some(place) };
+        adopt(&self.engine, spec, (task, orders), call);
+    }
+
+    /// The call that a subtask stands for: nothing of it can be sent.
+    fn subtask_spec(&self, shown: TaskVisibility) -> CallSpec {
+        let mut spec = self.spec.clone();
+        spec.request.params = None;
+        // The server is at it whatever else it does for its callers.
+        spec.permits = None;
+        spec.plan = Plan::Task;
+        spec.idempotency = None;
+        spec.chosen = None;
+        spec.is_repeatable = false;
+        spec.rounds = RoundSupport::Unknown;
+        spec.sees_subtasks = shown == TaskVisibility::Handle;
+        if shown == TaskVisibility::Part
+            && let (Some(asides), Some(parent)) = (self.spec.asides.clone(), self.row_key())
+        {
+            // Its client knows the parent alone.
+            spec.asides = Some(Arc::new(move |_, notice| asides(&parent, notice)));
+        }
+        spec
+    }
+
+    /// Goes on with the subtasks of a task that an earlier life left behind.
+    pub(super) fn take_up_subtasks(&mut self, task: &Task) {
+        let asked: Vec<(usize, Payload)> = match &task.phase {
+            Phase::AwaitingInput(open) => open.values().filter_map(|question| question_named(&question.ask)).collect(),
+            Phase::Queued | Phase::Working | Phase::Settled(_) => Vec::new(),
+        };
+        for (index, id) in task.tree.children.iter().enumerate() {
+            let key = TaskKey { owner: task.key.owner.clone(), id: *id };
+            let open = asked.iter().filter(|(of, _)| *of == index).map(|(_, ask)| ask.clone()).collect();
+            self.stage.watch(&self.engine, index, key.clone(), open);
+            let place = self.engine.admission.take_again(&key.owner);
+            let spec = self.subtask_spec(TaskVisibility::Part);
+            begin_child(&self.engine, spec, key, place);
+        }
+    }
+
+    /// Waits until the server was told that nobody wants the subtasks any more, so that it hears of them before their parent
+    /// (SUB-16); not for ever.
+    pub(super) async fn subtasks_told(&mut self) {
+        let Some(key) = self.row_key() else { return };
+        let told = async {
+            let Ok(task) = self.engine.held(&key).await else { return };
+            for id in &*task.tree.children {
+                let child = TaskKey { owner: key.owner.clone(), id: *id };
+                loop {
+                    let mut changes = self.engine.watchers.watch_always(&child);
+                    match self.engine.held(&child).await {
+                        Ok(child) if child.recovery.is_untold => changes.changed().await,
+                        Ok(_) | Err(_) => break,
+                    }
+                }
+            }
+        };
+        if tokio::time::timeout(TOLD_MAX, told).await.is_err() {
+            tracing::warn!("a server was told of a cancel before all of its subtasks were");
+        }
+    }
+}

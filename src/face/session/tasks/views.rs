@@ -1,0 +1,86 @@
+//! Reads tasks of 2025-11-25 for their owner, and cancels them: each as far as its owner sees it.
+
+use std::sync::Arc;
+
+use super::{PAGE, tokens};
+use crate::dialect::core_2025_11_25::list_filter;
+use crate::dialect::face_dialect::bad_cursor;
+use crate::dialect::{FaceDialect, RequestError, TaskReply};
+use crate::engine::TaskError;
+use crate::engine::apply::record_shown;
+use crate::face::session::SessionFaceState;
+use crate::face::task_method_error::TaskMethodError;
+use crate::metric;
+use crate::task::{Draft, ListFilter, Principal, Task, TaskKey};
+use crate::wire::{Object, Payload, method};
+
+impl SessionFaceState {
+    pub(super) async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, TaskMethodError> {
+        metrics::counter!(metric::TASK_POLLS).increment(1);
+        let task = self.served.engine.get(key).await?;
+        if !task.is_settled() {
+            // After a restart this is how the task finds its client's stream again.
+            self.line(key, home, None);
+        }
+        record_shown(&task);
+        let task = self.as_seen(task).await?;
+        Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
+    }
+
+    /// A task less what its owner does not see of its tree. Nothing is looked at where trees are not named.
+    pub(super) async fn as_seen(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+        if task.tree.children.is_empty() || !self.tasks.drafts.has(Draft::Sep2268) {
+            return Ok(task);
+        }
+        let tree = self.served.engine.seen_tree(&task.key.owner, &task.tree).await?;
+        Ok(if tree == task.tree { task } else { Arc::new(Task { tree, ..Task::clone(&task) }) })
+    }
+
+    pub(super) async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
+        let cancelled = self.served.engine.cancel(key).await?;
+        if let Some(line) = self.tasks.lines.get(key) {
+            // What is on its way from the upstream comes too late (L25-47).
+            line.mute();
+        }
+        let task = self.as_seen(cancelled.task).await?;
+        let reply = TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled };
+        Ok(self.tasks.codec().encode(reply)?)
+    }
+
+    /// What a list is to hold, where lists are filtered.
+    pub(super) fn wanted_tasks(&self, params: &Object) -> Result<Option<ListFilter>, RequestError> {
+        if self.served.settings.drafts.has(Draft::Sep1904) { list_filter(params) } else { Ok(None) }
+    }
+
+    pub(super) async fn list(
+        &self,
+        owner: &Principal,
+        cursor: Option<String>,
+        params: &Object,
+    ) -> Result<Payload, TaskMethodError> {
+        if !owner.is_identified() {
+            return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
+        }
+        let filter = self.wanted_tasks(params)?;
+        let (sealer, filter) = (&self.served.sealer, filter.as_ref());
+        let place = |cursor: String| {
+            tokens::place(sealer, owner, filter, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))
+        };
+        let after = cursor.map(place).transpose()?;
+        let mut page = match filter {
+            Some(filter) => self.served.engine.list_filtered(owner, filter, after, PAGE).await?,
+            // Those under chosen ids belong to the sessions that chose them (T-66).
+            None if self.served.settings.drafts.has(Draft::Sep1686) => {
+                self.served.engine.list_filtered(owner, &ListFilter::of_scope(None), after, PAGE).await?
+            }
+            None => self.served.engine.list(owner, after, PAGE).await?,
+        };
+        if self.tasks.drafts.has(Draft::Sep2268) {
+            for task in &mut page.tasks {
+                task.tree = self.served.engine.seen_tree(owner, &task.tree).await?;
+            }
+        }
+        let next = page.next.map(|place| tokens::cursor(sealer, owner, filter, place));
+        Ok(self.tasks.codec().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
+    }
+}

@@ -5,3 +5,4 @@ mod kill_cycles;
 mod power_cut;
 mod restarts;
 mod split_calls;
+mod subtasks;

@@ -224,6 +224,68 @@ async fn a_subtask_that_its_server_forgets_fails_and_its_parent_goes_on() {
     person.until(&top, "completed").await;
 }
 
+/// A client of 2026-07-28: the answer to a request.
+async fn stateless(gate: &TestGateway, method: &str, params: &Value) -> Value {
+    const VERSION: &str = "2026-07-28";
+    let mut params = params.clone();
+    let name = ["name", "taskId"].iter().find_map(|key| params[*key].as_str()).unwrap().to_owned();
+    let capabilities = json!({"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}});
+    params["_meta"] = json!({
+        "io.modelcontextprotocol/protocolVersion": VERSION, "io.modelcontextprotocol/clientCapabilities": capabilities,
+    });
+    let mut client = gate.stranger();
+    client.version = Some(VERSION.to_owned());
+    let request = client.request("POST").header("content-type", "application/json");
+    let request = request.header("mcp-method", method).header("mcp-name", name);
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+    client.send(request.body(body.into()).unwrap()).await.json().await["result"].take()
+}
+
+/// Polls until a task is so.
+async fn stateless_until(gate: &TestGateway, id: &Value, is_so: impl Fn(&Value) -> bool) -> Value {
+    let polled = async {
+        loop {
+            let task = stateless(gate, "tasks/get", &json!({"taskId": id})).await;
+            if is_so(&task) {
+                return task;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    in_time(polled).await
+}
+
+/// T-40: it is asked by the parent, and finds early what has ended.
+#[tokio::test]
+async fn t_40_a_client_that_knows_no_subtasks_is_asked_by_the_parent() {
+    let stage = Stage::with("mode = \"always\"\ndrafts = [\"sep-2268\"]").await;
+    let made = stateless(&stage.gate, "tools/call", &json!({"name": "work", "arguments": {}})).await;
+    let top = made["taskId"].clone();
+    stage.tree.server.world.first(|seen| seen.rpc() == "tasks/get").await;
+    stage.tree.add(TOP, "a");
+    stage.tree.add("a", "leaf");
+    stage.tree.ask("leaf", 7);
+    let asking = stateless_until(&stage.gate, &top, |task| task["status"] == "input_required").await;
+    let (key, question) = asking["inputRequests"].as_object().unwrap().iter().next().unwrap();
+    assert_eq!(question["params"]["message"], "Which?");
+    let answers = json!({key: {"action": "accept", "content": {}}});
+    stateless(&stage.gate, "tasks/update", &json!({"taskId": top, "inputResponses": answers})).await;
+    let answered =
+        stage.tree.server.world.first(|seen| seen.body.get("method").is_none() && seen.body["id"] == 7).await;
+    assert_eq!(answered.body["result"]["_meta"][RELATED], json!({"taskId": "leaf"}), "UPC-08");
+    stateless_until(&stage.gate, &top, |task| task["status"] == "working").await;
+    stage.tree.end("leaf", "completed", &text("leaf"));
+    stage.tree.end("a", "completed", &text("a"));
+    let early = |task: &Value| task["_meta"]["io.taskgate/subtasks"].clone();
+    let task = stateless_until(&stage.gate, &top, |task| !early(task).is_null()).await;
+    assert_eq!((&task["status"], &early(&task)[0]["index"]), (&json!("working"), &json!(0)));
+    assert_eq!(early(&task)[0]["result"]["content"], text("a")["content"]);
+    let seen = stage.person().await.task(&top).await;
+    assert_eq!((&seen["status"], seen.get("childTaskIds")), (&json!("working"), None), "SUB-06: nobody reads them");
+    stage.tree.end(TOP, "completed", &text("all"));
+    stateless_until(&stage.gate, &top, |task| task["status"] == "completed").await;
+}
+
 /// Off means off.
 #[tokio::test]
 async fn without_the_draft_nobody_asks_for_subtasks() {

@@ -96,6 +96,11 @@ fn serve(tasks: &mut BTreeMap<String, ServerTask>, seen: &SeenRequest) -> Option
             let tool = json!({"name": "work", "inputSchema": {}, "execution": {"taskSupport": "optional"}});
             Some(answer(seen, &json!({"tools": [tool]})))
         }
+        // It has sessions alone.
+        "server/discover" => {
+            let error = json!({"code": -32601, "message": "Method not found"});
+            Some(json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string()))
+        }
         "tools/call" if seen.body["params"]["task"].is_object() => {
             let id = format!("top-{}", tasks.keys().filter(|id| id.starts_with("top-")).count());
             tasks.insert(id.clone(), ServerTask { status: "working", ..ServerTask::default() });

@@ -14,4 +14,5 @@ mod sse_client_peers;
 mod sse_peers;
 mod stateless_matrix;
 mod stdio_peers;
+mod subtask_peers;
 mod wrap_peers;

@@ -28,6 +28,8 @@ pub enum Program {
     FastMcpTasks,
     /// An example of the SDK's authors whose tools ask something, each in a task of its own.
     TypeScriptTasks,
+    /// Whose tasks have subtasks.
+    TypeScriptSubtasks,
     /// With an event store, so that streams can be resumed.
     TypeScript,
     /// The same, whose calls last until they are let go, and are counted.
@@ -49,6 +51,7 @@ impl Program {
             Self::Listened => "listened",
             Self::FastMcpTasks => "fastmcp_tasks",
             Self::TypeScriptTasks => "ts_tasks",
+            Self::TypeScriptSubtasks => "ts_subtasks",
             Self::TypeScript => "ts_store",
             Self::Resumable => "resumable",
             Self::Fixture => "fixture",
@@ -67,6 +70,9 @@ impl Program {
             Self::FastMcpTasks => format!("FastMCP {} server with tasks", Pins::PyLegacy.version("fastmcp")),
             Self::Listened => format!("Python SDK {} server", Pins::PyModern.version("mcp")),
             Self::TypeScriptTasks => format!("TypeScript SDK {} task example", npm("@modelcontextprotocol/sdk")),
+            Self::TypeScriptSubtasks => {
+                format!("TypeScript SDK {} server with subtasks", npm("@modelcontextprotocol/sdk"))
+            }
             Self::TypeScript | Self::Resumable => {
                 format!("TypeScript SDK {} with event store", npm("@modelcontextprotocol/sdk"))
             }
@@ -102,6 +108,7 @@ impl Program {
                 command.env("PORT", number);
                 command
             }
+            Self::TypeScriptSubtasks => peers.command("node", ["ts_subtask_server.mjs", "--port", &number]),
             Self::TypeScript => peers.command("node", ["ts_store_server.mjs", "--port", &number]),
             Self::Resumable => peers.command("node", ["resumable_server.mjs", "--port", &number]),
             Self::Fixture => peers.command("node", ["fixture.mjs", "--port", &number]),
@@ -120,6 +127,7 @@ impl Program {
             | Self::FastMcp4Tasks
             | Self::Listened
             | Self::FastMcpTasks
+            | Self::TypeScriptSubtasks
             | Self::TypeScript
             | Self::Resumable
             | Self::Fixture => "listening",

@@ -48,7 +48,6 @@ install_npm() {
         step "npm packages are up to date"
         return
     fi
-    command -v npm >/dev/null && command -v node >/dev/null || apt "Node with npm" nodejs npm
     step "installing npm packages"
     cp "$here/package.json" "$here/package-lock.json" "$dir/"
     (cd "$dir" && npm ci --ignore-scripts --no-audit --no-fund --no-update-notifier \
@@ -70,7 +69,6 @@ install_python() {
         step "Python packages ($name) are up to date"
         return
     fi
-    python3 -c 'import ensurepip, venv' 2>/dev/null || apt "Python with venv" python3 python3-venv
     step "installing Python packages ($name)"
     rm -rf "$venv"
     python3 -m venv "$venv"
@@ -80,10 +78,21 @@ install_python() {
     mark "py-$name" "$stamp"
 }
 
-install_npm
+# install_system: what all of them need, one after the other.
+install_system() {
+    command -v npm >/dev/null && command -v node >/dev/null || apt "Node with npm" nodejs npm
+    python3 -c 'import ensurepip, venv' 2>/dev/null || apt "Python with venv" python3 python3-venv
+}
+
+install_system
 cp "$here"/*.mjs "$here"/*.py "$dir/"
-install_python modern
-install_python legacy
-install_python fastmcp2
-install_python old
+# Side by side: each waits for the network most of the time.
+running=()
+install_npm & running+=($!)
+for name in modern legacy fastmcp2 old; do
+    install_python "$name" & running+=($!)
+done
+failed=0
+for one in "${running[@]}"; do wait "$one" || failed=1; done
+[ "$failed" = 0 ] || fail "not all peers were installed"
 step "ready in $dir"

@@ -33,6 +33,8 @@ mod report;
 mod rows;
 #[path = "gateway/secure.rs"]
 mod secure;
+#[path = "gateway/splits.rs"]
+mod splits;
 #[path = "gateway/starts.rs"]
 mod starts;
 #[path = "gateway/upstream.rs"]

@@ -15,7 +15,12 @@ pub(crate) enum Client {
 
 /// A `tools/call` without arguments.
 pub(crate) fn call(path: &str, client: Client, tool: &str) -> Vec<u8> {
-    message(path, client, ("tools/call", tool), json!({"name": tool, "arguments": {}}))
+    call_with(path, client, tool, &json!({}))
+}
+
+/// A `tools/call`.
+pub(crate) fn call_with(path: &str, client: Client, tool: &str, arguments: &Value) -> Vec<u8> {
+    message(path, client, ("tools/call", tool), json!({"name": tool, "arguments": arguments}))
 }
 
 /// A `tasks/get`.

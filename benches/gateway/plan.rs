@@ -17,7 +17,7 @@ use crate::messages::{self, Client};
 use crate::parts::Part;
 use crate::report::Figure;
 use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
-use crate::{bare, creates, held, lists, starts, upstream};
+use crate::{bare, creates, held, lists, splits, starts, upstream};
 
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
 pub(crate) const PLAIN: &str = "/plain/mcp";
@@ -47,6 +47,8 @@ pub(crate) struct Size {
     pub(crate) commits: usize,
     /// Pages of lists in one round.
     pub(crate) pages: usize,
+    /// Calls of 100 elements in one round.
+    pub(crate) splits: usize,
     /// Calls that are in progress while tasks are polled.
     pub(crate) live_tasks: usize,
     /// Rows of a store that a gateway starts with.
@@ -66,6 +68,7 @@ impl Size {
         creates: 6_400,
         commits: 1_000,
         pages: 1_000,
+        splits: 50,
         live_tasks: 10_000,
         rows: 100_000,
     };
@@ -81,6 +84,7 @@ impl Size {
         creates: 128,
         commits: 20,
         pages: 20,
+        splits: 2,
         live_tasks: 80,
         rows: 500,
     };
@@ -196,6 +200,7 @@ pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
     let (creates, mut figures) = creates::compare(upstream.address, (size, wanted)).await?;
     comparisons.extend(creates);
     comparisons.extend(lists::compare(upstream.address, (size, wanted)).await?);
+    comparisons.extend(splits::compare(upstream.address, (size, wanted)).await?);
     let mut memory = memory::all(config.path(), &upstream, (size, wanted)).await?;
     let held = held::all(&upstream, (secure, folder.path()), (size, wanted)).await?;
     comparisons.extend(held.comparisons);

@@ -1,7 +1,7 @@
 //! Every kind of client in front of every kind of server, in every case: what each may expect of the gateway between
 //! them, on the wire.
 //!
-//! `server` is one scripted server in six kinds, `speaker` one client in as many; `cases` says what must come of a pair.
+//! `server` is one scripted server in six kinds, `speaker` one client in seven; `cases` says what must come of a pair.
 //! The table goes to `target/reports/pairs.md` and stands in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -27,6 +27,8 @@ use tokio::runtime::Runtime;
 
 const KEYS: &str = "[upstreams.up.tasks]\ngrace = \"2s\"\npoll_interval = \"100ms\"\ninput_deadline = \"4s\"\n";
 
+const SPLIT: &str = "[[upstreams.up.tools]]\nmatch = \"*\"\nsplit = { argument = \"items\" }\n";
+
 /// What came of one case of a pair.
 struct Row {
     client: speaker::Kind,
@@ -44,7 +46,9 @@ async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
                 let (upstream, ledger) = server::start(kind).await;
                 let is_queued = case == Case::CancelQueued;
                 let drafts = client.draft().map(|draft| format!("drafts = [\"{draft}\"]\n")).unwrap_or_default();
-                let keys = format!("{}{KEYS}{drafts}", if is_queued { "in_flight_max = 1\n" } else { "" });
+                // No server has subtasks of its own: those that there are come of a call that is split.
+                let split = if client == speaker::Kind::Subtasks { SPLIT } else { "" };
+                let keys = format!("{}{KEYS}{drafts}{split}", if is_queued { "in_flight_max = 1\n" } else { "" });
                 let url = format!("http://{}/mcp", upstream.address);
                 let is_gateway = kind == server::Kind::Gateway;
                 let inner = if is_gateway { Some(Served::before(&url, KEYS).await) } else { None };
@@ -124,6 +128,12 @@ fn a_client_that_chooses_ids_is_served_by_every_kind_of_server() {
 #[test]
 fn a_client_that_filters_its_list_is_served_by_every_kind_of_server() {
     check(speaker::Kind::FilteredTasks);
+}
+
+/// SEP-2268.
+#[test]
+fn a_client_that_reads_subtasks_is_served_by_every_kind_of_server() {
+    check(speaker::Kind::Subtasks);
 }
 
 #[test]

@@ -164,7 +164,8 @@ fn expected(client: speaker::Kind, case: Case) -> Ending {
             speaker::Kind::CoreTasks
             | speaker::Kind::ExtensionTasks
             | speaker::Kind::ChosenIds
-            | speaker::Kind::FilteredTasks => said("done"),
+            | speaker::Kind::FilteredTasks
+            | speaker::Kind::Subtasks => said("done"),
         },
         Case::ServerGone => Ending::Error(-32603),
     }
@@ -267,7 +268,10 @@ fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &Ca
     }
     let is_task = match client {
         speaker::Kind::Session | speaker::Kind::Stateless => false,
-        speaker::Kind::CoreTasks | speaker::Kind::ChosenIds | speaker::Kind::FilteredTasks => true,
+        speaker::Kind::CoreTasks
+        | speaker::Kind::ChosenIds
+        | speaker::Kind::FilteredTasks
+        | speaker::Kind::Subtasks => true,
         // What a server's own task hides until its first poll is no fast answer.
         speaker::Kind::ExtensionTasks => {
             let is_fast = matches!(case, Case::Result | Case::ToolError | Case::RpcError | Case::ServerGone);

@@ -10,6 +10,8 @@ pub enum Kind {
     ChosenIds,
     /// Looks for its tasks by filters (SEP-1904).
     FilteredTasks,
+    /// Reads subtasks (SEP-2268).
+    Subtasks,
 }
 
 impl Kind {
@@ -17,8 +19,15 @@ impl Kind {
     pub const WITHOUT_DRAFTS: [Self; 4] = [Self::Session, Self::Stateless, Self::CoreTasks, Self::ExtensionTasks];
 
     /// And those before a gateway whose upstream has their drafts on.
-    pub const ALL: [Self; 6] =
-        [Self::Session, Self::Stateless, Self::CoreTasks, Self::ExtensionTasks, Self::ChosenIds, Self::FilteredTasks];
+    pub const ALL: [Self; 7] = [
+        Self::Session,
+        Self::Stateless,
+        Self::CoreTasks,
+        Self::ExtensionTasks,
+        Self::ChosenIds,
+        Self::FilteredTasks,
+        Self::Subtasks,
+    ];
 
     pub const fn title(self) -> &'static str {
         match self {
@@ -28,6 +37,7 @@ impl Kind {
             Self::ExtensionTasks => "2026-07-28 with tasks",
             Self::ChosenIds => "2025-11-25 with SEP-1686",
             Self::FilteredTasks => "2025-11-25 with tasks and SEP-1904",
+            Self::Subtasks => "2025-11-25 with tasks and SEP-2268",
         }
     }
 
@@ -36,6 +46,7 @@ impl Kind {
         match self {
             Self::ChosenIds => Some("sep-1686"),
             Self::FilteredTasks => Some("sep-1904"),
+            Self::Subtasks => Some("sep-2268"),
             Self::Session | Self::Stateless | Self::CoreTasks | Self::ExtensionTasks => None,
         }
     }
@@ -46,6 +57,6 @@ impl Kind {
 
     /// Whether tasks of its version are offered to it.
     pub const fn has_tasks(self) -> bool {
-        matches!(self, Self::CoreTasks | Self::ExtensionTasks | Self::FilteredTasks)
+        matches!(self, Self::CoreTasks | Self::ExtensionTasks | Self::FilteredTasks | Self::Subtasks)
     }
 }

@@ -4,6 +4,7 @@ mod chosen_ids;
 mod extension;
 mod filtered;
 mod messages;
+mod subtasks;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -71,6 +72,8 @@ pub struct PairClient {
     questions: usize,
     seen_keys: BTreeSet<String>,
     runs: Runs,
+    /// The parent of the task that is looked after, if it is a subtask.
+    parent: Option<String>,
 }
 
 /// How often the server has begun to run a tool, as the server tells it.
@@ -120,7 +123,7 @@ impl PairClient {
             client.post(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()).await;
             next_id += 1;
         }
-        Ok(Self { kind, client, next_id, questions: 0, seen_keys: BTreeSet::new(), runs: Arc::new(runs) })
+        Ok(Self { kind, client, next_id, questions: 0, seen_keys: BTreeSet::new(), runs: Arc::new(runs), parent: None })
     }
 
     /// Goes through one call.
@@ -129,6 +132,7 @@ impl PairClient {
             Kind::Session => (self.session_call(tool, manner).await?, false),
             Kind::Stateless => (self.stateless_call(tool, manner).await?, false),
             Kind::CoreTasks | Kind::FilteredTasks => (self.core_call(tool, manner).await?, true),
+            Kind::Subtasks => (self.subtask_call(tool, manner).await?, true),
             Kind::ChosenIds => (self.chosen_call(tool, manner).await?, true),
             Kind::ExtensionTasks => self.extension_call(tool, manner).await?,
         };
@@ -344,6 +348,15 @@ impl PairClient {
         Err("the task never ended".to_owned())
     }
 
+    /// Whether a message names its task, and the parent of a subtask besides.
+    fn is_related(&self, message: &Value, task: &str) -> bool {
+        let related = match &self.parent {
+            Some(parent) => json!({"taskId": task, "parentTaskId": parent}),
+            None => json!({"taskId": task}),
+        };
+        message["_meta"][RELATED] == related
+    }
+
     async fn core_cancel(&mut self, id: &str) -> Result<Ending, String> {
         let message = self.ask("tasks/cancel", json!({"taskId": id})).await?;
         if message["result"]["status"] != "cancelled" || !message["result"]["_meta"][RELATED].is_null() {
@@ -359,7 +372,7 @@ impl PairClient {
         while let Some(message) = messages.next().await? {
             if message["id"] == id {
                 let ended = ending(&message)?;
-                let is_related = message["result"]["_meta"][RELATED]["taskId"] == task;
+                let is_related = self.is_related(&message["result"], task);
                 if message.get("result").is_some() && !is_related {
                     return Err(format!("not related to its task: {message}"));
                 }
@@ -372,7 +385,7 @@ impl PairClient {
             }
             if message["method"] == "elicitation/create" {
                 self.questions += 1;
-                if message["params"]["_meta"][RELATED]["taskId"] != task {
+                if !self.is_related(&message["params"], task) {
                     return Err(format!("a question of no task: {message}"));
                 }
                 self.respond(&message, manner).await;
@@ -386,7 +399,7 @@ impl PairClient {
         if self.kind == Kind::ChosenIds {
             return self.cancel_settled_call().await;
         }
-        let is_core = matches!(self.kind, Kind::CoreTasks | Kind::FilteredTasks);
+        let is_core = matches!(self.kind, Kind::CoreTasks | Kind::FilteredTasks | Kind::Subtasks);
         let call = |task: bool| {
             if task {
                 json!({"name": "slow", "arguments": {}, "task": {}})
@@ -406,7 +419,7 @@ impl PairClient {
         }
         let ack = self.ask("tasks/cancel", json!({"taskId": id})).await?;
         let is_right = match self.kind {
-            Kind::CoreTasks | Kind::FilteredTasks => ack["error"]["code"] == -32602,
+            Kind::CoreTasks | Kind::FilteredTasks | Kind::Subtasks => ack["error"]["code"] == -32602,
             Kind::ExtensionTasks => ack["result"]["resultType"] == "complete",
             Kind::Session | Kind::Stateless | Kind::ChosenIds => false,
         };

@@ -16,13 +16,13 @@ use tokio_util::task::TaskTracker;
 
 use super::kill_cycles::keeper::Keeper;
 
-async fn keeper(name: &str, tree: &SubtaskServer) -> Keeper {
+async fn keeper(name: &str, tree: &SubtaskServer, environment: &[(&str, &str)]) -> Keeper {
     let upstream = format!(
         "[upstreams.up]\nurl = \"http://{}/mcp\"\npath = \"/mcp\"\n[upstreams.up.tasks]\ndrafts = [\"sep-2268\"]\n",
         tree.server.address
     );
     let mut keeper = Keeper::new(name, &upstream, Arc::new(History::begin(Duration::ZERO)));
-    keeper.start(&[]).await.unwrap();
+    keeper.start(environment).await.unwrap();
     keeper
 }
 
@@ -61,7 +61,7 @@ async fn children(person: &SessionUser, id: &Value, count: usize) -> Vec<Value> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sub_03_a_killed_gateway_finds_a_servers_tree_and_goes_on_with_it() {
     let tree = SubtaskServer::start().await;
-    let mut keeper = keeper("subtasks", &tree).await;
+    let mut keeper = keeper("subtasks", &tree, &[]).await;
     let person = user(&keeper, None).await;
     let top = person.start().await["taskId"].clone();
     tree.add(TOP, "done");
@@ -96,5 +96,29 @@ async fn sub_03_a_killed_gateway_finds_a_servers_tree_and_goes_on_with_it() {
     }
     assert_eq!(tree.server.world.count("tools/call"), 1);
     assert_eq!(tree.named_by("tasks/cancel"), Vec::<String>::new());
+    keeper.forget_log();
+}
+
+/// SUB-05, F69.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f69_subtasks_that_nobody_names_yet_are_taken_up_by_their_parent() {
+    let tree = SubtaskServer::start().await;
+    let mut keeper = keeper("subtasks-early", &tree, &[("TASKGATE_FAILPOINT", "subtasks-stored:2")]).await;
+    let person = user(&keeper, None).await;
+    let top = person.start().await["taskId"].clone();
+    tree.add(TOP, "a");
+    let first = children(&person, &top, 1).await;
+    tree.add(TOP, "b");
+    keeper.dies().await.unwrap();
+    keeper.start(&[]).await.unwrap();
+    let person = user(&keeper, Some(&person)).await;
+    let all = children(&person, &top, 2).await;
+    assert_eq!(all[0], first[0]);
+    for (id, server) in [(&all[0], "a"), (&all[1], "b")] {
+        assert_eq!(person.task(id).await["status"], "working");
+        tree.end(server, "completed", &json!({"content": []}));
+        person.until(id, "completed").await;
+    }
+    assert_eq!(tree.named_by("tasks/cancel"), Vec::<String>::new(), "the server is at it for the parent");
     keeper.forget_log();
 }

@@ -21,6 +21,7 @@ use crate::dialect::split_call::question_named;
 use crate::engine::TaskError;
 use crate::engine::admission::TaskPermit;
 use crate::engine::call::{CallSpec, RoundSupport};
+use crate::failpoint;
 use crate::store::StoreError;
 use crate::task::reference::LoggedTask;
 use crate::task::{
@@ -93,6 +94,7 @@ impl Runner {
         let limits = self.spec.subtask_limits;
         let shown = self.shown_below(&own).await?;
         let mut fresh: Vec<NewSubtask> = Vec::new();
+        let mut stored = Ok(true);
         for subtask in named {
             let id = TaskId::of_subtask(top.id, &subtask.id);
             if own.tree.children.contains(&id) {
@@ -106,26 +108,30 @@ impl Runner {
                 None
             };
             let new = match refused {
-                Some(why) => Err(why),
-                None => self.new_subtask(&own, shown, id, subtask).await?,
+                Some(why) => Ok(Err(why)),
+                None => self.new_subtask(&own, shown, id, subtask).await,
             };
             match new {
-                Ok(new) => fresh.push(new),
-                Err(why) => self.leaves_out(why),
-            }
-        }
-        let stored = self.store_subtasks(key, &fresh).await;
-        match stored {
-            Ok(true) => *count = Some(size + fresh.len()),
-            Ok(false) | Err(_) => {
-                // Nobody finds them without their parent.
-                for NewSubtask { task, .. } in fresh {
-                    let _ = self.engine.store.remove(&task.key).await;
-                    self.engine.live.remove(&task.key);
+                Ok(Ok(new)) => fresh.push(new),
+                Ok(Err(why)) => self.leaves_out(why),
+                Err(error) => {
+                    stored = Err(error);
+                    break;
                 }
-                return stored.map(|_| ());
             }
         }
+        if stored.is_ok() {
+            stored = self.store_subtasks(key, &fresh).await;
+        }
+        if !matches!(stored, Ok(true)) {
+            // Nobody finds them without their parent.
+            for NewSubtask { task, .. } in fresh {
+                let _ = self.engine.store.remove(&task.key).await;
+                self.engine.live.remove(&task.key);
+            }
+            return stored.map(|_| ());
+        }
+        *count = Some(size + fresh.len());
         for (index, new) in (own.tree.children.len()..).zip(fresh) {
             self.follow(index, new).await;
         }
@@ -253,6 +259,7 @@ impl Runner {
             }
         });
         try_join_all(inserted).await?;
+        failpoint::hit("subtasks-stored");
         let children = fresh.iter().map(|new| new.task.key.id).collect();
         // With where its own task can be taken up: a later life tells by that whose its children are.
         Ok(self.apply(key, Event::ChildrenAdded { children }).await?.changed)
@@ -318,7 +325,8 @@ impl Runner {
     /// Waits until the server was told that nobody wants the subtasks any more, so that it hears of them before their parent
     /// (SUB-16); not for ever.
     pub(super) async fn subtasks_told(&mut self) {
-        let Some(key) = self.row_key() else { return };
+        // A call that is split has nothing at the server but its elements.
+        let Some(key) = self.row_key().filter(|_| !self.stage.has_rows()) else { return };
         let told = async {
             let Ok(task) = self.engine.held(&key).await else { return };
             for id in &*task.tree.children {

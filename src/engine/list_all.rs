@@ -49,14 +49,21 @@ impl Engine {
         }
     }
 
-    /// The tasks with a handle that a reference names: none or one, hardly ever more. Cancel safe.
+    /// The tasks that a reference names, those with a handle and the parts of such: none or one, hardly ever more. Cancel
+    /// safe.
     ///
     /// # Errors
     /// `Store`.
     pub async fn named_by(self: &Arc<Self>, reference: ShortReference) -> Result<Vec<Arc<Task>>, TaskError> {
         let mut tasks = Vec::new();
         for key in self.store.find_reference(reference, SAME_MAX).await? {
-            match self.get(&key).await {
+            let found = match self.held(&key).await {
+                // A part is shown in the tree of its parent, though its owner does not see it.
+                Ok(task) if task.shown == TaskVisibility::Part => Ok(task),
+                Ok(_) => self.get(&key).await,
+                Err(error) => Err(error),
+            };
+            match found {
                 Ok(task) => tasks.push(task),
                 Err(TaskError::Unknown) => (),
                 Err(error) => return Err(error),

@@ -258,13 +258,23 @@ async fn stateless_until(gate: &TestGateway, id: &Value, is_so: impl Fn(&Value) 
 /// T-40: it is asked by the parent, and finds early what has ended.
 #[tokio::test]
 async fn t_40_a_client_that_knows_no_subtasks_is_asked_by_the_parent() {
-    let stage = Stage::with("mode = \"always\"\ndrafts = [\"sep-2268\"]").await;
-    let made = stateless(&stage.gate, "tools/call", &json!({"name": "work", "arguments": {}})).await;
+    // What is named before there is a task waits until there is one.
+    for mode in ["mode = \"always\"", "mode = \"auto\"\ngrace = \"500ms\""] {
+        asked_by_the_parent(&Stage::with(&format!("{mode}\ndrafts = [\"sep-2268\"]")).await).await;
+    }
+}
+
+async fn asked_by_the_parent(stage: &Stage) {
+    let call = json!({"name": "work", "arguments": {}});
+    let calling = stateless(&stage.gate, "tools/call", &call);
+    let growing = async {
+        stage.tree.server.world.first(|seen| seen.rpc() == "tasks/get").await;
+        stage.tree.add(TOP, "a");
+        stage.tree.add("a", "leaf");
+        stage.tree.ask("leaf", 7);
+    };
+    let (made, ()) = tokio::join!(calling, growing);
     let top = made["taskId"].clone();
-    stage.tree.server.world.first(|seen| seen.rpc() == "tasks/get").await;
-    stage.tree.add(TOP, "a");
-    stage.tree.add("a", "leaf");
-    stage.tree.ask("leaf", 7);
     let asking = stateless_until(&stage.gate, &top, |task| task["status"] == "input_required").await;
     let (key, question) = asking["inputRequests"].as_object().unwrap().iter().next().unwrap();
     assert_eq!(question["params"]["message"], "Which?");

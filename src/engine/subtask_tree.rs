@@ -54,6 +54,18 @@ impl Engine {
         Ok(nearest)
     }
 
+    /// A task less what its owner does not see of its tree. Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn as_seen(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+        if task.tree.children.is_empty() {
+            return Ok(task);
+        }
+        let tree = self.seen_tree(&task.key.owner, &task.tree).await?;
+        Ok(if tree == task.tree { task } else { Arc::new(Task { tree, ..Task::clone(&task) }) })
+    }
+
     /// As much of where a task stands as its owner sees: where its subtasks are parts of it, nobody is told of them
     /// (SUB-06, T-40). Cancel safe.
     ///

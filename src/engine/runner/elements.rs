@@ -19,8 +19,7 @@ use crate::engine::call::CallSpec;
 use crate::store::StoreError;
 use crate::task::reference::LoggedTask;
 use crate::task::{
-    Attempt, CallOrigin, Event, InputKey, Phase, Recovery, Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace,
-    transition,
+    Attempt, Event, Phase, Recovery, Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
 };
 use crate::upstream::ResumeToken;
 
@@ -94,32 +93,17 @@ impl Runner {
             let sent_at = running.and_then(|part| part.dispatched).map(|at| now.before(at.elapsed()));
             let place = running.filter(|_| is_kept).and_then(|part| part.stage.resume_token());
             let task = Task {
-                key: engine.mint_key(&parent.owner),
-                shown,
-                origin: CallOrigin {
-                    upstream: Arc::clone(spec.upstream.name()),
-                    tool: Arc::clone(&spec.tool),
-                    maker: spec.maker,
-                },
-                created_at: now,
-                updated_at: now,
                 // However long the parent lives, a child never goes before it; and it is gone when its parent is.
                 ttl: policy.ttl.saturating_add(policy.keep_result_min),
-                keep_result_min: policy.keep_result_min,
-                poll_interval: policy.poll_interval,
-                attempt: Attempt::FIRST,
                 phase: if is_waiting { Phase::Queued } else { Phase::Working },
-                next_key: InputKey::default(),
-                status_message: None,
                 recovery: Recovery {
                     call: spec.stored(is_waiting).filter(|_| is_kept),
                     resume: place.map(|ResumeToken(place)| place.detached()),
                     dispatched_at: sent_at,
                     ..Recovery::default()
                 },
-                idempotency: None,
-                chosen: None,
                 tree: TreePlace { parent: Some(parent.id), ..TreePlace::default() },
+                ..spec.new_task(engine.mint_key(&parent.owner), shown, now)
             };
             let task = match split.outcomes.get(index) {
                 Some(Some(outcome)) => {

@@ -17,8 +17,8 @@ use crate::metric;
 use crate::store::StoreError;
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    Attempt, CallOrigin, Event, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Reason,
-    Recovery, StoredCall, Task, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
+    Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Question, Reason, Recovery, StoredCall,
+    Task, TaskKey, TaskVisibility, Timestamp, transition,
 };
 
 /// How soon an outcome that was not stored is stored again, first and at last.
@@ -105,24 +105,10 @@ impl Runner {
             None => self.engine.mint_key(&self.spec.owner),
         };
         let now = self.engine.clock.now();
-        let policy = &self.spec.policy;
         let place = self.new_place();
         let mut task = Task {
-            key: key.clone(),
-            shown,
-            origin: CallOrigin {
-                upstream: Arc::clone(self.spec.upstream.name()),
-                tool: Arc::clone(&self.spec.tool),
-                maker: self.spec.maker,
-            },
-            created_at: now,
-            updated_at: now,
-            ttl: policy.ttl,
-            keep_result_min: policy.keep_result_min,
-            poll_interval: policy.poll_interval,
             attempt: self.attempt,
             phase: if self.stage.is_waiting() { Phase::Queued } else { Phase::Working },
-            next_key: InputKey::default(),
             status_message: self.held.last_status(),
             recovery: Recovery {
                 call: self.stored_call(),
@@ -132,7 +118,7 @@ impl Runner {
             },
             idempotency: self.spec.idempotency,
             chosen: self.spec.chosen.clone(),
-            tree: TreePlace::default(),
+            ..self.spec.new_task(key.clone(), shown, now)
         };
         if let Some(question) = first {
             task = transition(task, Event::Asked { attempt: self.attempt, question }, now).0;

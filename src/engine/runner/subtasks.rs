@@ -25,7 +25,7 @@ use crate::failpoint;
 use crate::store::StoreError;
 use crate::task::reference::LoggedTask;
 use crate::task::{
-    Attempt, Event, Executed, Failure, GatewayFault, InputKey, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey,
+    Attempt, Event, Executed, Failure, GatewayFault, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey,
     TaskVisibility, TreePlace,
 };
 use crate::upstream::{ResumeToken, UpstreamSubtask};
@@ -215,29 +215,18 @@ impl Runner {
             }
             looks += 1;
         };
-        let policy = &self.spec.policy;
         let task = Task {
-            key,
-            shown,
             origin: own.origin.clone(),
-            created_at: now,
-            updated_at: now,
             // However long the parent lives, a child never goes before it; and it is gone when its parent is.
-            ttl: own.expires_at().since(now).saturating_add(policy.keep_result_min),
-            keep_result_min: policy.keep_result_min,
-            poll_interval: policy.poll_interval,
-            attempt: Attempt::FIRST,
+            ttl: own.expires_at().since(now).saturating_add(self.spec.policy.keep_result_min),
             phase: Phase::Working,
-            next_key: InputKey::default(),
-            status_message: None,
             recovery: Recovery {
                 resume: Some(subtask.resume.0.detached()),
                 dispatched_at: Some(now),
                 ..Recovery::default()
             },
-            idempotency: None,
-            chosen: None,
             tree: TreePlace { parent: Some(own.key.id), ..TreePlace::default() },
+            ..self.spec.new_task(key, shown, now)
         };
         Ok(Ok(NewSubtask { task: Arc::new(task.exact()), orders, place, resume: subtask.resume }))
     }

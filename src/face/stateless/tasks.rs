@@ -75,14 +75,13 @@ impl StatelessFace {
         };
         let result = if inquiry.method == method::TASKS_CANCEL {
             let cancelled = engine.cancel(&key).await?;
-            let tree = engine.seen_tree(&key.owner, &cancelled.task.tree).await?;
-            let task = Task { tree, ..Task::clone(&cancelled.task) };
+            let task = engine.as_seen(cancelled.task).await?;
             dialect.encode(TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled })?
         } else {
             metrics::counter!(metric::TASK_POLLS).increment(1);
             record_shown(&task);
-            let tree = engine.seen_tree(&task.key.owner, &task.tree).await?;
-            dialect.encode(TaskReply::Snapshot(&Task { tree, ..Task::clone(&task) }))?
+            let task = engine.as_seen(task).await?;
+            dialect.encode(TaskReply::Snapshot(&task))?
         };
         Ok(stateless_result(inquiry.method, &result, &self.identity()))
     }

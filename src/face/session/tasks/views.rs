@@ -29,11 +29,10 @@ impl SessionFaceState {
 
     /// A task less what its owner does not see of its tree. Nothing is looked at where trees are not named.
     pub(super) async fn as_seen(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-        if task.tree.children.is_empty() || !self.tasks.drafts.has(Draft::Sep2268) {
-            return Ok(task);
+        match self.tasks.drafts.has(Draft::Sep2268) {
+            true => self.served.engine.as_seen(task).await,
+            false => Ok(task),
         }
-        let tree = self.served.engine.seen_tree(&task.key.owner, &task.tree).await?;
-        Ok(if tree == task.tree { task } else { Arc::new(Task { tree, ..Task::clone(&task) }) })
     }
 
     pub(super) async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {

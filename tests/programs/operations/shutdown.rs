@@ -114,7 +114,15 @@ async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
     let is_warning = |line: &str| line.contains("\"calls_lost\":1") && line.contains("WARN");
     assert!(program.log().lines().any(is_warning), "{}", program.log());
     let program = Program::serve(&folder).await;
-    let lost = look(&program).await;
+    // Until recovery has looked at it, it is as it was stored.
+    let mut lost = look(&program).await;
+    for _ in 0..200 {
+        if lost["status"] != "working" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        lost = look(&program).await;
+    }
     let data = &lost["error"]["data"];
     assert_eq!((&data["reason"], &data["executed"]), (&json!("gateway_restart"), &json!("unknown")), "{lost}");
 }

@@ -279,6 +279,33 @@ async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
     assert_eq!(silent.world.all(|_| true).len(), 1, "nothing is said");
 }
 
+/// UPC-06: what ran before the cancel came is a task at the server, though its handle is still on its way.
+#[tokio::test]
+async fn upc06_a_cancel_that_crosses_the_handle_goes_to_the_task() {
+    let crossing = Arc::new(tokio::sync::Notify::new());
+    let begun = Arc::clone(&crossing);
+    let server = ScriptedServer::slow(move |seen: SeenRequest, _| {
+        let begun = Arc::clone(&begun);
+        async move {
+            if seen.rpc() != "tools/call" {
+                return Some(result(&seen, &json!({"resultType": "complete"})));
+            }
+            begun.notified().await;
+            Some(result(&seen, &handle().1))
+        }
+    })
+    .await;
+    let mut exchange = begin(&upstream(&server)).await;
+    server.world.first(SeenRequest::is_call).await;
+    let handle_sent = async {
+        tokio::task::yield_now().await;
+        crossing.notify_one();
+    };
+    let (_, ()) = tokio::join!(in_time(exchange.cancel("enough")), handle_sent);
+    let cancel = server.world.first(|seen| seen.rpc() == "tasks/cancel").await;
+    assert_eq!(cancel.body["params"]["taskId"], "up");
+}
+
 /// T-30, UPC-18: a stream that is lost is lost, whatever it said before.
 #[tokio::test]
 async fn t_30_a_lost_stream_is_an_end_and_nothing_is_sent_again() {

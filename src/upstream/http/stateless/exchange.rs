@@ -1,6 +1,7 @@
 //! Shows one request to its owner: events in order, answers to questions, cancel.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -22,6 +23,9 @@ use crate::wire::{Payload, method};
 
 /// Events that wait for whoever owns the exchange.
 const EVENTS_MAX: usize = 64;
+/// How long a cancel waits for the handle of a call that may be a task: who runs it makes it a task as soon as possible, and
+/// one whose handle is on its way is not ended by letting go of the request.
+const HANDLE_MAX: Duration = Duration::from_secs(1);
 /// Answers that wait for the course to take them; more than may be asked at a time.
 const ANSWERS_MAX: usize = 64;
 
@@ -91,6 +95,9 @@ impl Exchange for StatelessExchange {
 
     /// Drops the request, which is how a server without sessions is told; a task is cancelled by its name.
     async fn cancel(&mut self, _: &str) {
+        if self.line.takes_tasks {
+            self.driven.run_until(tokio::time::timeout(HANDLE_MAX, self.task.wait())).await;
+        }
         if self.driven.is_running() {
             self.driven.abandon();
             if let Some(id) = self.task.get() {

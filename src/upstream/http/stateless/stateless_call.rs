@@ -6,8 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{SetOnce, mpsc};
 
 use super::input_requests::InputRequests;
 use super::stateless_sender::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
@@ -137,14 +136,20 @@ impl RepeatableRequest {
 
 /// The upstream's task, once there is one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UpstreamTaskCell(Arc<Mutex<Option<Arc<str>>>>);
+pub(super) struct UpstreamTaskCell(Arc<SetOnce<Arc<str>>>);
 
 impl UpstreamTaskCell {
     pub(super) fn get(&self) -> Option<Arc<str>> {
-        self.0.lock().clone()
+        self.0.get().cloned()
+    }
+
+    /// Until there is one.
+    pub(super) async fn wait(&self) {
+        self.0.wait().await;
     }
 
     pub(super) fn put(&self, id: &Arc<str>) {
-        *self.0.lock() = Some(Arc::clone(id));
+        // A call becomes a task once.
+        let _ = self.0.set(Arc::clone(id));
     }
 }

@@ -55,8 +55,9 @@ pub(in crate::engine) fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: 
         return RecoveryDecision::Expire;
     }
     let is_queued = matches!(task.phase, Phase::Queued);
-    // What its subtasks are at is judged for each of them.
-    let is_split = !task.tree.children.is_empty() && recovery.resume.is_none();
+    // What its subtasks are at is judged for each of them. A call that is split is never sent again as a whole; one that
+    // is had subtasks of its server's.
+    let is_split = !task.tree.children.is_empty() && recovery.resume.is_none() && task.attempt == Attempt::FIRST;
     let unknown = lost(Reason::GatewayRestart, if is_queued { Executed::No } else { Executed::Unknown });
     // Nobody holds a reference to a hidden task that this process could honour.
     let Some(policy) = policy.filter(|_| task.shown.outlives_client()) else { return unknown };

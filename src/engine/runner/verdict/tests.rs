@@ -118,6 +118,8 @@ fn a_call_whose_elements_have_rows_waits_for_them() {
         assert_eq!(verdict(&parent, Some(&policy), NOW), watched);
         assert_ne!(verdict(&parent, None, NOW), watched, "its upstream is not configured any more");
     }
+    let again = Task { attempt: Attempt(2), tree: tree.clone(), ..in_flight(None, None) };
+    assert_eq!(verdict(&again, Some(&policy), NOW), unknown(), "the server's own task was lost, with its children");
     let own = Task { tree, ..in_flight(None, Some("here")) };
     assert_eq!(verdict(&own, Some(&policy), NOW), resume(), "the server has the task, and its children");
     let child = Task { shown: TaskVisibility::Part, ..in_flight(None, Some("here")) };

@@ -49,11 +49,12 @@ wait 2> /dev/null || true
 STARTED=()
 # What is promised to pages in memory comes back once they are written. Less is left than the log's index takes.
 mkdir "$FOLDER/disk/filler"
-for n in 1 2 3; do
+for n in $(seq 20); do
 	cat /dev/zero > "$FOLDER/disk/filler/$n" 2> /dev/null || true
 	sync
+	left=$(df --output=avail -B1 "$FOLDER/disk" | tail -n 1)
+	[ "$left" -ge 32768 ] || break
 done
-left=$(df --output=avail -B1 "$FOLDER/disk" | tail -n 1)
 [ "$left" -lt 32768 ] || fail "the disk is not full: $left bytes are left"
 serve "$DATA"
 said=$(call 0.1 2>&1 || true)

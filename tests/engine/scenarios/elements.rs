@@ -11,6 +11,7 @@ use taskgate::task::{
 };
 
 use super::script::{Call, Happens, Saw, Script, result};
+use super::splitting::texts;
 use super::world::{Ask, Rules, World, millis, seconds};
 
 /// At most ten elements, three side by side; a task from the beginning.
@@ -31,10 +32,6 @@ fn slow(rules: Rules) -> World {
         let element = element(call).as_u64().unwrap();
         Script::returns(seconds(element), &element.to_string())
     })
-}
-
-fn texts(result: &Value) -> Vec<&str> {
-    result["content"].as_array().unwrap().iter().map(|block| block["text"].as_str().unwrap()).collect()
 }
 
 fn key(id: &str) -> TaskKey {

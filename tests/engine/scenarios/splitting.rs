@@ -34,7 +34,7 @@ fn slow(rules: Rules) -> World {
     })
 }
 
-fn texts(result: &Value) -> Vec<&str> {
+pub(super) fn texts(result: &Value) -> Vec<&str> {
     result["content"].as_array().unwrap().iter().map(|block| block["text"].as_str().unwrap()).collect()
 }
 

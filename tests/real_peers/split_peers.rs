@@ -76,6 +76,32 @@ async fn a_list_takes_as_many_times_less_as_elements_run_side_by_side() {
     is_whole("tasks of 2025-11-25", &core_task(&session).await);
 }
 
+/// SUB-06, SUB-07: each element's result is there as soon as it is, under an id of its own.
+#[tokio::test]
+async fn a_client_that_knows_subtasks_reads_each_page_when_it_is_there() {
+    let what = "split-pages-subtasks";
+    let Some(peers) = Peers::find(what) else { return };
+    let server = PeerServer::start(Program::FastMcpPages, &peers, what).await.unwrap();
+    let gate = gate(&server, "[upstreams.up.tasks]\ndrafts = [\"sep-2268\"]").await;
+    let client = StandaloneClient::session(&gate).await;
+    let mut params = call();
+    params["task"] = json!({});
+    let (created, _) = client.ask(1, "tools/call", params).await.answer().await;
+    let task = created["result"]["task"].clone();
+    let children = task["childTaskIds"].as_array().unwrap_or_else(|| panic!("{created}")).clone();
+    assert_eq!(children.len(), ELEMENTS);
+    let result = async |id: &Value| {
+        let params = json!({ "taskId": id });
+        let (mut answer, _) = in_time(async { client.ask(2, "tasks/result", params).await.answer().await }).await;
+        answer["result"].take()
+    };
+    let first = result(&children[0]).await;
+    assert_eq!(first["structuredContent"]["pages"][0]["url"], "page-0");
+    let (child, _) = client.ask(4, "tasks/get", json!({ "taskId": children[7] })).await.answer().await;
+    assert_eq!(child["result"]["parentTaskId"], task["taskId"]);
+    is_whole("a client of subtasks", &result(&task["taskId"]).await);
+}
+
 #[tokio::test]
 async fn a_client_without_tasks_has_the_whole_by_the_three_tools() {
     let what = "split-pages-tools";

@@ -11,8 +11,9 @@ use super::upstream::ScriptedServer;
 
 /// The tool that has the only place, where there is but one.
 const HOLDING: &str = "wait";
-/// How long a server may wait for word that nobody wants its answer.
-const TOLD_MAX: Duration = Duration::from_secs(5);
+/// How long a server may wait for word that nobody wants its answer. Longer than a busy machine takes: what is told at all
+/// is told at once.
+const TOLD_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {

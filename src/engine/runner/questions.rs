@@ -24,7 +24,7 @@ const OPEN_MAX: usize = 32;
 const ASKED_MAX: u32 = 1_000;
 
 /// How long a round waits for questions that are asked along with its first one (GW-21).
-const ROUND_WAIT: Duration = Duration::from_millis(30);
+const ROUND_WAIT: Duration = Duration::from_millis(100);
 
 /// How soon answers that could not be read are read again.
 const READ_AGAIN: Duration = Duration::from_millis(200);

@@ -10,7 +10,7 @@ use super::world::{Ask, Rules, World, millis, seconds};
 
 pub(crate) const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 /// How long a round waits for further questions.
-pub(crate) const ROUND: std::time::Duration = millis(30);
+pub(crate) const ROUND: std::time::Duration = millis(100);
 
 pub(crate) fn plain() -> Ask {
     Ask::call().declaring(json!({ "elicitation": {}, "sampling": {}, "roots": {} }))

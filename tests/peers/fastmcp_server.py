@@ -27,6 +27,7 @@ SECONDS_MAX = 600
 WAIT_MAX_S = 10
 
 server = FastMCP("fastmcp-upstream")
+begun_calls: Counter[str] = Counter()
 cancelled_calls: Counter[str] = Counter()
 own_streams: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
@@ -59,6 +60,7 @@ def greet(name: str) -> str:
 async def slow(seconds: float, context: Context, steps: int = 4) -> str:
     """Works for some seconds and reports its progress."""
     seconds = min(seconds, SECONDS_MAX)
+    begun_calls[context.session_id] += 1
     try:
         for step in range(steps):
             await context.report_progress(step, steps, f"step {step + 1} of {steps}")
@@ -113,10 +115,20 @@ async def log(level: Literal["debug", "info", "warning", "error"], data: str, co
 @server.tool
 async def cancelled(at_least: int, context: Context) -> str:
     """Says how many calls of this session were cancelled, once there are so many."""
+    return f"{await counted(cancelled_calls, at_least, context)} cancelled"
+
+
+@server.tool
+async def begun(at_least: int, context: Context) -> str:
+    """Says how many slow calls of this session were begun, once there are so many."""
+    return f"{await counted(begun_calls, at_least, context)} begun"
+
+
+async def counted(calls: Counter[str], at_least: int, context: Context) -> int:
     deadline = asyncio.get_running_loop().time() + WAIT_MAX_S
-    while cancelled_calls[context.session_id] < at_least and asyncio.get_running_loop().time() < deadline:
+    while calls[context.session_id] < at_least and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(0.02)
-    return f"{cancelled_calls[context.session_id]} cancelled"
+    return calls[context.session_id]
 
 
 def main() -> None:

@@ -25,7 +25,6 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 const TIME_LIMIT_MS = 60_000;
 const NOTICE_LIMIT_MS = 20_000;
-export const CANCEL_AFTER_MS = 500;
 
 /** Whether a URL is that of the older transport. */
 export const isOlder = (url) => new URL(url).pathname.endsWith('/sse');
@@ -103,6 +102,11 @@ async function provoke(session, given, notices) {
   return { ...facts, notified: notices.count, last: notices.last };
 }
 
+/** Asks the server until it has begun the call. */
+async function begun(session, { begun: { tool, arguments: given } }) {
+  await session.call(tool, given);
+}
+
 async function requestWithId(url, id, protocol) {
   const response = await fetch(url, {
     method: 'POST',
@@ -170,7 +174,7 @@ const cases = {
     const abort = new AbortController();
     const call = session.call(given.tool, given.arguments, { signal: abort.signal });
     const seen = call.then(() => null, (error) => error);
-    await sleep(CANCEL_AFTER_MS);
+    await begun(session, given);
     abort.abort('no longer needed');
     const error = await seen;
     if (error === null) return { outcome: 'client_error', text: 'the call was answered although it was cancelled' };
@@ -180,7 +184,7 @@ const cases = {
   task: inTask,
   task_ask: inTask,
   task_cancel: async ({ session, given }) => {
-    const task = await session.cancelledTask(given.tool, given.arguments);
+    const task = await session.cancelledTask(given.tool, given.arguments, () => begun(session, given));
     return { ...returned(await session.call(given.then.tool, given.then.arguments)), ...task };
   },
   delete: async ({ session, given, wire, url }) => {
@@ -189,8 +193,8 @@ const cases = {
     await session.terminate();
     return { ...facts, deleted: wire.deleted, status: await requestWithId(url, wire.ids[0], protocol) };
   },
-  two_calls: async ({ session, given, wire }) => {
-    const first = returned(await session.call(given.tool, given.arguments));
+  two_calls: async ({ session, given, asked, wire }) => {
+    const first = await plain({ session, given, asked });
     if (first.outcome !== 'ok') return first;
     console.log('READY');
     await new Promise((go) => createInterface({ input: process.stdin }).once('line', go).once('close', go));

@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -30,11 +30,12 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 
 TIME_LIMIT_S = 60
 NOTICE_LIMIT_S = 20
-CANCEL_AFTER_S = 0.5
+POLL_S = 0.01
 ANSWER_LIMIT_S = 0.5
 
 Facts = dict[str, Any]
 OnProgress = Callable[[float], None]
+Begun = Callable[[], Awaitable[None]]
 
 
 def is_older(url: str) -> bool:
@@ -73,7 +74,7 @@ class Wire:
     ids: list[str] = field(default_factory=list)
     resumed: int = 0
     deleted: int | None = None
-    call_id: Any = None
+    call_ids: list[Any] = field(default_factory=list)
 
     def http_client(self, headers=None, timeout=None, auth=None, **_) -> httpx.AsyncClient:
         client = create_mcp_http_client(headers=headers, timeout=timeout, auth=auth)
@@ -83,7 +84,7 @@ class Wire:
     async def _sent(self, request: httpx.Request) -> None:
         body = json.loads(request.content) if request.method == "POST" else {}
         if isinstance(body, dict) and body.get("method") == "tools/call":
-            self.call_id = body["id"]
+            self.call_ids.append(body["id"])
 
     async def _received(self, response: httpx.Response) -> None:
         session = response.headers.get("mcp-session-id")
@@ -106,7 +107,7 @@ class Session(Protocol):
     async def set_level(self, level: str) -> Any: ...
     async def cancel(self, call_id: Any) -> None: ...
     async def task(self, tool: str, arguments: dict[str, Any]) -> Any: ...
-    async def cancelled_task(self, tool: str, arguments: dict[str, Any]) -> Any: ...
+    async def cancelled_task(self, tool: str, arguments: dict[str, Any], begun: Begun) -> Any: ...
 
 
 class Answers:
@@ -201,8 +202,11 @@ class Cases:
 
     async def cancel(self) -> Facts:
         call = asyncio.ensure_future(self.call())
-        await asyncio.sleep(CANCEL_AFTER_S)
-        await self.session.cancel(self.wire.call_id)
+        async with asyncio.timeout(NOTICE_LIMIT_S):
+            while not self.wire.call_ids:
+                await asyncio.sleep(POLL_S)
+        await self._begun()
+        await self.session.cancel(self.wire.call_ids[0])
         # Servers may answer a cancelled call or stay silent: who cancelled it does not wait for that.
         await asyncio.wait([call], timeout=ANSWER_LIMIT_S)
         call.cancel()
@@ -221,12 +225,18 @@ class Cases:
     task_ask = task
 
     async def task_cancel(self) -> Facts:
-        task, ended = await self.session.cancelled_task(self.given["tool"], self.given["arguments"])
-        then = self.given["then"]
+        given = self.given
+        task, ended = await self.session.cancelled_task(given["tool"], given["arguments"], self._begun)
+        then = given["then"]
         return returned(*await self.session.call(then["tool"], then["arguments"])) | {"task": task, "ended": ended}
 
+    async def _begun(self) -> None:
+        """Asks the server until it has begun the call."""
+        begun = self.given["begun"]
+        await self.session.call(begun["tool"], begun["arguments"])
+
     async def two_calls(self) -> Facts:
-        first = await self.call()
+        first = await self.fast()
         if first["outcome"] != "ok":
             return first
         print("READY", flush=True)

@@ -1,6 +1,5 @@
 """Drives a session with the client of FastMCP 2, 3 or 4. See session_driver.py for the command line."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -8,7 +7,7 @@ from typing import Any
 
 from fastmcp import Client
 from fastmcp.client.transports import SSETransport, StreamableHttpTransport
-from session_driver import CANCEL_AFTER_S, Answers, OnProgress, Wire, is_older, main
+from session_driver import Answers, Begun, OnProgress, Wire, is_older, main
 
 VERSION = version("fastmcp")
 IS_FOURTH = VERSION.startswith("4.")
@@ -37,9 +36,9 @@ class FastMcp:
         result = await task.result()
         return result.content, result.is_error, task.task_id, (await task.status()).status
 
-    async def cancelled_task(self, tool: str, arguments: dict[str, Any]) -> Any:
+    async def cancelled_task(self, tool: str, arguments: dict[str, Any], begun: Begun) -> Any:
         task = await self.client.call_tool(tool, arguments, task=True, raise_on_error=False)
-        await asyncio.sleep(CANCEL_AFTER_S)
+        await begun()
         await task.cancel()
         return task.task_id, (await task.status()).status
 

@@ -1,6 +1,5 @@
 """Drives a session with the client of the Python SDK 1 or 2. See session_driver.py for the command line."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -8,7 +7,7 @@ from typing import Any
 
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from session_driver import CANCEL_AFTER_S, Answers, OnProgress, Wire, is_older, main, types
+from session_driver import Answers, Begun, OnProgress, Wire, is_older, main, types
 
 VERSION = version("mcp")
 IS_FIRST = VERSION.startswith("1.")
@@ -58,10 +57,10 @@ class TaskSdk(Sdk):
         result = await tasks.get_task_result(task, types.CallToolResult)
         return result.content, result.isError, task, (await tasks.get_task(task)).status
 
-    async def cancelled_task(self, tool: str, arguments: dict[str, Any]) -> Any:
+    async def cancelled_task(self, tool: str, arguments: dict[str, Any], begun: Begun) -> Any:
         tasks = self.session.experimental
         task = (await tasks.call_tool_as_task(tool, arguments)).task.taskId
-        await asyncio.sleep(CANCEL_AFTER_S)
+        await begun()
         return task, (await tasks.cancel_task(task)).status
 
 

@@ -1,11 +1,10 @@
 // Drives a session with the client of the TypeScript SDK 1. See session_driver.mjs for the command line.
 
-import { setTimeout as sleep } from 'node:timers/promises';
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { SSEClientTransport } from '@modelcontextprotocol/sdk/client/sse.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import * as mcp from '@modelcontextprotocol/sdk/types.js';
-import { CANCEL_AFTER_MS, CAPABILITIES, CLIENT, isOlder, main } from './session_driver.mjs';
+import { CAPABILITIES, CLIENT, isOlder, main } from './session_driver.mjs';
 
 const QUESTIONS = [mcp.ElicitRequestSchema, mcp.CreateMessageRequestSchema, mcp.ListRootsRequestSchema];
 const NOTICES = [
@@ -32,10 +31,10 @@ async function task(client, name, args) {
   return { ...facts, ended: status };
 }
 
-async function cancelledTask(client, name, args) {
+async function cancelledTask(client, name, args, begun) {
   const { value } = await asTask(client, name, args).next();
   const { taskId } = value.task;
-  await sleep(CANCEL_AFTER_MS);
+  await begun();
   const { status } = await client.experimental.tasks.cancelTask(taskId);
   const { tasks } = await client.experimental.tasks.listTasks();
   if (!tasks.some((listed) => listed.taskId === taskId)) throw new Error('the task is not listed');
@@ -52,7 +51,7 @@ async function open(url, { fetch, answers, listen }) {
   return {
     call: (name, args, options) => client.callTool({ name, arguments: args }, undefined, options),
     task: (name, args) => task(client, name, args),
-    cancelledTask: (name, args) => cancelledTask(client, name, args),
+    cancelledTask: (name, args, begun) => cancelledTask(client, name, args, begun),
     prompt: (name) => client.getPrompt({ name }),
     subscribe: (uri) => client.subscribeResource({ uri }),
     setLevel: (level) => client.setLoggingLevel(level),

@@ -65,12 +65,15 @@ const tools = {
     await delay(Math.min(seconds, SECONDS_MAX) * 1000, undefined, { signal });
     return say(closeStream.isOffered ? 'answered after parting' : 'answered without parting');
   }, object({ seconds: number })],
-  cancelled: ['Says how many calls of this session were cancelled, once there are so many', cancelled,
+  begun: ['Says how many slow calls of this session were begun, once there are so many', counted('begun'),
+    object({ at_least: number })],
+  cancelled: ['Says how many calls of this session were cancelled, once there are so many', counted('cancelled'),
     object({ at_least: number })],
 };
 
 async function slow({ seconds, steps = 4 }, { session, signal, progress }) {
   const duration = Math.min(seconds, SECONDS_MAX);
+  session.begun += 1;
   try {
     for (let step = 1; step <= steps; step += 1) {
       await delay((duration / steps) * 1000, undefined, { signal });
@@ -83,10 +86,12 @@ async function slow({ seconds, steps = 4 }, { session, signal, progress }) {
   return say(`worked ${duration} s in ${steps} steps`);
 }
 
-async function cancelled({ at_least: least }, { session, signal }) {
-  const deadline = Date.now() + WAIT_MAX_MS;
-  while (session.cancelled < least && Date.now() < deadline) await delay(20, undefined, { signal });
-  return say(`${session.cancelled} cancelled`);
+function counted(what) {
+  return async ({ at_least: least }, { session, signal }) => {
+    const deadline = Date.now() + WAIT_MAX_MS;
+    while (session[what] < least && Date.now() < deadline) await delay(20, undefined, { signal });
+    return say(`${session[what]} ${what}`);
+  };
 }
 
 const isListed = (session) => ([name]) => name !== 'now_and_then' || session.shown;
@@ -121,7 +126,7 @@ function newServer() {
       },
     },
   );
-  const session = { server, shown: false, edition: 1, subscribed: new Set(), level: 'debug', cancelled: 0 };
+  const session = { server, shown: false, edition: 1, subscribed: new Set(), level: 'debug', begun: 0, cancelled: 0 };
   const handle = (schema, handler) => server.setRequestHandler(schema, handler);
 
   const describe = ([name, [description, , inputSchema = object()]]) => ({ name, description, inputSchema });

@@ -15,7 +15,7 @@ use rmcp::service::{PeerRequestOptions, RoleClient, RunningService, ServiceExt a
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::{Peer, ServiceError};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::bridge::UnixSocketProxy;
 use super::driver::{Driven, Seat};
@@ -24,7 +24,6 @@ use super::table::Facts;
 
 /// As the other drivers.
 const CASE_MAX: Duration = Duration::from_secs(60);
-const CANCEL_AFTER: Duration = Duration::from_millis(500);
 
 /// One case.
 struct Case<'a> {
@@ -94,7 +93,7 @@ impl Case<'_> {
             }
             "cancel" => self.cancelled().await,
             "two_calls" => {
-                let first = self.call(self.given).await?;
+                let first = self.called().await?;
                 if let Some(seat) = seat {
                     seat.take().await;
                 }
@@ -102,13 +101,16 @@ impl Case<'_> {
                 let text = format!("{}\n{}", first["text"].as_str().unwrap(), second["text"].as_str().unwrap());
                 Ok(with(second, json!({ "text": text, "session_kept": session_ids(self.bridge).len() == 1 })))
             }
-            _ => {
-                if self.given.get("server_asks_first").is_some() {
-                    self.host.is_asked().await;
-                }
-                self.call(self.given).await
-            }
+            _ => self.called().await,
         }
+    }
+
+    /// Calls the tool, after the server's own question where the case waits for one.
+    async fn called(&self) -> Result<Facts, ServiceError> {
+        if self.given.get("server_asks_first").is_some() {
+            self.host.is_asked().await;
+        }
+        self.call(self.given).await
     }
 
     fn text(&self, name: &str) -> &str {
@@ -135,7 +137,7 @@ impl Case<'_> {
     async fn cancelled(&self) -> Result<Facts, ServiceError> {
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(params_of(self.given)));
         let call = self.peer.send_cancellable_request(request, PeerRequestOptions::no_options()).await?;
-        sleep(CANCEL_AFTER).await;
+        self.call(&self.given["begun"]).await?;
         call.cancel(Some("no longer needed".to_owned())).await?;
         Ok(with(self.call(&self.given["then"]).await?, json!({ "cancelled": "by its handle" })))
     }

@@ -12,6 +12,7 @@ mod script;
 use support::peers::gateway;
 use support::peers::install;
 use support::peers::process;
+use support::processes;
 
 use std::net::Ipv4Addr;
 use std::process::Stdio;
@@ -115,7 +116,6 @@ async fn the_demo_server_prints_its_address_and_stops_on_sigterm() {
     let url: url::Url = bounded(lines.next_line()).await.unwrap().unwrap().parse().unwrap();
     assert_eq!((url.host_str(), url.path()), (Some("127.0.0.1"), "/mcp"));
     assert_ne!(url.port(), Some(0));
-    let id = child.id().unwrap().to_string();
-    assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
+    assert!(processes::signal(child.id().unwrap(), "TERM"));
     assert_eq!(bounded(child.wait()).await.unwrap().code(), Some(0));
 }

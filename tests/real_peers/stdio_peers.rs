@@ -11,6 +11,7 @@
 use support::peers::install;
 use support::peers::process;
 use support::peers::upstream;
+use support::processes;
 use support::standalone::client;
 use support::standalone::gate;
 
@@ -132,7 +133,7 @@ impl Table {
         let programs = self.gate.programs();
         assert!(!programs.is_empty());
         for program in programs {
-            std::process::Command::new("kill").args(["-KILL", &program.to_string()]).status().unwrap();
+            processes::signal(program, "KILL");
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use support::processes;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
@@ -115,8 +116,7 @@ impl Program {
     }
 
     pub(crate) fn signal(&self, name: &str) {
-        let sent = std::process::Command::new("kill").args([&format!("-{name}"), &self.id().to_string()]).status();
-        assert!(sent.unwrap().success());
+        assert!(processes::signal(self.id(), name));
     }
 
     /// Waits until the log holds a text `count` times.

@@ -54,7 +54,7 @@ async fn a_server_that_does_not_want_to_end_is_gone_soon_too_and_so_is_that_of_a
     assert_eq!(host.ended().await.0.code(), Some(0));
     host.until_nothing_is_left().await;
     let mut host = busy(GRACE, "").await;
-    host.signal("-KILL");
+    host.signal("KILL");
     host.ended().await;
     host.until_nothing_is_left().await;
 }
@@ -62,10 +62,10 @@ async fn a_server_that_does_not_want_to_end_is_gone_soon_too_and_so_is_that_of_a
 #[tokio::test]
 async fn a_second_signal_ends_it_at_once() {
     let mut host = busy(GRACE, "stubborn").await;
-    host.signal("-TERM");
+    host.signal("TERM");
     tokio::time::sleep(Duration::from_millis(100)).await;
     let began = Instant::now();
-    host.signal("-TERM");
+    host.signal("TERM");
     assert_eq!(host.ended().await.0.code(), Some(0));
     assert!(began.elapsed() < Duration::from_secs(2), "it took {:?}", began.elapsed());
 }

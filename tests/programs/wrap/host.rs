@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use super::processes::marked;
+use super::processes::{self, marked};
 
 /// The longest that anything may take.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -152,8 +152,7 @@ impl Host {
     }
 
     pub(crate) fn signal(&self, name: &str) {
-        let id = self.child.id().unwrap().to_string();
-        assert!(std::process::Command::new("kill").args([name, &id]).status().unwrap().success());
+        assert!(processes::signal(self.child.id().unwrap(), name));
     }
 
     /// Waits for its end; what was still said.

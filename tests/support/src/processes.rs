@@ -1,7 +1,15 @@
-//! Which processes came from one that was given a mark in its environment.
+//! Signals processes, and finds those that came from one that was given a mark in its environment.
 
 use std::fs;
 use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Sends a signal, named without `SIG`; whether there was such a process.
+pub fn signal(id: u32, name: &str) -> bool {
+    let mut command = Command::new("kill");
+    command.args(["-s", name, &id.to_string()]).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
 
 /// Those that live, by process id. At least one process must be visible at all.
 pub fn marked(mark: &Path) -> Vec<u32> {

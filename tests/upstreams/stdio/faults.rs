@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use support::processes;
 
 use super::client::{StandaloneClient, fault, text};
 use super::gate::{GatewayProcess, command_line, faulty_demo};
@@ -40,7 +41,7 @@ async fn f45_a_program_that_is_killed_fails_the_calls_and_tasks_of_stateless_cli
     let killing = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         for program in gate.programs() {
-            std::process::Command::new("kill").args(["-KILL", &program.to_string()]).status().unwrap();
+            processes::signal(program, "KILL");
         }
     };
     let (lost, ()) = tokio::join!(client.call(2, "slow_report", slow), killing);

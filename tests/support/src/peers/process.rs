@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use tokio::process::{ChildStdin, Command};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+
+use crate::processes;
 
 /// How long a child may take until it is ready; interpreters on a busy machine are slow.
 const READY_MAX: Duration = Duration::from_secs(30);
@@ -128,11 +130,7 @@ impl Child {
     /// If it has ended, or the system cannot.
     pub fn interrupt(&self) -> Result<(), String> {
         let id = self.process.id().ok_or_else(|| format!("{} has ended", self.name))?;
-        let asked = std::process::Command::new("kill").args(["-INT", &id.to_string()]).status();
-        match asked {
-            Ok(status) if status.success() => Ok(()),
-            Ok(_) | Err(_) => Err(format!("{} cannot be asked to end", self.name)),
-        }
+        if processes::signal(id, "INT") { Ok(()) } else { Err(format!("{} cannot be asked to end", self.name)) }
     }
 
     fn has_ended(&mut self) -> bool {
@@ -145,9 +143,9 @@ impl Drop for Child {
         // An id exists as long as the child was not reaped, so that no other process can have it.
         let Some(id) = self.process.id() else { return };
         // The standard library can only kill; a gateway that is asked politely closes its upstream sessions.
-        let asked = std::process::Command::new("kill").arg(id.to_string()).status();
+        let was_asked = processes::signal(id, "TERM");
         let mut left = END_MAX;
-        while asked.as_ref().is_ok_and(ExitStatus::success) && !self.has_ended() && !left.is_zero() {
+        while was_asked && !self.has_ended() && !left.is_zero() {
             thread::sleep(END_CHECK_PERIOD);
             left = left.saturating_sub(END_CHECK_PERIOD);
         }

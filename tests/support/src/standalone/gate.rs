@@ -12,6 +12,8 @@ use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
+use crate::processes;
+
 /// The longest that anything may take.
 pub const WAIT_MAX: Duration = Duration::from_secs(60);
 
@@ -160,8 +162,7 @@ impl GatewayProcess {
 
     /// Ends the gateway as a service manager does; the exit code.
     pub async fn terminate(&mut self) -> Option<i32> {
-        let sent = std::process::Command::new("kill").args(["-TERM", &self.id().to_string()]).status();
-        assert!(sent.unwrap().success());
+        assert!(processes::signal(self.id(), "TERM"));
         in_time(self.child.wait()).await.unwrap().code()
     }
 }

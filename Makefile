@@ -36,7 +36,7 @@ define run_tests
 		cargo test --locked --workspace $(TIMED) $(addprefix --test ,$(WAITING)) -- $(TIMES) --test-threads $(WAITING_THREADS)
 		cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS)
 		cargo test --locked --doc
-	} 2>&1 | tee "$(1)"
+	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
 endef
 
 .PHONY: test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak

@@ -17,8 +17,9 @@ use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, ForwardedHeaders, ServerFacts, own_ids};
 use crate::wire::{Object, ProtocolVersion, RequestId, RpcError, envelope, method};
 
-/// How long a handshake may take in all; no tool runs in it.
-pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
+/// How long a handshake may take in all; no tool runs in it. A program that is downloaded before it starts (`npx`, `uvx`) takes
+/// longer than any other; clients wait 60 s.
+pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(55);
 /// Largest answer to `initialize`.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 /// Longest session id (U39).

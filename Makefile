@@ -27,13 +27,22 @@ WAITING_THREADS ?= 4
 # Their number is bounded by `Peers` itself; what waits for its turn takes a thread.
 PEERS_THREADS ?= 24
 
-# $(1) is where what the tests print goes.
+# $(1) is where what the tests print goes; $(2) runs the binaries that mostly wait.
 define run_tests
 	@mkdir -p "$(TARGET)/reports"
+	waiting() { cargo test --locked --workspace $(TIMED) $$(printf -- '--test %s ' "$$@") -- $(TIMES) --test-threads $(WAITING_THREADS); }
+	# All at once, and what each printed one after the other.
+	together() {
+		local name one failed=0 running=()
+		for name in "$$@"; do waiting "$$name" > "$(TARGET)/reports/$$name.log" 2>&1 & running+=($$!); done
+		for one in "$${running[@]}"; do wait "$$one" || failed=1; done
+		for name in "$$@"; do cat "$(TARGET)/reports/$$name.log"; done
+		return "$$failed"
+	}
 	{
 		cargo test --locked --workspace --no-run
 		cargo test --locked --workspace $(TIMED) --lib --bins $(addprefix --test ,$(WORKING)) -- $(TIMES)
-		cargo test --locked --workspace $(TIMED) $(addprefix --test ,$(WAITING)) -- $(TIMES) --test-threads $(WAITING_THREADS)
+		$(2) $(WAITING)
 		cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS)
 		cargo test --locked --doc
 	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
@@ -47,7 +56,7 @@ test: setup fmt lint unit rules doc deny seconds
 # For every edit: what runs without peers. Tests that need them say that they were left out.
 check: fmt
 	$(call step,tests without peers)
-	$(call run_tests,$(CHECK_LOG))
+	$(call run_tests,$(CHECK_LOG),together)
 	@tests/seconds.sh "$(CHECK_LOG)"
 
 setup:
@@ -88,7 +97,7 @@ lint:
 unit:
 	$(call step,tests)
 	@export TASKGATE_PEERS="$(PEERS)"
-	$(call run_tests,$(LOG))
+	$(call run_tests,$(LOG),waiting)
 
 seconds:
 	$(call step,seconds of each suite)

@@ -7,16 +7,26 @@
 
 #[path = "gateway/bare.rs"]
 mod bare;
+#[path = "gateway/bare_tasks.rs"]
+mod bare_tasks;
+#[path = "gateway/baseline.rs"]
+mod baseline;
 #[path = "gateway/counted.rs"]
 mod counted;
 #[path = "gateway/creates.rs"]
 mod creates;
+#[path = "gateway/fairness.rs"]
+mod fairness;
 #[path = "gateway/held.rs"]
 mod held;
+#[path = "gateway/kept.rs"]
+mod kept;
 #[path = "gateway/line.rs"]
 mod line;
 #[path = "gateway/lists.rs"]
 mod lists;
+#[path = "gateway/lives.rs"]
+mod lives;
 #[path = "gateway/load.rs"]
 mod load;
 #[path = "gateway/memory.rs"]
@@ -99,7 +109,8 @@ fn serve(arguments: &[String]) -> anyhow::Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     runtime.block_on(async {
         match arguments[..] {
-            [bare::TASKS] => bare::serve_tasks().await,
+            [bare_tasks::TASKS, upstream] => bare_tasks::serve_tasks(upstream, None).await,
+            [bare_tasks::TASKS, upstream, log] => bare_tasks::serve_tasks(upstream, Some(log)).await,
             [bare::PROXY, upstream] => bare::serve_proxy(line::Protocol::Http1, upstream).await,
             [bare::PROXY_HTTP2, upstream] => bare::serve_proxy(line::Protocol::Http2, upstream).await,
             [upstream::NAME, folder] => upstream::serve(folder.as_ref()).await,

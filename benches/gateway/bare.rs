@@ -1,17 +1,14 @@
 //! What the gateway is compared with: the least that a server in Rust can do for the same answer.
 
-use std::collections::HashMap;
 use std::convert::Infallible;
-use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 
 use anyhow::Context as _;
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_TYPE, HOST};
 use http::uri::{PathAndQuery, Uri};
-use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
@@ -19,9 +16,6 @@ use hyper::service::service_fn;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use parking_lot::Mutex;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
@@ -29,14 +23,11 @@ use tokio_util::task::TaskTracker;
 
 use crate::line::Protocol;
 
-/// The bare task server.
-pub(crate) const TASKS: &str = "tasks";
 /// The bare reverse proxy; its argument is the upstream's address.
 pub(crate) const PROXY: &str = "proxy";
 /// The same towards clients of HTTP/2.
 pub(crate) const PROXY_HTTP2: &str = "proxy-http2";
 
-const SHARDS: usize = 64;
 /// Calls in progress on one connection over HTTP/2.
 const STREAMS_MAX: u32 = 20_000;
 
@@ -98,58 +89,6 @@ where
             builder.max_concurrent_streams(STREAMS_MAX).serve_connection(socket, service).await
         }
     };
-}
-
-/// Settled tasks as ready-made JSON texts.
-struct Tasks {
-    shards: Vec<Mutex<HashMap<String, Bytes>>>,
-    hasher: RandomState,
-}
-
-impl Tasks {
-    fn shard(&self, task: &str) -> &Mutex<HashMap<String, Bytes>> {
-        let shard = self.hasher.hash_one(task) % SHARDS as u64;
-        &self.shards[usize::try_from(shard).unwrap_or(0)]
-    }
-}
-
-/// The parts of a `tasks/get` that an answer needs.
-#[derive(Deserialize)]
-struct Get<'a> {
-    #[serde(borrow)]
-    id: &'a RawValue,
-    method: &'a str,
-    #[serde(borrow)]
-    params: Params<'a>,
-}
-
-#[derive(Deserialize)]
-struct Params<'a> {
-    #[serde(rename = "taskId")]
-    task: &'a str,
-}
-
-/// `PUT /ID` stores a result; a POST of `tasks/get` is answered with it.
-pub(crate) async fn serve_tasks() -> anyhow::Result<()> {
-    let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-    let tasks = Arc::new(Tasks { shards, hasher: RandomState::new() });
-    serve(Protocol::Http1, move |request| {
-        let tasks = Arc::clone(&tasks);
-        async move {
-            let (parts, body) = request.into_parts();
-            let body = body.collect().await?.to_bytes();
-            if parts.method == Method::PUT {
-                let task = parts.uri.path().trim_start_matches('/').to_owned();
-                tasks.shard(&task).lock().insert(task, body);
-                return Ok(Response::new(Full::default()));
-            }
-            let get: Get<'_> = serde_json::from_slice(&body)?;
-            let found = tasks.shard(get.params.task).lock().get(get.params.task).cloned();
-            let found = found.filter(|_| get.method == "tasks/get").context("no such task")?;
-            Ok(json(result(get.id.get(), &found)))
-        }
-    })
-    .await
 }
 
 /// A successful answer, as the gateway writes it.

@@ -4,7 +4,6 @@
 //! `TASKGATE_BENCH_PROGRAM` another gateway is counted, such as the one before a change.
 
 use std::ffi::{OsStr, OsString};
-use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,13 +16,14 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
+use crate::baseline::Count;
 use crate::line::{Line, Protocol};
 use crate::load::{Crowd, Question};
 use crate::messages;
 use crate::parts::{self, Part};
 use crate::plan::{self, LOOK_EVERY, PATIENCE, TASKS};
 use crate::upstream::{LARGE, SMALL};
-use crate::{bare, report, rows, upstream};
+use crate::{bare, bare_tasks, baseline, report, rows, upstream};
 
 const CLIENTS: usize = 4;
 /// Requests before the count begins: connections, pools, the list of tools.
@@ -35,26 +35,31 @@ const LARGE_REQUESTS: usize = 100;
 /// Counts everything whose name contains `wanted`, and leaves the table in the folder of reports.
 ///
 /// # Errors
-/// If a part does not start, an answer is wrong, or valgrind is missing.
+/// If a part does not start, an answer is wrong, or valgrind is missing; if a path takes more than was kept, where the gateway
+/// is that of this build.
 pub(crate) async fn run(wanted: &str) -> anyhow::Result<()> {
     let folder = TempDir::new()?;
     let at = folder.path().to_str().context("the folder for temporary files has a strange name")?;
     let upstream = Part::own(&[upstream::NAME, at]).await?;
-    let mut table = String::from("| what | bare | gateway | ratio |\n|---|---:|---:|---:|\n");
+    let mut counts = Vec::new();
     for config in [store_in_memory(upstream.address, folder.path()), store_on_disk(upstream.address, folder.path())] {
         let (name, text) = config?;
         let file = folder.path().join(format!("{name}.toml"));
         std::fs::write(&file, text)?;
         let mut gateway = Counted::gateway(&file).await?;
         if name == "memory" {
-            calls(&mut gateway, upstream.address, wanted, &mut table).await?;
-            polls(&mut gateway, wanted, &mut table).await?;
+            calls(&mut gateway, upstream.address, wanted, &mut counts).await?;
+            polls(&mut gateway, upstream.address, wanted, &mut counts).await?;
         }
-        creates(&mut gateway, &format!("create and settle, {name}"), wanted, &mut table).await?;
+        let log = folder.path().join("log");
+        let log = (name == "disk").then(|| log.to_string_lossy());
+        lives(&mut gateway, (upstream.address, log.as_deref()), (name, wanted), &mut counts).await?;
     }
-    through_wrap(upstream.address, wanted, &mut table).await?;
+    through_wrap(upstream.address, wanted, &mut counts).await?;
+    let table = baseline::table(&counts)?;
     std::io::stdout().write_all(table.as_bytes())?;
-    Ok(std::fs::write(report::folder()?.join("instructions").with_extension("md"), table)?)
+    std::fs::write(report::folder()?.join("instructions").with_extension("md"), table)?;
+    if parts::is_of_this_build() { baseline::check(&counts) } else { Ok(()) }
 }
 
 fn store_in_memory(upstream: SocketAddr, _: &Path) -> anyhow::Result<(&'static str, String)> {
@@ -70,7 +75,7 @@ async fn calls(
     gateway: &mut Counted<Part>,
     upstream: SocketAddr,
     wanted: &str,
-    table: &mut String,
+    counts: &mut Vec<Count>,
 ) -> anyhow::Result<()> {
     let upstream = upstream.to_string();
     let mut proxy = Counted::own(&[bare::PROXY, &upstream]).await?;
@@ -79,58 +84,75 @@ async fn calls(
         let at_gateway = plan::call_of(row, &at_gateway, &gateway.server).await?;
         let at_proxy = plan::call_of(row, &at_proxy, &proxy.server).await?;
         let requests = requests_of(row.tool);
-        let bare = proxy.of(at_proxy, requests).await?;
-        add(table, row.what, Some(bare), gateway.of(at_gateway, requests).await?)?;
+        let bare = Some(proxy.of(at_proxy, requests).await?);
+        counts.push(Count { what: row.what.to_owned(), bare, gateway: gateway.of(at_gateway, requests).await? });
     }
     Ok(())
 }
 
-async fn polls(gateway: &mut Counted<Part>, wanted: &str, table: &mut String) -> anyhow::Result<()> {
-    let mut tasks = Counted::own(&[bare::TASKS]).await?;
+async fn polls(
+    gateway: &mut Counted<Part>,
+    upstream: SocketAddr,
+    wanted: &str,
+    counts: &mut Vec<Count>,
+) -> anyhow::Result<()> {
+    let mut tasks = Counted::own(&[bare_tasks::TASKS, &upstream.to_string()]).await?;
     for (what, tool) in [("tasks/get, small result", SMALL), ("tasks/get, 100 kB result", LARGE)] {
         if what.contains(wanted) {
             let (at_bare, at_gateway) = plan::polls_of(tool, &tasks.server, &gateway.server).await?;
-            let bare = tasks.of(at_bare, requests_of(tool)).await?;
-            add(table, what, Some(bare), gateway.of(at_gateway, requests_of(tool)).await?)?;
+            let bare = Some(tasks.of(at_bare, requests_of(tool)).await?);
+            let gateway = gateway.of(at_gateway, requests_of(tool)).await?;
+            counts.push(Count { what: what.to_owned(), bare, gateway });
         }
     }
     Ok(())
 }
 
-/// Calls that are tasks at once, up to their stored outcome.
-async fn creates(gateway: &mut Counted<Part>, what: &str, wanted: &str, table: &mut String) -> anyhow::Result<()> {
-    if !what.contains(wanted) {
+/// Calls that are tasks at once: up to their stored outcome, and with two polls of it.
+async fn lives(
+    gateway: &mut Counted<Part>,
+    (upstream, log): (SocketAddr, Option<&str>),
+    (name, wanted): (&str, &str),
+    counts: &mut Vec<Count>,
+) -> anyhow::Result<()> {
+    let names = ["create and settle", "whole life with two polls"].map(|what| format!("{what}, {name}"));
+    if !names.iter().any(|what| what.contains(wanted)) {
         return Ok(());
     }
-    let mut lines = Vec::new();
-    for _ in 0..CLIENTS {
-        lines.push(Line::connect(gateway.server.address).await?);
+    let upstream = upstream.to_string();
+    let arguments: Vec<&str> = [bare_tasks::TASKS, &upstream].into_iter().chain(log).collect();
+    let bare = Counted::own(&arguments).await?.life().await?;
+    let gateway = gateway.life().await?;
+    for (what, (bare, gateway)) in names.into_iter().zip(bare.into_iter().zip(gateway)) {
+        counts.push(Count { what, bare: Some(bare), gateway });
     }
-    create_and_settle(&mut lines, WARMING).await?;
-    gateway.counts.taken().await?;
-    create_and_settle(&mut lines, REQUESTS).await?;
-    add(table, what, None, gateway.counts.taken().await? / REQUESTS as u64)
+    Ok(())
 }
 
-async fn create_and_settle(lines: &mut [Line], count: usize) -> anyhow::Result<()> {
-    let mut last = None;
+async fn create_and_settle(lines: &mut [Line], count: usize) -> anyhow::Result<Vec<String>> {
+    let mut made = Vec::with_capacity(count);
     for number in 0..count {
-        let line = &mut lines[number % CLIENTS];
-        last = Some(plan::create(line, SMALL).await?);
+        made.push(plan::create(&mut lines[number % CLIENTS], SMALL).await?);
     }
-    let poll = messages::poll(TASKS, &last.context("a task was made")?);
+    let last = made.last().context("a task was made")?;
     let settled = async {
-        while serde_json::from_slice::<Value>(lines[0].ask(&poll).await?)?["result"]["status"] != "completed" {
+        while status(&mut lines[0], last).await? != "completed" {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         anyhow::Ok(())
     };
-    timeout(PATIENCE, settled).await.context("never settled")?
+    timeout(PATIENCE, settled).await.context("never settled")??;
+    Ok(made)
+}
+
+async fn status(line: &mut Line, task: &str) -> anyhow::Result<Value> {
+    let mut answer: Value = serde_json::from_slice(line.ask(&messages::poll(TASKS, task)).await?)?;
+    Ok(answer["result"]["status"].take())
 }
 
 /// Calls of `taskgate wrap --url`, one after the other. Programs cannot be counted behind the gateway: what starts them is
 /// the gateway's own program once more, and `/proc/self/exe` is valgrind's here.
-async fn through_wrap(upstream: SocketAddr, wanted: &str, table: &mut String) -> anyhow::Result<()> {
+async fn through_wrap(upstream: SocketAddr, wanted: &str, counts: &mut Vec<Count>) -> anyhow::Result<()> {
     let what = "call through wrap, small answer";
     if !what.contains(wanted) {
         return Ok(());
@@ -140,18 +162,13 @@ async fn through_wrap(upstream: SocketAddr, wanted: &str, table: &mut String) ->
     host.server.call(WARMING).await?;
     host.counts.taken().await?;
     host.server.call(REQUESTS).await?;
-    add(table, what, None, host.counts.taken().await? / REQUESTS as u64)
+    let gateway = host.counts.taken().await? / REQUESTS as u64;
+    counts.push(Count { what: what.to_owned(), bare: None, gateway });
+    Ok(())
 }
 
 fn requests_of(tool: &str) -> usize {
     if tool == LARGE { LARGE_REQUESTS } else { REQUESTS }
-}
-
-fn add(table: &mut String, what: &str, bare: Option<u64>, gateway: u64) -> anyhow::Result<()> {
-    let thousands = |count: u64| format!("{:.1} k", count as f64 / 1e3);
-    let (bare, ratio) =
-        bare.map_or_else(Default::default, |bare| (thousands(bare), format!("{:.2}", gateway as f64 / bare as f64)));
-    Ok(writeln!(table, "| {what} | {bare} | {} | {ratio} |", thousands(gateway))?)
 }
 
 /// A server whose instructions are counted.
@@ -188,6 +205,23 @@ impl Counted<Part> {
         let part = Part::counted_own(arguments, &counts_in(&folder)).await?;
         let pid = part.pid;
         Self::new(part, pid, folder)
+    }
+
+    /// Instructions of a task: up to its stored outcome; and with two polls of it.
+    async fn life(&mut self) -> anyhow::Result<[u64; 2]> {
+        let mut lines = Vec::new();
+        for _ in 0..CLIENTS {
+            lines.push(Line::connect(self.server.address).await?);
+        }
+        create_and_settle(&mut lines, WARMING).await?;
+        self.counts.taken().await?;
+        let made = create_and_settle(&mut lines, REQUESTS).await?;
+        let settled = self.counts.taken().await?;
+        for (number, task) in made.iter().cycle().take(2 * REQUESTS).enumerate() {
+            status(&mut lines[number % CLIENTS], task).await?;
+        }
+        let polled = self.counts.taken().await?;
+        Ok([settled, settled + polled].map(|all| all / REQUESTS as u64))
     }
 
     /// Instructions of one request, over `requests` of them.

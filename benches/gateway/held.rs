@@ -15,10 +15,10 @@ use tokio_util::task::TaskTracker;
 
 use crate::line::Line;
 use crate::load::Round;
-use crate::memory::{Memory, at_rest, wait_for_held};
+use crate::memory::{Memory, SHARED_TASK_BUDGET, TASK_BUDGET, at_rest, wait_for_held};
 use crate::messages;
 use crate::parts::Part;
-use crate::plan::{Comparison, Size, TASKS, create, median, typical};
+use crate::plan::{Comparison, Size, TASKS, create, typical};
 use crate::report::{Figure, Must};
 use crate::{rows, secure, upstream};
 
@@ -67,7 +67,7 @@ async fn beside(upstream: &Part, size: Size, found: &mut Found) -> anyhow::Resul
     let (with_all, with_few) = (Part::gateway(configs[0].path()).await?, Part::gateway(configs[1].path()).await?);
     let few = hold(&with_few, FEW).await?;
     wait_for_held(upstream, FEW).await?;
-    let (all, memory) = fill(&with_all, upstream, (HELD, FEW), size.live_tasks).await?;
+    let (all, memory) = fill(&with_all, upstream, (HELD, FEW, TASK_BUDGET), size.live_tasks).await?;
     found.memory.push(memory);
     let (all, few) = (requests(&all), requests(&few));
     for (part, requests) in [(&with_all, &all), (&with_few, &few)] {
@@ -81,20 +81,13 @@ async fn beside(upstream: &Part, size: Size, found: &mut Found) -> anyhow::Resul
     found.figures.push(within(&with_all, size, "over HTTP/1.1")?);
     drop((with_all, with_few));
     wait_for_held(upstream, 0).await?;
-    let measured = typical(&of_all);
     found.figures.push(Figure {
         what: format!("{} calls in progress: polls of their tasks", size.live_tasks),
-        found: format!("{:.0}/s", measured.rate),
+        found: format!("{:.0}/s", typical(&of_all).rate),
         must: Must::None,
     });
-    found.comparisons.push(Comparison {
-        what: POLLS,
-        peer: "taskgate, few in progress",
-        server: "taskgate",
-        bare: typical(&of_few),
-        measured,
-        ratio: median(of_all.iter().zip(&of_few).map(|(all, few)| all.cpu / few.cpu)),
-    });
+    let sides = [("taskgate, few in progress", of_few.as_slice()), ("taskgate", &of_all)];
+    found.comparisons.push(Comparison::of(POLLS, sides));
     Ok(())
 }
 
@@ -103,7 +96,7 @@ async fn over_http2(upstream: &Part, lines: &str, size: Size, found: &mut Found)
     let folder = TempDir::new()?;
     let config = config(lines, &folder.path().join("data"))?;
     let gateway = Part::gateway(config.path()).await?;
-    let (_, memory) = fill(&gateway, upstream, (HELD_HTTP2, 0), size.live_tasks).await?;
+    let (_, memory) = fill(&gateway, upstream, (HELD_HTTP2, 0, SHARED_TASK_BUDGET), size.live_tasks).await?;
     found.memory.push(memory);
     found.figures.push(within(&gateway, size, "over HTTP/2")?);
     drop(gateway);
@@ -114,7 +107,7 @@ async fn over_http2(upstream: &Part, lines: &str, size: Size, found: &mut Found)
 async fn fill(
     gateway: &Part,
     upstream: &Part,
-    (what, others): (&'static str, usize),
+    (what, others, budget): (&'static str, usize, f64),
     count: usize,
 ) -> anyhow::Result<(Vec<String>, Memory)> {
     create(&mut Line::connect(gateway.address).await?, upstream::SMALL).await?;
@@ -122,7 +115,7 @@ async fn fill(
     let tasks = hold(gateway, count).await?;
     wait_for_held(upstream, others + count).await?;
     let after = at_rest(gateway).await?;
-    Ok((tasks, Memory { what, count, before, after }))
+    Ok((tasks, Memory { what, count, before, after, budget: Some(budget) }))
 }
 
 fn within(gateway: &Part, size: Size, how: &str) -> anyhow::Result<Figure> {

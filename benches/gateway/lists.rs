@@ -11,7 +11,7 @@ use crate::line::Line;
 use crate::load::Round;
 use crate::messages;
 use crate::parts::Part;
-use crate::plan::{Comparison, Size, config_of, config_text, median, open_session, typical};
+use crate::plan::{Comparison, Size, config_of, config_text, open_session};
 use crate::rows;
 
 const PATH: &str = "/lists/mcp";
@@ -52,10 +52,8 @@ pub(crate) async fn compare(upstream: SocketAddr, (size, wanted): (Size, &str)) 
             of_all.push(client.round(&all, size.pages).await?);
             of_some.push(client.round(&criteria, size.pages).await?);
         }
-        let ratio = median(of_some.iter().zip(&of_all).map(|(some, all)| some.cpu / all.cpu));
-        let (bare, measured) = (typical(&of_all), typical(&of_some));
-        let peer = "taskgate, the list without a filter";
-        comparisons.push(Comparison { what, peer, server: "taskgate", bare, measured, ratio });
+        let sides = [("taskgate, the list without a filter", of_all.as_slice()), ("taskgate", &of_some)];
+        comparisons.push(Comparison::of(what, sides));
     }
     Ok(comparisons)
 }

@@ -19,6 +19,11 @@ const HELD_PIPED_CALL: &str = "held call in the pipe";
 const IDLE_SESSION: &str = "idle session";
 const HUGE_ANSWER: &str = "10 MB answer in the pipe, peak while it passes";
 
+/// The most bytes of a call in the pipe, and of a task whose call has a connection of its own, or shares one.
+const PIPED_CALL_BUDGET: f64 = 48e3;
+pub(crate) const TASK_BUDGET: f64 = 27e3;
+pub(crate) const SHARED_TASK_BUDGET: f64 = 10e3;
+
 /// How long a process is left alone before its memory is read.
 const REST: Duration = Duration::from_millis(500);
 
@@ -29,6 +34,8 @@ pub(crate) struct Memory {
     pub(crate) count: usize,
     pub(crate) before: u64,
     pub(crate) after: u64,
+    /// The most bytes for one of them, where there is such a bound.
+    pub(crate) budget: Option<f64>,
 }
 
 impl Memory {
@@ -75,7 +82,7 @@ async fn held_tasks(config: &Path, upstream: &Part, count: usize) -> anyhow::Res
     ensure!(seen["result"]["status"] == "working", "a held task is not working: {seen}");
     drop(gateway);
     wait_for_held(upstream, 0).await?;
-    Ok(Memory { what: HELD_TASK, count, before, after })
+    Ok(Memory { what: HELD_TASK, count, before, after, budget: Some(TASK_BUDGET) })
 }
 
 /// Calls that are in progress, each with a connection on either side.
@@ -99,7 +106,8 @@ async fn held_calls(config: &Path, upstream: &Part, (what, count): (&'static str
     let after = at_rest(&gateway).await?;
     drop(lines);
     wait_for_held(upstream, 0).await?;
-    Ok(Memory { what, count, before, after })
+    let budget = (what == HELD_PIPED_CALL).then_some(PIPED_CALL_BUDGET);
+    Ok(Memory { what, count, before, after, budget })
 }
 
 /// Sessions that were opened, over one connection, and are left alone.
@@ -115,7 +123,7 @@ async fn idle_sessions(config: &Path, count: usize) -> anyhow::Result<Memory> {
         line.ask(&opening).await?;
     }
     let after = at_rest(&gateway).await?;
-    Ok(Memory { what: IDLE_SESSION, count, before, after })
+    Ok(Memory { what: IDLE_SESSION, count, before, after, budget: None })
 }
 
 /// The most that the gateway ever takes while large answers pass, one after the other, the first of them held
@@ -135,7 +143,7 @@ async fn huge_answers(config: &Path, upstream: &Part, count: usize) -> anyhow::R
     for _ in 0..count {
         line.ask(&request).await?;
     }
-    Ok(Memory { what: HUGE_ANSWER, count: 1, before, after: gateway.resident_peak()? })
+    Ok(Memory { what: HUGE_ANSWER, count: 1, before, after: gateway.resident_peak()?, budget: None })
 }
 
 /// Resident memory once nothing goes on any more.

@@ -1,6 +1,6 @@
 //! The processes of a run: started, watched through `/proc`, and ended with their owner.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const LOG: &str = "bench.log";
 const START_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often another port is tried where one was taken.
-const NGINX_ATTEMPTS: usize = 5;
+const PROXY_ATTEMPTS: usize = 5;
 
 /// Every held call is a socket or two: a process may have as many as the system admits at all.
 const WITH_MANY_FILES: &str = r#"ulimit -n "$(ulimit -H -n)" && exec "$0" "$@""#;
@@ -75,16 +75,16 @@ impl Part {
         Self::start(Path::new("valgrind"), &words).await
     }
 
-    /// nginx as a reverse proxy with one process; `None` where there is none on `PATH`, or it does not start.
-    pub(crate) async fn nginx(upstream: SocketAddr) -> anyhow::Result<Option<Self>> {
-        for _ in 0..NGINX_ATTEMPTS {
+    /// Another reverse proxy, with one process; `None` where there is none on `PATH`, or it does not start.
+    pub(crate) async fn proxy(proxy: Proxy, upstream: SocketAddr) -> anyhow::Result<Option<Self>> {
+        for _ in 0..PROXY_ATTEMPTS {
             let folder = TempDir::new()?;
             // It knows no port 0: somebody else may take this one before it does.
             let address = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-            std::fs::write(folder.path().join("nginx.conf"), nginx_config(address, upstream))?;
-            let spawned = Command::new("nginx")
-                .args([OsStr::new("-p"), folder.path().as_os_str()])
-                .args(["-e", "error.log", "-c", "nginx.conf"])
+            let file = folder.path().join("proxy.conf");
+            std::fs::write(&file, proxy.config(address, upstream))?;
+            let spawned = Command::new(proxy.program())
+                .args(proxy.arguments(folder.path(), &file))
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(log()?)
@@ -93,21 +93,15 @@ impl Part {
             let mut child = match spawned {
                 Ok(child) => child,
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(error).context("nginx does not start"),
+                Err(error) => return Err(error).with_context(|| format!("{} does not start", proxy.program())),
             };
-            let process = PathBuf::from(format!("/proc/{}", child.id().context("nginx ended at once")?));
+            let pid = child.id().with_context(|| format!("{} ended at once", proxy.program()))?;
+            let process = PathBuf::from(format!("/proc/{pid}"));
             let ends_at = tokio::time::Instant::now() + START_MAX;
             while child.try_wait()?.is_none() && tokio::time::Instant::now() < ends_at {
                 if TcpStream::connect(address).await.is_ok() {
-                    let pid = child.id();
-                    return Ok(Some(Self {
-                        address,
-                        pid,
-                        process,
-                        _child: child,
-                        output: None,
-                        _folder: Some(folder),
-                    }));
+                    let (pid, folder) = (Some(pid), Some(folder));
+                    return Ok(Some(Self { address, pid, process, _child: child, output: None, _folder: folder }));
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
@@ -191,6 +185,57 @@ impl Part {
     }
 }
 
+/// A reverse proxy that others wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proxy {
+    Nginx,
+    Haproxy,
+}
+
+impl Proxy {
+    pub(crate) const fn program(self) -> &'static str {
+        match self {
+            Self::Nginx => "nginx",
+            Self::Haproxy => "haproxy",
+        }
+    }
+
+    fn arguments(self, folder: &Path, file: &Path) -> Vec<OsString> {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        match self {
+            Self::Nginx => [words(&["-e", "error.log", "-p"]), vec![folder.into()], words(&["-c"]), vec![file.into()]],
+            Self::Haproxy => [words(&["-db", "-f"]), vec![file.into()], Vec::new(), Vec::new()],
+        }
+        .concat()
+    }
+
+    fn config(self, address: SocketAddr, upstream: SocketAddr) -> String {
+        match self {
+            Self::Nginx => nginx_config(address, upstream),
+            Self::Haproxy => haproxy_config(address, upstream),
+        }
+    }
+}
+
+fn haproxy_config(address: SocketAddr, upstream: SocketAddr) -> String {
+    format!(
+        r#"global
+    nbthread 1
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    http-reuse always
+frontend bench
+    bind {address}
+    default_backend upstream
+backend upstream
+    server upstream {upstream}
+"#
+    )
+}
+
 fn nginx_config(address: SocketAddr, upstream: SocketAddr) -> String {
     format!(
         r#"daemon off;
@@ -217,6 +262,11 @@ http {{
 }}
 "#
     )
+}
+
+/// Whether the gateway that is measured is that of this build.
+pub(crate) fn is_of_this_build() -> bool {
+    gateway_program() == Path::new(env!("CARGO_BIN_EXE_taskgate"))
 }
 
 /// The gateway that is measured: another one than that of this build where `TASKGATE_BENCH_PROGRAM` names it.

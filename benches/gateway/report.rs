@@ -70,24 +70,36 @@ fn table(measured: &Measured) -> anyhow::Result<String> {
     let mut out = format!(
         "## CPU and latency\n\nMedians over the rounds of one run on {cores} cores, load and all servers included. CPU is \
          that of the server's process alone.\n\n\
-         | what | server | CPU/request | ratio | p50 | p99 | answers/s |\n|---|---|---:|---:|---:|---:|---:|\n"
+         | what | server | CPU/request | ratio | spread | budget | met | p50 | p99 | answers/s |\n\
+         |---|---|---:|---:|---|---:|---|---:|---:|---:|\n"
     );
     for one in &measured.comparisons {
-        for (server, round, ratio) in [(one.peer, one.bare, 1.0), (one.server, one.measured, one.ratio)] {
-            let Round { cpu, p50, p99, rate } = round;
-            writeln!(
-                out,
-                "| {} | {server} | {cpu:.1} us | {ratio:.2} | {p50:.0} us | {p99:.0} us | {rate:.0} |",
-                one.what
-            )?;
+        let [least, greatest] = one.spread;
+        let (bound, met) = one.budget.map_or_else(Default::default, |budget| {
+            (format!("{budget:.2}"), if one.ratio <= budget { "yes" } else { "NO" })
+        });
+        let compared = format!("{:.2} | {least:.2} to {greatest:.2} | {bound} | {met}", one.ratio);
+        for (server, round, compared) in
+            [(one.peer, one.bare, "1.00 | | |"), (one.server, one.measured, compared.as_str())]
+        {
+            let (what, Round { cpu, p50, p99, rate }) = (one.what, round);
+            writeln!(out, "| {what} | {server} | {cpu:.1} us | {compared} | {p50:.0} us | {p99:.0} us | {rate:.0} |")?;
         }
     }
-    out.push_str("\n## Memory\n\n| what | count | resident before | after | each |\n|---|---:|---:|---:|---:|\n");
+    out.push_str("\n## Memory\n\n| what | count | resident before | after | each | budget | met |\n|---|---:|---:|---:|---:|---:|---|\n");
     for one in &measured.memory {
         let (before, after) = (one.before >> 10, one.after >> 10);
-        writeln!(out, "| {} | {} | {before} KiB | {after} KiB | {:.1} kB |", one.what, one.count, one.each() / 1e3)?;
+        let (bound, met) = one.budget.map_or_else(Default::default, |budget| {
+            (format!("{:.0} kB", budget / 1e3), if one.each() <= budget { "yes" } else { "NO" })
+        });
+        let each = one.each() / 1e3;
+        writeln!(
+            out,
+            "| {} | {} | {before} KiB | {after} KiB | {each:.1} kB | {bound} | {met} |",
+            one.what, one.count
+        )?;
     }
-    out.push_str("\n## Durable store\n\n| what | found | must | met |\n|---|---:|---:|---|\n");
+    out.push_str("\n## Single figures\n\n| what | found | must | met |\n|---|---:|---:|---|\n");
     for Figure { what, found, must } in &measured.figures {
         let (bound, verdict) = match must {
             Must::None => ("", ""),
@@ -113,6 +125,8 @@ fn numbers(measured: &Measured) -> Value {
             "what": one.what,
             "peer": one.peer,
             "cpu_ratio": one.ratio,
+            "cpu_ratio_spread": one.spread,
+            "budget": one.budget,
             "bare": round(&one.bare),
             (one.server): round(&one.measured),
         })
@@ -124,6 +138,7 @@ fn numbers(measured: &Measured) -> Value {
             "resident_before_bytes": one.before,
             "resident_after_bytes": one.after,
             "bytes_each": one.each(),
+            "budget": one.budget,
         })
     });
     let figures = measured.figures.iter().map(|one| {

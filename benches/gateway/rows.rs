@@ -31,8 +31,8 @@ pub(crate) fn settings(folder: &Path) -> DiskSettings {
 /// Makes a store with `count` rows and leaves it closed.
 pub(crate) async fn fill(folder: &Path, count: usize, row: fn(usize) -> Task) -> anyhow::Result<()> {
     let store = DiskStore::open(settings(folder)).await?;
-    let tasks: Vec<Task> = (0..count).map(row).collect();
-    for together in tasks.chunks(AT_ONCE) {
+    for first in (0..count).step_by(AT_ONCE) {
+        let together: Vec<Task> = (first..count.min(first + AT_ONCE)).map(row).collect();
         try_join_all(together.iter().map(|task| store.insert(task))).await?;
     }
     store.close().await;

@@ -12,7 +12,7 @@ use crate::line::Line;
 use crate::load::{Round, as_float};
 use crate::messages::{self, Client};
 use crate::parts::Part;
-use crate::plan::{Comparison, LOOK_EVERY, PATIENCE, PLAIN, Size, config_of, config_text, median, typical};
+use crate::plan::{Comparison, LOOK_EVERY, PATIENCE, PLAIN, Size, config_of, config_text};
 use crate::rows;
 use crate::upstream::SMALL;
 
@@ -49,10 +49,8 @@ pub(crate) async fn compare(upstream: SocketAddr, (size, wanted): (Size, &str)) 
                 of_elements.push(elements);
             }
         }
-        let ratio = median(of_elements.iter().zip(&of_calls).map(|(element, call)| element.cpu / call.cpu));
-        let (bare, measured) = (typical(&of_calls), typical(&of_elements));
-        let peer = "taskgate, a plain call without a list";
-        comparisons.push(Comparison { what, peer, server: "taskgate", bare, measured, ratio });
+        let sides = [("taskgate, a plain call without a list", of_calls.as_slice()), ("taskgate", &of_elements)];
+        comparisons.push(Comparison::of(what, sides));
     }
     Ok(comparisons)
 }

@@ -369,7 +369,7 @@ impl StreamClientLoop {
             };
             match face {
                 Face::Stateless => {
-                    withdrawn.run_until_cancelled(asking).await;
+                    withdrawn.run_until_cancelled(Box::pin(asking)).await;
                 }
                 Face::Session => asking.await,
             }

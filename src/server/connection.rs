@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::io;
 use std::net::IpAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,7 +54,8 @@ pub(super) struct ListenerState {
     pub(super) phases: Phases,
 }
 
-/// Serves one connection until either side ends it. `local` is the address that the peer dialled.
+/// Serves one connection until either side ends it. `local` is the address that the peer dialled. What speaks HTTP is boxed:
+/// a connection takes no room for the version that it does not speak.
 pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, local: IpAddr) {
     let _counted = shared.meter.connection();
     let deadline = Instant::now() + shared.limits.head_deadline;
@@ -75,10 +76,12 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     let service = service(Arc::clone(&shared), Arc::clone(&trail), local);
     let outcome = match protocol {
         Protocol::Http1 => {
-            drive(http1(&shared).serve_connection(TokioIo::new(io), service), &trail, &shared.phases).await
+            let connection = http1(&shared).serve_connection(TokioIo::new(io), service);
+            drive(Box::pin(connection), &trail, &shared.phases).await
         }
         Protocol::Http2 => {
-            drive(http2(&shared).serve_connection(TokioIo::new(io), service), &trail, &shared.phases).await
+            let connection = http2(&shared).serve_connection(TokioIo::new(io), service);
+            drive(Box::pin(connection), &trail, &shared.phases).await
         }
     };
     let broken = outcome.as_ref().err().and_then(|error| reason(protocol, error));
@@ -88,7 +91,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     let farewell = if outcome.is_err() || trail.is_in_doubt() { LingerMode::Unheard } else { LingerMode::Heard };
     // HTTP has dropped its end, so the socket is here.
     if let Ok(returned) = returned.await {
-        finish(&shared, returned, farewell).await;
+        Box::pin(finish(&shared, returned, farewell)).await;
     }
 }
 
@@ -190,11 +193,10 @@ where
 }
 
 /// Runs a connection to its end; asks it to end gracefully once it should leave, and drops it at `abort`.
-async fn drive<C>(connection: C, trail: &ConnectionState, phases: &Phases) -> Result<(), hyper::Error>
+async fn drive<C>(mut connection: Pin<Box<C>>, trail: &ConnectionState, phases: &Phases) -> Result<(), hyper::Error>
 where
     C: GracefulConnection<Error = hyper::Error>,
 {
-    let mut connection = pin!(connection);
     tokio::select! {
         biased;
         outcome = connection.as_mut() => return outcome,

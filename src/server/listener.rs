@@ -282,9 +282,10 @@ fn admit(shared: &Arc<ListenerState>, place: ConnectionPermit, socket: TcpStream
     shared.tracker.clone().spawn(async move {
         match tls {
             None => serve(shared, socket, local).await,
+            // Boxed: a connection without TLS takes no room for it.
             Some(tls) => {
-                if let Some(stream) = tls.accept(&shared, socket).await {
-                    serve(shared, stream, local).await;
+                if let Some(stream) = Box::pin(tls.accept(&shared, socket)).await {
+                    Box::pin(serve(shared, stream, local)).await;
                 }
             }
         }

@@ -171,7 +171,7 @@ pub(super) fn begin_on(
     }
     let call = shared.served.engine.call(spec);
     let stop = shared.served.life.stop.clone();
-    let driving = async move { driver.run(call).await };
+    let driving = Box::pin(async move { driver.run(call).await });
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
     Ok(ReplayStream::new(said))
 }

@@ -163,7 +163,10 @@ pub(super) async fn get(
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
     let opening = async move {
-        leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
+        leaving
+            .run_until_cancelled_owned(Box::pin(opening))
+            .await
+            .unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
     };
     respond(SessionOwnStream { answering: Box::pin(opening), own }, addressee(None, AcceptedTypes::Both)).await
 }

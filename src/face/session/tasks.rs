@@ -312,7 +312,7 @@ impl SessionFaceState {
         if is_new {
             let notifier = task_notifier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
             let life = &self.served.life;
-            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(notifier.run()));
+            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(Box::pin(notifier.run())));
         }
         line
     }

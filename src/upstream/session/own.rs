@@ -144,7 +144,7 @@ impl OwnSessions {
             let request = RawRequest { binding, verb, forwarded: ForwardedHeaders::default() };
             let _ = tokio::time::timeout(REPLY_MAX, channel.send(request)).await;
         };
-        self.scope.tracker.spawn(stop.run_until_cancelled_owned(replying));
+        self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(replying)));
     }
 
     /// Counts a message of the server's that goes to nobody.

@@ -49,7 +49,7 @@ impl QuestionKeepAlive {
                 }
             }
         };
-        link.tracker.spawn(over.run_until_cancelled_owned(showing));
+        link.tracker.spawn(over.run_until_cancelled_owned(Box::pin(showing)));
     }
 
     fn sign(&self, count: u32) -> bytes::Bytes {

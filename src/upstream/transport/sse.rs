@@ -194,7 +194,7 @@ impl MessageSender for SsePosts {
         };
         // By itself, since a server may break off what it does for a POST whose connection is closed: whoever waits
         // here may have heard of it over the stream, and be gone.
-        self.life.tracker.spawn(self.closing.clone().run_until_cancelled_owned(post.run(judge)));
+        self.life.tracker.spawn(self.closing.clone().run_until_cancelled_owned(Box::pin(post.run(judge))));
         let closed = || {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
             GatewayFault::new(Reason::UpstreamClosed, executed)

@@ -201,7 +201,7 @@ impl MessageTransport for StdioTransport {
         let tracker = &self.life.tracker;
         tracker.spawn(write(stdin, queue, process.closing.clone()));
         let listening = program_output::log(stderr, Arc::clone(&noise));
-        tracker.spawn(process.silent.clone().run_until_cancelled_owned(listening));
+        tracker.spawn(process.silent.clone().run_until_cancelled_owned(Box::pin(listening)));
         tracker.spawn(keep(child, Arc::clone(&process)));
         let receiver = StdoutReceiver {
             stdout,

@@ -137,7 +137,7 @@ async fn begin(
         }
     };
     let stop = shared.served.life.stop.clone();
-    shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(pumping));
+    shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(pumping)));
     response
 }
 

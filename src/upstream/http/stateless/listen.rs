@@ -285,7 +285,7 @@ impl ListenSource {
 
     async fn run(self: Arc<Self>) {
         let over = self.over.clone();
-        let _ = over.run_until_cancelled(self.follow()).await;
+        let _ = over.run_until_cancelled(Box::pin(self.follow())).await;
         over.cancel();
     }
 

@@ -55,13 +55,13 @@ impl OwnSessions {
             let (sessions, session) = (Arc::clone(self), session.clone());
             let stop = self.scope.stop.clone();
             // It goes on by itself, so that a waiter who leaves does not hold it up.
-            let opening = self.scope.tracker.spawn(stop.run_until_cancelled_owned(async move {
+            let opening = self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(async move {
                 let renewed = sessions.open_anew(&session, preferences).await;
                 let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
                 let upstream = Arc::clone(sessions.channel.name());
                 metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
                 renewed
-            }));
+            })));
             let opened = async move {
                 match opening.await {
                     Ok(Some(opened)) => opened,

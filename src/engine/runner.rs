@@ -1,9 +1,9 @@
 //! Owns one upstream call: turns the exchange's events into events of the task or of the waiting client, and outlives
 //! the client's connection once there is a handle.
 //!
-//! Order (GW-32): `always` and `required` insert, answer, then begin; `auto` begins and inserts
-//! at the grace's end. A handle is sent only after `insert` returned. If the client is gone by then,
-//! nobody knows the id: the row is dropped and the upstream told (T-27).
+//! Order (GW-32): `always` and `required` insert, answer, then begin, and where a place is free their row says from the
+//! start that they may have been sent; `auto` begins and inserts at the grace's end. A handle is sent only after `insert`
+//! returned. If the client is gone by then, nobody knows the id: the row is dropped and the upstream told (T-27).
 //!
 //! The main loop is here; how a call gets its row and ends is in `row`, what the upstream asks in `questions` and
 //! `rounds`.
@@ -182,6 +182,10 @@ impl Runner {
         if matches!(Box::pin(self.prepare()).await, RunnerFlow::Stop) {
             return Box::pin(self.leave()).await;
         }
+        if self.row.is_some() && !self.stage.is_waiting() {
+            self.place_taken();
+            failpoint::hit("intent-durable");
+        }
         self.go_on().await;
     }
 
@@ -343,10 +347,14 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    async fn dispatched(&mut self) -> RunnerFlow {
+    fn place_taken(&mut self) {
         self.queue_end = None;
         self.dispatched = Some(Instant::now());
         self.deadline = Some(Instant::now() + self.spec.policy.deadline);
+    }
+
+    async fn dispatched(&mut self) -> RunnerFlow {
+        self.place_taken();
         match self.row_key() {
             Some(key) => {
                 // The row says `working` before the first byte goes out (GW-37).

@@ -84,6 +84,12 @@ impl CallStage {
         }
     }
 
+    /// Takes the place of a call that has asked for none yet, if one is free at once; whether it did. The elements
+    /// of a split call wait for theirs.
+    pub(super) fn take_place(&mut self, spec: &CallSpec) -> bool {
+        self.only_mut().is_some_and(|stage| stage.take_place(spec))
+    }
+
     /// Whether the call is split, and its elements have rows.
     pub(super) const fn has_rows(&self) -> bool {
         match &self.way {

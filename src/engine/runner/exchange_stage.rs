@@ -90,12 +90,29 @@ impl ExchangeStage {
         matches!(self.step, StepFuture::Waiting(_))
     }
 
+    /// Takes the place of a call that has asked for none yet, if one is free at once; whether it did.
+    pub(super) fn take_place(&mut self, spec: &CallSpec) -> bool {
+        if !self.is_waiting() {
+            return false;
+        }
+        let permit = spec.permits.as_ref().map(|permits| permits.try_acquire(&spec.owner));
+        let is_free = permit.as_ref().is_none_or(Option::is_some);
+        if is_free {
+            self.placed(permit.flatten());
+        }
+        is_free
+    }
+
+    fn placed(&mut self, permit: Option<CallPermit>) {
+        self.permit = permit;
+        self.step = self.begin.take().map_or(StepFuture::Over, StepFuture::Beginning);
+    }
+
     pub(super) async fn next(&mut self) -> StageEvent {
         match &mut self.step {
             StepFuture::Waiting(waiting) => match waiting.await {
                 Ok(permit) => {
-                    self.permit = permit;
-                    self.step = self.begin.take().map_or(StepFuture::Over, StepFuture::Beginning);
+                    self.placed(permit);
                     StageEvent::PlaceTaken
                 }
                 Err(fault) => self.not_begun(Failure::Gateway(fault)),

@@ -104,6 +104,11 @@ impl Runner {
             Some(chosen) => TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() },
             None => self.engine.mint_key(&self.spec.owner),
         };
+        // One commit says that the task is there and that its call may have been sent: nothing is sent before it, nor after
+        // a cancel, whose order is heard first (L6).
+        if self.spec.plan == Plan::Task && self.stage.take_place(&self.spec) {
+            self.dispatched = Some(Instant::now());
+        }
         let now = self.engine.clock.now();
         let place = self.new_place();
         let mut task = Task {

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::task::TaskMode;
+use taskgate::store::TaskStore as _;
+use taskgate::task::{Phase, Principal, TaskMode};
 
 use super::script::{Happens, Saw, Script};
+use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
 
 /// Cancels and checks that the acknowledgement is empty (EXT-11, EXT-44).
@@ -86,9 +88,12 @@ async fn a_cancel_while_the_task_is_queued_sends_nothing() {
 /// L6: its slot is there and it is about to be sent, but the cancel is stored first.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_overtakes_the_dispatch_sends_nothing() {
-    let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
-    let release = world.store.hold_next_replace();
+    let rules = Rules { in_flight_max: 1, ..Rules::mode(TaskMode::Always) };
+    let world = World::with(rules, Script::silent());
+    let place = world.permits.try_acquire(&Principal::new("another")).unwrap();
     let id = world.handle(&Ask::call()).await;
+    let release = world.store.hold_next_replace();
+    drop(place);
     tokio::time::sleep(millis(1)).await;
     assert_eq!(world.store.replaced(), 1, "the dispatch is on its way");
     cancel(&world, &id).await;
@@ -96,6 +101,35 @@ async fn a_cancel_that_overtakes_the_dispatch_sends_nothing() {
     world.is_idle().await;
     check_cancelled(&world.get(&id).await);
     assert_eq!(world.upstream.saw(), []);
+}
+
+/// L6: its row was made with its place, so it says that the call may have been sent; the cancel comes before it is.
+#[tokio::test(start_paused = true)]
+async fn a_cancel_between_the_row_of_a_call_with_a_place_and_its_first_byte_sends_nothing() {
+    let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
+    world.store.hold_returns();
+    let client = world.client(&Ask::call());
+    tokio::time::sleep(millis(1)).await;
+    let [key] = world.store.unsettled(None, 9).await.unwrap().try_into().unwrap();
+    assert_eq!(world.task(&key).await.phase, Phase::Working);
+    world.engine.cancel(&key).await.unwrap();
+    world.store.returns.add_permits(1);
+    let id = client.await.unwrap().json().await["result"]["taskId"].as_str().unwrap().to_owned();
+    world.is_idle().await;
+    check_cancelled(&world.get(&id).await);
+    assert_eq!(world.upstream.saw(), []);
+}
+
+/// Who finds a place free holds it from the insert on, and gives it back where there is no row.
+#[tokio::test(start_paused = true)]
+async fn a_place_whose_row_is_not_stored_is_free_again() {
+    let rules = Rules { in_flight_max: 1, ..Rules::mode(TaskMode::Always) };
+    let world = World::with(rules, Script::returns(seconds(1), "done"));
+    world.store.faults.strike(Method::Insert, StoreFault::Fails, 1);
+    assert!(world.send(&Ask::call()).await.json().await["error"].is_object());
+    let id = world.handle(&Ask::call()).await;
+    assert_eq!(world.settled(&id).await["status"], "completed");
+    world.is_idle().await;
 }
 
 /// EXT-71, B126, T-06.

@@ -400,7 +400,7 @@ async fn f04_wherever_the_process_ends_a_call_is_sent_at_most_once() {
             world.is_idle().await;
         }
     }
-    assert!(cut >= 9, "the process ended in mid-call {cut} times");
+    assert!(cut >= 6, "the process ended in mid-call {cut} times");
 }
 
 /// F67: what a later life can go on with is not waited for, and its upstream is told nothing.

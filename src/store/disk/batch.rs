@@ -127,10 +127,9 @@ impl<'a> WriteBatch<'a> {
             Some(named) => rows::is_named(self.conn, &task.key.owner, &named.key, now)?,
             None => false,
         };
-        if is_named || rows::find(self.conn, &task.key)?.is_some() {
+        if is_named || !rows::insert(self.conn, task)? {
             return Ok(Err(StoreError::Exists));
         }
-        rows::insert(self.conn, task)?;
         self.bytes += bytes;
         Ok(Ok(self.note(task, Revision(1), None)))
     }

@@ -116,6 +116,8 @@ impl RecordLocation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowColumns {
     pub(super) key: TaskKey,
+    /// The key's.
+    pub(super) reference: ShortReference,
     pub(super) revision: Revision,
     pub(super) outline: RowOutline,
     pub(super) name: Option<Digest>,
@@ -127,6 +129,12 @@ pub(super) struct RowColumns {
 pub(super) const COLUMNS: &str = "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref, updated_at, state, \
      scope, parent, lag";
 const COUNT: usize = 16;
+/// Those that a change of a task moves, and the places of their values and the summary in what [`RowColumns::bind`] hands
+/// over. SQLite writes an index anew that has any column which is set: two have none of these.
+pub(super) const MOVING: (&str, &str) = (
+    "revision, settled, untold, expires_at, bytes, record, updated_at, state, lag",
+    "?3, ?4, ?5, ?7, ?8, ?10, ?12, ?13, ?16, ?17",
+);
 
 /// The columns of the second schema.
 pub(super) const COLUMNS_2: &str =
@@ -134,28 +142,41 @@ pub(super) const COLUMNS_2: &str =
 const COUNT_2: usize = 11;
 
 impl RowColumns {
-    /// `summary` is the task's.
-    pub(super) fn of(task: &Task, summary: &Summary, revision: Revision, place: RecordLocation) -> Self {
+    /// `summary` is the task's, `reference` its key's.
+    pub(super) fn of(
+        task: &Task,
+        summary: &Summary,
+        reference: ShortReference,
+        revision: Revision,
+        place: RecordLocation,
+    ) -> Self {
         let name = task.idempotency.map(|named| named.key);
         let lists = ListColumns::of(summary);
-        Self { key: task.key.clone(), revision, outline: RowOutline::of(task), name, place, lists }
+        Self { key: task.key.clone(), reference, revision, outline: RowOutline::of(task), name, place, lists }
+    }
+
+    /// Whether a row with these columns differs from one with the others in [`MOVING`] alone.
+    pub(super) fn stands_with(&self, other: &Self) -> bool {
+        let fixed = |columns: &Self| {
+            let ListColumns { scope, parent, .. } = columns.lists;
+            (columns.reference, columns.outline.created_at, columns.name, scope, parent)
+        };
+        self.key == other.key && fixed(self) == fixed(other)
     }
 
     /// Reads [`COLUMNS`], the first of which is `from`, and the summary that follows them.
     pub(super) fn of_row(row: &Row<'_>, from: usize) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
         let columns = Self { lists: lists(row, from + 11)?, ..Self::without_lists(row, from)? };
-        let reference = ShortReference(row.get(from + 10)?);
         let summary = row.get_ref(from + COUNT)?.as_blob()?;
-        let summary = record::summary::decode(&columns.key, &columns.sealed(reference), summary);
+        let summary = record::summary::decode(&columns.key, &columns.sealed(), summary);
         Ok((columns, summary))
     }
 
     /// Reads [`COLUMNS_2`] and the summary that follows them, which says what stands in the columns that are new.
     pub(super) fn of_row_2(row: &Row<'_>) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
         let mut columns = Self::without_lists(row, 0)?;
-        let reference = ShortReference(row.get(10)?);
         let summary = row.get_ref(COUNT_2)?.as_blob()?;
-        let summary = record::summary::decode(&columns.key, &columns.sealed_2(reference), summary);
+        let summary = record::summary::decode(&columns.key, &columns.sealed_2(), summary);
         if let Ok(summary) = &summary {
             columns.lists = ListColumns::of(summary);
         }
@@ -170,13 +191,14 @@ impl RowColumns {
             outline,
             name: row.get::<_, Option<[u8; 32]>>(from + 8)?.map(Digest),
             place: RecordLocation::of(row.get(from + 9)?),
+            reference: ShortReference(row.get(from + 10)?),
             lists: ListColumns::unknown(&outline),
         })
     }
 
     /// What the checksum covers of them.
-    fn sealed(&self, reference: ShortReference) -> Vec<u8> {
-        let mut bytes = self.sealed_2(reference);
+    fn sealed(&self) -> Vec<u8> {
+        let mut bytes = self.sealed_2();
         let ListColumns { updated_at, state, scope, parent, lag } = self.lists;
         for value in [at(updated_at), state.0, lag] {
             bytes.extend_from_slice(&value.to_be_bytes());
@@ -189,13 +211,13 @@ impl RowColumns {
     }
 
     /// The same in the second schema. Everything but the owner has one length, and so all of it can be told apart.
-    fn sealed_2(&self, reference: ShortReference) -> Vec<u8> {
+    fn sealed_2(&self) -> Vec<u8> {
         let owner = self.key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());
         bytes.extend_from_slice(&(owner.len() as u64).to_be_bytes());
         bytes.extend_from_slice(owner.as_bytes());
         bytes.extend_from_slice(&id(&self.key));
-        bytes.extend_from_slice(&reference.0);
+        bytes.extend_from_slice(&self.reference.0);
         let RowOutline { is_settled, is_untold, created_at, expires_at, bytes: size } = self.outline;
         bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_untold), u8::from(self.name.is_some())]);
         let revision = column(self.revision);
@@ -212,8 +234,7 @@ impl RowColumns {
         summary: &Summary,
         run: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
-        let reference = ShortReference::of(&self.key);
-        self.bind_bytes(&record::summary::encode(summary, &self.sealed(reference)), run)
+        self.bind_bytes(&record::summary::encode(summary, &self.sealed()), run)
     }
 
     /// The same with a summary that is none.
@@ -233,7 +254,7 @@ impl RowColumns {
             number(self.outline.bytes),
             self.name.map(|name| name.0),
             self.place.column(),
-            ShortReference::of(&self.key).0,
+            self.reference.0,
             at(self.lists.updated_at),
             self.lists.state.0,
             self.lists.scope.map(|scope| scope.0.to_be_bytes()),

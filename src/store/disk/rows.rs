@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::columns::{
-    COLUMNS, OUTLINE, RecordLocation, RowColumns, RowOutline, at, id, id_of, is_damage, number, outline, time,
+    COLUMNS, MOVING, OUTLINE, RecordLocation, RowColumns, RowOutline, at, id, id_of, is_damage, number, outline, time,
 };
 use crate::store::record;
 use crate::store::tasks::Revision;
@@ -84,10 +84,16 @@ fn drop_record(conn: &Connection, place: RecordLocation, stuck: &Mutex<Unfreeabl
     dropped.map(|_| ())
 }
 
-pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<()> {
+/// Makes the row of a new task; whether it did, as there was none with its key.
+pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
+    let reference = ShortReference::of(&task.key);
+    let sql = "SELECT 1 FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3";
+    if conn.prepare_cached(sql)?.exists(params![reference.0, task.key.owner.as_str(), id(&task.key)])? {
+        return Ok(false);
+    }
     let summary = Summary::of(task);
-    let columns = RowColumns::of(task, &summary, Revision(1), put_record(conn, task)?);
-    insert_row(conn, |run| columns.bind(&summary, run))
+    let columns = RowColumns::of(task, &summary, reference, Revision(1), put_record(conn, task)?);
+    insert_row(conn, |run| columns.bind(&summary, run)).map(|()| true)
 }
 
 /// Makes a row of what `bind` hands over.
@@ -121,9 +127,10 @@ pub(super) fn update(
     };
     // A name is never taken from a row: a task that is lost keeps others from being made under it.
     let summary = Summary::of(task);
-    let columns = RowColumns::of(task, &summary, to, place);
+    let columns = RowColumns::of(task, &summary, found.columns.reference, to, place);
     let columns = RowColumns { name: columns.name.or(found.columns.name), ..columns };
-    let sql = format!("UPDATE tasks SET ({COLUMNS}, summary) = ({VALUES}) WHERE row = ?18");
+    let (set, values) = if found.columns.stands_with(&columns) { MOVING } else { (COLUMNS, VALUES) };
+    let sql = format!("UPDATE tasks SET ({set}, summary) = ({values}) WHERE row = ?18");
     let mut statement = conn.prepare_cached(&sql)?;
     columns.bind(&summary, |values| {
         let row: &dyn rusqlite::ToSql = &found.row;

@@ -15,7 +15,7 @@ use crate::failpoint;
 use crate::store::disk::columns::{self, ListColumns, RecordLocation, RowColumns, is_damage};
 use crate::store::disk::rows::insert_row;
 use crate::store::record;
-use crate::task::{Digest, Summary, Task};
+use crate::task::{Digest, ShortReference, Summary, Task};
 
 /// What one row takes on the disk while it is brought up, in the file and in its log; measured, with as much again.
 const ROW_BYTES: u64 = 2_048;
@@ -84,8 +84,10 @@ fn from_1(conn: &Connection, reader: &Connection) -> rusqlite::Result<usize> {
 
 fn columns_of(row: &Row<'_>) -> rusqlite::Result<RowColumns> {
     let outline = columns::outline(row, 3)?;
+    let key = columns::key(row, 0)?;
     Ok(RowColumns {
-        key: columns::key(row, 0)?,
+        reference: ShortReference::of(&key),
+        key,
         revision: columns::revision(row.get(2)?),
         outline,
         name: row.get::<_, Option<[u8; 32]>>(8)?.map(Digest),

@@ -6,7 +6,7 @@ use super::*;
 use crate::store::disk::columns::{COLUMNS, RecordLocation, RowColumns};
 use crate::store::disk::selection::PlaceBounds;
 use crate::store::disk::{reads, selection};
-use crate::task::{ListDirection, ListPlace, OrderedBy, PhaseKind, Summary, TimeRange};
+use crate::task::{ListDirection, ListPlace, OrderedBy, PhaseKind, ShortReference, Summary, TimeRange};
 
 const ORDERS: [(OrderedBy, ListDirection); 4] = [
     (OrderedBy::Creation, ListDirection::OldestFirst),
@@ -81,7 +81,7 @@ fn fill(conn: &mut Connection, count: u64, lag: impl Fn(u64) -> u64) {
             };
             let summary = Summary::of(&task);
             let place = RecordLocation::Now(i64::try_from(number).unwrap());
-            RowColumns::of(&task, &summary, Revision(1), place)
+            RowColumns::of(&task, &summary, ShortReference::of(&task.key), Revision(1), place)
                 .bind(&summary, |values| insert.execute(values))
                 .unwrap();
         }

@@ -42,7 +42,6 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
-use tokio_util::task::TaskTracker;
 
 use self::batch::{RowWrite, WriteResult};
 use self::check::FileCheck;
@@ -330,7 +329,7 @@ impl TaskStore for DiskStore {
         if let Some(row) = self.resident.live(key) {
             return Ok(Some(row));
         }
-        if let Some(row) = self.resident.settled(key).await {
+        if let Some(row) = self.resident.settled(key) {
             return Ok(is_there(&row, now).then_some(row));
         }
         let ticket = self.resident.ticket(key);
@@ -339,42 +338,23 @@ impl TaskStore for DiskStore {
         if let ReadRow::Whole(row) = &read
             && !self.doubt.hides(key)
         {
-            self.resident.keep(ticket, row, now).await;
+            self.resident.keep(ticket, row, now);
         }
         self.present(read, now).await
     }
 
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        let task = Arc::new(task.clone());
-        let revision = match self.put(RowWrite::Replace { expected, task: Arc::clone(&task) }).await {
-            Err(StoreError::Conflict) => {
-                // What memory has of a settled row may be older than the row: whoever reads again reads the disk.
-                self.resident.forget_settled(&task.key).await;
-                return Err(StoreError::Conflict);
-            }
-            other => other?,
-        };
-        if task.is_settled() {
-            self.resident.keep_settled(&StoredTask { task, revision }, self.last_seen()).await;
+        let written = self.put(RowWrite::Replace { expected, task: Arc::new(task.clone()) }).await;
+        if matches!(written, Err(StoreError::Conflict)) {
+            // What memory has of a settled row may be older than the row: whoever reads again reads the disk.
+            self.resident.forget_settled(&task.key);
         }
-        Ok(revision)
+        written
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        let (reply, outcome) = oneshot::channel();
-        self.queue
-            .send(WriterRequest::Write(RowWrite::Remove(key.clone()), Instant::now(), reply))
-            .await
-            .map_err(|_| closed())?;
-        let (resident, key) = (Arc::clone(&self.resident), key.clone());
-        // The row goes though whoever asked may leave, and then nobody may be shown it out of memory.
-        let forgetting = async move {
-            let removed = outcome.await.map_err(|_| closed())?;
-            resident.forget_settled(&key).await;
-            removed.map(|_| ())
-        };
-        TaskTracker::new().spawn(forgetting).await.map_err(|bug| StoreError::Io(io::Error::other(bug)))?
+        self.write(RowWrite::Remove(key.clone())).await.map(|_| ())
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {

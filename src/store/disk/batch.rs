@@ -171,8 +171,10 @@ impl<'a> WriteBatch<'a> {
     }
 
     fn remove(&mut self, key: &TaskKey) -> rusqlite::Result<Result<WriteResult, StoreError>> {
-        if let Some(found) = rows::find(self.conn, key)? {
-            self.delete(found)?;
+        match rows::find(self.conn, key)? {
+            Some(found) => self.delete(found)?,
+            // Nobody is shown out of memory what cannot be found.
+            None => self.changes.push(RowChange { key: key.clone(), before: None, after: None }),
         }
         Ok(Ok(WriteResult::Removed))
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use moka::Expiry;
-use moka::future::Cache;
+use moka::sync::Cache;
 use parking_lot::Mutex;
 
 use super::columns::RowOutline;
@@ -119,6 +119,14 @@ struct CachedRow {
     remaining: Duration,
 }
 
+impl CachedRow {
+    /// `None` for a row that is not worth its room.
+    fn of(row: StoredTask, now: Timestamp) -> Option<Self> {
+        let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
+        (!remaining.is_zero() && row.task.stored_bytes() <= SETTLED_ROW_BYTES_MAX).then_some(Self { row, remaining })
+    }
+}
+
 struct CachedRowExpiry;
 
 impl Expiry<TaskKey, CachedRow> for CachedRowExpiry {
@@ -158,8 +166,8 @@ impl ResidentRows {
     }
 
     /// A settled row that is in memory, whether or not it is gone.
-    pub(super) async fn settled(&self, key: &TaskKey) -> Option<StoredTask> {
-        self.settled.get(key).await.map(|kept| kept.row)
+    pub(super) fn settled(&self, key: &TaskKey) -> Option<StoredTask> {
+        self.settled.get(key).map(|kept| kept.row)
     }
 
     /// To be taken before a row is read from the disk.
@@ -168,29 +176,24 @@ impl ResidentRows {
     }
 
     /// Keeps a row that was read from the disk, unless its shard was written to meanwhile.
-    pub(super) async fn keep(&self, ticket: ReadTicket, row: &StoredTask, now: Timestamp) {
-        {
-            let mut shard = self.shard(&row.task.key).lock();
-            if !ticket.0.is_multiple_of(2) || ticket.0 != shard.commits {
-                return;
-            }
-            if !row.task.is_settled() {
-                if !shard.live.contains_key(&row.task.key) {
-                    self.put_live(&mut shard, row.clone());
-                }
-                return;
-            }
+    pub(super) fn keep(&self, ticket: ReadTicket, row: &StoredTask, now: Timestamp) {
+        // The lock is held all along: from the begin of a commit on nobody keeps what was read before it.
+        let mut shard = self.shard(&row.task.key).lock();
+        if !ticket.0.is_multiple_of(2) || ticket.0 != shard.commits {
+            return;
         }
-        self.keep_settled(row, now).await;
+        if row.task.is_settled() {
+            self.keep_settled(row, now);
+        } else if !shard.live.contains_key(&row.task.key) {
+            self.put_live(&mut shard, row.clone());
+        }
     }
 
     /// Keeps a settled row for those who ask next, unless a later revision of it is here.
-    pub(super) async fn keep_settled(&self, row: &StoredTask, now: Timestamp) {
-        let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
-        if !remaining.is_zero() && row.task.stored_bytes() <= SETTLED_ROW_BYTES_MAX {
-            let kept = async { CachedRow { row: row.clone(), remaining } };
+    pub(super) fn keep_settled(&self, row: &StoredTask, now: Timestamp) {
+        if let Some(kept) = CachedRow::of(row.clone(), now) {
             let is_older = |there: &CachedRow| there.row.revision < row.revision;
-            self.settled.entry_by_ref(&row.task.key).or_insert_with_if(kept, is_older).await;
+            self.settled.entry_by_ref(&row.task.key).or_insert_with_if(|| kept, is_older);
         }
     }
 
@@ -208,8 +211,8 @@ impl ResidentRows {
     }
 
     /// Forgets a settled row.
-    pub(super) async fn forget_settled(&self, key: &TaskKey) {
-        self.settled.invalidate(key).await;
+    pub(super) fn forget_settled(&self, key: &TaskKey) {
+        self.settled.invalidate(key);
     }
 
     fn put_live(&self, shard: &mut ResidentShard, row: StoredTask) {
@@ -242,8 +245,8 @@ impl ResidentRows {
         self.begin(changes);
     }
 
-    /// After a commit.
-    pub(super) fn follow(&self, changes: Vec<RowChange>) {
+    /// After a commit that was made at `now`.
+    pub(super) fn follow(&self, changes: Vec<RowChange>, now: Timestamp) {
         let touched = Self::touched(&changes);
         let mut sums = self.sums.lock();
         for RowChange { key, before, after } in changes {
@@ -255,8 +258,16 @@ impl ResidentRows {
             }
             let mut shard = self.shard(&key).lock();
             self.drop_live(&mut shard, &key);
-            if let Some(after) = after.filter(|after| !after.task.is_settled()) {
-                self.put_live(&mut shard, after);
+            match after {
+                Some(after) if !after.task.is_settled() => self.put_live(&mut shard, after),
+                // Its client is about to ask for it. No reader puts an older one here before the end of this.
+                Some(after) if before.is_some() => {
+                    if let Some(kept) = CachedRow::of(after, now) {
+                        self.settled.insert(key, kept);
+                    }
+                }
+                Some(_) => (),
+                None => self.settled.invalidate(&key),
             }
         }
         drop(sums);

@@ -53,7 +53,7 @@ impl DiskStore {
             self.resident.set_aside(&task.key, &outline);
         }
         let row = StoredTask { task, revision: written.unwrap_or(revision) };
-        self.resident.keep_settled(&row, now).await;
+        self.resident.keep_settled(&row, now);
         row
     }
 

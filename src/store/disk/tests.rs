@@ -177,11 +177,11 @@ async fn a_settled_row_is_read_from_the_disk_once() {
     let store = open(&folder).await;
     let one = settled(task("a", 1), "r");
     store.insert(&one).await.unwrap();
-    assert!(store.resident.settled(&one.key).await.is_none());
+    assert!(store.resident.settled(&one.key).is_none());
     store.load(&one.key, START).await.unwrap().unwrap();
-    assert!(store.resident.settled(&one.key).await.is_some());
+    assert!(store.resident.settled(&one.key).is_some());
     store.remove(&one.key).await.unwrap();
-    assert!(store.resident.settled(&one.key).await.is_none());
+    assert!(store.resident.settled(&one.key).is_none());
 }
 
 /// A reader that read before a commit must not put what it read over what was committed.
@@ -195,19 +195,19 @@ async fn what_was_read_before_a_commit_is_not_kept_after_it() {
     let ticket = store.resident.ticket(&one.key);
     let old = StoredTask { task: Arc::new(one.clone()), revision };
     store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
-    store.resident.keep(ticket, &old, START).await;
+    store.resident.keep(ticket, &old, START);
     assert!(store.resident.live(&one.key).is_none(), "a row that is settled by now");
     assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
     let other = task("a", 1 << 64);
     let ticket = store.resident.ticket(&other.key);
     let row = StoredTask { task: Arc::new(other.clone()), revision };
     store.resident.begin(&[RowChange { key: other.key.clone(), before: None, after: None }]);
-    store.resident.keep(ticket, &row, START).await;
+    store.resident.keep(ticket, &row, START);
     let during = store.resident.ticket(&other.key);
-    store.resident.keep(during, &row, START).await;
+    store.resident.keep(during, &row, START);
     assert!(store.resident.live(&other.key).is_none(), "a commit is under way");
     store.resident.abandon(&[RowChange { key: other.key.clone(), before: None, after: None }]);
-    store.resident.keep(store.resident.ticket(&other.key), &row, START).await;
+    store.resident.keep(store.resident.ticket(&other.key), &row, START);
     assert!(store.resident.live(&other.key).is_some());
 }
 

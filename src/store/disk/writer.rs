@@ -225,7 +225,7 @@ impl DiskWriter {
         let committed = self.hooks.before_commit().and_then(|()| conn.execute_batch("COMMIT"));
         match committed.and_then(|()| self.hooks.after_commit()) {
             Ok(()) => {
-                self.resident.follow(changes);
+                self.resident.follow(changes, self.seen());
                 self.doubt.made(&new);
             }
             Err(error) => {

@@ -269,14 +269,14 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     let before = store.load(&one.key, START).await.unwrap().unwrap();
     let told = transition(cancelled, Event::Told, START).0;
     let third = store.replace(second, &told).await.unwrap();
-    store.resident.keep_settled(&before, START).await;
+    store.resident.keep_settled(&before, START);
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
     // With nothing there to compare it with, the ticket says that it is old.
-    store.resident.forget_settled(&one.key).await;
-    store.resident.keep(ticket, &before, START).await;
-    assert!(store.resident.settled(&one.key).await.is_none());
+    store.resident.forget_settled(&one.key);
+    store.resident.keep(ticket, &before, START);
+    assert!(store.resident.settled(&one.key).is_none());
     // And one that came there all the same goes when a write finds it out.
-    store.resident.keep_settled(&before, START).await;
+    store.resident.keep_settled(&before, START);
     assert!(matches!(store.replace(before.revision, &told).await, Err(StoreError::Conflict)));
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
 }

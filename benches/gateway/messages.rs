@@ -35,9 +35,15 @@ pub(crate) fn initialize(path: &str) -> Vec<u8> {
     in_session(path, "", "initialize", &params)
 }
 
-/// A `tools/call` of a session client.
+/// A `tools/call` of a session client, without arguments.
 pub(crate) fn session_call(path: &str, session: &str, tool: &str) -> Vec<u8> {
-    in_session(path, &format!("Mcp-Session-Id: {session}\r\n"), "tools/call", &json!({"name": tool, "arguments": {}}))
+    session_call_with(path, session, tool, &json!({}))
+}
+
+/// A `tools/call` of a session client.
+pub(crate) fn session_call_with(path: &str, session: &str, tool: &str, arguments: &Value) -> Vec<u8> {
+    let params = json!({"name": tool, "arguments": arguments});
+    in_session(path, &format!("Mcp-Session-Id: {session}\r\n"), "tools/call", &params)
 }
 
 /// A `tasks/list` of a session client.

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::line::{Line, Protocol};
@@ -178,15 +178,21 @@ pub(crate) struct Row {
     protocol: Protocol,
     pub(crate) tool: &'static str,
     budget: Option<f64>,
+    /// The tool that answers with as much text as its argument has, if it has one.
+    argument: Option<&'static str>,
 }
 
 impl Row {
     const fn of(what: &'static str, caller: Caller, tool: &'static str) -> Self {
-        Self { what, server: Server::Gateway, caller, protocol: Protocol::Http1, tool, budget: None }
+        Self { what, server: Server::Gateway, caller, protocol: Protocol::Http1, tool, budget: None, argument: None }
     }
 
     const fn within(self, budget: f64) -> Self {
         Self { budget: Some(budget), ..self }
+    }
+
+    const fn with_argument(self, as_long_as: &'static str) -> Self {
+        Self { argument: Some(as_long_as), ..self }
     }
 
     const fn over(self, protocol: Protocol) -> Self {
@@ -200,13 +206,15 @@ impl Row {
     /// The request for the gateway, and the one for the bare proxy: that one passes it on to the path that it names.
     pub(crate) async fn requests(&self, gateway: &Part) -> anyhow::Result<(Vec<u8>, Vec<u8>)> {
         let same = |request: Vec<u8>| (request.clone(), request);
+        let arguments = self.argument.map_or_else(|| json!({}), |tool| json!({"text": text_of(tool)}));
+        let call = |path| messages::call_with(path, Client::Plain, self.tool, &arguments);
         Ok(match self.caller {
-            Caller::Stateless => same(messages::call(PLAIN, Client::Plain, self.tool)),
-            Caller::Session => same(messages::session_call(PLAIN, &open_session(gateway, PLAIN).await?, self.tool)),
-            Caller::Piped => (
-                messages::call(STATELESS, Client::Plain, self.tool),
-                messages::call(upstream::STATELESS, Client::Plain, self.tool),
-            ),
+            Caller::Stateless => same(call(PLAIN)),
+            Caller::Session => {
+                let session = open_session(gateway, PLAIN).await?;
+                same(messages::session_call_with(PLAIN, &session, self.tool, &arguments))
+            }
+            Caller::Piped => (call(STATELESS), call(upstream::STATELESS)),
         })
     }
 }
@@ -216,16 +224,22 @@ pub(crate) fn counted_rows() -> impl Iterator<Item = &'static Row> {
     ROWS.iter().filter(|row| row.server == Server::Gateway && row.protocol == Protocol::Http1 && row.tool != HUGE)
 }
 
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 13] = [
     Row::of("plain call, small answer", Caller::Stateless, SMALL).within(1.7),
     Row::of("plain call, 100 kB answer", Caller::Stateless, LARGE).within(1.7),
     Row::of("session call in the pipe, small answer", Caller::Session, SMALL).within(1.2),
     Row::of("session call in the pipe, small answer as an event", Caller::Session, EVENTS).within(1.3),
     Row::of("session call in the pipe, small answer over HTTP/2", Caller::Session, SMALL).over(Protocol::Http2),
     Row::of("session call in the pipe, 100 kB answer", Caller::Session, LARGE).within(1.05),
+    Row::of("session call in the pipe, 100 kB request and answer", Caller::Session, LARGE)
+        .with_argument(LARGE)
+        .within(1.25),
     Row::of("session call in the pipe, 10 MB answer", Caller::Session, HUGE).within(1.05),
     Row::of("2026-07-28 call in the pipe, small answer", Caller::Piped, SMALL).within(1.3),
     Row::of("2026-07-28 call in the pipe, 100 kB answer", Caller::Piped, LARGE),
+    Row::of("2026-07-28 call in the pipe, 100 kB request and answer", Caller::Piped, LARGE)
+        .with_argument(LARGE)
+        .within(1.35),
     Row::of("call through nginx, small answer", Caller::Session, SMALL).at(Server::Other(Proxy::Nginx)),
     Row::of("call through HAProxy, small answer", Caller::Session, SMALL).at(Server::Other(Proxy::Haproxy)),
 ];

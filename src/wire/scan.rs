@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-pub(in crate::wire) use lexeme::{StringPiece, decode_lossy, decode_string, inside, pieces, string_end};
+pub(in crate::wire) use lexeme::{StringPiece, decode_lossy, decode_string, inside, mark, pieces, string_end};
 
 /// Bounds of one scan.
 #[derive(Clone, Copy, Debug)]
@@ -148,6 +148,6 @@ impl ObjectOutline {
 /// # Errors
 /// What makes the text unreadable or its members ambiguous at the root; see [`ObjectOutline::flaw`] for the rest.
 pub(in crate::wire) fn scan(text: &[u8], limits: ScanLimits) -> Result<ObjectOutline, ScanError> {
-    let text = std::str::from_utf8(text).map_err(|error| ScanError::Utf8 { at: error.valid_up_to() })?;
+    let text = simdutf8::compat::from_utf8(text).map_err(|error| ScanError::Utf8 { at: error.valid_up_to() })?;
     pass::ScanPass::new(text, limits).run()
 }

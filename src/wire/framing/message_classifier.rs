@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::wire::{Payload, RequestId, ScanLimits, method};
+use crate::wire::{Payload, RequestId, ScanLimits, method, scan};
 
 /// Longest name of a member, and of a method, that is told apart. Longer ones are none of those that matter.
 const NAME_BYTES_MAX: usize = 24;
@@ -186,19 +186,22 @@ impl MessageClassifier {
             self.note(text, &bytes[..1]);
             return &bytes[1..];
         }
-        let Some(at) = memchr::memchr2(b'"', b'\\', bytes) else {
-            self.note(text, bytes);
-            return &[];
-        };
+        let at = scan::mark(bytes, 0);
         self.note(text, &bytes[..at]);
-        self.keep(text, &bytes[at..=at]);
-        if bytes[at] == b'\\' {
-            (self.after_backslash, self.is_escaped) = (true, true);
-        } else {
+        let Some((mark, rest)) = bytes[at..].split_first() else { return &[] };
+        self.keep(text, &[*mark]);
+        if *mark == b'"' {
             self.string = None;
             self.ended(text);
+            return rest;
         }
-        &bytes[at + 1..]
+        self.is_escaped = true;
+        let Some((escaped, rest)) = rest.split_at_checked(1) else {
+            self.after_backslash = true;
+            return &[];
+        };
+        self.note(text, escaped);
+        rest
     }
 
     /// Keeps a part of the id. One that is too long is none.

@@ -7,13 +7,18 @@ use memchr::{memchr, memchr2};
 use super::ScanError;
 
 /// What JSON calls whitespace.
-pub(super) const WHITESPACE: [u8; 4] = [b' ', b'\t', b'\n', b'\r'];
+pub(super) const fn is_whitespace(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
+}
 
 /// Integers of so many characters fit a double whatever their digits are.
 const SURELY_FINITE_CHARS: usize = 300;
 
 /// So many bytes are looked at before a search that is slower to begin with.
 const NEAR: usize = 32;
+
+/// So many bytes are compared with one outcome.
+const BLOCK: usize = 256;
 
 /// A string that was read.
 #[derive(Clone, Copy, Debug)]
@@ -28,14 +33,33 @@ pub(super) struct Quoted {
 /// Reads the string whose opening quotation mark stands at `at`.
 ///
 /// # Errors
-/// `Syntax` for raw control characters, unknown escapes and a missing end.
+/// `Syntax` for raw control characters, unknown escapes and a missing end, whichever comes first.
 pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
-    let mut at = at + 1;
+    let start = at + 1;
+    let near = &text[start..text.len().min(start + NEAR)];
+    let found = stop_near::<true>(near);
+    if near.get(found) == Some(&b'"') {
+        return Ok(Quoted { end: start + found + 1, escaped: false, lone: None });
+    }
+    // Most strings have ended by now. What is left of this one is searched for its end first, as that takes many bytes at
+    // once, and so does the look at what was passed over.
+    let read = rest_of_string(text, start + found);
+    let passed = match read {
+        Ok(Quoted { end, .. }) => end,
+        Err(at) => at,
+    };
+    match control(&text[start..passed]) {
+        Some(control) => Err(ScanError::Syntax { at: start + control }),
+        None => read.map_err(|at| ScanError::Syntax { at }),
+    }
+}
+
+/// Reads on from `at` inside a string up to its end, or to what cannot be read, whatever control characters it has.
+fn rest_of_string(text: &[u8], mut at: usize) -> Result<Quoted, usize> {
     let (mut escaped, mut lone) = (false, None);
     loop {
-        at = stop(text, at);
+        at = mark(text, at);
         match text.get(at) {
-            Some(b'"') => return Ok(Quoted { end: at + 1, escaped, lone }),
             Some(b'\\') => {
                 escaped = true;
                 let read = escape(text, at)?;
@@ -44,7 +68,8 @@ pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
                 }
                 at = read.end;
             }
-            Some(_) | None => return Err(ScanError::Syntax { at }),
+            Some(_) => return Ok(Quoted { end: at + 1, escaped, lone }),
+            None => return Err(at),
         }
     }
 }
@@ -58,50 +83,46 @@ pub(in crate::wire) fn string_end(text: &[u8], at: usize) -> usize {
     at + 1
 }
 
-/// The next quotation mark or backslash, or the end of the text.
-fn mark(text: &[u8], at: usize) -> usize {
-    let rest = text.get(at..).unwrap_or_default();
-    at + memchr2(b'"', b'\\', rest).unwrap_or(rest.len())
-}
-
-/// The next quotation mark, backslash or control character, or the end of the text.
-fn stop(text: &[u8], at: usize) -> usize {
+/// The next quotation mark or backslash from `at` on, or the end of the text. Where a text has escapes it has many, so that
+/// it is looked at closely before a search that takes many bytes at once, and longer to begin with.
+pub(in crate::wire) fn mark(text: &[u8], at: usize) -> usize {
     let rest = text.get(at..).unwrap_or_default();
     let (near, far) = rest.split_at(rest.len().min(NEAR));
-    let found = stop_near(near);
-    if found < near.len() { at + found } else { at + found + stop_far(far) }
-}
-
-/// As [`stop`], for a long text: a search that takes many bytes at once, then a look at what it passed over.
-fn stop_far(text: &[u8]) -> usize {
-    let text = &text[..memchr2(b'"', b'\\', text).unwrap_or(text.len())];
-    let (blocks, tail) = text.as_chunks::<NEAR>();
-    // Without a branch inside a block the compiler compares many bytes at once here too.
-    let has_control = |block: &[u8; NEAR]| block.iter().fold(false, |found, &b| found | (b < 0x20));
-    match blocks.iter().position(has_control) {
-        Some(clean) => clean * NEAR + stop_near(&blocks[clean]),
-        None => blocks.len() * NEAR + stop_near(tail),
+    match stop_near::<false>(near) {
+        found if found < near.len() => at + found,
+        passed => at + passed + memchr2(b'"', b'\\', far).unwrap_or(far.len()),
     }
 }
 
-/// As [`stop`], for a short text, eight bytes at a time. In each sum below a borrow can only spoil
-/// bytes after the first hit, and the first hit is all that is asked for.
-fn stop_near(text: &[u8]) -> usize {
-    let mut at = 0;
+/// The first control character.
+fn control(text: &[u8]) -> Option<usize> {
+    // The least byte of a block is found without a branch, many bytes at once.
+    let is_clean = |block: &[u8]| block.iter().fold(u8::MAX, |least, &b| least.min(b)) >= 0x20;
+    let (blocks, tail) = text.as_chunks::<BLOCK>();
+    if blocks.iter().all(|block| is_clean(block)) && is_clean(tail) {
+        return None;
+    }
+    text.iter().position(|&b| b < 0x20)
+}
+
+/// The next quotation mark or backslash, or control character where `CONTROLS` says so, or the end of the text: for a short
+/// one, eight bytes at a time. In each sum below a borrow can only spoil bytes after the first hit, and the first hit is all
+/// that is asked for.
+fn stop_near<const CONTROLS: bool>(text: &[u8]) -> usize {
     const ONES: u64 = u64::MAX / 0xff;
     const HIGH: u64 = ONES << 7;
     let zero = |word: u64| word.wrapping_sub(ONES) & !word;
-    while let Some(eight) = text.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
+    let (words, tail) = text.as_chunks::<8>();
+    for (number, eight) in words.iter().enumerate() {
         let word = u64::from_le_bytes(*eight);
-        let control = word.wrapping_sub(ONES * 0x20) & !word;
+        let control = if CONTROLS { word.wrapping_sub(ONES * 0x20) & !word } else { 0 };
         let hits = (zero(word ^ (ONES * 0x22)) | zero(word ^ (ONES * 0x5c)) | control) & HIGH;
         if hits != 0 {
-            return at + (hits.trailing_zeros() / 8) as usize;
+            return number * 8 + (hits.trailing_zeros() / 8) as usize;
         }
-        at += 8;
     }
-    let tail = text.get(at..).unwrap_or_default();
-    at + tail.iter().position(|&b| b == b'"' || b == b'\\' || b < 0x20).unwrap_or(tail.len())
+    let is_stop = |&b: &u8| b == b'"' || b == b'\\' || (CONTROLS && b < 0x20);
+    words.len() * 8 + tail.iter().position(is_stop).unwrap_or(tail.len())
 }
 
 /// An escape that was read.
@@ -113,12 +134,15 @@ struct Escape {
 }
 
 /// Reads the escape whose backslash stands at `at`; a pair of surrogates counts as one.
-fn escape(text: &[u8], at: usize) -> Result<Escape, ScanError> {
+///
+/// # Errors
+/// Where it cannot be read.
+fn escape(text: &[u8], at: usize) -> Result<Escape, usize> {
     let whole = |end| Ok(Escape { end, is_lone: false });
     match text.get(at + 1) {
         Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => return whole(at + 2),
         Some(b'u') => (),
-        Some(_) | None => return Err(ScanError::Syntax { at }),
+        Some(_) | None => return Err(at),
     }
     let lone = Ok(Escape { end: at + 6, is_lone: true });
     match code_unit(text, at)? {
@@ -136,10 +160,10 @@ fn escape(text: &[u8], at: usize) -> Result<Escape, ScanError> {
 }
 
 /// The number in the `\uXXXX` at `at`.
-fn code_unit(text: &[u8], at: usize) -> Result<u32, ScanError> {
-    let digits = text.get(at + 2..at + 6).ok_or(ScanError::Syntax { at })?;
+fn code_unit(text: &[u8], at: usize) -> Result<u32, usize> {
+    let digits = text.get(at + 2..at + 6).ok_or(at)?;
     digits.iter().try_fold(0, |unit, &digit| {
-        let value = char::from(digit).to_digit(16).ok_or(ScanError::Syntax { at })?;
+        let value = char::from(digit).to_digit(16).ok_or(at)?;
         Ok(unit * 16 + value)
     })
 }

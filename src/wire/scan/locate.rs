@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::lexeme::{WHITESPACE, string_end};
+use super::lexeme::{is_whitespace, string_end};
 use super::{Member, Members, ObjectPlace};
 
 /// The members of the outermost object, or `None` if the text is none.
@@ -78,11 +78,11 @@ pub(in crate::wire) fn value_end(text: &[u8], mut at: usize) -> usize {
 /// The end of a number or literal.
 fn scalar_end(text: &[u8], at: usize) -> usize {
     let rest = &text[at..];
-    at + rest.iter().position(|b| WHITESPACE.contains(b) || b",]}".contains(b)).unwrap_or(rest.len())
+    at + rest.iter().position(|&b| is_whitespace(b) || matches!(b, b',' | b']' | b'}')).unwrap_or(rest.len())
 }
 
 pub(in crate::wire) fn skip_whitespace(text: &[u8], mut at: usize) -> usize {
-    while text.get(at).is_some_and(|b| WHITESPACE.contains(b)) {
+    while text.get(at).is_some_and(|&b| is_whitespace(b)) {
         at += 1;
     }
     at

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use super::keys::{ObjectKeys, OpenKeys};
-use super::lexeme::{self, WHITESPACE};
+use super::lexeme::{self, is_whitespace};
 use super::{Member, Members, ObjectOutline, ObjectPlace, ScanError, ScanLimits};
 
 /// One scan under way.
@@ -259,7 +259,7 @@ impl<'t> ScanPass<'t> {
     }
 
     fn skip_whitespace(&mut self) {
-        while self.peek().is_some_and(|b| WHITESPACE.contains(&b)) {
+        while self.peek().is_some_and(is_whitespace) {
             self.at += 1;
         }
     }

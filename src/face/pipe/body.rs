@@ -221,7 +221,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
 
     /// Lets go of a call whose answer has come on a stream that goes on.
     fn let_go(&mut self) {
-        if self.is_resumed && self.tail.as_ref().is_some_and(StreamTail::is_answered) {
+        if self.is_resumed && self.tail.as_mut().is_some_and(StreamTail::is_answered) {
             (self.call, self.tail) = (None, None);
             (self.pace.idle, self.pace.deadline) = (None, None);
         }
@@ -230,7 +230,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
     /// The stream has ended in order. A client whose answer did not come, and that cannot come back for it, would
     /// wait for ever (U22).
     fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
-        let is_open = self.call.is_some() && self.tail.as_ref().is_some_and(|tail| !tail.is_answered());
+        let is_open = self.call.is_some() && self.tail.as_mut().is_some_and(|tail| !tail.is_answered());
         if is_open && !self.can_be_taken_up() {
             return Some(self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)));
         }

@@ -25,17 +25,16 @@ pub(super) struct StreamTail {
     is_lost: bool,
     event: Option<String>,
     retry: Duration,
-    /// Of the last event that says something.
-    data: MessageText,
-    /// Whether one before it was the answer.
+    /// Of the last event that says something, until it is looked into.
+    data: Option<MessageText>,
+    /// Whether one that was looked into is the answer.
     was_answered: bool,
 }
 
 impl StreamTail {
     /// For the stream of the request `id`.
     pub(super) fn new(id: &RequestId) -> Self {
-        let (id, data) = (id.clone(), MessageText::default());
-        Self { id, is_lost: false, event: None, retry: Duration::ZERO, data, was_answered: false }
+        Self { id: id.clone(), is_lost: false, event: None, retry: Duration::ZERO, data: None, was_answered: false }
     }
 
     /// Takes note of the next events; `None` once one is too large.
@@ -45,16 +44,19 @@ impl StreamTail {
             self.event = event.id.or_else(|| self.event.take());
             self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
             if !event.data.is_empty() {
-                // Most streams have one event, which is looked into once, at the end.
-                self.was_answered |= brings_answer(&self.data, &self.id);
-                self.data = event.data;
+                // Most streams have one event, which is looked into at the end.
+                self.is_answered();
+                self.data = Some(event.data);
             }
         }
     }
 
     /// Whether the answer has come. An event that is too large is taken for it.
-    pub(super) fn is_answered(&self) -> bool {
-        self.was_answered || self.is_lost || brings_answer(&self.data, &self.id)
+    pub(super) fn is_answered(&mut self) -> bool {
+        if let Some(data) = self.data.take().filter(|_| !self.was_answered && !self.is_lost) {
+            self.was_answered = brings_answer(&data, &self.id);
+        }
+        self.was_answered || self.is_lost
     }
 
     /// Whether an event had an id that a client can name; `None` once nobody can tell. What is no id to a decoder of
@@ -65,9 +67,8 @@ impl StreamTail {
 
     /// Where the stream stands if it ends here: `None` if it was over, with the answer among its events, or cannot be
     /// taken up.
-    pub(super) fn pause(self) -> Option<StreamPause> {
-        let is_answered = self.is_answered();
-        let event = self.event.filter(|event| !event.is_empty())?;
-        (!is_answered).then_some(StreamPause { event, retry: self.retry })
+    pub(super) fn pause(mut self) -> Option<StreamPause> {
+        let event = self.event.take().filter(|event| !event.is_empty())?;
+        (!self.is_answered()).then_some(StreamPause { event, retry: self.retry })
     }
 }

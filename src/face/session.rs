@@ -34,6 +34,7 @@ use super::answer::{Addressee, accepted, addressee, bare, mark, too_often};
 use super::argument_limits;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
+use super::pipe::pipe_metrics::PipeMetrics;
 use super::sealed::digest_of;
 use super::served::Served;
 use crate::dialect::RequestError;
@@ -62,7 +63,7 @@ pub(super) struct SessionFaceState {
     pub(super) own: Arc<OwnSessions>,
     pub(super) paused: pipe::PausedCalls,
     pub(super) open: SessionRegistry,
-    pub(super) meter: pipe::PipeMetrics,
+    pub(super) meter: PipeMetrics,
     pub(super) tasks: SessionTasksState,
     task_tools: upstream_tasks::UpstreamTaskTools,
     fallback: Option<fallback::SessionFallback>,
@@ -87,7 +88,7 @@ enum SessionLookupError {
 impl SessionFace {
     #[must_use]
     pub fn new(served: Arc<Served>) -> Self {
-        let meter = pipe::PipeMetrics::of(served.channel.name());
+        let meter = PipeMetrics::of(served.channel.name());
         let tasks = SessionTasksState::new(&served.settings);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
         let task_tools = upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool));

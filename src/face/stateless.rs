@@ -26,6 +26,7 @@ use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
+use super::pipe::pipe_metrics::PipeMetrics;
 use super::rates::UnknownTaskWatch;
 use super::rewrite::short_identity;
 use super::served::Served;
@@ -60,6 +61,7 @@ pub struct StatelessFace {
     /// The server's own name for itself, once a handshake has told it.
     server_info: RwLock<Option<Payload>>,
     misses: UnknownTaskWatch,
+    meter: Arc<PipeMetrics>,
     /// The tools that clients without the extension are given in place of tasks.
     fallback: Option<Arc<FallbackToolService>>,
 }
@@ -117,7 +119,8 @@ impl StatelessFace {
         let catalog = catalog.compared_with(&served.unmatched_rules);
         let (server_info, misses) = (RwLock::default(), UnknownTaskWatch::default());
         let fallback = FallbackToolService::new(&served.settings.rules);
-        Self { served, catalog, server_info, misses, fallback }
+        let meter = Arc::new(PipeMetrics::of(served.upstream.name()));
+        Self { served, catalog, server_info, misses, meter, fallback }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.

@@ -9,7 +9,6 @@ mod client_filter;
 mod inject;
 mod one_way_messages;
 mod paused_calls;
-mod pipe_metrics;
 mod resumable;
 mod stream_edits;
 
@@ -53,7 +52,6 @@ use client_filter::{ClientFilter, PeekedAnswer};
 use inject::SessionOwnStream;
 use one_way_messages::{OneWayKind, note};
 pub(super) use paused_calls::PausedCalls;
-pub(super) use pipe_metrics::PipeMetrics;
 use resumable::RequestOrigin;
 use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit, several};
 

@@ -29,9 +29,9 @@ use crate::face::call_stream::respond;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, full_body};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use crate::face::pipe::pipe_metrics::PipeMetrics;
 use crate::face::sealed::StateContent;
 use crate::face::served::Served;
-use crate::metric;
 use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::era::contradicts;
@@ -107,6 +107,7 @@ impl StatelessFace {
         };
         let passing = StatelessForward {
             served: Arc::clone(&self.served),
+            meter: Arc::clone(&self.meter),
             method: inquiry.method.to_owned(),
             message: message(&inquiry, state),
             headers: repeated(inquiry.headers),
@@ -158,11 +159,6 @@ fn returned_state(
     }
 }
 
-fn count(served: &Served, kind: &'static str) {
-    let upstream = Arc::clone(served.upstream.name());
-    metrics::counter!(metric::PIPED, "upstream" => upstream, "kind" => kind).increment(1);
-}
-
 /// The message as the upstream is to see it: as it came, unless it holds something that is not for it.
 fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes {
     let mut edit = inquiry.params.edit();
@@ -204,6 +200,7 @@ fn repeated(all: &HeaderMap) -> HeaderMap {
 /// One request on its way.
 struct StatelessForward {
     served: Arc<Served>,
+    meter: Arc<PipeMetrics>,
     method: String,
     message: Bytes,
     headers: HeaderMap,
@@ -222,9 +219,10 @@ struct StatelessPipedCall {
     channel: Arc<dyn RawChannel>,
     mark: HealthMark,
     began: Instant,
-    class: &'static str,
+    meter: Arc<PipeMetrics>,
     is_stream: bool,
-    _permit: Option<CallPermit>,
+    /// A call has one.
+    permit: Option<CallPermit>,
 }
 
 impl AnsweredRequest for StatelessPipedCall {
@@ -255,8 +253,8 @@ impl AnsweredRequest for StatelessPipedCall {
 
 impl Drop for StatelessPipedCall {
     fn drop(&mut self) {
-        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(self.channel.name()), "class" => self.class)
-            .record(self.began.elapsed());
+        let histogram = if self.permit.is_some() { &self.meter.call_time } else { &self.meter.request_time };
+        histogram.record(self.began.elapsed());
     }
 }
 
@@ -282,16 +280,17 @@ impl StatelessForward {
             }
             None => (None, settings.timeouts, None),
         };
-        let kind = if is_stream { "stream" } else { "request" };
-        count(&self.served, if permit.is_some() { "call" } else { kind });
+        let meter = Arc::clone(&self.meter);
+        let other = if is_stream { &meter.streams } else { &meter.requests };
+        if permit.is_some() { &meter.calls } else { other }.increment(1);
         let call = StatelessPipedCall {
             id: self.edits.id.clone(),
             channel: Arc::<dyn OwnSessionChannel>::clone(&self.served.channel),
             mark: self.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default(),
             began: Instant::now(),
-            class: if permit.is_some() { "call" } else { "other" },
+            meter,
             is_stream,
-            _permit: permit,
+            permit,
         };
         let response = match in_time(&call, self.deliver(), timeouts.first_byte, deadline).await? {
             JudgedResponse::Fine(response) => response,

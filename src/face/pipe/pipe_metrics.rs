@@ -1,4 +1,4 @@
-//! Holds the metrics of one upstream's session clients, looked up once: every message counts.
+//! Holds the metrics of what one upstream's clients have passed on, looked up once: every message counts.
 
 use std::fmt;
 use std::sync::Arc;

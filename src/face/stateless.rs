@@ -287,13 +287,15 @@ impl StatelessFace {
     /// Judges a call: by the list that its tool stands in, and by what the operator says of the tool.
     async fn weigh(&self, inquiry: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
         let refuse = |complaint: &RequestError| Box::new(inquiry.addressee.complaint(complaint));
-        let (tool, arguments) = tool_and_arguments(inquiry.params).map_err(|complaint| refuse(&complaint))?;
+        let tool = called_tool(inquiry.params).map_err(|complaint| refuse(&complaint))?;
         let context = self.context(inquiry);
         let list = self.catalog.list_with(&tool, &context).await;
         let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
         let mirrored_arguments =
             list.mirrored(&tool).ok_or_else(|| refuse(&RequestError::unknown_tool(Some(inquiry.params))))?;
-        if inquiry.carriage == MessageChannel::Request {
+        // Few tools have any; of the others' arguments, which may be large, nobody needs to know the members.
+        if inquiry.carriage == MessageChannel::Request && !mirrored_arguments.is_empty() {
+            let arguments = inquiry.params.get_object("arguments");
             argument_headers::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
@@ -425,15 +427,13 @@ fn is_served(name: &str) -> bool {
         )
 }
 
-fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), RequestError> {
+/// The tool that is called, with arguments that can be some.
+fn called_tool(params: &Object) -> Result<String, RequestError> {
     let name = params.get_string("name").ok_or(RequestError::Params(Cow::Borrowed("name must be a string")))?;
-    let arguments = match params.get("arguments") {
-        Some(arguments) => {
-            Some(Object::of(&arguments).ok_or(RequestError::Params(Cow::Borrowed("arguments must be an object")))?)
-        }
-        None => None,
-    };
-    Ok((name, arguments))
+    if params.contains("arguments") && !params.has_object("arguments") {
+        return Err(RequestError::Params(Cow::Borrowed("arguments must be an object")));
+    }
+    Ok(name)
 }
 
 /// Whether the upstream is to make a task of its own of a call (GW-11): always where its tool works

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, USER_AGENT};
+use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tokio::sync::SetOnce;
 
@@ -15,6 +15,9 @@ use crate::wire::{MessageText, ProtocolVersion, method};
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// Room in a table of headers for those of most requests.
+const COMMON_AND_FURTHER: usize = 12;
 
 /// What the upstream asked to see on every request of one session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -200,27 +203,24 @@ impl OutgoingRequest {
         self.credentials.session.as_ref()
     }
 
-    /// All headers but `Host`, made for one attempt.
-    pub(crate) fn headers(&self) -> HeaderMap {
-        let mut headers = HeaderMap::with_capacity(8);
+    /// All headers, made for one attempt; `common` are those that [`common_headers`] gives.
+    pub(crate) fn headers(&self, common: &HeaderMap) -> HeaderMap {
+        let mut headers = common.clone();
+        // None of them has the name of one that stands there or follows.
         self.forwarded.add_to(&mut headers);
-        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("taskgate/", env!("CARGO_PKG_VERSION"))));
-        let accept = match &self.verb {
-            OutgoingMethod::Post { further, .. } => {
-                headers.extend(further.clone());
-                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                "application/json, text/event-stream"
-            }
+        match &self.verb {
+            OutgoingMethod::Post { further, .. } => headers.extend(further.clone()),
             OutgoingMethod::Get { last_event, .. } => {
+                headers.remove(CONTENT_TYPE);
+                headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
                 if let Some(event) = last_event {
                     headers.insert(LAST_EVENT_ID, event.clone());
                 }
-                "text/event-stream"
             }
-            OutgoingMethod::Delete => "application/json, text/event-stream",
-        };
-        headers.insert(ACCEPT, HeaderValue::from_static(accept));
+            OutgoingMethod::Delete => {
+                headers.remove(CONTENT_TYPE);
+            }
+        }
         let SessionHeaders { session, version } = &self.credentials;
         if let Some(session) = session {
             headers.insert(SESSION_ID, session.clone());
@@ -230,6 +230,20 @@ impl OutgoingRequest {
         }
         headers
     }
+}
+
+/// The headers that every request to one upstream has, and a POST all of them: put together once.
+pub(crate) fn common_headers(host: Option<HeaderValue>) -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(COMMON_AND_FURTHER);
+    if let Some(host) = host {
+        headers.insert(HOST, host);
+    }
+    let user_agent = HeaderValue::from_static(concat!("taskgate/", env!("CARGO_PKG_VERSION")));
+    headers.insert(USER_AGENT, user_agent);
+    headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers
 }
 
 /// Set once a connection has taken the body of a request: from then on the upstream may have seen it.

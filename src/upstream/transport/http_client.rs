@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HOST;
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -33,13 +32,13 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{TlsFileError, provider};
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::breaker::{AnswerHealth, Breaker};
-use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope};
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope, common_headers};
 use crate::upstream::reply;
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 
-/// Largest header block of an answer, and most fields (U13).
+/// Largest header block of an answer (U13). It has 100 fields at most, which is hyper's own bound: where another is set,
+/// hyper fills its table of fields before it reads them.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-const HEAD_FIELDS_MAX: usize = 100;
 /// Most interim answers to one request (U13).
 const INTERIM_MAX: usize = 16;
 /// Most that one read takes from a connection: fewer reads, and fewer wake-ups, for large answers. A connection
@@ -102,8 +101,8 @@ pub(crate) struct ClientTls {
 #[derive(Clone, Debug)]
 pub(crate) struct HttpClient {
     uri: Uri,
-    /// What `Host` says over plain HTTP/1.1; elsewhere the connection decides whether there is one.
-    host: Option<HeaderValue>,
+    /// What every request has in common.
+    headers: HeaderMap,
     /// What the upstream lets the gateway in for.
     credential: Option<(HeaderName, HeaderValue)>,
     connect_max: Duration,
@@ -126,6 +125,7 @@ impl HttpClient {
         connect_max: Duration,
         tls: ClientTls,
     ) -> Result<Self, ClientError> {
+        let uri: Uri = url.as_str().parse()?;
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
         plain.set_nodelay(true);
@@ -140,19 +140,18 @@ impl HttpClient {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_MAX)
             .http1_max_buf_size(READ_BYTES_MAX)
-            .http1_max_headers(HEAD_FIELDS_MAX)
             .http2_max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX))
             .http2_keep_alive_interval(KEEP_ALIVE)
             .http2_keep_alive_while_idle(true)
             .build(ConnectLimit { inner: secure, max: connect_max });
-        let uri: Uri = url.as_str().parse()?;
         let is_plain = uri.scheme() == Some(&Scheme::HTTP);
         let authority = uri.authority().filter(|_| is_plain);
+        // Elsewhere than over plain HTTP/1.1 the connection decides whether there is one.
         let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
         let health = Arc::new(UpstreamHealth::new(name, &url.origin().ascii_serialization()));
         Ok(Self {
             uri,
-            host,
+            headers: common_headers(host),
             credential: None,
             connect_max,
             pool,
@@ -288,10 +287,7 @@ impl HttpClient {
         let mut request = Request::new(Box::new(body));
         *request.method_mut() = outgoing.method();
         *request.uri_mut() = self.uri.clone();
-        let mut headers = outgoing.headers();
-        if let Some(host) = &self.host {
-            headers.insert(HOST, host.clone());
-        }
+        let mut headers = outgoing.headers(&self.headers);
         if let Some((name, value)) = &self.credential {
             headers.insert(name, value.clone());
         }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::uri::Scheme;
+use http::uri::{Authority, Scheme};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
@@ -101,6 +101,8 @@ pub(crate) struct ClientTls {
 #[derive(Clone, Debug)]
 pub(crate) struct HttpClient {
     uri: Uri,
+    /// See [`target`].
+    target: Uri,
     /// What every request has in common.
     headers: HeaderMap,
     /// What the upstream lets the gateway in for.
@@ -143,13 +145,14 @@ impl HttpClient {
             .http2_max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX))
             .http2_keep_alive_interval(KEEP_ALIVE)
             .http2_keep_alive_while_idle(true)
-            .build(ConnectLimit { inner: secure, max: connect_max });
+            .build(ConnectLimit { inner: secure, to: uri.clone(), max: connect_max });
         let is_plain = uri.scheme() == Some(&Scheme::HTTP);
         let authority = uri.authority().filter(|_| is_plain);
         // Elsewhere than over plain HTTP/1.1 the connection decides whether there is one.
         let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
         let health = Arc::new(UpstreamHealth::new(name, &url.origin().ascii_serialization()));
         Ok(Self {
+            target: target(&uri),
             uri,
             headers: common_headers(host),
             credential: None,
@@ -172,7 +175,8 @@ impl HttpClient {
     /// # Errors
     /// If the address is no URI.
     pub(crate) fn at(&self, url: &url::Url) -> Result<Self, ClientError> {
-        Ok(Self { uri: url.as_str().parse()?, ..self.clone() })
+        let uri = url.as_str().parse()?;
+        Ok(Self { target: target(&uri), uri, ..self.clone() })
     }
 
     /// Where this reports what is wrong with the upstream.
@@ -286,7 +290,7 @@ impl HttpClient {
         let body = SinglePieceBody { data: outgoing.body().cloned(), handed_over: Arc::clone(handed_over) };
         let mut request = Request::new(Box::new(body));
         *request.method_mut() = outgoing.method();
-        *request.uri_mut() = self.uri.clone();
+        *request.uri_mut() = self.target.clone();
         let mut headers = outgoing.headers(&self.headers);
         if let Some((name, value)) = &self.credential {
             headers.insert(name, value.clone());
@@ -294,6 +298,16 @@ impl HttpClient {
         *request.headers_mut() = headers;
         request
     }
+}
+
+/// What requests to an address are made for. The pool hashes the authority letter by letter, twice for each request. Over
+/// plain HTTP/1.1 nobody else reads it: one letter will do, since the connector knows where it goes.
+fn target(uri: &Uri) -> Uri {
+    let mut parts = uri.clone().into_parts();
+    if parts.scheme == Some(Scheme::HTTP) {
+        parts.authority = Some(Authority::from_static("u"));
+    }
+    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
 }
 
 /// TLS for one address. Plain `http` needs no trust, so that a machine without certificates can serve it.
@@ -396,10 +410,11 @@ impl Body for SinglePieceBody {
     }
 }
 
-/// Bounds everything that leads to a usable connection: name, TCP and TLS.
+/// Connects to one server. Bounds everything that leads to a usable connection: name, TCP and TLS.
 #[derive(Clone, Debug)]
 struct ConnectLimit {
     inner: HttpsConnector<HttpConnector>,
+    to: Uri,
     max: Duration,
 }
 
@@ -412,8 +427,8 @@ impl tower::Service<Uri> for ConnectLimit {
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.inner.call(uri);
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let connecting = self.inner.call(self.to.clone());
         let max = self.max;
         Box::pin(async move { tokio::time::timeout(max, connecting).await? })
     }

@@ -8,6 +8,7 @@ use super::digest::digest;
 
 /// The scheme of those who are known by a credential for the server behind.
 const UNCHECKED: &str = "cred:";
+const ANONYMOUS: &str = "anon";
 
 /// The verified identity behind a request. Part of every task's key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,7 +24,7 @@ impl Principal {
     /// Nobody in particular: the task id is then a bearer secret.
     #[must_use]
     pub fn anonymous() -> Self {
-        Self::new("anon")
+        Self::new(ANONYMOUS)
     }
 
     /// Whoever sends this credential, which nobody has checked here: all who have it are one to the server behind, too.
@@ -52,7 +53,7 @@ impl Principal {
     /// Whether it is somebody in particular, so that a list of tasks is that person's alone (T-22, T-43).
     #[must_use]
     pub fn is_identified(&self) -> bool {
-        *self != Self::anonymous()
+        &*self.0 != ANONYMOUS
     }
 
     #[must_use]

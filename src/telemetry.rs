@@ -1,6 +1,8 @@
 //! Installs logs and metrics, once per process and before any listener starts. Every module records through the facades
 //! of `tracing` and `metrics`.
 
+mod json_lines;
+
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::TryInitError;
 
 use crate::metric;
+use json_lines::JsonLines;
 
 /// The environment variable that says what is logged, such as `info,taskgate::server=debug`.
 pub const LOG_FILTER: &str = "TASKGATE_LOG";
@@ -62,8 +65,11 @@ pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
         LogFormat::People => true,
         LogFormat::Json => false,
     };
-    if people { log.finish().try_init() } else { log.json().with_span_list(false).finish().try_init() }
-        .map_err(TelemetryError::Logs)?;
+    let installed = match people {
+        true => log.finish().try_init(),
+        false => log.fmt_fields(JsonLines).event_format(JsonLines).finish().try_init(),
+    };
+    installed.map_err(TelemetryError::Logs)?;
     // A panic's message may quote what a client sent; its place is enough to find the bug.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use super::payload::write_string;
-use super::scan::{self, Member, ObjectPlace};
+use super::scan::{self, LocatedMembers, Member, ObjectPlace};
 use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method, one_line};
 
 pub use batch::{is_batch, read_batch, split_batch};
@@ -89,6 +89,16 @@ pub struct Response {
     pub result: Option<Object>,
 }
 
+impl Response {
+    /// The outcome, whose result [`Object::of`] takes apart without another walk.
+    ///
+    /// # Errors
+    /// The error that it is, if it is one.
+    pub fn into_outcome(self) -> Result<Payload, RpcError> {
+        self.outcome.map(|result| self.result.map_or(result, |object| object.located_payload()))
+    }
+}
+
 /// Why a text is no message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
@@ -153,17 +163,18 @@ impl<'t> EnvelopeParts<'t> {
             unknown: None,
         };
         for member in members.iter().filter(|member| member.place == ObjectPlace::Root) {
-            let raw = std::str::from_utf8(&text[member.key.clone()]).expect("scanned text is UTF-8");
-            let key = member.decode(raw);
-            let part = match key.as_ref() {
-                "jsonrpc" => &mut parts.jsonrpc,
-                "id" => &mut parts.id,
-                "method" => &mut parts.method,
-                "params" => &mut parts.params,
-                "result" => &mut parts.result,
-                "error" => &mut parts.error,
+            let raw = &text[member.key.clone()];
+            let decoded = || member.decode(std::str::from_utf8(raw).expect("scanned text is UTF-8")).into_owned();
+            let key = if member.escaped { Cow::Owned(decoded().into_bytes()) } else { Cow::Borrowed(raw) };
+            let part = match &*key {
+                b"jsonrpc" => &mut parts.jsonrpc,
+                b"id" => &mut parts.id,
+                b"method" => &mut parts.method,
+                b"params" => &mut parts.params,
+                b"result" => &mut parts.result,
+                b"error" => &mut parts.error,
                 _ => {
-                    parts.unknown.get_or_insert_with(|| one_line::name(&key));
+                    parts.unknown.get_or_insert_with(|| one_line::name(&decoded()));
                     continue;
                 }
             };
@@ -228,8 +239,8 @@ impl<'t> EnvelopeParts<'t> {
     }
 
     fn returned(&self, result: Range<usize>, members: &[Member]) -> Response {
-        let outcome = Ok(self.payload(result.clone()));
-        Response { id: self.usable_id(), outcome, result: self.object(result, ObjectPlace::Result, members) }
+        let object = self.object(result.clone(), ObjectPlace::Result, members);
+        Response { id: self.usable_id(), outcome: Ok(self.payload(result)), result: object }
     }
 
     fn payload(&self, span: Range<usize>) -> Payload {
@@ -242,7 +253,8 @@ impl<'t> EnvelopeParts<'t> {
 
     fn object(&self, span: Range<usize>, place: ObjectPlace, members: &[Member]) -> Option<Object> {
         let base = span.start;
-        (self.text[base] == b'{').then(|| Object::located(self.payload(span), base, place, Arc::from(members)))
+        let located = || LocatedMembers { base, place, members: Arc::from(members) };
+        (self.text[base] == b'{').then(|| Object::located(self.payload(span), located()))
     }
 }
 
@@ -264,6 +276,13 @@ pub fn result(id: &RequestId, result: &Payload) -> Bytes {
     let mut out = open(Some(id), result.len());
     put(&mut out, "result", result.bytes());
     close(out)
+}
+
+/// As [`result`] for a result in pieces, in pieces that follow each other.
+pub fn result_of_pieces(id: &RequestId, result: Vec<Bytes>) -> impl Iterator<Item = Bytes> {
+    let mut head = open(Some(id), 0);
+    put(&mut head, "result", b"");
+    std::iter::once(head.into()).chain(result).chain([Bytes::from_static(b"}")])
 }
 
 /// As [`result`], in two pieces, of which the second is the result's own text where nobody else holds that.

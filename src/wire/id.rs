@@ -25,14 +25,15 @@ impl RequestId {
         }
         let is_whole = || raw.bytes().all(|b| b.is_ascii_digit() || b == b'-') && raw.parse::<i64>().is_ok();
         let is_name = |name: Cow<'_, str>| !name.contains('\0');
-        let is_id = if raw.starts_with('"') { text.read().is_ok_and(is_name) } else { is_whole() };
+        let is_id =
+            if raw.starts_with('"') { scan::decode_string(text.bytes()).is_some_and(is_name) } else { is_whole() };
         is_id.then(|| Self(text.detached()))
     }
 
     /// An id that we mint: a string.
     #[must_use]
     pub fn text(text: &str) -> Self {
-        Self(Payload::of(text))
+        Self(Payload::text(text))
     }
 
     /// An id that we mint: a number.

@@ -10,7 +10,7 @@ mod writer;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::scan::{Member, ObjectPlace};
+use super::scan::{LocatedMembers, Member, ObjectPlace};
 use super::{Payload, scan};
 
 pub use edit::ObjectEdit;
@@ -20,29 +20,32 @@ pub use writer::ObjectWriter;
 #[derive(Clone, Debug)]
 pub struct Object {
     text: Payload,
-    /// Where `text` begins, counted as the members' positions are.
-    base: usize,
-    place: ObjectPlace,
-    /// The members of `place`, perhaps among those of other places of one message.
-    members: Arc<[Member]>,
+    located: LocatedMembers,
 }
 
 impl Object {
-    /// Locates the members of a payload; `None` if it is no object. Takes one quick walk over the text.
+    /// Locates the members of a payload; `None` if it is no object. Takes one quick walk over the text, unless the scan of
+    /// its message has noted where they stand.
     #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
-        let members = scan::locate::members(payload.bytes())?;
-        Some(Self { text: payload.clone(), base: 0, place: ObjectPlace::Root, members: members.as_slice().into() })
+        let located = match payload.members() {
+            Some(located) => located.clone(),
+            None => {
+                let members = scan::locate::members(payload.bytes())?;
+                LocatedMembers { base: 0, place: ObjectPlace::Root, members: members.as_slice().into() }
+            }
+        };
+        Some(Self { text: payload.clone(), located })
     }
 
-    /// The object that a scan has located at `place`.
-    pub(in crate::wire) const fn located(
-        text: Payload,
-        base: usize,
-        place: ObjectPlace,
-        members: Arc<[Member]>,
-    ) -> Self {
-        Self { text, base, place, members }
+    /// The object that a scan has located.
+    pub(in crate::wire) const fn located(text: Payload, located: LocatedMembers) -> Self {
+        Self { text, located }
+    }
+
+    /// The whole object, for [`Object::of`] to find again without a walk.
+    pub(in crate::wire) fn located_payload(&self) -> Payload {
+        Payload::with_members(self.text.bytes().clone(), self.located.clone())
     }
 
     /// The whole object.
@@ -101,10 +104,11 @@ impl Object {
         if !text.bytes().starts_with(b"{") {
             return None;
         }
-        match self.place.child(key) {
+        match self.located.place.child(key) {
             // The scan of the message has been there.
             Some(place @ (ObjectPlace::ParamsMeta | ObjectPlace::ResultMeta)) => {
-                Some(Self::located(text, member.value.start, place, Arc::clone(&self.members)))
+                let members = Arc::clone(&self.located.members);
+                Some(Self::located(text, LocatedMembers { base: member.value.start, place, members }))
             }
             Some(ObjectPlace::Root | ObjectPlace::Params | ObjectPlace::Result | ObjectPlace::Error) | None => {
                 Self::of(&text)
@@ -145,14 +149,18 @@ impl Object {
     }
 
     fn members(&self) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(|member| member.place == self.place)
+        self.located.members.iter().filter(|member| member.place == self.located.place)
     }
 
     fn find(&self, key: &str) -> Option<&Member> {
-        self.members().find(|member| match member.escaped {
+        self.members().find(|member| self.is_named(member, key))
+    }
+
+    fn is_named(&self, member: &Member, key: &str) -> bool {
+        match member.escaped {
             false => self.raw_key(member) == key.as_bytes(),
             true => self.key(member) == key,
-        })
+        }
     }
 
     fn key(&self, member: &Member) -> Cow<'_, str> {
@@ -160,7 +168,7 @@ impl Object {
     }
 
     fn raw_key(&self, member: &Member) -> &[u8] {
-        &self.text.bytes()[member.key.start - self.base..member.key.end - self.base]
+        &self.text.bytes()[member.key.start - self.located.base..member.key.end - self.located.base]
     }
 
     /// What [`Object::value`] gives, borrowed.
@@ -173,11 +181,11 @@ impl Object {
     }
 
     const fn start(&self, member: &Member) -> usize {
-        member.value.start - self.base
+        member.value.start - self.located.base
     }
 
     const fn end(&self, member: &Member) -> usize {
-        member.value.end - self.base
+        member.value.end - self.located.base
     }
 }
 

@@ -1,10 +1,11 @@
 //! Carries JSON text, never opened.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::scan::{self, ScanError, ScanLimits};
+use super::scan::{self, LocatedMembers, ScanError, ScanLimits};
 
 /// One complete JSON value, kept as the bytes it arrived in. Cloning shares them.
 ///
@@ -16,6 +17,8 @@ pub struct Payload {
     text: Bytes,
     /// Whether the text has a buffer of its own: keeping it keeps nothing else.
     is_exact: bool,
+    /// Where the members of an object stand, if the scan of its message has noted that.
+    members: Option<Arc<LocatedMembers>>,
 }
 
 impl PartialEq for Payload {
@@ -44,7 +47,17 @@ impl Payload {
 
     /// Takes text that a scan has just accepted, or one put together from such texts.
     pub(in crate::wire) const fn from_scanned(text: Bytes) -> Self {
-        Self { text, is_exact: false }
+        Self { text, is_exact: false, members: None }
+    }
+
+    /// Takes an object in which a scan has just located these members.
+    pub(in crate::wire) fn with_members(text: Bytes, members: LocatedMembers) -> Self {
+        Self { text, is_exact: false, members: Some(Arc::new(members)) }
+    }
+
+    /// Where its members stand, if a scan has noted that.
+    pub(in crate::wire) fn members(&self) -> Option<&LocatedMembers> {
+        self.members.as_deref()
     }
 
     /// Takes back text that was a payload when it was put away. The caller vouches that not a bit of it has changed
@@ -52,13 +65,13 @@ impl Payload {
     /// task alone; only its being text is looked at again.
     #[must_use]
     pub fn restored(text: Bytes) -> Option<Self> {
-        std::str::from_utf8(&text).is_ok().then_some(Self { text, is_exact: true })
+        std::str::from_utf8(&text).is_ok().then_some(Self { text, is_exact: true, members: None })
     }
 
     /// The payload `{}`.
     #[must_use]
     pub const fn empty_object() -> Self {
-        Self { text: Bytes::from_static(b"{}"), is_exact: true }
+        Self { text: Bytes::from_static(b"{}"), is_exact: true, members: None }
     }
 
     /// Writes one of our own values as a payload.
@@ -67,7 +80,15 @@ impl Payload {
     /// If `value` cannot be written as JSON (a map with keys that are no strings): a bug at the caller.
     pub fn of<T: serde::Serialize + ?Sized>(value: &T) -> Self {
         let text = serde_json::to_vec(value).expect("our own values serialise");
-        Self { text: Bytes::from(text.into_boxed_slice()), is_exact: true }
+        Self { text: Bytes::from(text.into_boxed_slice()), is_exact: true, members: None }
+    }
+
+    /// Writes a string as a payload.
+    #[must_use]
+    pub fn text(text: &str) -> Self {
+        let mut out = Vec::with_capacity(text.len() + 2);
+        write_string(&mut out, text);
+        Self { text: Bytes::from(out.into_boxed_slice()), is_exact: true, members: None }
     }
 
     #[must_use]
@@ -107,7 +128,7 @@ impl Payload {
     /// payload does not keep a large body.
     #[must_use]
     pub fn detached(&self) -> Self {
-        Self { text: Bytes::copy_from_slice(&self.text), is_exact: true }
+        Self { text: Bytes::copy_from_slice(&self.text), is_exact: true, members: None }
     }
 
     /// Whether it is certain that keeping the text keeps nothing else in memory.
@@ -127,14 +148,27 @@ impl Payload {
 
 /// Appends `text` as a JSON string.
 pub(in crate::wire) fn write_string(out: &mut Vec<u8>, text: &str) {
-    let needs_no_escape = |&b: &u8| b >= 0x20 && b != b'"' && b != b'\\';
-    if text.as_bytes().iter().all(needs_no_escape) {
+    if needs_no_escape(text.as_bytes()) {
         out.push(b'"');
         out.extend_from_slice(text.as_bytes());
         out.push(b'"');
     } else {
         serde_json::to_writer(out, text).expect("writing to memory does not fail");
     }
+}
+
+/// Whether a text stands in a JSON string as it is. Eight bytes are looked at together.
+fn needs_no_escape(text: &[u8]) -> bool {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
+    // The high bit of some byte is set if and only if some byte of `word` is less than `bound`, which is at most 128.
+    let any_below = |word: u64, bound: u64| word.wrapping_sub(ONES * bound) & !word & HIGH;
+    let any_is = |word: u64, byte: u8| any_below(word ^ (ONES * u64::from(byte)), 1);
+    let (words, rest) = text.as_chunks();
+    words.iter().all(|&word| {
+        let word = u64::from_ne_bytes(word);
+        any_below(word, 0x20) | any_is(word, b'"') | any_is(word, b'\\') == 0
+    }) && rest.iter().all(|&byte| byte >= 0x20 && byte != b'"' && byte != b'\\')
 }
 
 impl fmt::Debug for Payload {
@@ -150,5 +184,23 @@ impl serde::Serialize for Payload {
         let raw: &serde_json::value::RawValue =
             serde_json::from_slice(&self.text).map_err(serde::ser::Error::custom)?;
         raw.serialize(serializer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_character_is_escaped_where_it_must_be_wherever_it_stands() {
+        for code in (0..=0x100).chain([0x2028, 0xfffd, 0x1_f600]) {
+            let Some(character) = char::from_u32(code) else { continue };
+            for before in 0..10 {
+                let text = format!("{}{character}é\u{7f}tail", "x".repeat(before));
+                let mut written = Vec::new();
+                write_string(&mut written, &text);
+                assert_eq!(String::from_utf8(written).unwrap(), serde_json::to_string(&text).unwrap());
+            }
+        }
     }
 }

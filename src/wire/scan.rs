@@ -18,6 +18,7 @@ mod tests;
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -115,6 +116,15 @@ impl Member {
     pub(in crate::wire) fn decode<'t>(&self, raw: &'t str) -> Cow<'t, str> {
         if self.escaped { Cow::Owned(lexeme::unescape(raw)) } else { Cow::Borrowed(raw) }
     }
+}
+
+/// Where the members of one object stand, perhaps among those of other objects of one message.
+#[derive(Clone, Debug)]
+pub(in crate::wire) struct LocatedMembers {
+    /// Where the object begins, counted as the members' positions are.
+    pub(in crate::wire) base: usize,
+    pub(in crate::wire) place: ObjectPlace,
+    pub(in crate::wire) members: Arc<[Member]>,
 }
 
 /// Located members in the order of the text; room for those of a usual request without allocating.

@@ -1,5 +1,9 @@
 //! Makes shallow edits: named members change, every other byte stays.
 
+use std::ops::Range;
+
+use bytes::Bytes;
+
 use super::{Member, Object, Payload};
 use crate::wire::payload::write_string;
 
@@ -16,6 +20,8 @@ struct MemberChange<'a> {
     key: &'a str,
     /// `None` removes.
     value: Option<Payload>,
+    /// Whether the object has the member: looked for when the edit is finished.
+    stands: bool,
 }
 
 impl<'a> ObjectEdit<'a> {
@@ -38,43 +44,70 @@ impl<'a> ObjectEdit<'a> {
     fn change(mut self, key: &'a str, value: Option<Payload>) -> Self {
         match self.changes.iter_mut().find(|change| change.key == key) {
             Some(change) => change.value = value,
-            // What does not stand there need not be removed.
-            None if value.is_none() && !self.object.contains(key) => (),
-            None => self.changes.push(MemberChange { key, value }),
+            None => self.changes.push(MemberChange { key, value, stands: false }),
         }
         self
     }
 
     /// The edited text. An edit that changes nothing returns the original payload, not a copy.
     #[must_use]
-    pub fn finish(mut self) -> Payload {
+    pub fn finish(self) -> Payload {
         let object = self.object;
-        let health = |key| object.find(key).map(|member| object.raw(member));
-        self.changes.retain(|change| health(change.key) != change.value.as_ref().map(|value| value.bytes().as_ref()));
-        if self.changes.is_empty() {
-            return object.payload().clone();
+        match self.write(usize::MAX) {
+            Some(text) => Payload::from_scanned(text.open.into()),
+            None => object.payload().clone(),
+        }
+    }
+
+    /// The edited text in pieces that follow each other: what stays of at least `large` bytes is not copied.
+    #[must_use]
+    pub fn pieces(self, large: usize) -> Vec<Bytes> {
+        let object = self.object;
+        match self.write(large) {
+            Some(mut text) => {
+                text.close_piece();
+                text.pieces
+            }
+            None => vec![object.payload().bytes().clone()],
+        }
+    }
+
+    /// `None` if the edit changes nothing.
+    fn write(mut self, large: usize) -> Option<EditedText<'a>> {
+        let object = self.object;
+        let mut is_same = true;
+        for member in object.members() {
+            if let Some(change) = self.changes.iter_mut().find(|change| object.is_named(member, change.key)) {
+                change.stands = true;
+                is_same &= change.value.as_ref().is_some_and(|value| *value.bytes() == *object.raw(member));
+            }
+        }
+        if is_same && self.changes.iter().all(|change| change.stands || change.value.is_none()) {
+            return None;
         }
         let growth = |change: &MemberChange<'_>| change.key.len() + 4 + change.value.as_ref().map_or(0, Payload::len);
         let room = object.payload().len() + self.changes.iter().map(growth).sum::<usize>();
+        let source = object.payload().bytes();
+        let mut out = EditedText { source, large, pieces: Vec::new(), open: Vec::new(), is_empty: true };
         // One byte more, for the brace of an envelope that this may be the end of.
-        let mut out = Vec::with_capacity(room + 1);
-        out.push(b'{');
+        out.open.reserve_exact(if room < large { room + 1 } else { 0 });
+        out.open.push(b'{');
         self.write_standing(&mut out);
-        for MemberChange { key, value } in &self.changes {
-            if let (Some(value), false) = (value, object.contains(key)) {
-                separate(&mut out);
-                write_string(&mut out, key);
-                out.push(b':');
-                out.extend_from_slice(value.bytes());
+        for change in &self.changes {
+            if let MemberChange { key, value: Some(value), stands: false } = change {
+                out.separate();
+                write_string(&mut out.open, key);
+                out.open.push(b':');
+                out.open.extend_from_slice(value.bytes());
             }
         }
-        out.push(b'}');
-        Payload::from_scanned(out.into())
+        out.open.push(b'}');
+        Some(out)
     }
 
     /// Writes the members that stand in the object. What belongs to a member reaches from the
     /// separator before it to the one behind it, so whitespace stays and goes with its member.
-    fn write_standing(&self, out: &mut Vec<u8>) {
+    fn write_standing(&self, out: &mut EditedText<'_>) {
         let text = self.object.payload().bytes();
         let mut start = 1;
         for member in self.object.members() {
@@ -83,14 +116,14 @@ impl<'a> ObjectEdit<'a> {
             let end = separator.map_or(text.len(), |distance| value_end + distance);
             match self.change_of(member) {
                 None => {
-                    separate(out);
-                    out.extend_from_slice(&text[start..end]);
+                    out.separate();
+                    out.keep(start..end);
                 }
                 Some(MemberChange { value: Some(value), .. }) => {
-                    separate(out);
-                    out.extend_from_slice(&text[start..value_start]);
-                    out.extend_from_slice(value.bytes());
-                    out.extend_from_slice(&text[value_end..end]);
+                    out.separate();
+                    out.keep(start..value_start);
+                    out.open.extend_from_slice(value.bytes());
+                    out.keep(value_end..end);
                 }
                 Some(MemberChange { value: None, .. }) => (),
             }
@@ -99,14 +132,40 @@ impl<'a> ObjectEdit<'a> {
     }
 
     fn change_of(&self, member: &Member) -> Option<&MemberChange<'a>> {
-        let key = self.object.key(member);
-        self.changes.iter().find(|change| change.key == key)
+        self.changes.iter().find(|change| self.object.is_named(member, change.key))
     }
 }
 
-/// Puts a comma behind everything but the opening brace.
-fn separate(out: &mut Vec<u8>) {
-    if out.len() > 1 {
-        out.push(b',');
+/// A text under way.
+struct EditedText<'a> {
+    source: &'a Bytes,
+    /// From this size on what stays becomes a piece of its own.
+    large: usize,
+    pieces: Vec<Bytes>,
+    /// The last piece.
+    open: Vec<u8>,
+    is_empty: bool,
+}
+
+impl EditedText<'_> {
+    /// Puts a comma behind everything but the opening brace.
+    fn separate(&mut self) {
+        if !std::mem::take(&mut self.is_empty) {
+            self.open.push(b',');
+        }
+    }
+
+    fn keep(&mut self, range: Range<usize>) {
+        if range.len() < self.large {
+            return self.open.extend_from_slice(&self.source[range]);
+        }
+        self.close_piece();
+        self.pieces.push(self.source.slice(range));
+    }
+
+    fn close_piece(&mut self) {
+        if !self.open.is_empty() {
+            self.pieces.push(std::mem::take(&mut self.open).into());
+        }
     }
 }

@@ -60,7 +60,7 @@ fn params_and_their_meta_share_the_table_of_the_message() {
     for params in [params.clone(), params.detached()] {
         assert_eq!(params.keys().collect::<Vec<_>>(), ["_meta", "arguments"]);
         let meta = params.get_object("_meta").unwrap();
-        assert!(Arc::ptr_eq(&meta.members, &params.members), "no second walk");
+        assert!(Arc::ptr_eq(&meta.located.members, &params.located.members), "no second walk");
         assert_eq!(meta.payload().as_str(), r#"{"k":"v","_meta":{"z":1}}"#);
         assert_eq!(meta.get_string("k").as_deref(), Some("v"));
         assert_eq!(meta.get_object("_meta").unwrap().get("z").unwrap().as_str(), "1");
@@ -122,6 +122,15 @@ fn an_edit_without_effect_returns_the_original_bytes() {
 }
 
 #[test]
+fn what_stays_and_is_large_is_not_copied() {
+    let object = object(r#"{"large":"xxxxxxxxxxxxxxxx","small":1}"#);
+    let pieces = object.edit().set("more", payload("2")).pieces(16);
+    assert_eq!(pieces, [r#"{"#, r#""large":"xxxxxxxxxxxxxxxx""#, r#","small":1,"more":2}"#]);
+    assert_eq!(pieces[1].as_ptr(), object.payload().bytes()[1..].as_ptr());
+    assert_eq!(object.edit().pieces(16), [object.payload().bytes().clone()]);
+}
+
+#[test]
 fn the_writer_keeps_the_order_given() {
     let written =
         ObjectWriter::new().text("z\"", "line\n").number("n", u64::MAX).member("m", &payload(r#"{"a":1.10}"#)).finish();
@@ -166,24 +175,26 @@ fn map() -> impl Strategy<Value = serde_json::Map<String, Value>> {
 
 proptest! {
     #[test]
-    fn edits_equal_those_of_a_tree(map in map(), steps in steps(), pretty in any::<bool>()) {
+    fn edits_equal_those_of_a_tree(map in map(), steps in steps(), pretty in any::<bool>(), large in 0..12_usize) {
         let text = if pretty { serde_json::to_string_pretty(&map) } else { serde_json::to_string(&map) }.unwrap();
         let object = object(&text);
         let mut expected = map.clone();
-        let mut edit = object.edit();
+        let (mut edit, mut again) = (object.edit(), object.edit());
         for (key, value) in &steps {
             match value {
                 Some(value) => {
                     expected.insert(key.clone(), Value::from(*value));
-                    edit = edit.set(key, Payload::of(value));
+                    (edit, again) = (edit.set(key, Payload::of(value)), again.set(key, Payload::of(value)));
                 }
                 None => {
                     expected.remove(key);
-                    edit = edit.remove(key);
+                    (edit, again) = (edit.remove(key), again.remove(key));
                 }
             }
         }
-        let edited = Object::of(&payload(edit.finish().as_str())).unwrap();
+        let edited = edit.finish();
+        prop_assert_eq!(again.pieces(large).concat(), &**edited.bytes());
+        let edited = Object::of(&payload(edited.as_str())).unwrap();
         prop_assert_eq!(edited.payload().read::<Value>().unwrap(), Value::from(expected));
         for key in object.keys().filter(|key| steps.iter().all(|(named, _)| named != key)) {
             prop_assert_eq!(edited.get(&key), object.get(&key));

@@ -1,8 +1,10 @@
 //! Writes what stateless clients are told of a server: `server/discover` (MOD-12, GW-12), and the members of every
 //! result (MOD-11, MOD-13).
 
+use bytes::Bytes;
+
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
-use crate::wire::object::ObjectWriter;
+use crate::wire::object::{ObjectEdit, ObjectWriter};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 
 /// What a session server said of itself, as far as stateless clients are told.
@@ -58,17 +60,31 @@ pub fn server_meta(server_info: &Payload) -> Payload {
 /// says is stale at once and for this client alone.
 #[must_use]
 pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -> Payload {
-    let Some(object) = Object::of(result) else {
-        return result.clone();
-    };
+    completed(method, result, server_info, |edit| edit.finish()).unwrap_or_else(|| result.clone())
+}
+
+/// The same in pieces that follow each other: what stays of at least `large` bytes is not copied.
+#[must_use]
+pub fn stateless_result_in_pieces(method: &str, result: &Payload, server_info: &Payload, large: usize) -> Vec<Bytes> {
+    let pieces = completed(method, result, server_info, |edit| edit.pieces(large));
+    pieces.unwrap_or_else(|| vec![result.bytes().clone()])
+}
+
+fn completed<T>(
+    method: &str,
+    result: &Payload,
+    server_info: &Payload,
+    finish: impl FnOnce(ObjectEdit<'_>) -> T,
+) -> Option<T> {
+    let object = Object::of(result)?;
     let meta = object
         .get_object(META)
         .map_or_else(|| server_meta(server_info), |meta| meta.edit().set(SERVER_INFO, server_info.clone()).finish());
-    let mut edit = object.edit().set("resultType", Payload::of("complete"));
+    let mut edit = object.edit().set("resultType", Payload::text("complete"));
     if is_cacheable(method) {
-        edit = edit.set("ttlMs", Payload::of(&0)).set("cacheScope", Payload::of("private"));
+        edit = edit.set("ttlMs", Payload::of(&0)).set("cacheScope", Payload::text("private"));
     }
-    edit.set(META, meta).finish()
+    Some(finish(edit.set(META, meta)))
 }
 
 /// The methods whose results carry cache hints (MOD-14).
@@ -90,7 +106,7 @@ mod tests {
     use crate::wire::ScanLimits;
 
     fn payload(text: &str) -> Payload {
-        Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
+        Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
     }
 
     #[track_caller]

@@ -18,7 +18,7 @@ use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, ScanError, rpc_
 const RETRY_AFTER_SECONDS: u64 = 1;
 
 /// Results from this size on are not copied into their envelope.
-const LARGE: usize = 8 * 1024;
+pub(super) const LARGE: usize = 8 * 1024;
 
 /// Marks the answer about a task that is not there, or not this principal's, so that it can be counted.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ impl Addressee {
         let Some(id) = &self.id else { return accepted() };
         if result.len() >= LARGE && self.accepted != AcceptedTypes::EventStream {
             let (head, tail) = envelope::result_in_pieces(id, result);
-            return json(joined_body(head, tail));
+            return json(joined_body([head, tail]));
         }
         self.message(StatusCode::OK, envelope::result(id, &result))
     }

@@ -41,10 +41,10 @@ pub fn events_body<T: Into<MessageText>>(messages: impl IntoIterator<Item = T>) 
     PartsBody(messages.into_iter().map(BodyPart::message).collect()).boxed_unsync()
 }
 
-/// A whole body in two pieces, sent as one: for a large text behind a short one that need not be copied together.
+/// A whole body in pieces, sent as one: for a large text beside short ones that need not be copied together.
 #[must_use]
-pub fn joined_body(first: Bytes, second: Bytes) -> ResponseBody {
-    PartsBody([first, second].into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
+pub fn joined_body(pieces: impl IntoIterator<Item = Bytes>) -> ResponseBody {
+    PartsBody(pieces.into_iter().map(BodyPart::Bytes).collect()).boxed_unsync()
 }
 
 struct PartsBody(VecDeque<BodyPart>);
@@ -140,7 +140,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_body_in_pieces_announces_its_whole_length() {
-        let body = joined_body(Bytes::from_static(b"{\"result\":"), Bytes::from_static(b"{}}"));
+        let body = joined_body([Bytes::from_static(b"{\"result\":"), Bytes::from_static(b"{}}")]);
         assert_eq!(body.size_hint().exact(), Some(13));
         assert_eq!(body.collect().await.unwrap().to_bytes(), "{\"result\":{}}");
     }

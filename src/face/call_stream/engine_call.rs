@@ -3,7 +3,8 @@
 //! While a grace period can still end in a handle nothing is written (T-55); a call that cannot be
 //! promoted streams from its first event, or from its first life sign when the upstream stays silent.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, LazyLock};
 
 use http::StatusCode;
 
@@ -11,15 +12,15 @@ use super::progress::CallNotices;
 use super::request_answer::RequestAnswer;
 use super::{CallMessage, CallMessages, respond};
 use crate::dialect::faults::{failure_error, with_uri};
-use crate::dialect::lifecycle::{server_meta, stateless_result};
+use crate::dialect::lifecycle::{server_meta, stateless_result, stateless_result_in_pieces};
 use crate::dialect::{FaceDialect, RequestError, TaskReply, inputs};
 use crate::engine::{CallEnd, CallEvent, CallStream};
-use crate::face::answer::Addressee;
-use crate::face::http::FaceResponse;
+use crate::face::answer::{Addressee, LARGE};
+use crate::face::http::{FaceResponse, joined_body};
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task};
 use crate::wire::framing::BodyPart;
-use crate::wire::{Payload, RpcError, method, rpc_error};
+use crate::wire::{Payload, RpcError, envelope, method, rpc_error};
 
 const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::Unknown);
 
@@ -40,18 +41,24 @@ pub struct CallView<D> {
 }
 
 /// Seals references to a held call, for the request that it belongs to.
-#[derive(Debug)]
 pub struct RoundSeal {
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
-    pub scope: StateScope,
+    /// Made of the whole request, and so only for a call that asks something, or whose answer outlives its request.
+    pub scope: LazyLock<StateScope, Box<dyn FnOnce() -> StateScope + Send>>,
+}
+
+impl fmt::Debug for RoundSeal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RoundSeal").field("sealer", &self.sealer).finish_non_exhaustive()
+    }
 }
 
 impl RoundSeal {
     /// A `requestState`; `None` if the request's scope alone is too long for one, which no checked request's is.
     fn seal(&self, task: &Task, round: u32) -> Option<String> {
         let content = StateContent::Task { id: task.key.id, round };
-        let token = StateToken { scope: self.scope.clone(), issued_at: self.clock.now(), content };
+        let token = StateToken { scope: LazyLock::force(&self.scope).clone(), issued_at: self.clock.now(), content };
         self.sealer.seal_state(&token).ok()
     }
 }
@@ -79,10 +86,14 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
             }
             // What is not for this client does not break the silence.
             self.next = self.view.show(self.call.next().await);
+            if matches!(self.next, Some(CallMessage::Event(_))) {
+                self.view.let_go();
+            }
         }
     }
 
     async fn sign(&mut self) -> BodyPart {
+        self.view.let_go();
         self.view.notices.sign()
     }
 }
@@ -104,6 +115,13 @@ impl<D: FaceDialect + 'static> CallView<D> {
         match self.show(Some(event)) {
             Some(CallMessage::Answer(answer)) => answer.into_response(&self.addressee),
             Some(CallMessage::Event(_)) | None => self.addressee.fault(&INTERNAL),
+        }
+    }
+
+    /// Lets go of the request, which a stream may outlive by hours.
+    fn let_go(&self) {
+        if let Some(rounds) = &self.rounds {
+            LazyLock::force(&rounds.scope);
         }
     }
 
@@ -145,9 +163,13 @@ impl<D: FaceDialect + 'static> CallView<D> {
 
     fn outcome(&self, outcome: Outcome) -> RequestAnswer {
         match outcome {
-            Outcome::Returned { result, .. } => {
-                RequestAnswer::Result(stateless_result(&self.method, &result, &self.server_info))
-            }
+            Outcome::Returned { result, .. } => match &self.addressee.id {
+                Some(id) if result.len() >= LARGE => {
+                    let pieces = stateless_result_in_pieces(&self.method, &result, &self.server_info, LARGE);
+                    RequestAnswer::Json(joined_body(envelope::result_of_pieces(id, pieces)))
+                }
+                Some(_) | None => RequestAnswer::Result(stateless_result(&self.method, &result, &self.server_info)),
+            },
             Outcome::Faulted(Failure::Gateway(fault)) => RequestAnswer::Fault(fault),
             Outcome::Faulted(failure) => {
                 let error = failure_error(&failure);

@@ -1,7 +1,7 @@
 //! Answers plain calls whose upstream asks in mid-call with the questions and a sealed reference, and resumes them when
 //! the client makes its request again (GW-20).
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
@@ -51,10 +51,14 @@ impl StatelessFace {
 
     /// Seals references to this request's call, where its answer may be questions.
     pub(super) fn seal_for(&self, inquiry: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
-        method::may_ask(inquiry.method).then(|| RoundSeal {
-            sealer: Arc::clone(&self.served.sealer),
-            clock: Arc::clone(&self.served.clock),
-            scope: self.scope(inquiry),
+        method::may_ask(inquiry.method).then(|| {
+            let (upstream, principal) = (Arc::clone(self.served.upstream.name()), inquiry.principal.clone());
+            let (method, params) = (inquiry.method.to_owned(), inquiry.params.clone());
+            RoundSeal {
+                sealer: Arc::clone(&self.served.sealer),
+                clock: Arc::clone(&self.served.clock),
+                scope: LazyLock::new(Box::new(move || StateScope::of(&upstream, &principal, &method, &params))),
+            }
         })
     }
 

@@ -127,7 +127,7 @@ impl HttpCall {
         match message {
             Message::Notification(notification) => session.note_to(&self.call, notification).await,
             Message::Request(request) => session.ask_on(&self.call, request).await,
-            Message::Response(response) if response.id.as_ref() == Some(id) => return Some(response.outcome),
+            Message::Response(response) if response.id.as_ref() == Some(id) => return Some(response.into_outcome()),
             // Another call's, nobody's, or of a stream that the upstream mixed up (U09, U23).
             Message::Response(_) => session.link.dropped("foreign_response"),
         }

@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::OnceLock;
 
 use super::faults::RequestError;
 use crate::task::HandleSupport;
@@ -16,6 +17,9 @@ use crate::wire::{Object, Payload, ProtocolVersion, method};
 pub struct StatelessRequest {
     pub version: ProtocolVersion,
     capabilities: Object,
+    /// What of them is declared to a session upstream, once somebody has asked.
+    of_upstream: OnceLock<Payload>,
+    takes_tasks: HandleSupport,
     /// The token that progress is reported under, verbatim; absent means that none is wanted (MOD-22).
     pub progress_token: Option<Payload>,
     /// Absent means that no log messages are wanted (MOD-23).
@@ -71,13 +75,18 @@ impl StatelessRequest {
             )?),
             None => None,
         };
-        Ok(Self { version, capabilities, progress_token, log_level })
+        let extensions = capabilities.get_object("extensions");
+        let takes_tasks = match extensions.is_some_and(|all| all.has_object(TASKS_EXTENSION)) {
+            true => HandleSupport::AfterGrace,
+            false => HandleSupport::No,
+        };
+        Ok(Self { version, capabilities, of_upstream: OnceLock::new(), takes_tasks, progress_token, log_level })
     }
 
     /// Whether this request may be answered with a task of the extension (EXT-02, EXT-62).
     #[must_use]
-    pub fn takes_tasks(&self) -> HandleSupport {
-        if self.declares_extension() { HandleSupport::AfterGrace } else { HandleSupport::No }
+    pub const fn takes_tasks(&self) -> HandleSupport {
+        self.takes_tasks
     }
 
     /// Whether the client declares tasks of 2025-11-25, which this version does not know: it counts as one without
@@ -85,10 +94,6 @@ impl StatelessRequest {
     #[must_use]
     pub fn declares_session_tasks(&self) -> bool {
         self.capabilities.get("tasks").is_some_and(|tasks| !matches!(tasks.as_str(), "false" | "null"))
-    }
-
-    fn declares_extension(&self) -> bool {
-        self.capabilities.get_object("extensions").is_some_and(|all| all.has_object(TASKS_EXTENSION))
     }
 
     /// The complaint that this request must declare the extension (EXT-03, EXT-55).
@@ -102,16 +107,19 @@ impl StatelessRequest {
     /// flavour, and no more (UPC-21).
     #[must_use]
     pub fn upstream_capabilities(&self) -> Payload {
+        self.of_upstream.get_or_init(|| self.less_tasks()).clone()
+    }
+
+    fn less_tasks(&self) -> Payload {
         if !self.capabilities.contains("extensions") && !self.capabilities.contains("tasks") {
             return self.capabilities.payload().detached();
         }
         let edit = self.capabilities.edit().remove("tasks");
         let edit = match self.capabilities.get_object("extensions") {
-            Some(extensions) => {
-                let kept = extensions.edit().remove(TASKS_EXTENSION).finish();
-                let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
-                if any_left { edit.set("extensions", kept) } else { edit.remove("extensions") }
+            Some(extensions) if extensions.keys().any(|key| key != TASKS_EXTENSION) => {
+                edit.set("extensions", extensions.edit().remove(TASKS_EXTENSION).finish())
             }
+            Some(_) => edit.remove("extensions"),
             None => edit,
         };
         edit.finish().detached()

@@ -36,13 +36,14 @@ impl UpstreamDialect for PlainUpstream {
     fn encode_params(&self, params: &Object) -> Payload {
         let mut edit = params.edit().remove("task").remove("inputResponses").remove("requestState");
         if let Some(meta) = params.get_object(META) {
-            let mut kept = meta.edit().remove(PROGRESS_TOKEN);
-            for key in HOP_BY_HOP {
-                kept = kept.remove(key);
-            }
-            let kept = kept.finish();
-            let is_empty = Object::of(&kept).is_none_or(|left| left.keys().next().is_none());
-            edit = if is_empty { edit.remove(META) } else { edit.set(META, kept) };
+            let is_hop = |key: &str| key == PROGRESS_TOKEN || HOP_BY_HOP.contains(&key);
+            edit = match meta.keys().all(|key| is_hop(&key)) {
+                true => edit.remove(META),
+                false => {
+                    let kept = HOP_BY_HOP.iter().fold(meta.edit().remove(PROGRESS_TOKEN), |kept, key| kept.remove(key));
+                    edit.set(META, kept.finish())
+                }
+            };
         }
         edit.finish()
     }

@@ -86,10 +86,13 @@ struct PublishedTools {
 
 /// What the calls of one tool are checked against.
 #[derive(Debug)]
-struct ListedTool {
-    mirrored: Vec<HeaderArgument>,
-    task_support: ToolTaskSupport,
-    is_repeatable: bool,
+pub struct ListedTool {
+    /// The arguments that it wants repeated in headers.
+    pub mirrored: Vec<HeaderArgument>,
+    /// Whether the upstream makes tasks of its own of its calls.
+    pub task_support: ToolTaskSupport,
+    /// Whether its annotations say that calling it again does no harm. Hints of the upstream's.
+    pub is_repeatable: bool,
 }
 
 impl ToolList {
@@ -99,22 +102,10 @@ impl ToolList {
         &self.published.result
     }
 
-    /// The arguments that a tool wants repeated in headers; `None` if there is no such tool.
+    /// What the calls of a tool are checked against; `None` if there is no such tool.
     #[must_use]
-    pub fn mirrored(&self, tool: &str) -> Option<&[HeaderArgument]> {
-        self.published.tools.get(tool).map(|listed| listed.mirrored.as_slice())
-    }
-
-    /// Whether the upstream makes tasks of its own of this tool's calls.
-    #[must_use]
-    pub fn task_support(&self, tool: &str) -> ToolTaskSupport {
-        self.published.tools.get(tool).map_or_else(ToolTaskSupport::default, |listed| listed.task_support)
-    }
-
-    /// Whether the tool's annotations say that calling it again does no harm. Hints of the upstream's.
-    #[must_use]
-    pub fn is_repeatable(&self, tool: &str) -> bool {
-        self.published.tools.get(tool).is_some_and(|listed| listed.is_repeatable)
+    pub fn tool(&self, name: &str) -> Option<&ListedTool> {
+        self.published.tools.get(name)
     }
 
     fn is_fresh(&self) -> bool {
@@ -193,7 +184,7 @@ impl Catalog {
     /// As [`Catalog::list`].
     pub async fn list_with(&self, tool: &str, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         let list = self.list(context).await?;
-        if list.mirrored(tool).is_some() || list.fetched_at.elapsed() < MISS_AFTER {
+        if list.tool(tool).is_some() || list.fetched_at.elapsed() < MISS_AFTER {
             return Ok(list);
         }
         let key = (context.principal.clone(), context.client.capabilities.clone());

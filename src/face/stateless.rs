@@ -59,11 +59,25 @@ pub struct StatelessFace {
     served: Arc<Served>,
     catalog: Catalog,
     /// The server's own name for itself, once a handshake has told it.
-    server_info: RwLock<Option<Payload>>,
+    identity: RwLock<Option<ServerIdentity>>,
     misses: UnknownTaskWatch,
     meter: Arc<PipeMetrics>,
     /// The tools that clients without the extension are given in place of tasks.
     fallback: Option<Arc<FallbackToolService>>,
+}
+
+/// What results say of the server that they come from.
+#[derive(Clone, Debug)]
+struct ServerIdentity {
+    info: Payload,
+    /// `_meta` with it.
+    meta: Payload,
+}
+
+impl ServerIdentity {
+    fn of(info: Payload) -> Self {
+        Self { meta: server_meta(&info), info }
+    }
 }
 
 /// One request with all that was read of it.
@@ -117,10 +131,10 @@ impl StatelessFace {
     pub fn new(served: Arc<Served>) -> Self {
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::new(PlainUpstream));
         let catalog = catalog.compared_with(&served.unmatched_rules);
-        let (server_info, misses) = (RwLock::default(), UnknownTaskWatch::default());
+        let (identity, misses) = (RwLock::default(), UnknownTaskWatch::default());
         let fallback = FallbackToolService::new(&served.settings.rules);
         let meter = Arc::new(PipeMetrics::of(served.upstream.name()));
-        Self { served, catalog, server_info, misses, meter, fallback }
+        Self { served, catalog, identity, misses, meter, fallback }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -241,7 +255,7 @@ impl StatelessFace {
     /// Learns the server's name before the first result bears it, so that no result depends on which
     /// requests came before (MOD-17).
     async fn meet(&self, inquiry: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
-        if self.server_info.read().is_none() {
+        if self.identity.read().is_none() {
             let facts = self.served.upstream.facts(&self.context(inquiry)).await?;
             self.remember(&facts);
         }
@@ -249,7 +263,8 @@ impl StatelessFace {
     }
 
     fn remember(&self, facts: &ServerFacts) {
-        *self.server_info.write() = Some(facts.server_info.as_ref().map_or_else(own_identity, short_identity));
+        let info = facts.server_info.as_ref().map_or_else(own_identity, short_identity);
+        *self.identity.write() = Some(ServerIdentity::of(info));
     }
 
     async fn list_tools(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
@@ -291,12 +306,11 @@ impl StatelessFace {
         let context = self.context(inquiry);
         let list = self.catalog.list_with(&tool, &context).await;
         let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
-        let mirrored_arguments =
-            list.mirrored(&tool).ok_or_else(|| refuse(&RequestError::unknown_tool(Some(inquiry.params))))?;
+        let listed = list.tool(&tool).ok_or_else(|| refuse(&RequestError::unknown_tool(Some(inquiry.params))))?;
         // Few tools have any; of the others' arguments, which may be large, nobody needs to know the members.
-        if inquiry.carriage == MessageChannel::Request && !mirrored_arguments.is_empty() {
+        if inquiry.carriage == MessageChannel::Request && !listed.mirrored.is_empty() {
             let arguments = inquiry.params.get_object("arguments");
-            argument_headers::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
+            argument_headers::check(&listed.mirrored, inquiry.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
         argument_limits::check(&self.served.settings.rules, &tool, inquiry.params)
@@ -318,9 +332,8 @@ impl StatelessFace {
             }
             Plan::Grace(_) | Plan::Task | Plan::Direct | Plan::Refuse => (plan, None),
         };
-        let native = native_task(list.task_support(&tool), plan, policy.deadline);
-        let is_repeatable = list.is_repeatable(&tool);
-        Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable })
+        let native = native_task(listed.task_support, plan, policy.deadline);
+        Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable: listed.is_repeatable })
     }
 
     async fn run_call(&self, inquiry: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
@@ -401,11 +414,12 @@ impl StatelessFace {
     }
 
     fn identity(&self) -> Payload {
-        self.server_info.read().clone().unwrap_or_else(own_identity)
+        self.identity.read().as_ref().map_or_else(own_identity, |known| known.info.clone())
     }
 
     fn dialect(&self) -> ExtTasks {
-        ExtTasks::new(server_meta(&self.identity()))
+        let known = self.identity.read().as_ref().map(|known| known.meta.clone());
+        ExtTasks::new(known.unwrap_or_else(|| server_meta(&own_identity())))
     }
 }
 

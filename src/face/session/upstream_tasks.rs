@@ -61,7 +61,7 @@ impl UpstreamTaskTools {
             if !UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls {
                 return None;
             }
-            Some(self.catalog.list_with(tool, context).await.ok()?.task_support(tool))
+            Some(self.catalog.list_with(tool, context).await.ok()?.tool(tool)?.task_support)
         };
         match tokio::time::timeout(LOOK_MAX, look).await {
             Ok(support) => support.unwrap_or_default(),

@@ -92,7 +92,7 @@ pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
 /// A key for this process alone.
 #[must_use]
 pub fn ephemeral() -> SealingKeys {
-    SealingKeys::ephemeral(random::bytes())
+    SealingKeys::ephemeral(random::key())
 }
 
 /// Makes the file `path` with a new key, unless somebody else makes it first.

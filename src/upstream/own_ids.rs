@@ -6,6 +6,8 @@
 
 use std::sync::LazyLock;
 
+use uuid::Uuid;
+
 use crate::random;
 use crate::wire::RequestId;
 
@@ -25,12 +27,12 @@ pub(crate) fn mint() -> RequestId {
 
 /// An id of these bits, which nobody must be able to guess.
 pub(crate) fn of_bits(random: u128) -> RequestId {
-    of(&format!("{random:032x}"))
+    of(Uuid::from_u128(random).simple().encode_lower(&mut Uuid::encode_buffer()))
 }
 
 /// An id with this rest, without a colon in it.
 pub(crate) fn of(rest: &str) -> RequestId {
-    RequestId::text(&format!("{}{rest}", *PREFIX))
+    RequestId::text(&[PREFIX.as_str(), rest].concat())
 }
 
 /// Whether this process made an id, however it is written.

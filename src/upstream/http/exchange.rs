@@ -23,6 +23,7 @@ use crate::upstream::{
     UpstreamRequest,
 };
 use crate::wire::envelope::Params;
+use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
 
 /// How long a cancel waits for a sign that the upstream knows the call. It travels on another connection
@@ -172,18 +173,18 @@ fn with_task(params: Option<Payload>, deadline: Option<Duration>) -> Option<Payl
 
 /// Puts the gateway's own progress token in place of whatever stands there (UPC-20).
 fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
+    let only = |token: &RequestId| ObjectWriter::new().member(meta::PROGRESS_TOKEN, token.payload()).finish();
     let object = match params {
         Params::Object(object) => object,
         Params::Absent => {
-            let params = |id| json!({ meta::META: { meta::PROGRESS_TOKEN: id } });
-            return token.map(|id| Payload::of(&params(id)));
+            return token.map(|token| ObjectWriter::new().member(meta::META, &only(token)).finish());
         }
         Params::Other(params) => return Some(params),
     };
     let meta = match (object.get_object(meta::META), token) {
         (Some(meta), Some(token)) => meta.edit().set(meta::PROGRESS_TOKEN, token.payload().clone()).finish(),
         (Some(meta), None) => meta.edit().remove(meta::PROGRESS_TOKEN).finish(),
-        (None, Some(token)) => Payload::of(&json!({ meta::PROGRESS_TOKEN: token })),
+        (None, Some(token)) => only(token),
         (None, None) => return Some(object.payload().clone()),
     };
     Some(object.edit().set(meta::META, meta).finish())

@@ -16,6 +16,7 @@ pub mod runner;
 mod subtask_tree;
 pub mod sweeper;
 mod target;
+mod task_metrics;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,6 +53,7 @@ pub struct Engine {
     changes: change::RunningChanges,
     doubts: doubtful_writes::DoubtfulWrites,
     trees: runner::TreeSizes,
+    metrics: task_metrics::TaskMetrics,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
 }
@@ -81,6 +83,7 @@ impl Engine {
             changes: change::RunningChanges::default(),
             doubts: doubtful_writes::DoubtfulWrites::default(),
             trees: runner::TreeSizes::default(),
+            metrics: task_metrics::TaskMetrics::default(),
             leaving: CancellationToken::new(),
         })
     }

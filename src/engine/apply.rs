@@ -169,9 +169,33 @@ impl Engine {
 
     /// What follows from a write.
     pub(super) fn follow(&self, key: &TaskKey, before: &Task, after: &Task, effects: Vec<Effect>) {
-        record(before, after);
+        self.record(before, after);
         visit_stored(before, after);
         self.perform(key, effects);
+    }
+
+    /// Counts and logs what a write changed; never payloads (SEC-12).
+    fn record(&self, before: &Task, after: &Task) {
+        let Phase::Settled(outcome) = &after.phase else { return };
+        if before.is_settled() {
+            return;
+        }
+        let label = outcome_label(outcome);
+        if after.shown == TaskVisibility::Hidden {
+            tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a held call ended");
+            return;
+        }
+        // Metrics count what clients asked for.
+        if after.tree.parent.is_some() {
+            tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a subtask settled");
+            return;
+        }
+        let (upstream, tool) = (&after.origin.upstream, &after.origin.tool);
+        let age = after.updated_at.since(after.created_at);
+        self.metrics.settled(upstream, label, age);
+        let (task, principal) = (LoggedTask(&after.key), LoggedPrincipal(&after.key.owner));
+        let (seconds, bytes) = (age.as_secs_f64(), after.stored_bytes());
+        tracing::info!(%task, %principal, %upstream, %tool, outcome = label, seconds, bytes, "task settled");
     }
 
     /// Writes a task over the one that was read, within what its owner may have in the store.
@@ -253,34 +277,6 @@ pub fn record_shown(task: &Task) {
     } else {
         tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task was looked at");
     }
-}
-
-/// Counts and logs what a write changed; never payloads (SEC-12).
-fn record(before: &Task, after: &Task) {
-    let Phase::Settled(outcome) = &after.phase else { return };
-    if before.is_settled() {
-        return;
-    }
-    let label = outcome_label(outcome);
-    if after.shown == TaskVisibility::Hidden {
-        tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a held call ended");
-        return;
-    }
-    // Metrics count what clients asked for.
-    if after.tree.parent.is_some() {
-        tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a subtask settled");
-        return;
-    }
-    let upstream = Arc::clone(&after.origin.upstream);
-    let age = after.updated_at.since(after.created_at);
-    metrics::counter!(crate::metric::TASKS_SETTLED, "upstream" => Arc::clone(&upstream), "outcome" => label)
-        .increment(1);
-    metrics::gauge!(crate::metric::TASKS_IN_FLIGHT, "upstream" => Arc::clone(&upstream)).decrement(1.0);
-    metrics::histogram!(crate::metric::TASK_AGE, "upstream" => Arc::clone(&upstream)).record(age.as_secs_f64());
-    let (principal, tool) = (LoggedPrincipal(&after.key.owner), &after.origin.tool);
-    let (task, bytes) = (LoggedTask(&after.key), after.stored_bytes());
-    let seconds = age.as_secs_f64();
-    tracing::info!(%task, %principal, %upstream, %tool, outcome = label, seconds, bytes, "task settled");
 }
 
 const fn outcome_label(outcome: &Outcome) -> &'static str {

@@ -20,7 +20,6 @@ use super::target::{CallMaker, CallTarget};
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::metric;
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::LoggedTask;
 use crate::task::{CallOrigin, Event, Plan, StoredCall, Task, TaskKey, TaskVisibility, Timestamp, ToolPolicy};
@@ -202,7 +201,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             Err(error) => return found.put_back(engine, &error, "the parent of a subtask could not be read"),
         }
         if !found.was_seen {
-            count_in_flight(&task);
+            count_in_flight(engine, &task);
         }
         let reach = origins.of(&task.origin);
         // A call that would now be another tool's is one of an upstream that is gone.
@@ -250,10 +249,9 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
 }
 
 /// Counts what clients asked for and is not done.
-fn count_in_flight(task: &Task) {
+fn count_in_flight(engine: &Engine, task: &Task) {
     if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
-        let upstream = Arc::clone(&task.origin.upstream);
-        metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
+        engine.metrics.taken_over(&task.origin.upstream);
     }
 }
 

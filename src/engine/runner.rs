@@ -193,7 +193,11 @@ impl Runner {
     async fn go_on(mut self: Box<Self>) {
         loop {
             let step = self.step().await;
-            if matches!(Box::pin(self.handle_step(step)).await, RunnerFlow::Stop) {
+            let flow = match matches!(step, RunnerEvent::Upstream(StageEvent::Begun)) {
+                true => RunnerFlow::Continue,
+                false => Box::pin(self.handle_step(step)).await,
+            };
+            if matches!(flow, RunnerFlow::Stop) {
                 return Box::pin(self.leave()).await;
             }
         }

@@ -1,7 +1,6 @@
 //! Names tasks and principals for operators, by digests.
 
 use std::fmt;
-use std::fmt::Write as _;
 
 use super::digest::{Digest, digest};
 use super::{Principal, TaskKey};
@@ -90,10 +89,8 @@ fn short(digest: &Digest) -> String {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
 }
 
 #[cfg(test)]

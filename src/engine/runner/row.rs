@@ -65,9 +65,7 @@ impl Runner {
             return self.drop_orphan().await;
         }
         self.adopt_elements();
-        let upstream = Arc::clone(self.spec.upstream.name());
-        metrics::counter!(metric::TASKS_CREATED, "upstream" => Arc::clone(&upstream)).increment(1);
-        metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
+        self.engine.metrics.created(self.spec.upstream.name());
         if matches!(self.spec.plan, Plan::Grace(_)) {
             self.count_grace("task");
         }

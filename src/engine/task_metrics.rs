@@ -1,0 +1,65 @@
+//! Counts tasks by upstream, with handles that are looked up once: a look-up costs more than the count.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram};
+use parking_lot::{Mutex, RwLock};
+
+use crate::metric;
+
+/// The metrics of tasks. One entry for each upstream that has had tasks in this life of the process.
+#[derive(Default)]
+pub(super) struct TaskMetrics(RwLock<HashMap<Arc<str>, Arc<UpstreamTaskMetrics>>>);
+
+struct UpstreamTaskMetrics {
+    created: Counter,
+    in_flight: Gauge,
+    age: Histogram,
+    /// By outcome, as far as there was one: there are a few dozen.
+    settled: Mutex<Vec<(&'static str, Counter)>>,
+}
+
+impl TaskMetrics {
+    /// A client was given a handle.
+    pub(super) fn created(&self, upstream: &Arc<str>) {
+        let metrics = self.of(upstream);
+        metrics.created.increment(1);
+        metrics.in_flight.increment(1.0);
+    }
+
+    /// A task of an earlier life goes on in this one.
+    pub(super) fn taken_over(&self, upstream: &Arc<str>) {
+        self.of(upstream).in_flight.increment(1.0);
+    }
+
+    /// A task settled at this age.
+    pub(super) fn settled(&self, upstream: &Arc<str>, outcome: &'static str, age: Duration) {
+        let metrics = self.of(upstream);
+        metrics.in_flight.decrement(1.0);
+        metrics.age.record(age.as_secs_f64());
+        let mut settled = metrics.settled.lock();
+        if let Some((_, counter)) = settled.iter().find(|(known, _)| *known == outcome) {
+            return counter.increment(1);
+        }
+        let counter =
+            metrics::counter!(metric::TASKS_SETTLED, "upstream" => Arc::clone(upstream), "outcome" => outcome);
+        counter.increment(1);
+        settled.push((outcome, counter));
+    }
+
+    fn of(&self, upstream: &Arc<str>) -> Arc<UpstreamTaskMetrics> {
+        if let Some(known) = self.0.read().get(upstream) {
+            return Arc::clone(known);
+        }
+        let of_upstream = || Arc::clone(upstream);
+        let new = || UpstreamTaskMetrics {
+            created: metrics::counter!(metric::TASKS_CREATED, "upstream" => of_upstream()),
+            in_flight: metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => of_upstream()),
+            age: metrics::histogram!(metric::TASK_AGE, "upstream" => of_upstream()),
+            settled: Mutex::default(),
+        };
+        Arc::clone(self.0.write().entry(of_upstream()).or_insert_with(|| Arc::new(new())))
+    }
+}

@@ -131,6 +131,11 @@ impl Engine {
         self.admission.set_limits(limits);
     }
 
+    /// Counts that a client asks how its task stands.
+    pub fn count_poll(&self) {
+        self.metrics.polled();
+    }
+
     /// Those who wait for changes of tasks.
     #[must_use]
     pub const fn watchers(&self) -> &ChangeSubscribers {

@@ -87,9 +87,9 @@ pub trait FaceDialect: Send + Sync + std::fmt::Debug {
 /// If it is no usable string; one that cannot be ours is an unknown task (B119, B120, B123).
 pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
     let usable =
-        |text: &String| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
+        |text: &Cow<'_, str>| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
     let text = params
-        .get_string("taskId")
+        .get_str("taskId")
         .filter(usable)
         .ok_or(RequestError::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
     TaskId::parse(&text).ok_or(RequestError::UnknownTask)

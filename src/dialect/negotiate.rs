@@ -26,10 +26,10 @@ pub struct StatelessRequest {
     pub log_level: Option<LogLevel>,
 }
 
-/// The version that `_meta` names, before anybody asks whether it is served. `None` if it names none.
+/// Whether `_meta` names a version, served or not.
 #[must_use]
-pub fn named_version(params: Option<&Object>) -> Option<String> {
-    params?.get_object(META)?.get_string(PROTOCOL_VERSION)
+pub fn names_version(params: Option<&Object>) -> bool {
+    params.and_then(|params| params.get_object(META)).is_some_and(|meta| meta.get_str(PROTOCOL_VERSION).is_some())
 }
 
 impl StatelessRequest {

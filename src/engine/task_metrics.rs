@@ -1,7 +1,7 @@
 //! Counts tasks by upstream, with handles that are looked up once: a look-up costs more than the count.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram};
@@ -9,9 +9,13 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::metric;
 
-/// The metrics of tasks. One entry for each upstream that has had tasks in this life of the process.
+/// The metrics of tasks.
 #[derive(Default)]
-pub(super) struct TaskMetrics(RwLock<HashMap<Arc<str>, Arc<UpstreamTaskMetrics>>>);
+pub(super) struct TaskMetrics {
+    polls: OnceLock<Counter>,
+    /// One entry for each upstream that has had tasks in this life of the process.
+    upstreams: RwLock<HashMap<Arc<str>, Arc<UpstreamTaskMetrics>>>,
+}
 
 struct UpstreamTaskMetrics {
     created: Counter,
@@ -22,6 +26,11 @@ struct UpstreamTaskMetrics {
 }
 
 impl TaskMetrics {
+    /// A client asks how its task stands.
+    pub(super) fn polled(&self) {
+        self.polls.get_or_init(|| metrics::counter!(metric::TASK_POLLS)).increment(1);
+    }
+
     /// A client was given a handle.
     pub(super) fn created(&self, upstream: &Arc<str>) {
         let metrics = self.of(upstream);
@@ -50,7 +59,7 @@ impl TaskMetrics {
     }
 
     fn of(&self, upstream: &Arc<str>) -> Arc<UpstreamTaskMetrics> {
-        if let Some(known) = self.0.read().get(upstream) {
+        if let Some(known) = self.upstreams.read().get(upstream) {
             return Arc::clone(known);
         }
         let of_upstream = || Arc::clone(upstream);
@@ -60,6 +69,6 @@ impl TaskMetrics {
             age: metrics::histogram!(metric::TASK_AGE, "upstream" => of_upstream()),
             settled: Mutex::default(),
         };
-        Arc::clone(self.0.write().entry(of_upstream()).or_insert_with(|| Arc::new(new())))
+        Arc::clone(self.upstreams.write().entry(of_upstream()).or_insert_with(|| Arc::new(new())))
     }
 }

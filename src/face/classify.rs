@@ -3,7 +3,7 @@
 use http::HeaderMap;
 
 use super::headers;
-use crate::dialect::negotiate::named_version;
+use crate::dialect::negotiate::names_version;
 use crate::wire::{Object, ProtocolVersion};
 
 /// The kinds of clients.
@@ -19,7 +19,7 @@ pub enum Face {
 /// header decides, so that a proxy which strips a header never changes the era (T-16).
 #[must_use]
 pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
-    if named_version(params).is_some() || header_is_stateless(all) { Face::Stateless } else { Face::Session }
+    if names_version(params) || header_is_stateless(all) { Face::Stateless } else { Face::Session }
 }
 
 /// Whether the version that the header names is one without sessions.

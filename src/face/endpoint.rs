@@ -59,7 +59,7 @@ impl Endpoint for UpstreamEndpoint {
             None => envelope::read(&inbound.body, ScanLimits::CLIENT),
         };
         match read {
-            Ok(message) => self.serve_message(inbound, message, admitted).await,
+            Ok(message) => self.serve_message(&inbound, message, admitted).await,
             Err(error) => {
                 if let Err(fault) = admitted {
                     return too_often(&fault);
@@ -96,18 +96,18 @@ impl UpstreamEndpoint {
 
     async fn serve_message(
         &self,
-        inbound: Inbound,
+        inbound: &Inbound,
         message: Message,
         admitted: Result<(), GatewayFault>,
     ) -> FaceResponse {
         let face = era_of(&message, &inbound.headers);
-        let asker = RateLimitedRequest::of(&message, face, &inbound);
+        let asker = RateLimitedRequest::of(&message, face, inbound);
         if let Err(fault) = admitted {
             return asker.refuse(&fault);
         }
         let response = match face {
             Face::Stateless => self.serve_stateless(inbound, message).await,
-            Face::Session => self.session.post(&inbound, message).await,
+            Face::Session => self.session.post(inbound, message).await,
         };
         if response.extensions().get::<UnknownTaskMarker>().is_none() {
             return response;
@@ -139,28 +139,28 @@ impl UpstreamEndpoint {
         self.session.post_batch(inbound, batch).await
     }
 
-    async fn serve_stateless(&self, inbound: Inbound, message: Message) -> FaceResponse {
+    async fn serve_stateless(&self, inbound: &Inbound, message: Message) -> FaceResponse {
         let request = match message {
             Message::Request(request) => request,
             // Nothing that a stateless client notifies has an effect; cancelling is done by leaving (EXT-46).
             Message::Notification(notification) if is_request(&notification.method) => {
                 let complaint = RequestError::NotARequest(Cow::Borrowed("this method needs an id"));
-                return stateless_addressee(&inbound, None).complaint(&complaint);
+                return stateless_addressee(inbound, None).complaint(&complaint);
             }
             Message::Notification(_) => return accepted(),
             Message::Response(_) => {
                 let complaint = RequestError::NotARequest(Cow::Borrowed("clients send no responses"));
-                return stateless_addressee(&inbound, None).complaint(&complaint);
+                return stateless_addressee(inbound, None).complaint(&complaint);
             }
         };
         if is_handshake_without_metadata(&request) {
             let what = Cow::Borrowed("initialize is not sent with the header of a stateless version");
-            return stateless_addressee(&inbound, Some(request.id)).complaint(&RequestError::Header(what));
+            return stateless_addressee(inbound, Some(request.id)).complaint(&RequestError::Header(what));
         }
         let around = MessageContext {
             headers: &inbound.headers,
             body: &inbound.body,
-            principal: inbound.principal,
+            principal: inbound.principal.clone(),
             accepted: inbound.accepted,
             arrived: inbound.received_at,
             carriage: inbound.carriage,
@@ -215,7 +215,7 @@ fn era_of(message: &Message, all: &HeaderMap) -> Face {
 }
 
 fn is_handshake_without_metadata(request: &Request) -> bool {
-    request.method == method::INITIALIZE && crate::dialect::negotiate::named_version(request.params.object()).is_none()
+    request.method == method::INITIALIZE && !crate::dialect::negotiate::names_version(request.params.object())
 }
 
 /// Methods that make no sense without an answer (B104).

@@ -17,7 +17,6 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, TaskReply};
 use crate::engine::apply::record_shown;
 use crate::engine::{Engine, TaskError};
-use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, TaskKey, ToolRules};
 use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
 
@@ -173,7 +172,7 @@ pub(super) async fn run(
             Err(error) => FallbackAnswer::Now(Err(unserved(&error))),
         };
     }
-    metrics::counter!(metric::TASK_POLLS).increment(1);
+    engine.count_poll();
     let task = match engine.get(&key).await {
         Ok(task) => task,
         Err(TaskError::Unknown) => return missed(),

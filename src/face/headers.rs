@@ -67,7 +67,7 @@ pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Res
         return if member == "taskId" { Ok(()) } else { Err(complaint(&NAME, "is missing")) };
     };
     let header = decode(header).ok_or_else(|| complaint(&NAME, "is not validly encoded"))?;
-    match params.and_then(|params| params.get_string(member)) {
+    match params.and_then(|params| params.get_str(member)) {
         Some(body) if body == header => Ok(()),
         // A body without the member is a matter of its params, which are judged later.
         None => Ok(()),

@@ -194,7 +194,7 @@ impl StatelessFace {
         if let Some(name) = params.case_variant(&KNOWN_MEMBERS) {
             return Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case"))));
         }
-        let name = headers::naming_member(&request.method).and_then(|member| params.get_string(member));
+        let name = headers::naming_member(&request.method).and_then(|member| params.get_str(member));
         if name.is_some_and(|name| name.contains('\0')) {
             return Err(RequestError::Params(Cow::Borrowed("names hold no null characters")));
         }

@@ -135,8 +135,8 @@ impl Object {
         if names.iter().all(|name| name.is_ascii()) && self.members().all(is_ascii) {
             // Nearly every object: bytes are compared, most of them by their number alone.
             let is_variant = |raw: &[u8], name: &[u8]| raw.eq_ignore_ascii_case(name) && raw != name;
-            let is_there = |name: &[u8]| self.members().any(|member| is_variant(self.raw_key(member), name));
-            return names.iter().copied().find(|name| is_there(name.as_bytes()));
+            let varied = |raw: &[u8]| names.iter().position(|name| is_variant(raw, name.as_bytes()));
+            return self.members().filter_map(|member| varied(self.raw_key(member))).min().map(|first| names[first]);
         }
         let is_variant = |key: &str, name: &str| key != name && folded(key).eq(folded(name));
         names.iter().copied().find(|name| self.keys().any(|key| is_variant(&key, name)))

@@ -12,7 +12,6 @@ use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
 use crate::face::answer::missed;
 use crate::face::task_method_error::TaskMethodError;
-use crate::metric;
 use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
 use crate::wire::{Payload, method};
 
@@ -78,7 +77,7 @@ impl StatelessFace {
             let task = engine.as_seen(cancelled.task).await?;
             dialect.encode(TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled })?
         } else {
-            metrics::counter!(metric::TASK_POLLS).increment(1);
+            engine.count_poll();
             record_shown(&task);
             let task = engine.as_seen(task).await?;
             dialect.encode(TaskReply::Snapshot(&task))?
@@ -96,7 +95,7 @@ impl StatelessFace {
         let engine = &self.served.engine;
         let result = match command {
             TaskCommand::Get(id) => {
-                metrics::counter!(metric::TASK_POLLS).increment(1);
+                engine.count_poll();
                 let task = engine.get(&key(id)).await?;
                 check_declared(&inquiry.said, &task)?;
                 record_shown(&task);

@@ -21,7 +21,6 @@ use crate::face::http::FaceResponse;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::face::task_method_error::TaskMethodError;
-use crate::metric;
 use crate::task::{ChosenId, ListFilter, Principal, SessionScope, Task, TaskId, TaskKey, Timestamp};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{Object, Payload, RequestId};
@@ -135,7 +134,7 @@ impl SessionFaceState {
         let engine = &self.served.engine;
         let reply = match command {
             TaskCommand::Get(id) => {
-                metrics::counter!(metric::TASK_POLLS).increment(1);
+                engine.count_poll();
                 let key = key(id);
                 let task = engine.get(&key).await?;
                 if !task.is_settled() {

@@ -10,13 +10,12 @@ use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
 use crate::face::session::SessionFaceState;
 use crate::face::task_method_error::TaskMethodError;
-use crate::metric;
 use crate::task::{Draft, ListFilter, Principal, Task, TaskKey};
 use crate::wire::{Object, Payload, method};
 
 impl SessionFaceState {
     pub(super) async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, TaskMethodError> {
-        metrics::counter!(metric::TASK_POLLS).increment(1);
+        self.served.engine.count_poll();
         let task = self.served.engine.get(key).await?;
         if !task.is_settled() {
             // After a restart this is how the task finds its client's stream again.

@@ -35,6 +35,7 @@ pub use exchange::{
     Timeouts, Upstream, UpstreamRequest, UpstreamSubtask, UpstreamTaskEvent, UpstreamTaskMode,
 };
 pub use forwarding::{ForwardedHeaders, ForwardingRules};
+pub use outgoing::HandedOver;
 pub use session::own::{OwnSessionChannel, SessionLease};
 
 /// How long what runs in the background may run.

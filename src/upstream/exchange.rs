@@ -11,6 +11,7 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use super::ForwardedHeaders;
+use super::outgoing::HandedOver;
 use crate::dialect::faults::reason_key;
 use crate::dialect::subscriptions::SubscriptionFilter;
 pub use crate::task::Answer;
@@ -176,6 +177,9 @@ pub struct CallContext {
     pub forwarded: ForwardedHeaders,
     /// Whether its owner hears of the subtasks that the upstream's own task has: [`ExchangeEvent::Subtasks`].
     pub subtasks: bool,
+    /// Set by [`Upstream::begin`] at the latest when the upstream may see the request. From then on it returns at once, and
+    /// whoever drops it tells the upstream nothing.
+    pub handed_over: HandedOver,
 }
 
 impl CallContext {
@@ -193,6 +197,7 @@ impl CallContext {
             native_task: UpstreamTaskMode::Never,
             forwarded: ForwardedHeaders::default(),
             subtasks: false,
+            handed_over: HandedOver::default(),
         }
     }
 }

@@ -247,4 +247,4 @@ pub(crate) fn common_headers(host: Option<HeaderValue>) -> HeaderMap {
 }
 
 /// Set once a connection has taken the body of a request: from then on the upstream may have seen it.
-pub(crate) type HandedOver = Arc<SetOnce<()>>;
+pub type HandedOver = Arc<SetOnce<()>>;

@@ -17,7 +17,7 @@ use taskgate::task::Principal;
 use taskgate::upstream::TaskScope;
 use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use taskgate::upstream::{
-    Answer, CallContext, ClientFacts, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
+    Answer, CallContext, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
 };
 use taskgate::wire::{Payload, RpcError};
 use tokio_util::sync::CancellationToken;
@@ -42,16 +42,11 @@ fn connect(server: &PeerServer) -> SessionUpstream {
 }
 
 fn context() -> CallContext {
+    let capabilities = Payload::of(&json!({"elicitation": {}, "sampling": {}}));
     CallContext {
-        principal: Principal::local(),
-        client: ClientFacts { capabilities: Payload::of(&json!({"elicitation": {}, "sampling": {}})) },
         progress: true,
-        log_level: None,
-        timeouts: Timeouts::default(),
-        result_bytes_max: 1 << 20,
         native_task: UpstreamTaskMode::WhereServed { deadline: Duration::from_secs(300) },
-        forwarded: taskgate::upstream::ForwardedHeaders::default(),
-        subtasks: false,
+        ..CallContext::new(Principal::local(), capabilities, Timeouts::default(), 1 << 20)
     }
 }
 

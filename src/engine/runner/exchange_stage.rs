@@ -3,12 +3,18 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use tokio::time::timeout;
 
 use crate::engine::call::CallSpec;
 use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
 use crate::upstream::limits::CallPermit;
-use crate::upstream::{Answer, BeginError, Exchange, ExchangeError, ExchangeEvent, ResumeToken};
+use crate::upstream::{
+    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, HandedOver, ResumeToken,
+};
 use crate::wire::Payload;
+
+/// How long a call that is cancelled may take from being handed over to being begun: no wait lies in between.
+const BEGUN_MAX: Duration = Duration::from_secs(5);
 
 /// What moved.
 pub(super) enum StageEvent {
@@ -24,12 +30,18 @@ pub(super) enum StageEvent {
 pub(super) struct ExchangeStage {
     step: StepFuture,
     permit: Option<CallPermit>,
-    begin: Option<BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>>,
+    begin: Option<BeginFuture>,
+}
+
+/// Sends a call, and tells when it may have been seen.
+struct BeginFuture {
+    sending: BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>,
+    handed_over: HandedOver,
 }
 
 enum StepFuture {
     Waiting(BoxFuture<'static, Result<Option<CallPermit>, GatewayFault>>),
-    Beginning(BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>),
+    Beginning(BeginFuture),
     Exchanging(Box<dyn Exchange>),
     /// Nothing is under way; what was is over, or waits to be made again.
     Over,
@@ -61,9 +73,11 @@ impl ExchangeStage {
         Self { step: StepFuture::Waiting(waiting), permit: None, begin: Some(Self::begin(spec)) }
     }
 
-    fn begin(spec: &CallSpec) -> BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>> {
-        let (upstream, request, context) = (spec.upstream.clone(), spec.request.clone(), spec.context.clone());
-        Box::pin(async move { upstream.begin(request, context).await })
+    fn begin(spec: &CallSpec) -> BeginFuture {
+        let handed_over = HandedOver::default();
+        let context = CallContext { handed_over: handed_over.clone(), ..spec.context.clone() };
+        let (upstream, request) = (spec.upstream.clone(), spec.request.clone());
+        BeginFuture { sending: Box::pin(async move { upstream.begin(request, context).await }), handed_over }
     }
 
     /// Takes an exchange up. It waits for no place: the upstream has been at it all along.
@@ -117,7 +131,7 @@ impl ExchangeStage {
                 }
                 Err(fault) => self.not_begun(Failure::Gateway(fault)),
             },
-            StepFuture::Beginning(begin) => match begin.await {
+            StepFuture::Beginning(begin) => match begin.sending.as_mut().await {
                 Ok(exchange) => {
                     self.step = StepFuture::Exchanging(exchange);
                     StageEvent::Begun
@@ -165,8 +179,15 @@ impl ExchangeStage {
 
     /// Tells the upstream that nobody wants the answer, if it was asked at all, and lets go.
     pub(super) async fn cancel(&mut self, reason: &str) {
-        if let StepFuture::Exchanging(exchange) = &mut self.step {
-            exchange.cancel(reason).await;
+        match &mut self.step {
+            StepFuture::Exchanging(exchange) => exchange.cancel(reason).await,
+            // The upstream may have seen it, and nobody has come to hear that.
+            StepFuture::Beginning(BeginFuture { sending, handed_over }) if handed_over.initialized() => {
+                if let Ok(Ok(mut exchange)) = timeout(BEGUN_MAX, sending.as_mut()).await {
+                    exchange.cancel(reason).await;
+                }
+            }
+            StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => (),
         }
         self.finish();
     }

@@ -14,7 +14,6 @@ use super::side_request::AnswerWait;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::latencies::ExchangeClass;
-use crate::upstream::outgoing::HandedOver;
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
@@ -78,12 +77,12 @@ impl HttpExchange {
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = SessionCall::new(id, asked);
         let http_call = HttpCall::new(call, session, home, (context, Arc::default()));
-        let handed_over = HandedOver::default();
-        let start = CallStart::Post { message, handed_over: Arc::clone(&handed_over) };
+        let handed_over = &context.handed_over;
+        let start = CallStart::Post { message, handed_over: Arc::clone(handed_over) };
         let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
         let driven = DrivenCall::new(link, class, began, queue, Box::pin(Arc::clone(&http_call).run(start)));
         let mut exchange = Self { http_call, driven, sent: began };
-        exchange.driven.hand_over(&handed_over).await?;
+        exchange.driven.hand_over(handed_over).await?;
         exchange.sent = Instant::now();
         Ok(exchange)
     }

@@ -120,6 +120,21 @@ async fn a_cancel_between_the_row_of_a_call_with_a_place_and_its_first_byte_send
     assert_eq!(world.upstream.saw(), []);
 }
 
+/// A call was written, and its runner has not come to hear that when the cancel comes.
+#[tokio::test(start_paused = true)]
+async fn an_upstream_that_may_have_seen_a_call_is_told_of_its_cancel() {
+    for (is_seen_at_once, cancels) in [(true, 1), (false, 0)] {
+        let script = Script { begins_after: seconds(1), is_seen_at_once, ..Script::silent() };
+        let world = World::with(Rules::mode(TaskMode::Always), script);
+        let id = world.handle(&Ask::call()).await;
+        world.upstream.sees(&Saw::Begin { call: 0, rows: 1 }).await;
+        cancel(&world, &id).await;
+        check_cancelled(&world.get(&id).await);
+        world.is_idle().await;
+        assert_eq!(world.upstream.cancels(), cancels, "{:?}", world.upstream.saw());
+    }
+}
+
 /// Who finds a place free holds it from the insert on, and gives it back where there is no row.
 #[tokio::test(start_paused = true)]
 async fn a_place_whose_row_is_not_stored_is_free_again() {

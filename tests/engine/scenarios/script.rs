@@ -59,6 +59,8 @@ pub(crate) enum Happens {
 pub(crate) struct Script {
     /// How long the handshake and sending take.
     pub(crate) begins_after: Duration,
+    /// The server may have seen the call before that is over.
+    pub(crate) is_seen_at_once: bool,
     /// Nothing is sent; this is why.
     pub(crate) refusal: Option<BeginError>,
     /// Counted from the moment at which the call was sent.
@@ -255,6 +257,9 @@ impl Upstream for Scripted {
         let (script, number) = if is_call {
             let call = Call { params, context };
             let script = (self.choose)(&call);
+            if script.is_seen_at_once {
+                call.context.handed_over.set(()).unwrap();
+            }
             let mut calls = self.calls.lock();
             calls.push(call);
             let number = calls.len() - 1;

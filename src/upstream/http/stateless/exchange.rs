@@ -14,7 +14,6 @@ use super::task_poller;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::driven_call::{CallFuture, DrivenCall};
 use crate::upstream::latencies::ExchangeClass;
-use crate::upstream::outgoing::HandedOver;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
     UpstreamRequest,
@@ -48,10 +47,9 @@ impl StatelessExchange {
     ) -> Result<Self, BeginError> {
         let class = if *request.method == *method::TOOLS_CALL { ExchangeClass::Call } else { ExchangeClass::Other };
         let request = RepeatableRequest { method: request.method, params: request.params, progress: context.progress };
-        let handed_over = HandedOver::default();
-        let taken = Arc::clone(&handed_over);
+        let taken = Arc::clone(&context.handed_over);
         let mut exchange = Self::start(line, class, |course| Box::pin(course.run(request, taken)));
-        exchange.driven.hand_over(&handed_over).await?;
+        exchange.driven.hand_over(&context.handed_over).await?;
         Ok(exchange)
     }
 

@@ -27,7 +27,7 @@ async fn it_ends_with_its_host_in_the_midst_of_calls_and_leaves_no_process() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("tasks").display().to_string();
     for options in [vec!["--grace", "200ms"], vec!["--grace", "200ms", "--store", &store]] {
-        for how in ["eof", "-TERM", "-INT", "deaf"] {
+        for how in ["eof", "TERM", "INT", "deaf"] {
             let mut host = busy(&options, "").await;
             let began = Instant::now();
             match how {

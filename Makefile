@@ -39,11 +39,12 @@ define run_tests
 		for name in "$$@"; do cat "$(TARGET)/reports/$$name.log"; done
 		return "$$failed"
 	}
+	# With `&&`: in front of `||` the shell goes on behind what failed.
 	{
-		cargo test --locked --workspace --no-run
-		cargo test --locked --workspace $(TIMED) --lib --bins $(addprefix --test ,$(WORKING)) -- $(TIMES)
-		$(2) $(WAITING)
-		cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS)
+		cargo test --locked --workspace --no-run &&
+		cargo test --locked --workspace $(TIMED) --lib --bins $(addprefix --test ,$(WORKING)) -- $(TIMES) &&
+		$(2) $(WAITING) &&
+		cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS) &&
 		cargo test --locked --doc
 	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
 endef

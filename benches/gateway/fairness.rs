@@ -20,6 +20,9 @@ use crate::upstream::{self, SMALL};
 const BESIDE_HELD: &str = "calls in the pipe beside held calls: rate";
 const BESIDE_FLOOD: &str = "a client that asks now and then beside one that never stops: p99";
 
+/// Few clients, so that as many calls as possible fit under the limit on open files.
+const LINES: &str = "store.kind = \"memory\"\nlimits.connections_max = 128";
+
 /// The least rate next to that without held calls.
 const RATE_MIN: f64 = 0.95;
 /// The longest p99 next to that without the other client.
@@ -35,7 +38,7 @@ pub(crate) async fn all(upstream: &Part, (size, wanted): (Size, &str)) -> anyhow
     if !BESIDE_HELD.contains(wanted) && !BESIDE_FLOOD.contains(wanted) {
         return Ok(figures);
     }
-    let config = config_of(&config_text(upstream.address, "store.kind = \"memory\""))?;
+    let config = config_of(&config_text(upstream.address, LINES))?;
     let gateway = Part::gateway(config.path()).await?;
     let session = open_session(&gateway, PLAIN).await?;
     let request = messages::session_call(PLAIN, &session, SMALL);
@@ -94,7 +97,7 @@ async fn now_and_then(line: &mut Line, question: &Question, times: usize) -> any
 }
 
 async fn beside_held((gateway, upstream): (&Part, &Part), question: &Question, size: Size) -> anyhow::Result<Figure> {
-    let config = config_of(&config_text(upstream.address, "store.kind = \"memory\""))?;
+    let config = config_of(&config_text(upstream.address, LINES))?;
     let other = Part::gateway(config.path()).await?;
     // The same kind of call at a gateway that holds none: the two take turns.
     let session = open_session(&other, PLAIN).await?;

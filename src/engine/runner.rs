@@ -193,11 +193,7 @@ impl Runner {
     async fn go_on(mut self: Box<Self>) {
         loop {
             let step = self.step().await;
-            let flow = match matches!(step, RunnerEvent::Upstream(StageEvent::Begun)) {
-                true => RunnerFlow::Continue,
-                false => Box::pin(self.handle_step(step)).await,
-            };
-            if matches!(flow, RunnerFlow::Stop) {
+            if matches!(Box::pin(self.handle_step(step)).await, RunnerFlow::Stop) {
                 return Box::pin(self.leave()).await;
             }
         }
@@ -272,7 +268,6 @@ impl Runner {
     async fn handle_step(&mut self, step: RunnerEvent) -> RunnerFlow {
         match step {
             RunnerEvent::Upstream(StageEvent::PlaceTaken) => self.dispatched().await,
-            RunnerEvent::Upstream(StageEvent::Begun) => RunnerFlow::Continue,
             RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
             RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.heard(event).await {
                 RunnerFlow::Continue => self.catch_up().await,

@@ -139,7 +139,6 @@ impl CallStage {
                         continue;
                     }
                     event @ (StageEvent::PlaceTaken
-                    | StageEvent::Begun
                     | StageEvent::NotBegun(_)
                     | StageEvent::Exchange(_)) => return event,
                 },

@@ -20,7 +20,6 @@ const BEGUN_MAX: Duration = Duration::from_secs(5);
 pub(super) enum StageEvent {
     /// The call has its place and is about to be sent.
     PlaceTaken,
-    Begun,
     /// Nothing was sent, and nothing will be.
     NotBegun(Outcome),
     Exchange(ExchangeEvent),
@@ -123,27 +122,26 @@ impl ExchangeStage {
     }
 
     pub(super) async fn next(&mut self) -> StageEvent {
-        match &mut self.step {
-            StepFuture::Waiting(waiting) => match waiting.await {
-                Ok(permit) => {
-                    self.placed(permit);
-                    StageEvent::PlaceTaken
-                }
-                Err(fault) => self.not_begun(Failure::Gateway(fault)),
-            },
-            StepFuture::Beginning(begin) => match begin.sending.as_mut().await {
-                Ok(exchange) => {
-                    self.step = StepFuture::Exchanging(exchange);
-                    StageEvent::Begun
-                }
-                Err(BeginError::Gateway(fault)) => self.not_begun(Failure::Gateway(fault)),
-                Err(BeginError::Refused(error)) => {
-                    tracing::warn!(code = error.code, "the upstream refused the handshake");
-                    self.not_begun(Failure::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)))
-                }
-            },
-            StepFuture::Exchanging(exchange) => StageEvent::Exchange(exchange.next().await),
-            StepFuture::Over => std::future::pending().await,
+        loop {
+            match &mut self.step {
+                StepFuture::Waiting(waiting) => match waiting.await {
+                    Ok(permit) => {
+                        self.placed(permit);
+                        return StageEvent::PlaceTaken;
+                    }
+                    Err(fault) => return self.not_begun(fault),
+                },
+                StepFuture::Beginning(begin) => match begin.sending.as_mut().await {
+                    Ok(exchange) => self.step = StepFuture::Exchanging(exchange),
+                    Err(BeginError::Gateway(fault)) => return self.not_begun(fault),
+                    Err(BeginError::Refused(error)) => {
+                        tracing::warn!(code = error.code, "the upstream refused the handshake");
+                        return self.not_begun(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
+                    }
+                },
+                StepFuture::Exchanging(exchange) => return StageEvent::Exchange(exchange.next().await),
+                StepFuture::Over => return std::future::pending().await,
+            }
         }
     }
 
@@ -163,9 +161,9 @@ impl ExchangeStage {
         self.step = StepFuture::Beginning(Self::begin(spec));
     }
 
-    fn not_begun(&mut self, failure: Failure) -> StageEvent {
+    fn not_begun(&mut self, fault: GatewayFault) -> StageEvent {
         self.step = StepFuture::Over;
-        StageEvent::NotBegun(Outcome::Faulted(failure))
+        StageEvent::NotBegun(Outcome::Faulted(Failure::Gateway(fault)))
     }
 
     pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {

@@ -318,7 +318,7 @@ impl Runner {
                         return RunnerFlow::Stop;
                     }
                 }
-                Some(StageEvent::PlaceTaken | StageEvent::Begun | StageEvent::NotBegun(_)) | None => break,
+                Some(StageEvent::PlaceTaken | StageEvent::NotBegun(_)) | None => break,
             }
         }
         let outcome: Outcome = lost(GatewayFault { executed: Executed::Unknown, ..fault });

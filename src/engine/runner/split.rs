@@ -135,7 +135,6 @@ impl SplitExchange {
                 part.dispatched = Some(Instant::now());
                 return;
             }
-            StageEvent::Begun => return,
             StageEvent::NotBegun(outcome) => return self.part_ended(at, outcome),
             StageEvent::Exchange(event) => event,
         };

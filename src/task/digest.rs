@@ -17,6 +17,13 @@ pub fn digest<const N: usize>(parts: [&[u8]; N]) -> Digest {
     Digest(bytes)
 }
 
+/// Hex digits of some bytes. One allocation: this runs for every request of a session.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
+    let nibbles = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    nibbles.map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)])).collect()
+}
+
 /// A SHA-256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 32]);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::digest::{Digest, digest};
+use super::digest::{Digest, digest, hex};
 use super::{Principal, TaskKey};
 
 /// Digits of a short digest: 48 bits, so that a hundred thousand tasks hardly ever share one.
@@ -86,11 +86,6 @@ impl fmt::Display for LoggedPrincipal<'_> {
 
 fn short(digest: &Digest) -> String {
     hex(&digest.0[..SHORT / 2])
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let digit = |nibble: u8| char::from(b"0123456789abcdef"[usize::from(nibble)]);
-    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use aws_lc_rs::digest;
 use bytes::Bytes;
 
+use crate::task::digest::hex;
 use crate::wire::{Payload, ScanLimits};
 
 /// Appends a part, its length in front.
@@ -14,10 +15,7 @@ pub(super) fn put(out: &mut Vec<u8>, part: &[u8]) {
 
 /// SHA-256 as 64 hex digits.
 pub(super) fn hex_digest(of: &[u8]) -> String {
-    let digest = digest::digest(&digest::SHA256, of);
-    let nibbles = digest.as_ref().iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    // One allocation: this runs for every request of a session.
-    nibbles.map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)])).collect()
+    hex(digest::digest(&digest::SHA256, of).as_ref())
 }
 
 /// What is left to be read.

@@ -148,27 +148,13 @@ impl Payload {
 
 /// Appends `text` as a JSON string.
 pub(in crate::wire) fn write_string(out: &mut Vec<u8>, text: &str) {
-    if needs_no_escape(text.as_bytes()) {
+    if scan::needs_no_escape(text.as_bytes()) {
         out.push(b'"');
         out.extend_from_slice(text.as_bytes());
         out.push(b'"');
     } else {
         serde_json::to_writer(out, text).expect("writing to memory does not fail");
     }
-}
-
-/// Whether a text stands in a JSON string as it is. Eight bytes are looked at together.
-fn needs_no_escape(text: &[u8]) -> bool {
-    const ONES: u64 = u64::from_ne_bytes([1; 8]);
-    const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
-    // The high bit of some byte is set if and only if some byte of `word` is less than `bound`, which is at most 128.
-    let any_below = |word: u64, bound: u64| word.wrapping_sub(ONES * bound) & !word & HIGH;
-    let any_is = |word: u64, byte: u8| any_below(word ^ (ONES * u64::from(byte)), 1);
-    let (words, rest) = text.as_chunks();
-    words.iter().all(|&word| {
-        let word = u64::from_ne_bytes(word);
-        any_below(word, 0x20) | any_is(word, b'"') | any_is(word, b'\\') == 0
-    }) && rest.iter().all(|&byte| byte >= 0x20 && byte != b'"' && byte != b'\\')
 }
 
 impl fmt::Debug for Payload {

@@ -22,7 +22,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-pub(in crate::wire) use lexeme::{StringPiece, decode_lossy, decode_string, inside, mark, pieces, string_end};
+pub(in crate::wire) use lexeme::{
+    StringPiece, decode_lossy, decode_string, inside, mark, needs_no_escape, pieces, string_end,
+};
 
 /// Bounds of one scan.
 #[derive(Clone, Copy, Debug)]

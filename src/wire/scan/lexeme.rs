@@ -94,6 +94,11 @@ pub(in crate::wire) fn mark(text: &[u8], at: usize) -> usize {
     }
 }
 
+/// Whether a text stands in a JSON string as it is.
+pub(in crate::wire) fn needs_no_escape(text: &[u8]) -> bool {
+    stop_near::<true>(text) == text.len()
+}
+
 /// The first control character.
 fn control(text: &[u8]) -> Option<usize> {
     // The least byte of a block is found without a branch, many bytes at once.

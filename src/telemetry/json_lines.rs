@@ -3,8 +3,9 @@
 //! The same objects as those of `tracing-subscriber`'s own formatter, for an eighth of the work: that one reads a span's
 //! fields back into a tree for each line, and sorts them. One line is written for each task that settles.
 
-use std::fmt::{self, Debug, Write as _};
+use std::fmt::{self, Debug};
 
+use serde::Serialize;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber, span};
 use tracing_subscriber::field::RecordFields;
@@ -51,9 +52,8 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> FormatEvent<S, Self> for JsonLines 
         let mut fields = Members { text: line, is_open: true, target: None };
         event.record(&mut fields);
         let Members { text: mut line, target, .. } = fields;
-        line.push_str(r#"},"target":""#);
-        Escaped(&mut line).write_str(target.as_deref().unwrap_or_else(|| event.metadata().target()))?;
-        line.push('"');
+        line.push_str(r#"},"target":"#);
+        line.push_str(&json(&target.as_deref().unwrap_or_else(|| event.metadata().target())));
         let of_event = event.parent().and_then(|id| context.span(id));
         if let Some(span) = of_event.or_else(|| context.lookup_current()) {
             line.push_str(r#","span":{"#);
@@ -61,9 +61,9 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> FormatEvent<S, Self> for JsonLines 
                 line.push_str(fields);
                 line.push(',');
             }
-            line.push_str(r#""name":""#);
-            Escaped(&mut line).write_str(span.name())?;
-            line.push_str(r#""}"#);
+            line.push_str(r#""name":"#);
+            line.push_str(&json(&span.name()));
+            line.push('}');
         }
         line.push_str("}\n");
         writer.write_str(&line)
@@ -91,67 +91,44 @@ impl Members {
         self.text.push_str("\":");
     }
 
-    /// A value that is JSON as it is displayed.
-    fn plain(&mut self, field: &Field, value: impl fmt::Display) {
+    /// What a peer sent stays inside its string (B160).
+    fn member(&mut self, field: &Field, value: &impl Serialize) {
         self.key(field);
-        let _ = write!(self.text, "{value}");
+        self.text.push_str(&json(value));
     }
 }
 
 impl Visit for Members {
     fn record_f64(&mut self, field: &Field, value: f64) {
-        match value.is_finite() {
-            true => self.plain(field, format_args!("{value:?}")),
-            false => self.plain(field, "null"),
-        }
+        self.member(field, &value);
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.plain(field, value);
+        self.member(field, &value);
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.plain(field, value);
+        self.member(field, &value);
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.plain(field, value);
+        self.member(field, &value);
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "log.target" {
             self.target = Some(value.to_owned());
         }
-        self.record_debug(field, &format_args!("{value}"));
+        self.member(field, &value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.key(field);
-        self.text.push('"');
-        let _ = write!(Escaped(&mut self.text), "{value:?}");
-        self.text.push('"');
+        self.member(field, &format_args!("{value:?}"));
     }
 }
 
-/// Writes into a JSON string: what a peer sent stays inside it (B160).
-struct Escaped<'a>(&'a mut String);
-
-impl fmt::Write for Escaped<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let mut rest = text;
-        while let Some(at) = rest.bytes().position(|byte| byte < b' ' || byte == b'"' || byte == b'\\') {
-            let (fine, marked) = rest.split_at(at);
-            self.0.push_str(fine);
-            match marked.as_bytes()[0] {
-                b'"' => self.0.push_str("\\\""),
-                b'\\' => self.0.push_str("\\\\"),
-                control => write!(self.0, "\\u{control:04x}")?,
-            }
-            rest = &marked[1..];
-        }
-        self.0.push_str(rest);
-        Ok(())
-    }
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_else(|_| "null".to_owned())
 }
 
 #[cfg(test)]

@@ -139,7 +139,7 @@ async fn inserts(store: &Arc<DiskStore>, rows: Vec<Task>, writers: usize) -> any
 }
 
 /// Makes `creates` tasks in all, each client the next one as soon as it has a handle.
-async fn round(part: &Part, clients: usize, creates: usize) -> anyhow::Result<Round> {
+pub(crate) async fn round(part: &Part, clients: usize, creates: usize) -> anyhow::Result<Round> {
     let request: Arc<[u8]> = messages::call(TASKS, Client::OfTasks, SMALL).into();
     let mut lines = Vec::with_capacity(clients);
     for _ in 0..clients {

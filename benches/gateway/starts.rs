@@ -1,10 +1,9 @@
-//! How long a gateway takes to be ready with a store that is full.
+//! How long a gateway takes to be ready with a store that is full of calls of an earlier life.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::ensure;
-use taskgate::task::Task;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -16,36 +15,21 @@ use crate::report::{Figure, Must};
 use crate::rows;
 
 const LIVE: &str = "start with live tasks on disk";
-const SETTLED: &str = "start with settled tasks on disk";
 
 /// The longest until it is ready.
 const READY_MAX: Duration = Duration::from_secs(2);
 
-/// Makes the row of this number.
-type Make = fn(usize) -> Task;
-
 /// All that `wanted` asks for.
 pub(crate) async fn all(upstream: SocketAddr, (size, wanted): (Size, &str)) -> anyhow::Result<Vec<Figure>> {
-    let kinds: [(_, Make); 2] = [(LIVE, rows::live), (SETTLED, rows::settled)];
-    let mut figures = Vec::new();
-    for (what, row) in kinds {
-        if what.contains(wanted) {
-            figures.extend(start(upstream, (what, row), size.rows).await?);
-        }
-    }
-    Ok(figures)
+    if LIVE.contains(wanted) { start(upstream, size.rows).await } else { Ok(Vec::new()) }
 }
 
 /// From the start of the process to the first good answer of `/readyz`; then until no call of an earlier life is left
 /// to be looked at.
-async fn start(
-    upstream: SocketAddr,
-    (what, row): (&'static str, fn(usize) -> Task),
-    count: usize,
-) -> anyhow::Result<Vec<Figure>> {
+async fn start(upstream: SocketAddr, count: usize) -> anyhow::Result<Vec<Figure>> {
     let folder = TempDir::new()?;
     let data = folder.path().join("data");
-    rows::fill(&data, count, row).await?;
+    rows::fill(&data, count, rows::live).await?;
     let limits = format!("{}\nlimits.tasks_max = {}", rows::store_in(&data), count + 1);
     let config = config_with(upstream, &limits)?;
     let began = Instant::now();
@@ -59,28 +43,17 @@ async fn start(
     let id = rows::id(count / 2).to_string();
     let answer = String::from_utf8_lossy(line.ask(&messages::poll(TASKS, &id)).await?).into_owned();
     ensure!(answer.contains(&id) && answer.contains("\"status\""), "a row is missing: {answer}");
-    let mut figures = vec![Figure {
-        what: format!("{what}: {count} rows, until ready"),
-        found: format!("{:.2} s", ready.as_secs_f64()),
-        must: Must::of(format!("< {} s", READY_MAX.as_secs()), ready < READY_MAX),
-    }];
-    if what == LIVE {
-        let ends_at = began + PATIENCE;
-        while !String::from_utf8_lossy(operator.ask(&messages::get("/")).await?).contains(" 0 unsettled") {
-            ensure!(Instant::now() < ends_at, "not all calls of an earlier life were looked at");
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-        figures.push(Figure {
-            what: format!("{what}: {count} rows, until each of their calls was looked at"),
-            found: format!("{:.1} s", began.elapsed().as_secs_f64()),
-            must: Must::None,
-        });
-        let memory = gateway.resident_peak()? >> 20;
-        figures.push(Figure {
-            what: format!("{what}: {count} rows, memory meanwhile, at most"),
-            found: format!("{memory} MiB"),
-            must: Must::None,
-        });
+    let ends_at = began + PATIENCE;
+    while !String::from_utf8_lossy(operator.ask(&messages::get("/")).await?).contains(" 0 unsettled") {
+        ensure!(Instant::now() < ends_at, "not all calls of an earlier life were looked at");
+        tokio::time::sleep(LOOK_EVERY).await;
     }
-    Ok(figures)
+    let looked_at = began.elapsed();
+    let figure = |what, found, must| Figure { what: format!("{LIVE}: {count} rows, {what}"), found, must };
+    let seconds = |span: Duration| format!("{:.2} s", span.as_secs_f64());
+    Ok(vec![
+        figure("until ready", seconds(ready), Must::of(format!("< {} s", READY_MAX.as_secs()), ready < READY_MAX)),
+        figure("until each of their calls was looked at", seconds(looked_at), Must::None),
+        figure("memory meanwhile, at most", format!("{} MiB", gateway.resident_peak()? >> 20), Must::None),
+    ])
 }

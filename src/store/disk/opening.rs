@@ -5,11 +5,13 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
+use super::columns::{OUTLINE, id_of, outline};
 use super::folder::Ballast;
 use super::resident::RowTotals;
 use super::settings::{DiskTuning, FaultHooks};
 use super::{OpenError, clock, rows, schema};
-use crate::task::Timestamp;
+use crate::store::tasks::Usage;
+use crate::task::{Principal, TaskKey, Timestamp};
 
 /// What has to be known before anybody is served.
 pub(super) struct OpenedDatabase {
@@ -53,12 +55,40 @@ fn folder_of(path: &Path) -> PathBuf {
 fn read_in(path: &Path, tuning: DiskTuning) -> Result<OpenedDatabase, OpenError> {
     let conn = schema::open(path, tuning)?;
     clock::reset(&conn, &folder_of(path)).map_err(|source| OpenError::Folder { path: folder_of(path), source })?;
-    let (mut sums, mut longest) = (RowTotals::default(), Duration::ZERO);
-    let counted = rows::outlines(&conn, |key, row| {
-        longest = longest.max(row.expires_at.since(row.created_at));
-        sums.add(&key, &row);
-    });
-    let seen = counted.and_then(|()| rows::seen(&conn)).map_err(|error| schema::open_error(path, error))?;
+    let failed = |error| schema::open_error(path, error);
+    let (sums, longest) = totals(&conn).map_err(failed)?;
+    let seen = rows::seen(&conn).map_err(failed)?;
     tracing::info!(tasks = sums.all().tasks, unsettled = sums.all().unsettled, "the task store is open");
     Ok(OpenedDatabase { conn, sums, seen, longest })
+}
+
+/// Sums over all rows, from an index alone. Of rows that nobody has anything to do about the database makes the sums.
+pub(super) fn totals(conn: &Connection) -> rusqlite::Result<(RowTotals, Duration)> {
+    let (mut totals, mut longest) = (RowTotals::default(), Duration::ZERO);
+    let sql = "SELECT owner, count(*), sum(max(bytes, 0)), max(expires_at - created_at) FROM tasks INDEXED BY tasks_age
+               WHERE settled <> 0 AND untold = 0 GROUP BY owner";
+    let mut statement = conn.prepare(sql)?;
+    let mut owners = statement.query(())?;
+    while let Some(row) = owners.next()? {
+        let [tasks, bytes] = [row.get::<_, i64>(1)?, row.get(2)?].map(|sum| usize::try_from(sum).unwrap_or(0));
+        totals.add_settled(&Principal::new(row.get_ref(0)?.as_str()?), Usage { tasks, unsettled: 0, bytes });
+        longest = longest.max(Duration::from_millis(u64::try_from(row.get::<_, i64>(3)?).unwrap_or(0)));
+    }
+    let sql = format!(
+        "SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE settled = 0 OR untold <> 0 ORDER BY owner"
+    );
+    let mut statement = conn.prepare(&sql)?;
+    let mut rows = statement.query(())?;
+    let mut owner = Principal::new("");
+    while let Some(row) = rows.next()? {
+        let name = row.get_ref(0)?.as_str()?;
+        // One text for all rows of an owner.
+        if name != owner.as_str() {
+            owner = Principal::new(name);
+        }
+        let outline = outline(row, 2)?;
+        longest = longest.max(outline.expires_at.since(outline.created_at));
+        totals.add(&TaskKey { owner: owner.clone(), id: id_of(row.get(1)?) }, &outline);
+    }
+    Ok((totals, longest))
 }

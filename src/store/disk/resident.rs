@@ -57,6 +57,14 @@ pub(super) struct RowTotals {
 }
 
 impl RowTotals {
+    /// Adds rows of one owner that nobody has anything to do about.
+    pub(super) fn add_settled(&mut self, owner: &Principal, rows: Usage) {
+        for usage in [self.by_owner.entry(owner.clone()).or_default(), &mut self.all] {
+            usage.tasks += rows.tasks;
+            usage.bytes += rows.bytes;
+        }
+    }
+
     pub(super) fn add(&mut self, key: &TaskKey, row: &RowOutline) {
         let live = usize::from(!row.is_settled);
         let own = self.by_owner.entry(key.owner.clone()).or_default();

@@ -5,9 +5,7 @@ use std::collections::BTreeSet;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use super::columns::{
-    COLUMNS, MOVING, OUTLINE, RecordLocation, RowColumns, RowOutline, at, id, id_of, is_damage, number, outline, time,
-};
+use super::columns::{COLUMNS, MOVING, RecordLocation, RowColumns, at, id, is_damage, number, time};
 use crate::store::record;
 use crate::store::tasks::Revision;
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
@@ -175,23 +173,6 @@ pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow
         let (columns, summary) = RowColumns::of_row(columns, 0)?;
         Ok(FoundRow { row, columns, is_sound: summary.is_ok() })
     })
-}
-
-/// Every row's outline, owner by owner, from an index alone.
-pub(super) fn outlines(conn: &Connection, mut each: impl FnMut(TaskKey, RowOutline)) -> rusqlite::Result<()> {
-    let sql = format!("SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age ORDER BY owner, created_at, id");
-    let mut statement = conn.prepare(&sql)?;
-    let mut rows = statement.query(())?;
-    let mut owner = Principal::new("");
-    while let Some(row) = rows.next()? {
-        let name = row.get_ref(0)?.as_str()?;
-        // One text for all rows of an owner.
-        if name != owner.as_str() {
-            owner = Principal::new(name);
-        }
-        each(TaskKey { owner: owner.clone(), id: id_of(row.get(1)?) }, outline(row, 2)?);
-    }
-    Ok(())
 }
 
 /// The latest time that anybody was served at.

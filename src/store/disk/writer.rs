@@ -22,8 +22,8 @@ use super::columns::is_corrupt;
 use super::doubtful_rows::DoubtfulRows;
 use super::folder::Ballast;
 use super::health::{StoreHealth, StoreHealthMonitor};
-use super::resident::{ResidentRows, RowTotals};
-use super::{DiskTuning, FaultHooks, OpenError, failed, rows, schema};
+use super::resident::ResidentRows;
+use super::{DiskTuning, FaultHooks, OpenError, failed, opening, rows, schema};
 use crate::failpoint;
 use crate::metric;
 use crate::store::tasks::StoreError;
@@ -373,9 +373,7 @@ impl DiskWriter {
             tracing::warn!(%error, "rows whose insert was reported as failed are not removed yet");
             return Ok(());
         }
-        let mut sums = RowTotals::default();
-        let counted = rows::outlines(&conn, |key, row| sums.add(&key, &row));
-        counted.map_err(wrong)?;
+        let (sums, _) = opening::totals(&conn).map_err(wrong)?;
         self.resident.reset(sums);
         self.conn = Some(conn);
         Ok(())

@@ -93,6 +93,30 @@ async fn b171_a_store_that_is_open_is_waited_for() {
     assert_eq!(second.usage().tasks, 1);
 }
 
+#[tokio::test]
+async fn a_store_that_is_opened_again_knows_the_same_sums_and_the_same_open_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    for (owner, id) in [("a", 1), ("a", 2), ("b", 3), ("b", 4), ("c", 5)] {
+        store.insert(&task(owner, id)).await.unwrap();
+    }
+    for (owner, id) in [("a", 6), ("a", 7), ("d", 8)] {
+        store.insert(&settled(task(owner, id), "r")).await.unwrap();
+    }
+    // Its upstream is still to be told.
+    let mut untold = settled(task("b", 9), "r");
+    untold.recovery.is_untold = true;
+    store.insert(&untold).await.unwrap();
+    let of_owners = |store: &DiskStore| ["a", "b", "c", "d"].map(|owner| store.usage_of(&Principal::new(owner)));
+    let (all, of_each) = (store.usage(), of_owners(&store));
+    let rows = store.unsettled(None, 100).await.unwrap();
+    assert_eq!((all.tasks, all.unsettled, rows.len()), (9, 5, 6));
+    store.close().await;
+    let again = open(&folder).await;
+    assert_eq!((again.usage(), of_owners(&again)), (all, of_each));
+    assert_eq!(again.unsettled(None, 100).await.unwrap(), rows);
+}
+
 /// B171: the lock's file may be removed by somebody who tidies up; the folder is locked, not the name.
 #[tokio::test]
 async fn b171_whoever_removes_the_lock_file_lets_nobody_in() {

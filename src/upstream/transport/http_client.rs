@@ -2,48 +2,40 @@
 //!
 //! Knows no JSON. Follows no redirect, asks for no encoding, carries no header that it was not given.
 
+mod connector;
+mod pool;
+
 use std::error::Error;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::uri::{Authority, Scheme};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
+use http::header::HOST;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use metrics::Counter;
-use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{AlertDescription, RootCertStore};
-use rustls_platform_verifier::Verifier;
-use tokio::net::TcpStream;
-use tokio::sync::Notify;
+use rustls::AlertDescription;
 use tower::retry::budget::{Budget as _, TpsBudget};
 
 use super::credential::CredentialError;
 use super::failure_cause::{self, causes};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::tls::{TlsFileError, provider};
+use crate::tls::TlsFileError;
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::breaker::{AnswerHealth, Breaker};
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope, common_headers};
 use crate::upstream::reply;
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
+pub(crate) use connector::ClientTls;
+use connector::Connector;
+use pool::{ConnectionPool, SendError};
 
 /// Largest header block of an answer (U13). It has 100 fields at most, which is hyper's own bound: where another is set,
 /// hyper fills its table of fields before it reads them.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// Most interim answers to one request (U13).
-const INTERIM_MAX: usize = 16;
-/// Most that one read takes from a connection: fewer reads, and fewer wake-ups, for large answers. A connection
-/// begins with 8 KiB and grows with what comes. hyper bounds heads by the same number, so theirs is checked again.
-const READ_BYTES_MAX: usize = 256 * 1024;
 /// Field syntax counted beside name and value: colon, blank, line end.
 const FIELD_OVERHEAD: usize = 4;
 /// How often a request is sent again that certainly never left (F26).
@@ -54,11 +46,6 @@ const RESENDS_PER_SECOND: u32 = 10;
 const RESENDS_SPAN: Duration = Duration::from_secs(1);
 /// Pause before such a repetition, times its number.
 const RESEND_PAUSE: Duration = Duration::from_millis(50);
-/// How long a connection is kept for the next request. Node closes idle ones after five seconds, and whether
-/// a call that meets such a close has run nobody can tell.
-const IDLE_MAX: Duration = Duration::from_secs(4);
-/// Dead peers are found by this, since silence is normal for a running call.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Alerts that are about the certificate of a client.
 const REFUSALS: [AlertDescription; 8] = [
@@ -71,9 +58,6 @@ const REFUSALS: [AlertDescription; 8] = [
     AlertDescription::UnknownCA,
     AlertDescription::UnsupportedCertificate,
 ];
-
-type BoxError = Box<dyn Error + Send + Sync>;
-type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
 /// Why a client cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -88,28 +72,18 @@ pub enum ClientError {
     Credential(#[from] CredentialError),
 }
 
-/// Whom `https` trusts, and as whom it comes. The default trusts the system's roots and comes as nobody.
-#[derive(Debug, Default)]
-pub(crate) struct ClientTls {
-    /// Trusted instead of the system's roots.
-    pub(crate) roots: Option<RootCertStore>,
-    /// Shown to upstreams that ask for a certificate.
-    pub(crate) identity: Option<Arc<CertifiedKey>>,
-}
-
 /// Connections to one upstream.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpClient {
     uri: Uri,
-    /// See [`target`].
-    target: Uri,
-    /// What every request has in common.
+    /// Its path, which is all that a request of HTTP/1.1 names.
+    path: Uri,
+    /// What every request of HTTP/1.1 has in common.
     headers: HeaderMap,
     /// What the upstream lets the gateway in for.
     credential: Option<(HeaderName, HeaderValue)>,
     connect_max: Duration,
-    /// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
-    pool: Client<ConnectLimit, Box<SinglePieceBody>>,
+    pool: ConnectionPool,
     breaker: Arc<Breaker>,
     health: Arc<UpstreamHealth>,
     /// How many requests may be sent again, beside those that are sent at all.
@@ -128,31 +102,11 @@ impl HttpClient {
         tls: ClientTls,
     ) -> Result<Self, ClientError> {
         let uri: Uri = url.as_str().parse()?;
-        let mut plain = HttpConnector::new();
-        plain.enforce_http(false);
-        plain.set_nodelay(true);
-        plain.set_keepalive(Some(KEEP_ALIVE));
-        let secure = HttpsConnectorBuilder::new()
-            .with_tls_config(tls_config(url, tls)?)
-            .https_or_http()
-            .enable_all_versions()
-            .wrap_connector(plain);
-        let pool = Client::builder(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_MAX)
-            .http1_max_buf_size(READ_BYTES_MAX)
-            .http2_max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX))
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .http2_keep_alive_while_idle(true)
-            .build(ConnectLimit { inner: secure, to: uri.clone(), max: connect_max });
-        let is_plain = uri.scheme() == Some(&Scheme::HTTP);
-        let authority = uri.authority().filter(|_| is_plain);
-        // Elsewhere than over plain HTTP/1.1 the connection decides whether there is one.
-        let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+        let pool = ConnectionPool::new(Connector::new(uri.clone(), tls)?, connect_max, HEAD_BYTES_MAX);
+        let host = uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
         let health = Arc::new(UpstreamHealth::new(name, &url.origin().ascii_serialization()));
         Ok(Self {
-            target: target(&uri),
+            path: path(&uri),
             uri,
             headers: common_headers(host),
             credential: None,
@@ -176,7 +130,7 @@ impl HttpClient {
     /// If the address is no URI.
     pub(crate) fn at(&self, url: &url::Url) -> Result<Self, ClientError> {
         let uri = url.as_str().parse()?;
-        Ok(Self { target: target(&uri), uri, ..self.clone() })
+        Ok(Self { path: path(&uri), uri, ..self.clone() })
     }
 
     /// Where this reports what is wrong with the upstream.
@@ -257,24 +211,17 @@ impl HttpClient {
         let resend_until = tokio::time::Instant::now() + self.connect_max;
         let mut resends = 0;
         loop {
-            let interim = InterimAnswers::default();
-            let request = interim.counted(self.request(outgoing, handed_over));
-            let answer = tokio::select! {
-                answer = self.pool.request(request) => answer,
-                // Dropping the request closes its connection.
-                () = interim.too_many() => return Err(malformed("too many interim answers")),
-            };
-            if interim.is_too_many() {
-                return Err(malformed("too many interim answers"));
-            }
+            let answer = self.pool.send(|version| self.request(outgoing, handed_over, version)).await;
             let failure = match answer {
                 Ok(response) if head_bytes(response.headers()) > HEAD_BYTES_MAX => {
                     return Err(malformed("a header block that is too large"));
                 }
                 Ok(response) => return Ok(response),
+                Err(SendError::TooManyInterim) => return Err(malformed("too many interim answers")),
                 Err(failure) => failure,
             };
-            let left = handed_over.initialized() || (outgoing.body().is_none() && !failure.is_connect());
+            let is_connected = !matches!(failure, SendError::Connect(_));
+            let left = handed_over.initialized() || (outgoing.body().is_none() && is_connected);
             let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
             let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
             if !again || tokio::time::Instant::now() >= resend_until || !self.resends.withdraw() {
@@ -286,12 +233,22 @@ impl HttpClient {
         }
     }
 
-    fn request(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Request<Box<SinglePieceBody>> {
+    fn request(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+        version: Version,
+    ) -> Request<Box<SinglePieceBody>> {
         let body = SinglePieceBody { data: outgoing.body().cloned(), handed_over: Arc::clone(handed_over) };
         let mut request = Request::new(Box::new(body));
         *request.method_mut() = outgoing.method();
-        *request.uri_mut() = self.target.clone();
         let mut headers = outgoing.headers(&self.headers);
+        *request.uri_mut() = if version == Version::HTTP_2 {
+            headers.remove(HOST);
+            self.uri.clone()
+        } else {
+            self.path.clone()
+        };
         if let Some((name, value)) = &self.credential {
             headers.insert(name, value.clone());
         }
@@ -300,28 +257,8 @@ impl HttpClient {
     }
 }
 
-/// What requests to an address are made for. The pool hashes the authority letter by letter, twice for each request. Over
-/// plain HTTP/1.1 nobody else reads it: one letter will do, since the connector knows where it goes.
-fn target(uri: &Uri) -> Uri {
-    let mut parts = uri.clone().into_parts();
-    if parts.scheme == Some(Scheme::HTTP) {
-        parts.authority = Some(Authority::from_static("u"));
-    }
-    Uri::from_parts(parts).unwrap_or_else(|_| uri.clone())
-}
-
-/// TLS for one address. Plain `http` needs no trust, so that a machine without certificates can serve it.
-fn tls_config(url: &url::Url, tls: ClientTls) -> Result<rustls::ClientConfig, rustls::Error> {
-    let builder = rustls::ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
-    let builder = match tls.roots {
-        Some(roots) => builder.with_root_certificates(roots),
-        None if url.scheme() != "https" => builder.with_root_certificates(RootCertStore::empty()),
-        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Verifier::new(provider())?)),
-    };
-    Ok(match tls.identity {
-        Some(identity) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
-        None => builder.with_no_client_auth(),
-    })
+fn path(uri: &Uri) -> Uri {
+    uri.path_and_query().cloned().map_or_else(Uri::default, Uri::from)
 }
 
 fn head_bytes(headers: &HeaderMap) -> usize {
@@ -356,31 +293,6 @@ fn refuses_us(cause: &(dyn Error + 'static)) -> bool {
     REFUSALS.into_iter().any(|alert| rustls::Error::AlertReceived(alert).to_string() == words)
 }
 
-/// Counts the interim answers (1xx) to one request.
-#[derive(Clone, Debug, Default)]
-struct InterimAnswers(Arc<(AtomicUsize, Notify)>);
-
-impl InterimAnswers {
-    fn counted<B>(&self, mut request: Request<B>) -> Request<B> {
-        let Self(shared) = self.clone();
-        hyper::ext::on_informational(&mut request, move |_| {
-            if shared.0.fetch_add(1, Ordering::Relaxed) >= INTERIM_MAX {
-                shared.1.notify_one();
-            }
-        });
-        request
-    }
-
-    fn is_too_many(&self) -> bool {
-        self.0.0.load(Ordering::Relaxed) > INTERIM_MAX
-    }
-
-    /// Returns once there were more than there may be. Cancel safe.
-    async fn too_many(&self) {
-        self.0.1.notified().await;
-    }
-}
-
 /// A body in one piece that tells when a connection takes it.
 #[derive(Debug)]
 struct SinglePieceBody {
@@ -407,30 +319,6 @@ impl Body for SinglePieceBody {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.data.as_ref().map_or(0, |data| data.len() as u64))
-    }
-}
-
-/// Connects to one server. Bounds everything that leads to a usable connection: name, TCP and TLS.
-#[derive(Clone, Debug)]
-struct ConnectLimit {
-    inner: HttpsConnector<HttpConnector>,
-    to: Uri,
-    max: Duration,
-}
-
-impl tower::Service<Uri> for ConnectLimit {
-    type Response = Stream;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Stream, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(cx)
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let connecting = self.inner.call(self.to.clone());
-        let max = self.max;
-        Box::pin(async move { tokio::time::timeout(max, connecting).await? })
     }
 }
 

@@ -1,13 +1,17 @@
 //! TLS towards upstreams, over real sockets.
 
+mod reuse;
+
 use std::convert::Infallible;
 
 use http_body_util::Empty;
 use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
@@ -57,11 +61,11 @@ fn trusting(authority: CertificateDer<'static>) -> ClientTls {
     ClientTls { roots: Some(roots), identity: None }
 }
 
-async fn post(url: &url::Url, tls: ClientTls) -> Result<http::Version, GatewayFault> {
+async fn post(url: &url::Url, tls: ClientTls) -> Result<Version, GatewayFault> {
     post_within(Duration::from_secs(15), url, tls).await
 }
 
-async fn post_within(connect_max: Duration, url: &url::Url, tls: ClientTls) -> Result<http::Version, GatewayFault> {
+async fn post_within(connect_max: Duration, url: &url::Url, tls: ClientTls) -> Result<Version, GatewayFault> {
     let client = HttpClient::new(&Arc::from("reports"), url, connect_max, tls).unwrap();
     let outgoing = SessionHeaders::default().post(Bytes::from_static(b"{}"));
     let handed_over = HandedOver::default();
@@ -73,7 +77,7 @@ async fn post_within(connect_max: Duration, url: &url::Url, tls: ClientTls) -> R
 async fn a_private_authority_is_trusted_where_it_is_named_and_http_2_agreed_on() {
     let (authority, config) = vouched_for("localhost");
     let url = serve(config).await;
-    assert_eq!(post(&url, trusting(authority)).await, Ok(http::Version::HTTP_2));
+    assert_eq!(post(&url, trusting(authority)).await, Ok(Version::HTTP_2));
 }
 
 #[tokio::test]

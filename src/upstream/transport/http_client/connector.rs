@@ -1,0 +1,79 @@
+//! Connects to one server: name, TCP and TLS.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Uri;
+use http::uri::Scheme;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
+use rustls::RootCertStore;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls_platform_verifier::Verifier;
+use tokio::net::TcpStream;
+use tower::ServiceExt as _;
+
+use crate::tls::provider;
+
+/// A peer that is gone is noticed by this.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+pub(super) type BoxError = Box<dyn Error + Send + Sync>;
+/// A connection, with TLS where the address says so.
+pub(super) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+
+/// Whom `https` trusts, and as whom it comes. The default trusts the system's roots and comes as nobody.
+#[derive(Debug, Default)]
+pub(crate) struct ClientTls {
+    /// Trusted instead of the system's roots.
+    pub(crate) roots: Option<RootCertStore>,
+    /// Shown to upstreams that ask for a certificate.
+    pub(crate) identity: Option<Arc<CertifiedKey>>,
+}
+
+/// The way to one server.
+#[derive(Clone, Debug)]
+pub(super) struct Connector {
+    inner: HttpsConnector<HttpConnector>,
+    to: Uri,
+}
+
+impl Connector {
+    /// The way to the server of an address.
+    ///
+    /// # Errors
+    /// If the system's trusted roots cannot be used.
+    pub(super) fn new(to: Uri, tls: ClientTls) -> Result<Self, rustls::Error> {
+        let mut plain = HttpConnector::new();
+        plain.enforce_http(false);
+        plain.set_nodelay(true);
+        plain.set_keepalive(Some(KEEP_ALIVE));
+        let inner = HttpsConnectorBuilder::new()
+            .with_tls_config(tls_config(&to, tls)?)
+            .https_or_http()
+            .enable_all_versions()
+            .wrap_connector(plain);
+        Ok(Self { inner, to })
+    }
+
+    /// A new connection. Dropping the future gives it up.
+    pub(super) async fn connect(&self) -> Result<Stream, BoxError> {
+        self.inner.clone().oneshot(self.to.clone()).await
+    }
+}
+
+/// TLS for one address. Plain `http` needs no trust, so that a machine without certificates can serve it.
+fn tls_config(to: &Uri, tls: ClientTls) -> Result<rustls::ClientConfig, rustls::Error> {
+    let builder = rustls::ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    let builder = match tls.roots {
+        Some(roots) => builder.with_root_certificates(roots),
+        None if to.scheme() != Some(&Scheme::HTTPS) => builder.with_root_certificates(RootCertStore::empty()),
+        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Verifier::new(provider())?)),
+    };
+    Ok(match tls.identity {
+        Some(identity) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
+        None => builder.with_no_client_auth(),
+    })
+}

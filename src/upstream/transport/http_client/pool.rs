@@ -1,0 +1,378 @@
+//! Keeps connections to one upstream for its next requests: those of HTTP/1.1, each for one request at a time, and one of
+//! HTTP/2 for all.
+//!
+//! Knows nothing of what is sent. A request waits for a connection of its own, and for one that comes back meanwhile: the
+//! first is taken. A new connection that nobody waits for any more is kept.
+
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response, Version};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper::rt::Executor as _;
+use hyper_util::client::legacy::connect::Connection as _;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::SinglePieceBody;
+use super::connector::{BoxError, Connector, Stream};
+
+/// Most interim answers to one request (U13).
+const INTERIM_MAX: usize = 16;
+/// Most that one read takes from a connection: fewer reads, and fewer wake-ups, for large answers. A connection
+/// begins with 8 KiB and grows with what comes. hyper bounds heads by the same number, so theirs is checked again.
+const READ_BYTES_MAX: usize = 256 * 1024;
+/// How long a connection is kept for the next request. Node closes idle ones after five seconds, and whether
+/// a call that meets such a close has run nobody can tell.
+const IDLE_MAX: Duration = Duration::from_secs(4);
+/// Dead peers are found by this, since silence is normal for a running call.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+/// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
+type RequestBody = Box<SinglePieceBody>;
+type Http1Sender = http1::SendRequest<RequestBody>;
+type Http2Sender = http2::SendRequest<RequestBody>;
+
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SendError {
+    #[error("there is no connection")]
+    Connect(#[source] BoxError),
+    #[error("there is no answer")]
+    Exchange(#[source] hyper::Error),
+    #[error("too many interim answers")]
+    TooManyInterim,
+}
+
+/// The connections to one upstream.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionPool(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    connector: Connector,
+    /// How long it may take until a connection can be used.
+    connect_max: Duration,
+    http1: http1::Builder,
+    http2: http2::Builder<TokioExecutor>,
+    kept: Mutex<Kept>,
+    /// Tells of a connection that was put among the kept ones.
+    came: Notify,
+    /// Whether the upstream agreed on HTTP/2 when it was asked last. Then its next connection is made once for all who
+    /// wait: by whoever has `turn`.
+    is_http2: AtomicBool,
+    turn: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// Those that nobody uses, the one that was used last at the end.
+    idle: Vec<Idle>,
+    /// The one that all use, and since when it is not used any more, or when that was last begun.
+    http2: Option<(Http2Sender, Instant)>,
+    /// Whether a tokio task ends those that were kept too long.
+    is_swept: bool,
+}
+
+#[derive(Debug)]
+struct Idle {
+    connection: Http1Connection,
+    since: Instant,
+}
+
+/// A connection for one request.
+enum Leased {
+    /// With its tokio task where that is not begun: it begins when it has a request, which is told whatever becomes of it.
+    Http1(Http1Connection, Option<Box<Http1Driver>>),
+    /// The one for all, and whether somebody used it before.
+    Http2(Http2Sender, bool),
+}
+
+impl Leased {
+    const fn is_reused(&self) -> bool {
+        match self {
+            Self::Http1(_, driver) => driver.is_none(),
+            Self::Http2(_, is_reused) => *is_reused,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Http1Connection {
+    sender: Http1Sender,
+    state: Arc<Http1State>,
+}
+
+/// What the tokio task of a connection shares with whoever uses the connection.
+#[derive(Debug, Default)]
+struct Http1State {
+    /// The way to the connection while the rest of an answer comes.
+    parked: Mutex<Option<Http1Sender>>,
+    /// Interim answers (1xx) to the request under way.
+    interim: AtomicUsize,
+}
+
+impl Http1State {
+    fn is_interim_too_many(&self) -> bool {
+        self.interim.load(Ordering::Relaxed) > INTERIM_MAX
+    }
+}
+
+impl ConnectionPool {
+    /// A pool without connections. `head_bytes_max` bounds a header block of HTTP/2.
+    pub(super) fn new(connector: Connector, connect_max: Duration, head_bytes_max: usize) -> Self {
+        let mut http1 = http1::Builder::new();
+        http1.max_buf_size(READ_BYTES_MAX);
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        http2
+            .timer(TokioTimer::new())
+            .max_header_list_size(u32::try_from(head_bytes_max).unwrap_or(u32::MAX))
+            .keep_alive_interval(KEEP_ALIVE)
+            .keep_alive_while_idle(true);
+        Self(Arc::new(Shared {
+            connector,
+            connect_max,
+            http1,
+            http2,
+            kept: Mutex::default(),
+            came: Notify::new(),
+            is_http2: AtomicBool::new(false),
+            turn: tokio::sync::Mutex::default(),
+        }))
+    }
+
+    /// Sends what `request` makes for the version of a connection, and waits for the head of the answer. What a kept
+    /// connection had not begun when it ended goes to another. Dropping the future drops the request wherever it is.
+    ///
+    /// # Errors
+    /// If there is no connection, or no answer.
+    pub(super) async fn send(
+        &self,
+        request: impl Fn(Version) -> Request<RequestBody>,
+    ) -> Result<Response<Incoming>, SendError> {
+        loop {
+            let leased = match self.0.take() {
+                Some(kept) => kept,
+                None => Box::pin(self.0.come_or_made()).await.map_err(SendError::Connect)?,
+            };
+            let is_reused = leased.is_reused();
+            let answer = match leased {
+                Leased::Http1(mut connection, driver) => {
+                    let request = connection.state.counting(request(Version::HTTP_11));
+                    let answer = connection.sender.try_send_request(request);
+                    if let Some(driver) = driver {
+                        TokioExecutor::new().execute(driver);
+                    }
+                    let answer = answer.await;
+                    if connection.state.is_interim_too_many() {
+                        return Err(SendError::TooManyInterim);
+                    }
+                    if answer.is_ok() {
+                        self.0.give_back(connection);
+                    }
+                    answer
+                }
+                Leased::Http2(mut sender, _) => sender.try_send_request(request(Version::HTTP_2)).await,
+            };
+            match answer {
+                Ok(response) => return Ok(response),
+                Err(unsent) if is_reused && unsent.message().is_some() => (),
+                Err(failed) => return Err(SendError::Exchange(failed.into_error())),
+            }
+        }
+    }
+}
+
+impl Http1State {
+    /// The same request, with its interim answers counted.
+    fn counting(self: &Arc<Self>, mut request: Request<RequestBody>) -> Request<RequestBody> {
+        self.interim.store(0, Ordering::Relaxed);
+        let state = Arc::clone(self);
+        hyper::ext::on_informational(&mut request, move |_| {
+            state.interim.fetch_add(1, Ordering::Relaxed);
+        });
+        request
+    }
+}
+
+impl Shared {
+    /// A kept connection that can be used now.
+    fn take(&self) -> Option<Leased> {
+        let mut kept = self.kept.lock();
+        if let Some((sender, used)) = &mut kept.http2 {
+            if sender.is_ready() {
+                *used = Instant::now();
+                return Some(Leased::Http2(sender.clone(), true));
+            }
+            kept.http2 = None;
+        }
+        while let Some(Idle { connection, since }) = kept.idle.pop() {
+            if connection.sender.is_ready() && since.elapsed() <= IDLE_MAX {
+                return Some(Leased::Http1(connection, None));
+            }
+        }
+        None
+    }
+
+    /// Waits for a connection that comes back, and for a new one.
+    async fn come_or_made(self: &Arc<Self>) -> Result<Leased, BoxError> {
+        let mut making = Box::pin(Arc::clone(self).make());
+        loop {
+            let mut came = pin!(self.came.notified());
+            tokio::select! {
+                biased;
+                () = &mut came => (),
+                made = &mut making => return made,
+            }
+            let Some(leased) = self.take() else { continue };
+            if matches!(leased, Leased::Http1(..)) {
+                TokioExecutor::new().execute(async move {
+                    if let Ok(Leased::Http1(connection, Some(driver))) = making.await {
+                        // It is kept as soon as it can be used.
+                        *connection.state.parked.lock() = Some(connection.sender);
+                        TokioExecutor::new().execute(driver);
+                    }
+                });
+            }
+            return Ok(leased);
+        }
+    }
+
+    /// Makes a connection, all within its limit of time.
+    async fn make(self: Arc<Self>) -> Result<Leased, BoxError> {
+        let making = async {
+            let mut turn = None;
+            if self.is_http2.load(Ordering::Relaxed) {
+                turn = Some(self.turn.lock().await);
+                if let Some(kept) = self.take() {
+                    return Ok(kept);
+                }
+            }
+            let stream = self.connector.connect().await?;
+            let is_http2 = stream.connected().is_negotiated_h2();
+            self.is_http2.store(is_http2, Ordering::Relaxed);
+            let leased = if is_http2 { self.http2_over(stream).await } else { self.http1_over(stream).await };
+            drop(turn);
+            Ok(leased?)
+        };
+        tokio::time::timeout(self.connect_max, making).await?
+    }
+
+    async fn http1_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
+        let (sender, connection) = self.http1.handshake(stream).await?;
+        let state = Arc::<Http1State>::default();
+        let driver = Http1Driver { connection, state: Arc::clone(&state), shared: Arc::downgrade(self) };
+        Ok(Leased::Http1(Http1Connection { sender, state }, Some(Box::new(driver))))
+    }
+
+    async fn http2_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
+        let (sender, connection) = self.http2.handshake(stream).await?;
+        {
+            let mut kept = self.kept.lock();
+            match &kept.http2 {
+                // Somebody else was first: all share that one.
+                Some((first, _)) if first.is_ready() => return Ok(Leased::Http2(first.clone(), true)),
+                _ => kept.http2 = Some((sender.clone(), Instant::now())),
+            }
+            self.sweep_later(&mut kept);
+        }
+        TokioExecutor::new().execute(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to the upstream ended");
+            }
+        });
+        self.came.notify_waiters();
+        Ok(Leased::Http2(sender, false))
+    }
+
+    /// Takes a connection back whose answer has begun: at once where that has come already.
+    fn give_back(self: &Arc<Self>, connection: Http1Connection) {
+        let state = Arc::clone(&connection.state);
+        let mut parked = state.parked.lock();
+        if connection.sender.is_ready() {
+            drop(parked);
+            self.keep(connection);
+        } else {
+            // Whatever makes it ready happens while its task is polled, which looks here afterwards.
+            *parked = Some(connection.sender);
+        }
+    }
+
+    fn keep(self: &Arc<Self>, connection: Http1Connection) {
+        let mut kept = self.kept.lock();
+        kept.idle.push(Idle { connection, since: Instant::now() });
+        self.sweep_later(&mut kept);
+        drop(kept);
+        self.came.notify_one();
+    }
+
+    fn sweep_later(self: &Arc<Self>, kept: &mut Kept) {
+        if !std::mem::replace(&mut kept.is_swept, true) {
+            TokioExecutor::new().execute(sweep(Arc::downgrade(self)));
+        }
+    }
+}
+
+/// Ends connections that were kept too long, until none is kept.
+async fn sweep(shared: Weak<Shared>) {
+    let mut until = Instant::now() + IDLE_MAX;
+    loop {
+        tokio::time::sleep_until(until).await;
+        let Some(shared) = shared.upgrade() else { return };
+        let mut kept = shared.kept.lock();
+        kept.idle.retain(|idle| idle.since.elapsed() < IDLE_MAX);
+        if kept.http2.as_ref().is_some_and(|(_, used)| used.elapsed() >= IDLE_MAX) {
+            kept.http2 = None;
+        }
+        let oldest = kept
+            .idle
+            .first()
+            .map(|idle| idle.since)
+            .into_iter()
+            .chain(kept.http2.as_ref().map(|(_, used)| *used))
+            .min();
+        match oldest {
+            Some(since) => until = since + IDLE_MAX,
+            None => {
+                kept.is_swept = false;
+                return;
+            }
+        }
+    }
+}
+
+/// Runs a connection of HTTP/1.1 until it ends, and keeps it when an answer has come whole.
+struct Http1Driver {
+    connection: http1::Connection<Stream, RequestBody>,
+    state: Arc<Http1State>,
+    shared: Weak<Shared>,
+}
+
+impl Future for Http1Driver {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        match Pin::new(&mut this.connection).poll(cx) {
+            Poll::Ready(Ok(())) => return Poll::Ready(()),
+            Poll::Ready(Err(error)) => {
+                tracing::debug!(%error, "a connection to the upstream ended");
+                return Poll::Ready(());
+            }
+            // Ends the connection, and so its request.
+            Poll::Pending if this.state.is_interim_too_many() => return Poll::Ready(()),
+            Poll::Pending => (),
+        }
+        let ready = this.state.parked.lock().take_if(|sender| sender.is_ready());
+        if let Some((sender, shared)) = ready.zip(this.shared.upgrade()) {
+            shared.keep(Http1Connection { sender, state: Arc::clone(&this.state) });
+        }
+        Poll::Pending
+    }
+}

@@ -1,0 +1,271 @@
+//! Which connection a request is sent on, over real sockets.
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::future::{FutureExt as _, join_all};
+use http_body_util::BodyExt as _;
+use hyper::server::conn::http2;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinHandle;
+
+use super::*;
+
+const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
+/// More than anything here takes; more than idle connections are kept.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn client(url: &url::Url, tls: ClientTls) -> HttpClient {
+    HttpClient::new(&Arc::from("reports"), url, PATIENCE, tls).unwrap()
+}
+
+async fn listen() -> (TcpListener, url::Url) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap()).parse().unwrap();
+    (listener, url)
+}
+
+/// The same where clients are to expect TLS.
+async fn listen_with_tls(protocol: &str) -> (TcpListener, url::Url, TlsAcceptor, ClientTls) {
+    let (authority, mut config) = vouched_for("localhost");
+    config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
+    let (listener, url) = listen().await;
+    let url = format!("https://localhost:{}/mcp", url.port().unwrap()).parse().unwrap();
+    (listener, url, TlsAcceptor::from(Arc::new(config)), trusting(authority))
+}
+
+/// Sends a message and reads the answer whole.
+async fn send(client: &HttpClient) -> Result<Bytes, GatewayFault> {
+    let outgoing = SessionHeaders::default().post(Bytes::from_static(b"{}"));
+    let answer = tokio::time::timeout(PATIENCE, client.send(&outgoing, &HandedOver::default())).await.unwrap()?;
+    Ok(answer.into_body().collect().await.unwrap().to_bytes())
+}
+
+fn sent(client: &HttpClient) -> JoinHandle<Result<Bytes, GatewayFault>> {
+    let client = client.clone();
+    TaskTracker::new().spawn(async move { send(&client).await })
+}
+
+/// Reads a request whole.
+async fn request(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut text = Vec::new();
+    while !text.ends_with(b"\r\n\r\n{}") {
+        let byte = tokio::time::timeout(PATIENCE, stream.read_u8()).await.unwrap().unwrap();
+        text.push(byte);
+    }
+}
+
+async fn answer(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
+    request(stream).await;
+    stream.write_all(ANSWER).await.unwrap();
+    stream.flush().await.unwrap();
+}
+
+/// Waits until the client has ended the connection.
+async fn ended(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut rest = Vec::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_serves_request_after_request_and_ends_when_it_is_idle_too_long() {
+    let (listener, url) = listen().await;
+    let client = client(&url, ClientTls::default());
+    let sending = sent(&client);
+    let (mut stream, _) = listener.accept().await.unwrap();
+    answer(&mut stream).await;
+    sending.await.unwrap().unwrap();
+    let sending = sent(&client);
+    answer(&mut stream).await;
+    sending.await.unwrap().unwrap();
+    ended(&mut stream).await;
+    let sending = sent(&client);
+    let (mut next, _) = listener.accept().await.unwrap();
+    answer(&mut next).await;
+    sending.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_that_its_server_ended_is_not_used_again() {
+    let (listener, url) = listen().await;
+    let client = client(&url, ClientTls::default());
+    for _ in 0..3 {
+        let sending = sent(&client);
+        let (mut stream, _) = listener.accept().await.unwrap();
+        answer(&mut stream).await;
+        sending.await.unwrap().unwrap();
+        stream.shutdown().await.unwrap();
+        // So the client has seen it.
+        ended(&mut stream).await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_with_its_answer_is_not_used_again() {
+    let (listener, url) = listen().await;
+    let client = client(&url, ClientTls::default());
+    for _ in 0..3 {
+        let sending = sent(&client);
+        let (mut stream, _) = listener.accept().await.unwrap();
+        request(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        sending.await.unwrap().unwrap();
+        ended(&mut stream).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_was_begun_is_not_sent_again() {
+    let (listener, url) = listen().await;
+    let client = client(&url, ClientTls::default());
+    let sending = sent(&client);
+    let (mut stream, _) = listener.accept().await.unwrap();
+    answer(&mut stream).await;
+    sending.await.unwrap().unwrap();
+    let sending = sent(&client);
+    request(&mut stream).await;
+    drop(stream);
+    let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
+    assert_eq!(sending.await.unwrap(), Err(fault));
+    let sending = sent(&client);
+    let (mut next, _) = listener.accept().await.unwrap();
+    answer(&mut next).await;
+    sending.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_connection_is_kept_once_its_answer_has_come_whole() {
+    let (listener, url) = listen().await;
+    let client = client(&url, ClientTls::default());
+    let sending = sent(&client);
+    let (mut stream, _) = listener.accept().await.unwrap();
+    request(&mut stream).await;
+    let (begun, rest) = ANSWER.split_at(ANSWER.len() - 1);
+    stream.write_all(begun).await.unwrap();
+    let other = sent(&client);
+    let (mut second, _) = listener.accept().await.unwrap();
+    answer(&mut second).await;
+    other.await.unwrap().unwrap();
+    stream.write_all(rest).await.unwrap();
+    sending.await.unwrap().unwrap();
+    // Each of the two takes a request at a time.
+    let both = [sent(&client), sent(&client)];
+    tokio::join!(answer(&mut stream), answer(&mut second));
+    for sending in both {
+        sending.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_request_nobody_waits_for_any_more_gives_up_its_connection() {
+    let (listener, url, _, tls) = listen_with_tls("http/1.1").await;
+    let client = client(&url, tls);
+    let sending = sent(&client);
+    let (mut stream, _) = listener.accept().await.unwrap();
+    sending.abort();
+    ended(&mut stream).await;
+}
+
+#[tokio::test]
+async fn a_request_that_waits_for_its_connection_takes_one_that_comes_back() {
+    let (listener, url, acceptor, tls) = listen_with_tls("http/1.1").await;
+    let client = client(&url, tls);
+    let first = sent(&client);
+    let (stream, _) = listener.accept().await.unwrap();
+    let mut stream = acceptor.accept(stream).await.unwrap();
+    request(&mut stream).await;
+    let second = sent(&client);
+    let (late, _) = listener.accept().await.unwrap();
+    stream.write_all(ANSWER).await.unwrap();
+    first.await.unwrap().unwrap();
+    answer(&mut stream).await;
+    second.await.unwrap().unwrap();
+    // What nobody waits for any more is kept all the same.
+    let mut late = acceptor.accept(late).await.unwrap();
+    let both = [sent(&client), sent(&client)];
+    tokio::join!(answer(&mut stream), answer(&mut late));
+    for sending in both {
+        sending.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn many_requests_at_once_make_no_more_connections_than_requests() {
+    const REQUESTS: usize = 200;
+    let (listener, url) = listen().await;
+    let (client, made) = (client(&url, ClientTls::default()), Arc::new(AtomicUsize::new(0)));
+    let (counted, tracker) = (Arc::clone(&made), TaskTracker::new());
+    TaskTracker::new().spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            counted.fetch_add(1, Ordering::Relaxed);
+            tracker.spawn(async move {
+                loop {
+                    answer(&mut stream).await;
+                }
+            });
+        }
+    });
+    for _ in 0..2 {
+        for answer in join_all((0..REQUESTS).map(|_| sent(&client))).await {
+            answer.unwrap().unwrap();
+        }
+        assert!((1..=REQUESTS).contains(&made.load(Ordering::Relaxed)));
+    }
+}
+
+/// Serves HTTP/2 on one connection. Each request is told by `arrived`, and its answer waits for `gate`; after `over` the
+/// server takes no further request.
+async fn serve_http2(
+    stream: tokio_rustls::server::TlsStream<TcpStream>,
+    (arrived, gate): (Arc<Semaphore>, Arc<Semaphore>),
+    over: oneshot::Receiver<()>,
+) {
+    let service = service_fn(move |_| {
+        arrived.add_permits(1);
+        let gate = Arc::clone(&gate);
+        async move {
+            gate.acquire().await.unwrap().forget();
+            Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+        }
+    });
+    let serving = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service);
+    let mut serving = pin!(serving);
+    let over = tokio::select! {
+        _ = &mut serving => panic!("the client ended it"),
+        over = over => over,
+    };
+    over.unwrap();
+    serving.as_mut().graceful_shutdown();
+    let _ = serving.await;
+}
+
+#[tokio::test]
+async fn a_connection_of_http_2_serves_all_until_its_server_ends_it() {
+    const REQUESTS: usize = 20;
+    let (listener, url, acceptor, tls) = listen_with_tls("h2").await;
+    let client = client(&url, tls);
+    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    // The server's protocol is known when many ask for its second connection.
+    for at_once in [1, REQUESTS] {
+        let first: Vec<_> = (0..at_once).map(|_| sent(&client)).collect();
+        let (stream, _) = listener.accept().await.unwrap();
+        let (end, over) = oneshot::channel();
+        let stream = acceptor.accept(stream).await.unwrap();
+        TaskTracker::new().spawn(serve_http2(stream, (Arc::clone(&arrived), Arc::clone(&gate)), over));
+        gate.add_permits(at_once);
+        for sending in first {
+            sending.await.unwrap().unwrap();
+        }
+        let more: Vec<_> = (0..REQUESTS).map(|_| sent(&client)).collect();
+        arrived.acquire_many((at_once + REQUESTS) as u32).await.unwrap().forget();
+        assert!(listener.accept().now_or_never().is_none(), "one connection for all");
+        // Those that it has begun are answered all the same, after the client heard that they are the last.
+        end.send(()).unwrap();
+        gate.add_permits(REQUESTS);
+        for sending in more {
+            sending.await.unwrap().unwrap();
+        }
+    }
+}

@@ -27,6 +27,7 @@ mod split_plan;
 mod subtasks;
 #[cfg(test)]
 mod tests;
+mod timers;
 mod tree_sizes;
 mod url_elicitation;
 mod verdict;
@@ -85,13 +86,8 @@ enum RunnerEvent {
     Upstream(StageEvent),
     Orders(RunnerCommand),
     ClientGone,
-    GraceOver,
-    QueueOver,
     DeadlineOver,
-    ProgressDue,
-    RoundDue,
-    InputOverdue,
-    CheckpointDue,
+    TimerDue,
     Leaving,
 }
 
@@ -239,10 +235,9 @@ impl Runner {
 
     async fn step(&mut self) -> RunnerEvent {
         let may_leave = !self.has_handle() && self.client.is_there();
-        let (round_due, input_due) = (self.inputs.round_due(), self.inputs.overdue_at());
-        let (checkpoint_due, may_be_left) = (self.checkpoint.due(), !self.stays && self.has_handle());
+        let may_be_left = !self.stays && self.has_handle();
+        let next_due = self.next_due();
         let row = &mut self.row;
-        let progress_due = row.as_ref().and_then(|row| row.progress_due);
         let orders = async {
             match row {
                 Some(row) => row.orders.next().await,
@@ -255,12 +250,7 @@ impl Runner {
             () = self.client.left(), if may_leave => RunnerEvent::ClientGone,
             () = at(self.deadline) => RunnerEvent::DeadlineOver,
             event = self.stage.next() => RunnerEvent::Upstream(event),
-            () = at(self.queue_end) => RunnerEvent::QueueOver,
-            () = at(round_due) => RunnerEvent::RoundDue,
-            () = at(self.grace_end) => RunnerEvent::GraceOver,
-            () = at(input_due) => RunnerEvent::InputOverdue,
-            () = at(progress_due) => RunnerEvent::ProgressDue,
-            () = at(checkpoint_due) => RunnerEvent::CheckpointDue,
+            () = at(next_due) => RunnerEvent::TimerDue,
             () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
         }
     }
@@ -270,7 +260,11 @@ impl Runner {
             RunnerEvent::Upstream(StageEvent::PlaceTaken) => self.dispatched().await,
             RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
             RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.heard(event).await {
-                RunnerFlow::Continue => self.catch_up().await,
+                // An upstream that never pauses must not keep what is overdue from being done.
+                RunnerFlow::Continue => {
+                    let now = Instant::now();
+                    self.serve_timer(|due| due < now).await
+                }
                 RunnerFlow::Stop => RunnerFlow::Stop,
             },
             RunnerEvent::Orders(RunnerCommand::Abandon) => {
@@ -288,37 +282,18 @@ impl Runner {
                 self.stage.cancel("the call ran longer than its deadline").await;
                 self.end(lost(GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown))).await
             }
-            RunnerEvent::GraceOver => self.grace_over().await,
-            RunnerEvent::QueueOver => {
-                let failure = GatewayFault::new(Reason::QueueDeadline, Executed::No);
-                let shed = self.spec.permits.as_ref().map_or(failure, |permits| permits.shed(Reason::QueueDeadline));
-                self.end(lost(shed)).await
+            RunnerEvent::TimerDue => {
+                let now = Instant::now();
+                self.serve_timer(|due| due <= now).await
             }
-            RunnerEvent::ProgressDue => self.store_progress().await,
-            RunnerEvent::RoundDue => self.ask_client().await,
-            RunnerEvent::InputOverdue => self.expire_inputs().await,
-            RunnerEvent::CheckpointDue => self.checkpoint_due().await,
             RunnerEvent::Leaving => self.leave_for_later().await,
         }
     }
 
-    /// Serves timers that are overdue: an upstream that never pauses must not keep them from being heard.
-    async fn catch_up(&mut self) -> RunnerFlow {
-        let now = Instant::now();
-        let is_over = |due: Option<Instant>| due.is_some_and(|due| due < now);
-        if is_over(self.inputs.round_due()) {
-            return self.ask_client().await;
-        }
-        if is_over(self.grace_end) {
-            return self.grace_over().await;
-        }
-        if is_over(self.inputs.overdue_at()) {
-            return self.expire_inputs().await;
-        }
-        if is_over(self.row.as_ref().and_then(|row| row.progress_due)) {
-            return self.store_progress().await;
-        }
-        RunnerFlow::Continue
+    async fn queue_over(&mut self) -> RunnerFlow {
+        let failure = GatewayFault::new(Reason::QueueDeadline, Executed::No);
+        let shed = self.spec.permits.as_ref().map_or(failure, |permits| permits.shed(Reason::QueueDeadline));
+        self.end(lost(shed)).await
     }
 
     async fn grace_over(&mut self) -> RunnerFlow {

@@ -1,0 +1,51 @@
+//! Says what a runner does at which time, and does it.
+//!
+//! One sleep serves all of it: a call spends its life waiting, and a sleep of its own for each took more room than the
+//! rest of the wait.
+
+use tokio::time::Instant;
+
+use super::{Runner, RunnerFlow};
+
+/// What has a time.
+#[derive(Clone, Copy)]
+enum RunnerTimer {
+    Queue,
+    Round,
+    Grace,
+    Input,
+    Progress,
+    Checkpoint,
+}
+
+impl Runner {
+    /// In the order in which they are served where several are due.
+    fn timers(&self) -> [(Option<Instant>, RunnerTimer); 6] {
+        [
+            (self.queue_end, RunnerTimer::Queue),
+            (self.inputs.round_due(), RunnerTimer::Round),
+            (self.grace_end, RunnerTimer::Grace),
+            (self.inputs.overdue_at(), RunnerTimer::Input),
+            (self.row.as_ref().and_then(|row| row.progress_due), RunnerTimer::Progress),
+            (self.checkpoint.due(), RunnerTimer::Checkpoint),
+        ]
+    }
+
+    /// When the next one is due.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.timers().into_iter().filter_map(|(due, _)| due).min()
+    }
+
+    /// Serves the first one that is due.
+    pub(super) async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
+        match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
+            Some((_, RunnerTimer::Queue)) => self.queue_over().await,
+            Some((_, RunnerTimer::Round)) => self.ask_client().await,
+            Some((_, RunnerTimer::Grace)) => self.grace_over().await,
+            Some((_, RunnerTimer::Input)) => self.expire_inputs().await,
+            Some((_, RunnerTimer::Progress)) => self.store_progress().await,
+            Some((_, RunnerTimer::Checkpoint)) => self.checkpoint_due().await,
+            None => RunnerFlow::Continue,
+        }
+    }
+}

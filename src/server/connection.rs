@@ -45,7 +45,7 @@ const SEND_BUFFER_MAX: usize = 1 << 20;
 /// What all connections of a listener share.
 #[derive(Debug)]
 pub(super) struct ListenerState {
-    pub(super) limits: ListenerLimits,
+    pub(super) limits: Arc<ListenerLimits>,
     pub(super) layers: ArcSwap<Layers>,
     /// Rings when the certificate is to be read again at once.
     pub(super) reread: Notify,
@@ -72,7 +72,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     let Ok(Ok((protocol, prefix))) = detected else { return };
     // Each connection has a token of its own: all would contend for the lock of a shared one at each wake-up.
     let trail = Arc::new(ConnectionState::new(shared.phases.farewell().child_token()));
-    let (io, returned) = WatchedSocket::new(socket, (protocol, prefix), shared.limits, Arc::clone(&trail));
+    let (io, returned) = WatchedSocket::new(socket, (protocol, prefix), Arc::clone(&shared.limits), Arc::clone(&trail));
     let service = service(Arc::clone(&shared), Arc::clone(&trail), local);
     let outcome = match protocol {
         Protocol::Http1 => {

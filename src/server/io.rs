@@ -67,7 +67,7 @@ pub(super) struct WatchedSocket<T> {
     socket: Option<T>,
     home: Option<oneshot::Sender<ReleasedSocket<T>>>,
     prefix: Bytes,
-    limits: ListenerLimits,
+    limits: Arc<ListenerLimits>,
     stalled: Option<Pin<Box<Sleep>>>,
     /// As `stalled`, for what the socket has taken but not passed on; only TLS holds bytes back.
     unflushed: Option<Pin<Box<Sleep>>>,
@@ -77,7 +77,7 @@ pub(super) struct WatchedSocket<T> {
     request_line: RequestLine,
     /// Over HTTP/2, as are the frames.
     unread: Option<ReadWatch>,
-    frames: Option<FrameCounters>,
+    frames: Option<Box<FrameCounters>>,
     misconduct: Misconduct,
 }
 
@@ -105,14 +105,14 @@ impl<T: ResettableStream> WatchedSocket<T> {
     pub(super) fn new(
         socket: T,
         (protocol, prefix): (Protocol, Bytes),
-        limits: ListenerLimits,
+        limits: Arc<ListenerLimits>,
         trail: Arc<ConnectionState>,
     ) -> (Self, oneshot::Receiver<ReleasedSocket<T>>) {
         let (home, returned) = oneshot::channel();
         let (patience, unread, frames) = match protocol {
             Protocol::Http1 => (Some(HeaderTimeout::new(trail)), None, None),
             Protocol::Http2 => {
-                (None, Some(ReadWatch::new(trail, limits.write_stall)), Some(FrameCounters::new(&limits)))
+                (None, Some(ReadWatch::new(trail, limits.write_stall)), Some(Box::new(FrameCounters::new(&limits))))
             }
         };
         let watched = Self {

@@ -90,7 +90,7 @@ impl RunningListener {
             certificate: before.host.certificate().cloned(),
             notices: Arc::clone(&before.notices),
         };
-        let layers = layers(self.local_addr, settings, self.shared.limits, kept, routes);
+        let layers = layers(self.local_addr, settings, *self.shared.limits, kept, routes);
         self.shared.layers.store(Arc::new(layers));
         self.shared.reread.notify_one();
     }
@@ -177,7 +177,8 @@ pub async fn start_on(
     let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, kept, routes));
     let (tracker, phases) = (TaskTracker::new(), Phases::default());
     let meter = ListenerMetrics::new(name);
-    let shared = Arc::new(ListenerState { limits, layers, reread: Notify::new(), meter, tracker, phases });
+    let shared =
+        Arc::new(ListenerState { limits: Arc::new(limits), layers, reread: Notify::new(), meter, tracker, phases });
     // More permits than a semaphore holds cannot be meant.
     let connections_max = settings.connections_max.get().min(Semaphore::MAX_PERMITS);
     let places = Arc::new(ConnectionPermits::new(connections_max, limits.connections_per_address_max));
@@ -283,14 +284,16 @@ fn admit(shared: &Arc<ListenerState>, place: ConnectionPermit, socket: TcpStream
         match tls {
             None => serve(shared, socket, local).await,
             // Boxed: a connection without TLS takes no room for it.
-            Some(tls) => {
-                if let Some(stream) = Box::pin(tls.accept(&shared, socket)).await {
-                    Box::pin(serve(shared, stream, local)).await;
-                }
-            }
+            Some(tls) => Box::pin(serve_tls(shared, tls, socket, local)).await,
         }
         drop(place);
     });
+}
+
+async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, local: IpAddr) {
+    if let Some(stream) = Box::pin(tls.accept(&shared, socket)).await {
+        Box::pin(serve(shared, stream, local)).await;
+    }
 }
 
 /// Who may still come in.

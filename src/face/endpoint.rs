@@ -59,7 +59,8 @@ impl Endpoint for UpstreamEndpoint {
             None => envelope::read(&inbound.body, ScanLimits::CLIENT),
         };
         match read {
-            Ok(message) => self.serve_message(&inbound, message, admitted).await,
+            // Boxed: the waits below would each hold it twice.
+            Ok(message) => self.serve_message(Box::new(inbound), Box::new(message), admitted).await,
             Err(error) => {
                 if let Err(fault) = admitted {
                     return too_often(&fault);
@@ -96,17 +97,17 @@ impl UpstreamEndpoint {
 
     async fn serve_message(
         &self,
-        inbound: &Inbound,
-        message: Message,
+        inbound: Box<Inbound>,
+        message: Box<Message>,
         admitted: Result<(), GatewayFault>,
     ) -> FaceResponse {
         let face = era_of(&message, &inbound.headers);
-        let asker = RateLimitedRequest::of(&message, face, inbound);
+        let asker = RateLimitedRequest::of(&message, face, &inbound);
         if let Err(fault) = admitted {
             return asker.refuse(&fault);
         }
         let response = match face {
-            Face::Stateless => self.serve_stateless(inbound, message).await,
+            Face::Stateless => self.serve_stateless(&inbound, message).await,
             Face::Session => self.session.post(inbound, message).await,
         };
         if response.extensions().get::<UnknownTaskMarker>().is_none() {
@@ -139,8 +140,8 @@ impl UpstreamEndpoint {
         self.session.post_batch(inbound, batch).await
     }
 
-    async fn serve_stateless(&self, inbound: &Inbound, message: Message) -> FaceResponse {
-        let request = match message {
+    async fn serve_stateless(&self, inbound: &Inbound, message: Box<Message>) -> FaceResponse {
+        let request = match *message {
             Message::Request(request) => request,
             // Nothing that a stateless client notifies has an effect; cancelling is done by leaving (EXT-46).
             Message::Notification(notification) if is_request(&notification.method) => {

@@ -120,30 +120,31 @@ impl SessionFace {
         tokio::join!(self.shared.task_tools.keep_tidy(stop), fallback);
     }
 
-    /// Answers one message of a client. Dropping the future means that the client left: the upstream's
+    /// Answers one message of a client. What is piped waits without its HTTP request, whose headers keep the buffer that
+    /// they were read into. Dropping the future means that the client left: the upstream's
     /// stream is closed, nothing is cancelled (T-81).
-    pub async fn post(&self, inbound: &Inbound, message: Message) -> FaceResponse {
-        if let Message::Request(request) = &message
+    pub async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
+        if let Message::Request(request) = &*message
             && request.method == method::INITIALIZE
         {
             // On the heap, as below: what is rare makes no other request's future larger.
             let forwarded = self.shared.served.settings.forwarding.of(&inbound.headers);
-            return Box::pin(handshake::open(&self.shared, inbound, request, &forwarded)).await;
+            return Box::pin(handshake::open(&self.shared, &inbound, request, &forwarded)).await;
         }
-        let id = match &message {
+        let id = match &*message {
             Message::Request(request) => Some(&request.id),
             Message::Notification(_) | Message::Response(_) => None,
         };
         let addressee = addressee(id, inbound.accepted);
-        let session = match self.session(inbound) {
+        let session = match self.session(&inbound) {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
-        if let Message::Request(request) = &message
+        if let Message::Request(request) = &*message
             && let Some(hidden) =
                 Box::pin(self.shared.hidden(&session, &inbound.principal, request, &mut ServerTools::default())).await
         {
-            return hidden.answer(request, inbound);
+            return hidden.answer(request, &inbound);
         }
         let asking = |session| TaskRequestContext {
             session,
@@ -152,21 +153,27 @@ impl SessionFace {
             accepted: inbound.accepted,
             arrived: inbound.received_at,
         };
-        match sort(&self.shared, &session, message, inbound) {
-            Ok(MessageRoute::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
+        match sort(&self.shared, &session, *message, &inbound) {
+            Ok(MessageRoute::Piped(parcel)) => {
+                let accepted = inbound.accepted;
+                drop(inbound);
+                pipe::post(&self.shared, session, parcel, accepted).await
+            }
             Ok(MessageRoute::Weighed(request)) => {
-                Box::pin(upstream_tasks::post(&self.shared, session, request, inbound)).await
+                Box::pin(upstream_tasks::post(&self.shared, session, request, &inbound)).await
             }
             Ok(MessageRoute::Errand(request)) => {
-                match Box::pin(fallback::post(&self.shared, &session, request, inbound)).await {
+                match Box::pin(fallback::post(&self.shared, &session, request, &inbound)).await {
                     Ok(answer) => answer,
                     Err(request) if session.is_bridged() => {
-                        Box::pin(bridge::post(&self.shared, session, Message::Request(request), inbound)).await
+                        Box::pin(bridge::post(&self.shared, session, Message::Request(request), &inbound)).await
                     }
-                    Err(request) => Box::pin(upstream_tasks::post(&self.shared, session, request, inbound)).await,
+                    Err(request) => Box::pin(upstream_tasks::post(&self.shared, session, request, &inbound)).await,
                 }
             }
-            Ok(MessageRoute::Bridged(message)) => Box::pin(bridge::post(&self.shared, session, message, inbound)).await,
+            Ok(MessageRoute::Bridged(message)) => {
+                Box::pin(bridge::post(&self.shared, session, message, &inbound)).await
+            }
             Ok(MessageRoute::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
             Ok(MessageRoute::Method(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
             Ok(MessageRoute::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.principal, response)).await,

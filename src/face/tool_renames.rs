@@ -394,7 +394,7 @@ impl RawChannel for RenamingChannel {
                 return self.inner.send(RawRequest { verb, ..request }).await;
             }
         };
-        let verb = |message: MessageText, all: Option<(HeaderMap, Principal)>| match all {
+        let verb = |message: MessageText, all: Option<(Box<HeaderMap>, Principal)>| match all {
             Some((headers, principal)) => RawMethod::PostWith { message, headers, principal },
             None => RawMethod::Post(message),
         };

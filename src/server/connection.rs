@@ -136,6 +136,7 @@ fn service(
 > {
     service_fn(move |request: Request<Incoming>| {
         let (shared, trail) = (Arc::clone(&shared), Arc::clone(&trail));
+        let request = Box::new(request);
         async move {
             let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
             let version = request.version();

@@ -60,6 +60,29 @@ impl fmt::Debug for Routes {
     }
 }
 
+/// What an endpoint gets of a request that was admitted. The rest goes here: what an endpoint drops, too, keeps no
+/// buffer while the answer is waited for.
+fn inbound(
+    request: Request<Incoming>,
+    body: Bytes,
+    principal: Principal,
+    (accepted, received_at): (AcceptedTypes, Instant),
+) -> Inbound {
+    let (parts, _) = request.into_parts();
+    Inbound {
+        path: parts.uri.path().to_owned(),
+        query: parts.uri.query().map(str::to_owned),
+        method: parts.method,
+        headers: parts.headers,
+        body,
+        message: None,
+        principal,
+        accepted,
+        received_at,
+        carriage: MessageChannel::Request,
+    }
+}
+
 /// The innermost layer.
 #[derive(Clone, Debug)]
 pub(super) struct Dispatch(Arc<DispatchState>);
@@ -88,13 +111,13 @@ impl Dispatch {
             && self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards_authorization())
     }
 
-    pub(super) async fn answer(&self, request: Request<Incoming>, principal: Principal) -> FaceResponse {
+    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, principal: Principal) -> FaceResponse {
         self.0.answer(request, principal).await
     }
 }
 
 impl DispatchState {
-    async fn answer(&self, request: Request<Incoming>, principal: Principal) -> FaceResponse {
+    async fn answer(&self, mut request: Box<Request<Incoming>>, principal: Principal) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
         let (endpoint, accepted) = match self.admit(&request) {
@@ -104,33 +127,19 @@ impl DispatchState {
                 return refusal.answer(position);
             }
         };
-        let (parts, mut incoming) = request.into_parts();
-        let posted = parts.method == Method::POST;
+        let posted = *request.method() == Method::POST;
         let body = if posted {
-            match self.read(&mut incoming).await {
+            match self.read(request.body_mut()).await {
                 Ok(body) => body,
                 Err(refusal) => {
-                    self.notices.refused(&refusal, &parts.uri, &parts.headers);
+                    self.notices.refused(&refusal, request.uri(), request.headers());
                     return refusal.answer(position.after_body());
                 }
             }
         } else {
             Bytes::new()
         };
-        drop(incoming);
-        let inbound = Inbound {
-            path: parts.uri.path().to_owned(),
-            query: parts.uri.query().map(str::to_owned),
-            method: parts.method,
-            headers: parts.headers,
-            body,
-            message: None,
-            principal,
-            accepted,
-            received_at,
-            carriage: MessageChannel::Request,
-        };
-        let mut response = endpoint.serve(inbound).await;
+        let mut response = endpoint.serve(inbound(*request, body, principal, (accepted, received_at))).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -32,8 +32,8 @@ pub(super) struct Layers {
 
 impl Layers {
     /// Answers one request that came in on `local`. Connections were admitted before, and answers are counted after
-    /// it, in `connection`.
-    pub(super) async fn answer(&self, request: Request<Incoming>, local: IpAddr) -> FaceResponse {
+    /// it, in `connection`. The request is boxed: the layers and what is behind them would each hold it twice.
+    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, local: IpAddr) -> FaceResponse {
         let version = request.version();
         // A bug costs one answer, not the process (F64); outside everything that may have bugs.
         // Nothing that the panic left half done is used again: the request is gone with its future.
@@ -41,7 +41,7 @@ impl Layers {
         caught.unwrap_or_else(|_| rescue(version))
     }
 
-    async fn guarded(&self, request: Request<Incoming>, local: IpAddr) -> FaceResponse {
+    async fn guarded(&self, request: Box<Request<Incoming>>, local: IpAddr) -> FaceResponse {
         let is_head = request.method() == Method::HEAD;
         let mut response = match self.admit(&request, local) {
             // On the heap, so that an idle connection holds no room for it.

@@ -30,12 +30,16 @@ pub(crate) struct SessionHeaders {
 impl SessionHeaders {
     /// One message. Both answer types are always offered (UPC-15).
     pub(crate) fn post(&self, message: impl Into<MessageText>) -> OutgoingRequest {
-        self.post_with(message, HeaderMap::new())
+        self.posting(message.into(), None)
     }
 
     /// The same with further headers.
-    pub(crate) fn post_with(&self, message: impl Into<MessageText>, further: HeaderMap) -> OutgoingRequest {
-        let verb = OutgoingMethod::Post { message: message.into(), further };
+    pub(crate) fn post_with(&self, message: impl Into<MessageText>, further: Box<HeaderMap>) -> OutgoingRequest {
+        self.posting(message.into(), Some(further))
+    }
+
+    fn posting(&self, message: MessageText, further: Option<Box<HeaderMap>>) -> OutgoingRequest {
+        let verb = OutgoingMethod::Post { message, further };
         OutgoingRequest {
             credentials: self.clone(),
             verb,
@@ -79,7 +83,7 @@ pub(crate) enum RequestScope {
 
 #[derive(Clone, Debug)]
 enum OutgoingMethod {
-    Post { message: MessageText, further: HeaderMap },
+    Post { message: MessageText, further: Option<Box<HeaderMap>> },
     Get { last_event: Option<HeaderValue>, purpose: Option<StreamPurpose> },
     Delete,
 }
@@ -144,9 +148,10 @@ impl OutgoingRequest {
     /// Whether it only asks what a server speaks; servers of older versions refuse it as they like.
     pub(crate) fn is_a_trial(&self) -> bool {
         match &self.verb {
-            OutgoingMethod::Post { further, .. } => {
-                further.get("mcp-method").is_some_and(|named| named == method::DISCOVER)
-            }
+            OutgoingMethod::Post { further, .. } => further
+                .as_ref()
+                .and_then(|further| further.get("mcp-method"))
+                .is_some_and(|named| named == method::DISCOVER),
             OutgoingMethod::Get { .. } | OutgoingMethod::Delete => false,
         }
     }
@@ -209,7 +214,8 @@ impl OutgoingRequest {
         // None of them has the name of one that stands there or follows.
         self.forwarded.add_to(&mut headers);
         match &self.verb {
-            OutgoingMethod::Post { further, .. } => headers.extend(further.clone()),
+            OutgoingMethod::Post { further: Some(further), .. } => headers.extend(HeaderMap::clone(further)),
+            OutgoingMethod::Post { further: None, .. } => (),
             OutgoingMethod::Get { last_event, .. } => {
                 headers.remove(CONTENT_TYPE);
                 headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));

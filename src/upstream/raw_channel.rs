@@ -86,7 +86,7 @@ pub enum RawMethod {
     Post(MessageText),
     /// The same with headers that repeat what it says (2026-07-28), and with whose it is where no session tells:
     /// without sessions, and where one begins.
-    PostWith { message: MessageText, headers: HeaderMap, principal: Principal },
+    PostWith { message: MessageText, headers: Box<HeaderMap>, principal: Principal },
     /// One message that belongs to what is under way, and wants no answer: sent to an upstream that is ill, too.
     Note(MessageText),
     /// A stream: the session's own, or the rest of one that gave this event id.

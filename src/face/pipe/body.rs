@@ -250,10 +250,10 @@ impl<C: AnsweredRequest> PipeBody<C> {
 }
 
 /// Waits for something of the upstream's, within its limits; past them it is told that nobody waits. Notes a failure as
-/// the end of the request.
+/// the end of the request. It is pinned by the caller: a future that is moved into another one takes its room twice.
 pub(in crate::face) async fn in_time<T>(
     call: &impl AnsweredRequest,
-    waiting: impl Future<Output = Result<T, GatewayFault>>,
+    waiting: Pin<&mut impl Future<Output = Result<T, GatewayFault>>>,
     silence_max: Option<Duration>,
     deadline: Option<Instant>,
 ) -> Result<T, GatewayFault> {

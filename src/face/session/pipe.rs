@@ -12,6 +12,7 @@ mod paused_calls;
 mod resumable;
 mod stream_edits;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -61,7 +62,8 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// One message of a client, with what the gateway must know of it.
 #[derive(Debug)]
 pub(super) enum PipedMessage {
-    Request(PipedRequest),
+    /// Boxed: it is moved through all that waits for its answer.
+    Request(Box<PipedRequest>),
     Notification(MessageText),
     /// Of this request nothing more is wanted.
     Cancel(RequestId, MessageText),
@@ -116,7 +118,8 @@ pub(super) fn request(request: Request, bytes: Bytes, drafts: Drafts) -> Result<
         Some(edited) => edited.into(),
         None => MessageText::with_message(bytes, Arc::new(Message::Request(request))),
     };
-    Ok(PipedMessage::Request(PipedRequest { id, method, text, tool, telling, progress_token }))
+    let request = PipedRequest { id, method, text, tool, telling, progress_token };
+    Ok(PipedMessage::Request(Box::new(request)))
 }
 
 /// Passes on one message.
@@ -207,7 +210,7 @@ async fn open_stream(
 pub(super) struct PipeForward {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
-    request: PipedRequest,
+    request: Box<PipedRequest>,
     signs: Option<LifeSigns>,
 }
 
@@ -251,7 +254,7 @@ impl PipeForward {
         let call = PipedCall::begin(shared, session, request.id, permit);
         let judged = match in_time(
             &call,
-            call.shared.own.deliver(&call.session.own, RawMethod::Post(request.text)),
+            pin!(call.shared.own.deliver(&call.session.own, RawMethod::Post(request.text))),
             timeouts.first_byte,
             deadline,
         )
@@ -330,7 +333,7 @@ impl PipedCall {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             BodyKind::Json if edits.tool_list.is_none() && edits.arrays == ArrayPolicy::Pass => {
                 let opening = client_filter::opened(response.body);
-                match in_time(&self, opening, None, pace.deadline).await? {
+                match in_time(&self, pin!(opening), None, pace.deadline).await? {
                     PeekedAnswer::Plain(body) => {
                         Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(self)).boxed_unsync()))
                     }
@@ -375,7 +378,7 @@ impl PipedCall {
             };
             several(edits.text(text.into()), accepted, &self.id)
         };
-        in_time(self, reading, None, deadline).await
+        in_time(self, pin!(reading), None, deadline).await
     }
 }
 

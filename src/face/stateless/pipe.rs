@@ -8,6 +8,7 @@
 
 pub(in crate::face) mod answer_edits;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -292,7 +293,7 @@ impl StatelessForward {
             is_stream,
             permit,
         };
-        let response = match in_time(&call, self.deliver(), timeouts.first_byte, deadline).await? {
+        let response = match in_time(&call, pin!(self.deliver()), timeouts.first_byte, deadline).await? {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { fault, error } => return self.refused(fault, error),
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
@@ -306,8 +307,11 @@ impl StatelessForward {
     async fn deliver(&self) -> Result<JudgedResponse, GatewayFault> {
         let binding = SessionBinding { version: Some(ProtocolVersion::STATELESS), ..SessionBinding::default() };
         let principal = self.edits.asker.principal.clone();
-        let verb =
-            RawMethod::PostWith { message: self.message.clone().into(), headers: self.headers.clone(), principal };
+        let verb = RawMethod::PostWith {
+            message: self.message.clone().into(),
+            headers: Box::new(self.headers.clone()),
+            principal,
+        };
         let request = RawRequest { binding, verb, forwarded: self.forwarded.clone() };
         let response = self.served.channel.send(request).await?;
         Ok(reply::judge(response, ErrorAddressee::Passed).await)
@@ -340,7 +344,7 @@ impl StatelessForward {
             BodyKind::Events if accepted == AcceptedTypes::Json => {
                 // The client takes no stream: what was said before the answer has nowhere to go.
                 let reading = reply::answer(response, &call.id, ReadLimits::of_bytes(bytes_max));
-                let answer = in_time(&call, reading, None, pace.deadline).await?;
+                let answer = in_time(&call, pin!(reading), None, pace.deadline).await?;
                 let text = match &answer.outcome {
                     Ok(result) => envelope::result(&call.id, result),
                     Err(error) => envelope::error(Some(&call.id), error),
@@ -360,7 +364,7 @@ impl StatelessForward {
             }
             BodyKind::Json => {
                 let sniffing = self.edits.sniff(response.body, bytes_max);
-                match in_time(&call, sniffing, pace.idle, pace.deadline).await? {
+                match in_time(&call, pin!(sniffing), pace.idle, pace.deadline).await? {
                     SniffedAnswer::Whole(message) if self.edits.is_stray(&message) => {
                         Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown))
                     }

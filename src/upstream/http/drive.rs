@@ -175,10 +175,7 @@ impl HttpCall {
         let response = self.head(&session, message.clone(), handed_over).await?;
         let mut opened = self.open(&session, response).await;
         if matches!(opened, Err(ResponseRefusal::SessionLost)) {
-            // The upstream refused the call with its session, so it is sent once more (U04).
-            let session = self.renew(&session).await?;
-            let response = self.head(&session, message, &HandedOver::default()).await?;
-            opened = self.open(&session, response).await;
+            opened = Box::pin(self.post_anew(&session, message)).await?;
         }
         // Set once: this is the only place.
         let _ = self.head.set(());
@@ -190,6 +187,17 @@ impl HttpCall {
             Err(ResponseRefusal::Gateway(fault)) => Err(fault),
             Err(ResponseRefusal::SessionLost) => Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         }
+    }
+
+    /// The upstream refused the call with its session, so it is sent once more (U04).
+    async fn post_anew(
+        &self,
+        lost: &Arc<UpstreamSession>,
+        message: Bytes,
+    ) -> Result<Result<AcceptedResponse, ResponseRefusal>, GatewayFault> {
+        let session = self.renew(lost).await?;
+        let response = self.head(&session, message, &HandedOver::default()).await?;
+        Ok(self.open(&session, response).await)
     }
 
     async fn open(

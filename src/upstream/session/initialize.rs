@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderValue;
 
 use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream};
 use crate::dialect::initialize::initialize_request;
@@ -149,7 +149,7 @@ async fn initialize(
     (id, message): (RequestId, Bytes),
 ) -> Result<AgreedSession, BeginError> {
     let verb =
-        RawMethod::PostWith { message: message.into(), headers: HeaderMap::new(), principal: opener.owner.clone() };
+        RawMethod::PostWith { message: message.into(), headers: Box::default(), principal: opener.owner.clone() };
     let request = RawRequest { binding: SessionBinding::default(), verb, forwarded: opener.forwarded.clone() };
     let response = channel.send(request).await.map_err(unsent)?;
     let session = response.session.clone();

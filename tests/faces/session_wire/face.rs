@@ -150,7 +150,7 @@ impl Caller {
     pub(crate) async fn post(&self, face: &SessionFace, body: String) -> FaceResponse {
         let inbound = self.inbound(body);
         let message = envelope::read(&inbound.body, ScanLimits::CLIENT).unwrap();
-        face.post(&inbound, message).await
+        face.post(Box::new(inbound), Box::new(message)).await
     }
 
     /// Takes up a stream.

@@ -65,7 +65,7 @@ pub(in crate::face) async fn post_batch(
     }
     let pipings = sorted.requests.into_iter().map(|request| {
         let signs = request.signs().filter(|_| shared.served.settings.life_signs);
-        PipeForward { shared: Arc::clone(shared), session: session.clone(), request, signs }
+        PipeForward { shared: Arc::clone(shared), session: session.clone(), request: Box::new(request), signs }
     });
     if accepted == AcceptedTypes::Json || (pipings.len() == 0 && driven.is_empty()) {
         return array(pipings, driven, sorted.refusals, shared.served.settings.result_bytes_max).await;
@@ -82,7 +82,7 @@ fn sort(items: Vec<BatchItem>) -> SortedBatch {
     let mut sorted = SortedBatch::default();
     for item in items {
         match item {
-            Ok(Some(PipedMessage::Request(request))) => sorted.requests.push(request),
+            Ok(Some(PipedMessage::Request(request))) => sorted.requests.push(*request),
             Ok(Some(PipedMessage::Notification(text))) => sorted.notes.push((OneWayKind::Notification, None, text)),
             Ok(Some(PipedMessage::Cancel(id, text))) => sorted.notes.push((OneWayKind::Notification, Some(id), text)),
             Ok(Some(PipedMessage::Response(text))) => sorted.notes.push((OneWayKind::Response, None, text)),

@@ -270,7 +270,7 @@ impl StatelessSender {
         let headers = self.headers(&draft.method, &params);
         let message = envelope::request(id, &draft.method, Some(params.payload()));
         let version = Some(ProtocolVersion::STATELESS);
-        let post = SessionHeaders { session: None, version }.post_with(message, headers);
+        let post = SessionHeaders { session: None, version }.post_with(message, Box::new(headers));
         post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone())
     }
 

@@ -110,7 +110,7 @@ struct Runner {
     row: Option<RunnerRow>,
     inputs: CallQuestions,
     /// Why the call rests, where the upstream wants it to be made again.
-    demand: Option<UrlElicitation>,
+    demand: Option<Box<UrlElicitation>>,
     /// What its server says of subtasks.
     subtasks: NamedSubtasks,
     /// Which try this is.

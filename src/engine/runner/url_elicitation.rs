@@ -39,7 +39,7 @@ impl Runner {
             }
         };
         self.stage.rest();
-        self.demand = Some(UrlElicitation { error, open: Vec::new(), repeats: repeats + 1 });
+        self.demand = Some(Box::new(UrlElicitation { error, open: Vec::new(), repeats: repeats + 1 }));
         for (number, request) in requests.into_iter().enumerate() {
             let next = match (self.spec.questions)(&request) {
                 Askable::Declared => self.put_demanded(repeats, number, request).await,

@@ -21,8 +21,9 @@ use crate::tls::provider;
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
-/// A connection, with TLS where the address says so.
-pub(super) type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+/// A connection, with TLS where the address says so. Boxed: TLS is large, and over HTTP/2 hyper gives each request a future
+/// that has room for the connection.
+pub(super) type Stream = Box<MaybeHttpsStream<TokioIo<TcpStream>>>;
 
 /// Whom `https` trusts, and as whom it comes. The default trusts the system's roots and comes as nobody.
 #[derive(Debug, Default)]
@@ -60,7 +61,7 @@ impl Connector {
 
     /// A new connection. Dropping the future gives it up.
     pub(super) async fn connect(&self) -> Result<Stream, BoxError> {
-        self.inner.clone().oneshot(self.to.clone()).await
+        self.inner.clone().oneshot(self.to.clone()).await.map(Box::new)
     }
 }
 

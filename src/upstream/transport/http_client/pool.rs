@@ -249,10 +249,12 @@ impl Shared {
         let making = async {
             let mut turn = None;
             if self.is_http2.load(Ordering::Relaxed) {
-                turn = Some(self.turn.lock().await);
+                let held = self.turn.lock().await;
                 if let Some(kept) = self.take() {
                     return Ok(kept);
                 }
+                // Whoever had it before may have met HTTP/1.1.
+                turn = self.is_http2.load(Ordering::Relaxed).then_some(held);
             }
             let stream = self.connector.connect().await?;
             let is_http2 = stream.connected().is_negotiated_h2();
@@ -370,7 +372,9 @@ impl Future for Http1Driver {
             Poll::Pending => (),
         }
         let ready = this.state.parked.lock().take_if(|sender| sender.is_ready());
-        if let Some((sender, shared)) = ready.zip(this.shared.upgrade()) {
+        if let Some(sender) = ready
+            && let Some(shared) = this.shared.upgrade()
+        {
             shared.keep(Http1Connection { sender, state: Arc::clone(&this.state) });
         }
         Poll::Pending

@@ -77,7 +77,8 @@ impl AttachedClients {
             taken |= tokio::select! {
                 biased;
                 () = seat.claimed.cancelled() => true,
-                () = seat.events.closed() => false,
+                // It may have been taken since the first look: whoever takes it does so before leaving.
+                () = seat.events.closed() => seat.claimed.is_cancelled(),
             };
         }
         taken
@@ -133,5 +134,26 @@ pub(super) fn progress_text(progress: &Progress) -> Option<Arc<str>> {
         (Some(message), _) => status_text(message),
         (None, Some(total)) => status_text(&format!("{}/{}", progress.progress.as_str(), total.as_str())),
         (None, None) => status_text(progress.progress.as_str()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::engine::call::CallStream;
+    use crate::store::contract::task;
+
+    /// T-27: the client's thread takes the event and drops the stream while the runner looks whether it is still there.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn t_27_whoever_takes_a_handle_and_leaves_at_once_has_taken_it() {
+        let (clients, task) = (TaskTracker::new(), Arc::new(task("a", 1)));
+        for round in 0..20_000 {
+            let (seat, mut stream) = CallStream::new();
+            let client = clients.spawn(async move { stream.next().await.is_some() });
+            let is_taken = AttachedClients::new(seat).hand_over(CallEvent::Created(Arc::clone(&task))).await;
+            assert_eq!(is_taken, client.await.unwrap(), "round {round}");
+        }
     }
 }

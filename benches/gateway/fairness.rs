@@ -32,13 +32,19 @@ const CLIENTS: usize = 4;
 /// Between two questions of the client that asks now and then.
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// Few calls to all but the held ones' upstream: the limit on open files is shared out among them.
+fn config(upstream: &Part) -> String {
+    let few = config_text(upstream.address, LINES).replace("in_flight_max = 10_000", "in_flight_max = 100");
+    few.replace("in_flight_max = 100\ntasks.mode", "in_flight_max = 5_200\ntasks.mode")
+}
+
 /// All that `wanted` asks for.
 pub(crate) async fn all(upstream: &Part, (size, wanted): (Size, &str)) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
     if !BESIDE_HELD.contains(wanted) && !BESIDE_FLOOD.contains(wanted) {
         return Ok(figures);
     }
-    let config = config_of(&config_text(upstream.address, LINES))?;
+    let config = config_of(&config(upstream))?;
     let gateway = Part::gateway(config.path()).await?;
     let session = open_session(&gateway, PLAIN).await?;
     let request = messages::session_call(PLAIN, &session, SMALL);
@@ -97,7 +103,7 @@ async fn now_and_then(line: &mut Line, question: &Question, times: usize) -> any
 }
 
 async fn beside_held((gateway, upstream): (&Part, &Part), question: &Question, size: Size) -> anyhow::Result<Figure> {
-    let config = config_of(&config_text(upstream.address, LINES))?;
+    let config = config_of(&config(upstream))?;
     let other = Part::gateway(config.path()).await?;
     // The same kind of call at a gateway that holds none: the two take turns.
     let session = open_session(&other, PLAIN).await?;

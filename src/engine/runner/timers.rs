@@ -1,4 +1,4 @@
-//! Says what a runner does at which time, and does it.
+//! Holds the times at which a runner acts, and acts at them.
 //!
 //! One sleep serves all of it: a call spends its life waiting, and a sleep of its own for each took more room than the
 //! rest of the wait.
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Runner, RunnerFlow};
 
-/// What has a time.
+/// What a runner does at a time of its own.
 #[derive(Clone, Copy)]
 enum RunnerTimer {
     Queue,

@@ -17,8 +17,8 @@ use tower::ServiceExt as _;
 
 use crate::tls::provider;
 
-/// A peer that is gone is noticed by this.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// Dead peers are found by this, by TCP and over HTTP/2, since silence is normal for a running call.
+pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 /// A connection, with TLS where the address says so. Boxed: TLS is large, and over HTTP/2 hyper gives each request a future

@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::SinglePieceBody;
-use super::connector::{BoxError, Connector, Stream};
+use super::connector::{BoxError, Connector, KEEP_ALIVE, Stream};
 
 /// Most interim answers to one request (U13).
 const INTERIM_MAX: usize = 16;
@@ -31,8 +31,6 @@ const READ_BYTES_MAX: usize = 256 * 1024;
 /// How long a connection is kept for the next request. Node closes idle ones after five seconds, and whether
 /// a call that meets such a close has run nobody can tell.
 const IDLE_MAX: Duration = Duration::from_secs(4);
-/// Dead peers are found by this, since silence is normal for a running call.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 /// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
 type RequestBody = Box<SinglePieceBody>;

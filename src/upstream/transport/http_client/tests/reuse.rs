@@ -62,6 +62,24 @@ async fn answer(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     stream.flush().await.unwrap();
 }
 
+/// Serves one request of the client on a connection that it makes for it.
+async fn serve_on_a_new_one(client: &HttpClient, listener: &TcpListener) -> TcpStream {
+    let sending = sent(client);
+    let (mut stream, _) = listener.accept().await.unwrap();
+    answer(&mut stream).await;
+    sending.await.unwrap().unwrap();
+    stream
+}
+
+/// Serves two requests at once, one on each connection.
+async fn serve_both(client: &HttpClient, streams: [&mut (impl AsyncRead + AsyncWrite + Unpin); 2]) {
+    let both = [sent(client), sent(client)];
+    join_all(streams.map(answer)).await;
+    for sending in both {
+        sending.await.unwrap().unwrap();
+    }
+}
+
 /// Waits until the client has ended the connection.
 async fn ended(stream: &mut (impl AsyncRead + Unpin)) {
     let mut rest = Vec::new();
@@ -72,18 +90,12 @@ async fn ended(stream: &mut (impl AsyncRead + Unpin)) {
 async fn a_connection_serves_request_after_request_and_ends_when_it_is_idle_too_long() {
     let (listener, url) = listen().await;
     let client = client(&url, ClientTls::default());
-    let sending = sent(&client);
-    let (mut stream, _) = listener.accept().await.unwrap();
-    answer(&mut stream).await;
-    sending.await.unwrap().unwrap();
+    let mut stream = serve_on_a_new_one(&client, &listener).await;
     let sending = sent(&client);
     answer(&mut stream).await;
     sending.await.unwrap().unwrap();
     ended(&mut stream).await;
-    let sending = sent(&client);
-    let (mut next, _) = listener.accept().await.unwrap();
-    answer(&mut next).await;
-    sending.await.unwrap().unwrap();
+    serve_on_a_new_one(&client, &listener).await;
 }
 
 #[tokio::test]
@@ -91,10 +103,7 @@ async fn a_connection_that_its_server_ended_is_not_used_again() {
     let (listener, url) = listen().await;
     let client = client(&url, ClientTls::default());
     for _ in 0..3 {
-        let sending = sent(&client);
-        let (mut stream, _) = listener.accept().await.unwrap();
-        answer(&mut stream).await;
-        sending.await.unwrap().unwrap();
+        let mut stream = serve_on_a_new_one(&client, &listener).await;
         stream.shutdown().await.unwrap();
         // So the client has seen it.
         ended(&mut stream).await;
@@ -119,19 +128,13 @@ async fn a_connection_that_ends_with_its_answer_is_not_used_again() {
 async fn a_request_that_was_begun_is_not_sent_again() {
     let (listener, url) = listen().await;
     let client = client(&url, ClientTls::default());
-    let sending = sent(&client);
-    let (mut stream, _) = listener.accept().await.unwrap();
-    answer(&mut stream).await;
-    sending.await.unwrap().unwrap();
+    let mut stream = serve_on_a_new_one(&client, &listener).await;
     let sending = sent(&client);
     request(&mut stream).await;
     drop(stream);
     let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     assert_eq!(sending.await.unwrap(), Err(fault));
-    let sending = sent(&client);
-    let (mut next, _) = listener.accept().await.unwrap();
-    answer(&mut next).await;
-    sending.await.unwrap().unwrap();
+    serve_on_a_new_one(&client, &listener).await;
 }
 
 #[tokio::test]
@@ -143,18 +146,11 @@ async fn a_connection_is_kept_once_its_answer_has_come_whole() {
     request(&mut stream).await;
     let (begun, rest) = ANSWER.split_at(ANSWER.len() - 1);
     stream.write_all(begun).await.unwrap();
-    let other = sent(&client);
-    let (mut second, _) = listener.accept().await.unwrap();
-    answer(&mut second).await;
-    other.await.unwrap().unwrap();
+    let mut second = serve_on_a_new_one(&client, &listener).await;
     stream.write_all(rest).await.unwrap();
     sending.await.unwrap().unwrap();
     // Each of the two takes a request at a time.
-    let both = [sent(&client), sent(&client)];
-    tokio::join!(answer(&mut stream), answer(&mut second));
-    for sending in both {
-        sending.await.unwrap().unwrap();
-    }
+    serve_both(&client, [&mut stream, &mut second]).await;
 }
 
 #[tokio::test]
@@ -183,11 +179,7 @@ async fn a_request_that_waits_for_its_connection_takes_one_that_comes_back() {
     second.await.unwrap().unwrap();
     // What nobody waits for any more is kept all the same.
     let mut late = acceptor.accept(late).await.unwrap();
-    let both = [sent(&client), sent(&client)];
-    tokio::join!(answer(&mut stream), answer(&mut late));
-    for sending in both {
-        sending.await.unwrap().unwrap();
-    }
+    serve_both(&client, [&mut stream, &mut late]).await;
 }
 
 #[tokio::test]

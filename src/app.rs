@@ -189,6 +189,12 @@ impl Gateway {
         format!("{}://{}", self.clients.scheme(), self.clients.local_addr())
     }
 
+    /// The beginning of every URL that clients use, where the operator says that it is another one.
+    #[must_use]
+    pub fn public_url(&self) -> Option<&str> {
+        self.current.listen.public_url.as_deref()
+    }
+
     /// Where operators are served.
     #[must_use]
     pub const fn admin_address(&self) -> SocketAddr {

@@ -284,8 +284,9 @@ fn in_short(config: &config::Config) -> String {
     let paths: Vec<_> = config.upstreams.iter().map(|upstream| upstream.path.as_str()).collect();
     let rules = config.upstreams.iter().map(|upstream| upstream.service.rules.patterns.len()).sum();
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
+    let public = config.listen.public_url.as_ref().map(|url| format!(" as {url}")).unwrap_or_default();
     format!(
-        "{} at {}, {}; would listen on {scheme}://{}, and for operators on http://{}",
+        "{} at {}, {}; would listen on {scheme}://{}{public}, and for operators on http://{}",
         count(config.upstreams.len(), "upstream"),
         paths.join(" "),
         count(rules, "rule"),

@@ -52,6 +52,9 @@ pub struct ListenSettings {
     pub allowed_hosts: Vec<String>,
     /// Origins besides loopback's and those of the hosts that are served, as `scheme://host[:port]`.
     pub allowed_origins: Vec<String>,
+    /// The beginning of the addresses that clients use, if it is not where the gateway listens: `scheme://host[:port]`. Its
+    /// host and its origin are among the allowed ones.
+    pub public_url: Option<String>,
     pub body_bytes_max: NonZeroUsize,
     pub connections_max: NonZeroUsize,
     /// How long a drain waits for calls that are held.

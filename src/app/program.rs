@@ -135,10 +135,14 @@ async fn start_on_free_ports(mut config: Config, metrics: PrometheusHandle) -> a
 
 /// Says where the gateway can be reached, and in the quick start where tasks rest and what to try.
 fn announce(gateway: &Gateway, paths: &[String], quick_start: Option<&Path>) -> io::Result<()> {
-    let base = gateway.base_url();
+    let bound = gateway.base_url();
+    let base = gateway.public_url().unwrap_or(&bound);
     let mut out = io::stdout().lock();
     for path in paths {
         writeln!(out, "serving {base}{path}")?;
+    }
+    if base != bound {
+        writeln!(out, "listen  {bound}")?;
     }
     writeln!(out, "admin   http://{}", gateway.admin_address())?;
     if let Some(folder) = quick_start {

@@ -17,7 +17,7 @@ use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
     ADDRESS, API_KEY, API_KEY_DIGEST, ARGUMENT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN,
-    PATTERN, PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
+    PATTERN, PEM_FILE, PRINCIPAL_ID, PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
 use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, TaskMode};
@@ -58,6 +58,7 @@ pub(super) struct RawListen {
     pub(super) allowed_hosts: Vec<String>,
     pub(super) allowed_hosts_place: Option<ConfigLocation>,
     pub(super) allowed_origins: Vec<String>,
+    pub(super) public_url: Option<LocatedValue<Url>>,
 }
 
 /// A certificate and its key; one alone is a mistake, noted by whoever reads or resolves it.
@@ -221,13 +222,14 @@ fn read_listen(mut section: Section<'_, '_>) -> RawListen {
     let allowed_hosts_place = section.place_of("allowed_hosts");
     let allowed_hosts = section.read_all("allowed_hosts", &HOST);
     let allowed_origins = section.read_all("allowed_origins", &ORIGIN);
+    let public_url = section.read("public_url", &PUBLIC_URL);
     let mut tls = section.section("tls");
     let identity =
         RawIdentity { certificate: tls.require("certificate", &PEM_FILE), key: tls.require("key", &PEM_FILE) };
     tls.unbuilt("client_ca");
     tls.close();
     section.close();
-    RawListen { address, tls: identity, plaintext, allowed_hosts, allowed_hosts_place, allowed_origins }
+    RawListen { address, tls: identity, plaintext, allowed_hosts, allowed_hosts_place, allowed_origins, public_url }
 }
 
 fn read_auth(mut section: Section<'_, '_>) -> RawAuth {

@@ -6,11 +6,12 @@
 mod auth;
 mod drafts;
 mod exposure;
+mod listeners;
 mod paths;
 mod tool_names;
 mod upstream_headers;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +29,6 @@ use super::section::LocatedValue;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::ServiceSettings;
 use crate::server::api_keys::AuthSettings;
-use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
 use crate::task::{
     AfterCrash, CallLimits, EarlyInput, FallbackPolicy, SplitRule, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy,
@@ -47,8 +47,6 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 /// The gateway's own folder, in the one that it was started in.
 const FOLDER: &str = "taskgate-data";
 const TTL: Duration = DAY;
@@ -69,9 +67,7 @@ struct UpstreamDefaults {
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config {
     let anonymous = value_or(raw.auth.anonymous.as_ref(), false);
     let auth = auth::resolve(&raw.auth, report);
-    let listen = resolve_listen(raw, report);
-    let admin = AdminSettings { address: value_or(raw.admin_address.as_ref(), ADMIN_ADDRESS) };
-    check_addresses(raw, &listen, admin, report);
+    let (listen, admin) = listeners::resolve(raw, report);
     let store = resolve_store(&raw.store, &raw.limits, report);
     let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
@@ -109,45 +105,6 @@ pub(super) fn quick_start(name: &str, url: Url) -> Config {
         Some(LocatedValue { value: true, place: ConfigLocation { line: 1, key: "store.ephemeral".to_owned() } });
     let store = RawStore { ephemeral, ..RawStore::default() };
     resolve(&RawConfig { upstreams: vec![raw], store, ..RawConfig::default() }, &mut MistakeCollector::new(file))
-}
-
-fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSettings {
-    let address = value_or(raw.listen.address.as_ref(), LISTEN_ADDRESS);
-    exposure::check(raw, address, report);
-    ListenSettings {
-        address,
-        tls: identity(&raw.listen.tls),
-        plaintext: value_or(raw.listen.plaintext.as_ref(), false),
-        allowed_hosts: raw.listen.allowed_hosts.clone(),
-        allowed_origins: raw.listen.allowed_origins.clone(),
-        body_bytes_max: not_zero(value_or(raw.limits.body_bytes_max.as_ref(), 4 * MIB)),
-        connections_max: not_zero(count_or(raw.limits.connections_max.as_ref(), 10_000)),
-        drain_max: value_or(raw.limits.drain_max.as_ref(), Duration::from_secs(30)),
-    }
-}
-
-fn check_addresses(raw: &RawConfig, listen: &ListenSettings, admin: AdminSettings, report: &mut MistakeCollector) {
-    if let Some(written) = &raw.admin_address
-        && !is_loopback(admin.address)
-    {
-        report.mistake(
-            &written.place,
-            "other machines can reach this address, and the admin listener has no authentication yet; \
-             write a loopback address",
-        );
-    }
-    let (a, b) = (listen.address, admin.address);
-    let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
-    let unknown = report.blames("listen.address") || report.blames("admin.address");
-    // The two defaults differ, so at least one of them was written.
-    if !unknown
-        && a.port() != 0
-        && a.port() == b.port()
-        && overlap
-        && let Some(place) = first_place([raw.admin_address.as_ref(), raw.listen.address.as_ref()])
-    {
-        report.mistake(place, "`listen.address` and `admin.address` overlap; give them different ports");
-    }
 }
 
 fn resolve_store(store: &RawStore, limits: &RawLimits, report: &mut MistakeCollector) -> StoreSettings {

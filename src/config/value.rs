@@ -51,6 +51,9 @@ pub(super) const HOST: StringFormat<String> =
 /// An origin; comes out as `scheme://host[:port]`, without the scheme's own port.
 pub(super) const ORIGIN: StringFormat<String> =
     StringFormat { wanted: "an origin such as \"https://app.example\"", read: origin };
+/// The beginning of the addresses that clients use.
+pub(super) const PUBLIC_URL: StringFormat<Url> =
+    StringFormat { wanted: "a URL such as \"https://mcp.example\", without a path", read: public_url };
 pub(super) const UPSTREAM_URL: StringFormat<Url> =
     StringFormat { wanted: "a URL such as \"http://127.0.0.1:9000/mcp\"", read: upstream_url };
 /// The path that an upstream is served at.
@@ -210,6 +213,17 @@ fn origin(text: &str) -> Result<String, ValueError> {
     }
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     Ok(format!("{}://{host}{port}", url.scheme()))
+}
+
+fn public_url(text: &str) -> Result<Url, ValueError> {
+    if text.contains('*') {
+        return Err(ValueError::Because("has no wildcards; write the one name that clients use"));
+    }
+    let url = Url::parse(&origin(text)?).map_err(|_| ValueError::Form)?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(ValueError::Because("has another scheme than http and https"));
+    }
+    Ok(url)
 }
 
 fn upstream_url(text: &str) -> Result<Url, ValueError> {
@@ -436,6 +450,28 @@ mod tests {
                 ("data:x", Err(ValueError::Form)),
             ],
         );
+    }
+
+    #[test]
+    fn a_public_url_is_a_scheme_a_host_and_a_port() {
+        let more = "has more than scheme, host and port; leave the rest out";
+        for (text, read) in [
+            ("https://MCP.example/", Ok("https://mcp.example/")),
+            ("http://10.0.0.7:8080", Ok("http://10.0.0.7:8080/")),
+            ("https://[2001:db8::1]:443", Ok("https://[2001:db8::1]/")),
+            ("https://mcp.example/mcp", because(more)),
+            ("https://mcp.example?x", because(more)),
+            ("https://mcp.example/#x", because(more)),
+            ("https://ada:secret@mcp.example", because(more)),
+            ("ftp://mcp.example", because("has another scheme than http and https")),
+            ("https://*.example", because("has no wildcards; write the one name that clients use")),
+            ("mcp.example", Err(ValueError::Form)),
+            ("mcp.example:443", Err(ValueError::Form)),
+            ("https://", Err(ValueError::Form)),
+            ("", Err(ValueError::Form)),
+        ] {
+            assert_eq!((PUBLIC_URL.read)(text), read.map(|url| Url::parse(url).unwrap()), "{text:?}");
+        }
     }
 
     #[test]

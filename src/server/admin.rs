@@ -64,6 +64,7 @@ pub fn site(
         plaintext: false,
         allowed_hosts: Vec::new(),
         allowed_origins: Vec::new(),
+        public_url: None,
         body_bytes_max: BODY_BYTES_MAX,
         connections_max: CONNECTIONS_MAX,
         drain_max: DRAIN_MAX,

@@ -38,21 +38,24 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
         );
     } else if let Some(anonymous) = &raw.auth.anonymous
         && raw.listen.allowed_hosts_place.is_none()
+        && raw.listen.public_url.is_none()
         && !has_tls
     {
         report.warning(
             &anonymous.place,
             "serves anybody, but by no name: requests may name loopback and the address that they came to, and are \
-             refused otherwise; write the names that clients use into `listen.allowed_hosts`",
+             refused otherwise; write the address that clients use as `listen.public_url`, or names into `listen.allowed_hosts`",
         );
     }
 }
 
 /// The gateway starts all the same: who wrote such a file for a version that took all for one person is served.
 fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
-    if let Some(place) = &raw.listen.allowed_hosts_place
-        && !raw.listen.allowed_hosts.iter().all(|name| names_loopback(name))
-    {
+    let hosts = raw.listen.allowed_hosts_place.as_ref();
+    let public = raw.listen.public_url.as_ref();
+    let named = hosts.filter(|_| !raw.listen.allowed_hosts.iter().all(|name| names_loopback(name)));
+    let public = public.filter(|url| !url.value.host_str().is_some_and(names_loopback)).map(|url| &url.place);
+    if let Some(place) = named.or(public) {
         report.warning(
             place,
             "others than one person come by these names, and nobody is asked for credentials: everybody is served as \

@@ -77,6 +77,7 @@ pub(crate) fn settings() -> ListenSettings {
         plaintext: false,
         allowed_hosts: vec!["gate.example".to_owned()],
         allowed_origins: vec!["https://app.example:8443".to_owned()],
+        public_url: None,
         body_bytes_max: NonZeroUsize::new(BODY_MAX).unwrap(),
         connections_max: NonZeroUsize::new(100).unwrap(),
         drain_max: PATIENCE,

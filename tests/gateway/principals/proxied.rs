@@ -107,7 +107,8 @@ async fn whoever_comes_through_a_proxy_is_nobody_in_particular() {
     use Who::{Alice, Anonymous, Local};
     let hosts = "allowed_hosts = [\"mcp.example\"]";
     let forwards = "forward_authorization = true";
-    let rows: [(&str, &str, Requests<'_>); 4] = [
+    let public = "public_url = \"https://mcp.example\"";
+    let rows: [(&str, &str, Requests<'_>); 6] = [
         (
             "",
             "",
@@ -123,6 +124,8 @@ async fn whoever_comes_through_a_proxy_is_nobody_in_particular() {
             ],
         ),
         (hosts, "", &[(&[], Anonymous), (&[HOST], Anonymous), (&[HOST, ALICE], Anonymous)]),
+        (public, "", &[(&[], Anonymous), (&[HOST], Anonymous)]),
+        ("public_url = \"http://localhost:8080\"", "", &[(&[], Local)]),
         ("", forwards, &[(&[], Anonymous), (&[ALICE], Alice), (&[ALICE, ("Forwarded", "for=192.0.2.1")], Alice)]),
         (hosts, forwards, &[(&[HOST], Anonymous), (&[HOST, ALICE], Alice), (&[ALICE], Alice)]),
     ];

@@ -41,7 +41,7 @@ use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::{self, Readiness};
-use crate::server::{self, DrainPlan, ListenerLimits, ListenerSpec, Routes, RunningListener};
+use crate::server::{self, DrainPlan, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener};
 use crate::store::DiskStore;
 use crate::task::{Clock as _, SystemClock};
 use crate::upstream::TaskScope;
@@ -154,7 +154,7 @@ impl Gateway {
         site.routes = operators(site.routes, &parts.engine, &readiness, &healths);
         let admin = server::start_on(site, sockets.admin).await?;
         let limits = ListenerLimits::default();
-        let site = ListenerSpec { name: "clients", settings: config.listen, limits, callers, routes };
+        let site = ListenerSpec { role: ListenerRole::Clients, settings: config.listen, limits, callers, routes };
         let clients = server::start_on(site, sockets.clients).await?;
         readiness.clear(STARTING);
         unless_started.disarm();

@@ -9,6 +9,7 @@ mod body;
 mod certificate;
 mod connection;
 mod connection_state;
+mod cors;
 mod dispatch;
 pub mod drain;
 mod frames;
@@ -37,8 +38,25 @@ pub(crate) use host::is_loopback;
 pub use listener::{ListenerSpec, RunningListener, StartError, start, start_on};
 pub use principal::{Authenticator, LocalUser};
 
-/// What metrics and logs call the operators' listener.
-const ADMIN_LISTENER: &str = "admin";
+/// Whom a listener is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListenerRole {
+    /// MCP clients. Pages of allowed origins may call and read.
+    Clients,
+    /// Operators. No page of another origin reads anything.
+    Operators,
+}
+
+impl ListenerRole {
+    /// What metrics and logs call it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clients => "clients",
+            Self::Operators => "admin",
+        }
+    }
+}
 
 /// The client listener, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use super::answer::bare;
 use super::endpoint::UpstreamEndpoint;
@@ -41,8 +41,8 @@ impl Endpoint for ClosingEndpoint {
         if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
     }
 
-    fn forwards_authorization(&self) -> bool {
-        self.0.forwards_authorization()
+    fn forwards(&self, header: &HeaderName) -> bool {
+        self.0.forwards(header)
     }
 
     fn allow(&self) -> HeaderValue {

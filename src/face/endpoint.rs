@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, UnknownTaskMarker, accepted, addressee, only_post, too_often, unreadable};
@@ -75,8 +75,8 @@ impl Endpoint for UpstreamEndpoint {
         }
     }
 
-    fn forwards_authorization(&self) -> bool {
-        self.served.settings.forwarding.has_authorization()
+    fn forwards(&self, header: &HeaderName) -> bool {
+        self.served.settings.forwarding.has(header)
     }
 
     fn allow(&self) -> HeaderValue {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body, Frame, SizeHint};
@@ -123,8 +123,8 @@ pub trait Endpoint: Send + Sync {
     /// Answers one request. Dropped where the client leaves: whatever must survive that runs elsewhere.
     async fn serve(&self, request: Inbound) -> FaceResponse;
 
-    /// Whether the credential of a request goes on to the server behind, which tells people apart by it.
-    fn forwards_authorization(&self) -> bool {
+    /// Whether a header of a request goes on to the server behind, which tells people apart by a credential.
+    fn forwards(&self, _header: &HeaderName) -> bool {
         false
     }
 

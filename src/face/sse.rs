@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::header::ALLOW;
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -164,8 +164,8 @@ impl Endpoint for SseEndpoint {
         }
     }
 
-    fn forwards_authorization(&self) -> bool {
-        self.endpoint.forwards_authorization()
+    fn forwards(&self, header: &HeaderName) -> bool {
+        self.endpoint.forwards(header)
     }
 
     fn allow(&self) -> HeaderValue {

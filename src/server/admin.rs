@@ -14,7 +14,7 @@ use http::{HeaderValue, Method, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::RwLock;
 
-use super::{ADMIN_LISTENER, AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes};
+use super::{AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes};
 use crate::face::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
 use crate::task::Principal;
 use crate::upstream::upstream_health::{HealthReport, UpstreamHealthList};
@@ -74,7 +74,7 @@ pub fn site(
         .with("/readyz", Arc::new(AdminPage::Readiness(readiness, upstreams)))
         .with("/metrics", Arc::new(AdminPage::Metrics(metrics)));
     ListenerSpec {
-        name: ADMIN_LISTENER,
+        role: ListenerRole::Operators,
         settings,
         limits: ListenerLimits::default(),
         callers: Authenticator::Everyone(Principal::local()),

@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::CONNECTION;
-use http::{HeaderValue, Method, Request};
+use http::header::{AUTHORIZATION, CONNECTION};
+use http::{HeaderName, HeaderValue, Method, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -34,7 +34,7 @@ impl Routes {
     /// The same routes and one more; a path given twice belongs to the last.
     #[must_use]
     pub fn with(mut self, path: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
-        self.forward_authorization |= endpoint.forwards_authorization();
+        self.forward_authorization |= endpoint.forwards(&AUTHORIZATION);
         self.exact.insert(path.into(), endpoint);
         self
     }
@@ -43,9 +43,15 @@ impl Routes {
     /// prefixes the first holds.
     #[must_use]
     pub fn below(mut self, prefix: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
-        self.forward_authorization |= endpoint.forwards_authorization();
+        self.forward_authorization |= endpoint.forwards(&AUTHORIZATION);
         self.below.push((prefix.into(), endpoint));
         self
+    }
+
+    /// Whether a header goes on to any of the servers behind.
+    fn forwards(&self, header: &HeaderName) -> bool {
+        let below = self.below.iter().map(|(_, endpoint)| endpoint);
+        self.exact.values().chain(below).any(|endpoint| endpoint.forwards(header))
     }
 
     fn find(&self, path: &str) -> Option<&Arc<dyn Endpoint>> {
@@ -108,7 +114,12 @@ impl Dispatch {
     /// Whether the credential of a request for `path` goes on to the server behind.
     pub(super) fn forwards_authorization(&self, path: &str) -> bool {
         self.0.routes.forward_authorization
-            && self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards_authorization())
+            && self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards(&AUTHORIZATION))
+    }
+
+    /// Whether a header of requests goes on to any server, whatever their path: who asks shall not learn which there are.
+    pub(super) fn forwards(&self, header: &HeaderName) -> bool {
+        self.0.routes.forwards(header)
     }
 
     pub(super) async fn answer(&self, request: Box<Request<Incoming>>, principal: Principal) -> FaceResponse {

@@ -23,7 +23,7 @@ use super::notices::Notices;
 use super::principal::{Authenticator, PrincipalGuard};
 use super::stack::Layers;
 use super::tls::Tls;
-use super::{ListenSettings, ListenerLimits};
+use super::{ListenSettings, ListenerLimits, ListenerRole};
 use crate::tls::TlsFileError;
 
 /// After this many the tasks of aborted connections are no longer waited for.
@@ -39,8 +39,7 @@ const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 /// Everything one listener serves.
 #[derive(Clone, Debug)]
 pub struct ListenerSpec {
-    /// The label of its metrics.
-    pub name: &'static str,
+    pub role: ListenerRole,
     pub settings: ListenSettings,
     pub limits: ListenerLimits,
     /// Who may come.
@@ -158,7 +157,8 @@ pub async fn start_on(
     site: ListenerSpec,
     socket: Option<std::net::TcpListener>,
 ) -> Result<RunningListener, StartError> {
-    let ListenerSpec { name, settings, limits, callers, routes } = site;
+    let ListenerSpec { role, settings, limits, callers, routes } = site;
+    let name = role.name();
     let tls = settings.tls.clone().map(Tls::read).transpose()?;
     let address = settings.address;
     let failed = |source| StartError::Bind { address, source };
@@ -172,7 +172,7 @@ pub async fn start_on(
     let kept = RetainedLayers {
         principal: PrincipalGuard::new(callers),
         certificate: tls.as_ref().map(|tls| Arc::clone(tls.shown())),
-        notices: Arc::new(Notices::new(name)),
+        notices: Arc::new(Notices::new(role)),
     };
     let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, kept, routes));
     let (tracker, phases) = (TaskTracker::new(), Phases::default());

@@ -9,6 +9,7 @@ use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::ListenerRole;
 use super::refusal::{HeadPart, Refusal};
 
 /// Further refusals for the same reason are counted meanwhile.
@@ -19,7 +20,7 @@ const SHOWN_MAX: usize = 100;
 /// What was said by one listener. At most one entry for each reason there is.
 #[derive(Debug)]
 pub(super) struct Notices {
-    listener: &'static str,
+    listener: ListenerRole,
     by_reason: Mutex<BTreeMap<&'static str, RefusalNotice>>,
 }
 
@@ -31,18 +32,19 @@ struct RefusalNotice {
 }
 
 impl Notices {
-    pub(super) const fn new(listener: &'static str) -> Self {
+    pub(super) const fn new(listener: ListenerRole) -> Self {
         Self { listener, by_reason: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Whether the listener is the operators', of which nothing of the kind can be set.
-    pub(super) fn is_of_operators(&self) -> bool {
-        self.listener == super::ADMIN_LISTENER
+    /// Whom the listener is for.
+    pub(super) const fn listener(&self) -> ListenerRole {
+        self.listener
     }
 
-    /// Tells of a refused request, unless the same was told within the last minute, or there is nothing to do about it.
+    /// Tells of a refused request, unless the same was told within the last minute, or there is nothing to do about it: of
+    /// the operators' listener nothing of the kind can be set.
     pub(super) fn refused(&self, refusal: &Refusal, target: &Uri, headers: &HeaderMap) {
-        let Some(advice) = refusal.advice().filter(|_| !self.is_of_operators()) else { return };
+        let Some(advice) = refusal.advice().filter(|_| self.listener == ListenerRole::Clients) else { return };
         let Some(more) = self.due(advice.reason) else { return };
         let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
         let value = match advice.shown {
@@ -54,7 +56,7 @@ impl Notices {
         };
         let (reason, key, sentence) = (advice.reason, advice.key, advice.sentence);
         let value = LoggedText(value.unwrap_or_default());
-        tracing::warn!(listener = self.listener, reason, key, %value, more, "refused: {sentence}");
+        tracing::warn!(listener = self.listener.name(), reason, key, %value, more, "refused: {sentence}");
     }
 
     /// Whether it is time to speak of this reason, and of how many more than the last.
@@ -95,7 +97,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn each_reason_is_told_once_a_minute_with_how_many_more_there_were() {
-        let notices = Notices::new("clients");
+        let notices = Notices::new(ListenerRole::Clients);
         assert_eq!(notices.due("host_foreign"), Some(0));
         assert_eq!(notices.due("path_unknown"), Some(0), "another one");
         for _ in 0..7 {

@@ -9,6 +9,8 @@ use http::header::{CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, StatusCode, Version};
 use hyper::body::Incoming;
 
+use super::ListenerRole;
+use super::cors::CallingPage;
 use super::dispatch::Dispatch;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
@@ -43,31 +45,56 @@ impl Layers {
 
     async fn guarded(&self, request: Box<Request<Incoming>>, local: IpAddr) -> FaceResponse {
         let is_head = request.method() == Method::HEAD;
-        let mut response = match self.admit(&request, local) {
-            // On the heap, so that an idle connection holds no room for it.
-            Ok(AuthenticatedCaller { principal, grant }) => {
-                grant.bind(Box::pin(self.dispatch.answer(request, principal)).await)
-            }
-            Err(refusal) => {
-                self.notices.refused(&refusal, request.uri(), request.headers());
-                refusal.answer(StreamPosition::of(&request))
-            }
+        let (mut response, page) = match self.enter(&request, local) {
+            Ok(page) => (self.serve(request, page.as_ref()).await, page),
+            Err(refusal) => (self.refuse(refusal, &request), None),
         };
+        if let Some(page) = page {
+            page.share(&mut response);
+        }
         // The answer to HEAD has no body (B54), and what is not sent is not announced. The sentences are for clients.
-        if (is_head || self.notices.is_of_operators()) && response.extensions().get::<RefusalMarker>().is_some() {
+        if (is_head || !self.is_for_clients()) && response.extensions().get::<RefusalMarker>().is_some() {
             *response.body_mut() = empty_body();
             response.headers_mut().remove(CONTENT_TYPE);
         }
         response
     }
 
-    fn admit<B>(&self, request: &Request<B>, local: IpAddr) -> Result<AuthenticatedCaller, Refusal> {
+    fn is_for_clients(&self) -> bool {
+        self.notices.listener() == ListenerRole::Clients
+    }
+
+    /// Lets a request in whose head, host and origin may come; with the page that is to read its answer.
+    fn enter<B>(&self, request: &Request<B>, local: IpAddr) -> Result<Option<CallingPage>, Refusal> {
         // What is too large to look at is not looked at by anyone below.
         self.head.check(request)?;
         // A rebound name must not reach anything (SEC-06), the admin paths included.
         self.host.on(local).check(request)?;
         // A foreign page must not either; on its own, so that a mistake in one list opens nothing.
         self.origin.check(request)?;
+        Ok(CallingPage::of(request).filter(|_| self.is_for_clients()))
+    }
+
+    async fn serve(&self, request: Box<Request<Incoming>>, page: Option<&CallingPage>) -> FaceResponse {
+        // Before anybody's credential is looked at: a browser asks without one.
+        if let Some(answer) = page.and_then(|page| page.preflight(&request, |name| self.dispatch.forwards(name))) {
+            return answer;
+        }
+        match self.admit(&request) {
+            // On the heap, so that an idle connection holds no room for it.
+            Ok(AuthenticatedCaller { principal, grant }) => {
+                grant.bind(Box::pin(self.dispatch.answer(request, principal)).await)
+            }
+            Err(refusal) => self.refuse(refusal, &request),
+        }
+    }
+
+    fn refuse(&self, refusal: Refusal, request: &Request<Incoming>) -> FaceResponse {
+        self.notices.refused(&refusal, request.uri(), request.headers());
+        refusal.answer(StreamPosition::of(request))
+    }
+
+    fn admit<B>(&self, request: &Request<B>) -> Result<AuthenticatedCaller, Refusal> {
         // Clients without a key look here for a way to get one. That there is none is no secret.
         if is_metadata(request.uri().path()) && !self.dispatch.serves(request.uri().path()) {
             return Err(Refusal::NoMetadata);

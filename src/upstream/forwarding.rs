@@ -60,10 +60,10 @@ impl ForwardingRules {
         Self { names: names.into() }
     }
 
-    /// Whether the credential of a request goes on.
+    /// Whether a header of a request goes on.
     #[must_use]
-    pub fn has_authorization(&self) -> bool {
-        self.names.contains(&AUTHORIZATION)
+    pub fn has(&self, name: &HeaderName) -> bool {
+        self.names.contains(name)
     }
 
     /// What of a client's request goes on.

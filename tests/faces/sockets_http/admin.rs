@@ -80,11 +80,11 @@ async fn answers_and_refusals_are_counted() {
     let page = String::from_utf8(page.body).unwrap();
     for line in [
         "# TYPE taskgate_http_requests_total counter",
-        "taskgate_http_requests_total{listener=\"client\",status=\"200\"}",
+        "taskgate_http_requests_total{listener=\"clients\",status=\"200\"}",
         "taskgate_http_refused_total{reason=\"origin_foreign\"}",
         "taskgate_http_refused_total{reason=\"malformed\"}",
         "taskgate_http_panics_total ",
-        "taskgate_connections{listener=\"client\"}",
+        "taskgate_connections{listener=\"clients\"}",
     ] {
         assert!(page.contains(line), "{line} in:\n{page}");
     }

@@ -11,7 +11,9 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use parking_lot::Mutex;
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
-use taskgate::server::{Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes, RunningListener, start};
+use taskgate::server::{
+    Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, start,
+};
 use taskgate::task::Principal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -95,7 +97,7 @@ pub(crate) async fn gate_with(settings: ListenSettings, limits: ListenerLimits) 
         routes = routes.with(path, Arc::<Recorder>::clone(&recorder));
     }
     let callers = Authenticator::Everyone(Principal::local());
-    let running = start(ListenerSpec { name: "client", settings, limits, callers, routes }).await.unwrap();
+    let running = start(ListenerSpec { role: ListenerRole::Clients, settings, limits, callers, routes }).await.unwrap();
     Gate { running, recorder }
 }
 
@@ -169,7 +171,16 @@ impl Answer {
             summary.push_str(" allow=");
             summary.push_str(allow);
         }
-        assert!(!self.head.to_ascii_lowercase().contains("access-control"), "no CORS headers anywhere");
+        match self.header("access-control-allow-origin") {
+            Some(origin) => {
+                assert_eq!(self.header("access-control-expose-headers"), Some("Mcp-Session-Id"));
+                assert_eq!(self.header("vary"), Some("Origin"));
+                assert_eq!(self.header("access-control-allow-credentials"), None);
+                summary.push_str(" cors=");
+                summary.push_str(origin);
+            }
+            None => assert!(!self.head.to_ascii_lowercase().contains("access-control"), "no CORS headers: {self:?}"),
+        }
         summary
     }
 }

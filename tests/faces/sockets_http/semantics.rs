@@ -43,8 +43,14 @@ async fn hosts_must_be_named_and_known() {
 async fn origins_must_be_known_where_there_is_one() {
     let preflight = "Host: localhost\r\nAccess-Control-Request-Method: POST\r\n";
     let rows: &[Row<'_>] = &[
-        ("loopback page", post("Origin: http://localhost:3000\r\n", MESSAGE), "200", 1),
-        ("listed page", post("Origin: https://app.example:8443\r\n", MESSAGE), "200", 1),
+        ("loopback page", post("Origin: http://localhost:3000\r\n", MESSAGE), "200 cors=http://localhost:3000", 1),
+        ("listed page", post("Origin: https://app.example:8443\r\n", MESSAGE), "200 cors=https://app.example:8443", 1),
+        (
+            "a refusal is read, too",
+            post("Origin: http://localhost\r\n", "{}").replace("/mcp", "/none"),
+            "404 -32600 cors=http://localhost close",
+            0,
+        ),
         ("B60", post("Origin: http://evil.example\r\n", "{}"), "403 -32600 close", 0),
         ("B61", post("Origin: null\r\n", "{}"), "403 -32600 close", 0),
         ("B62", post("Origin: http://localhost\r\nOrigin: http://localhost\r\n", "{}"), "403 -32600 close", 0),
@@ -57,11 +63,71 @@ async fn origins_must_be_known_where_there_is_one() {
         (
             "preflight of a known page",
             bare("OPTIONS", &format!("{preflight}Origin: http://localhost\r\n")),
-            "405 -32600 allow=POST",
+            "204 cors=http://localhost",
+            0,
+        ),
+        (
+            "preflight to no path",
+            bare("OPTIONS", &format!("{preflight}Origin: http://localhost\r\n")).replace("/mcp", "/none"),
+            "204 cors=http://localhost",
+            0,
+        ),
+        ("preflight of no page", bare("OPTIONS", preflight), "405 -32600 allow=POST", 0),
+        (
+            "no preflight",
+            bare("OPTIONS", "Host: localhost\r\nOrigin: http://localhost\r\n"),
+            "405 -32600 allow=POST cors=http://localhost",
+            0,
+        ),
+        (
+            "preflight with a body",
+            format!("OPTIONS /mcp HTTP/1.1\r\n{preflight}Origin: http://localhost\r\nContent-Length: 2\r\n\r\n{{}}"),
+            "204 cors=http://localhost close",
             0,
         ),
     ];
     check_rows(rows).await;
+}
+
+/// What a browser asks before a page's request: methods and headers are a list, and nothing on it is a star.
+#[tokio::test]
+async fn a_preflight_is_told_what_may_come_and_nothing_else() {
+    let gate = gate().await;
+    for (asked, taken) in [
+        ("", None),
+        ("Access-Control-Request-Headers: content-type\r\n", Some("content-type")),
+        (
+            "Access-Control-Request-Headers: Authorization,content-type, mcp-protocol-version , MCP-Session-Id\r\n",
+            Some("authorization, content-type, mcp-protocol-version, mcp-session-id"),
+        ),
+        (
+            "Access-Control-Request-Headers: last-event-id\r\nAccess-Control-Request-Headers: mcp-param-Region\r\n",
+            Some("last-event-id, mcp-param-region"),
+        ),
+        ("Access-Control-Request-Headers: x-evil, content-type\r\n", Some("content-type")),
+        ("Access-Control-Request-Headers: *\r\n", None),
+        ("Access-Control-Request-Headers: cookie, x-forwarded-for, host, a b, \r\n", None),
+        ("Access-Control-Request-Private-Network: true\r\n", None),
+    ] {
+        for method in ["POST", "DELETE", "PUT", "*"] {
+            let mut client = gate.connect().await;
+            let lines = "Host: localhost\r\nOrigin: https://app.example:8443\r\nAccess-Control-Request-Method: ";
+            client.send(bare("OPTIONS", &format!("{lines}{method}\r\n{asked}")).as_bytes()).await;
+            let answer = client.answer().await.unwrap();
+            assert_eq!(answer.status(), "204", "{asked}");
+            assert_eq!(answer.header("access-control-allow-origin"), Some("https://app.example:8443"));
+            assert_eq!(answer.header("access-control-allow-methods"), Some("GET, POST, DELETE"));
+            assert_eq!(answer.header("access-control-allow-headers"), taken, "{asked}");
+            assert_eq!(answer.header("access-control-max-age"), Some("600"));
+            assert_eq!(
+                answer.head.matches("ccess-control").count() + answer.head.matches("ccess-Control").count(),
+                4 + usize::from(taken.is_some()),
+                "{}",
+                answer.head
+            );
+        }
+    }
+    assert_eq!(gate.reached(), 0);
 }
 
 #[tokio::test]
@@ -211,8 +277,13 @@ async fn a_refusal_says_in_a_sentence_what_would_be_right() {
 async fn pages_of_a_served_host_may_call_it() {
     let page = |host: &str, origin: &str| posted("/mcp", &format!("Host: {host}\r\nOrigin: {origin}\r\n"));
     let rows: &[Row<'_>] = &[
-        ("same origin", page("gate.example", "https://gate.example"), "200", 1),
-        ("same origin with a port", page("gate.example:8443", "https://gate.example:8443"), "200", 1),
+        ("same origin", page("gate.example", "https://gate.example"), "200 cors=https://gate.example", 1),
+        (
+            "same origin with a port",
+            page("gate.example:8443", "https://gate.example:8443"),
+            "200 cors=https://gate.example:8443",
+            1,
+        ),
         ("another port", page("gate.example", "https://gate.example:8443"), "403 -32600 close", 0),
         ("below it", page("gate.example", "https://evil.gate.example"), "403 -32600 close", 0),
         ("a host that is not served", page("evil.example", "https://evil.example"), "403 -32600 close", 0),

@@ -10,7 +10,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
-use taskgate::server::{Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes, start};
+use taskgate::server::{Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes, start};
 use taskgate::task::Principal;
 use taskgate::tls::IdentityFiles;
 use tempfile::TempDir;
@@ -281,8 +281,14 @@ async fn a_listener_does_not_start_with_a_pair_that_is_none() {
     let start_with = async |files: IdentityFiles| {
         let settings = ListenSettings { tls: Some(files), ..settings() };
         let (callers, routes) = (Authenticator::Everyone(Principal::local()), Routes::new());
-        let refused =
-            start(ListenerSpec { name: "client", settings, limits: ListenerLimits::default(), callers, routes }).await;
+        let refused = start(ListenerSpec {
+            role: ListenerRole::Clients,
+            settings,
+            limits: ListenerLimits::default(),
+            callers,
+            routes,
+        })
+        .await;
         let refused = refused.map(|running| running.local_addr()).unwrap_err().to_string();
         refused.replace(&format!("{}/", folder.path().display()), "")
     };

@@ -1,0 +1,82 @@
+//! Lets pages of allowed origins read the answers to their requests, and answers what their browsers ask first (CORS).
+//!
+//! Which pages may call is decided in [`super::host`]: whoever comes here was let in there. Nothing is ever shared with `*`,
+//! and no cookies are asked for: what a page is served by stands in its `Authorization`.
+
+use http::header::{
+    ACCEPT, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
+    ACCESS_CONTROL_REQUEST_METHOD, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderName, ORIGIN, VARY,
+};
+use http::{HeaderValue, Method, Request, StatusCode};
+
+use super::refusal::StreamPosition;
+use crate::face::http::{FaceResponse, empty_body};
+
+/// What requests of MCP and of this gateway carry, beside headers that begin with [`OF_MCP`].
+const USUAL: [HeaderName; 5] = [
+    ACCEPT,
+    AUTHORIZATION,
+    CONTENT_TYPE,
+    HeaderName::from_static("idempotency-key"),
+    HeaderName::from_static("last-event-id"),
+];
+const OF_MCP: &str = "mcp-";
+/// Names of one preflight that are looked at; a request has no more headers than that.
+const ASKED_MAX: usize = 64;
+
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
+const EXPOSED: HeaderValue = HeaderValue::from_static("Mcp-Session-Id");
+/// Seconds that a browser need not ask again: an origin that is struck off is not let in anyway.
+const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
+const BY_ORIGIN: HeaderValue = HeaderValue::from_static("Origin");
+
+/// The page that sent a request, which was let in.
+#[derive(Debug)]
+pub(super) struct CallingPage(HeaderValue);
+
+impl CallingPage {
+    /// The page behind a request whose `Origin` is one that may call; `None` where no page is.
+    pub(super) fn of<B>(request: &Request<B>) -> Option<Self> {
+        request.headers().get(ORIGIN).cloned().map(Self)
+    }
+
+    /// The answer to its browser's question whether it may send a request, if this is that question. `forwards` says of
+    /// a header whether it goes on to a server.
+    pub(super) fn preflight<B: hyper::body::Body>(
+        &self,
+        request: &Request<B>,
+        forwards: impl Fn(&HeaderName) -> bool,
+    ) -> Option<FaceResponse> {
+        if request.method() != Method::OPTIONS || !request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD) {
+            return None;
+        }
+        let asked = request.headers().get_all(ACCESS_CONTROL_REQUEST_HEADERS).iter();
+        let asked = asked.filter_map(|names| names.to_str().ok()).flat_map(|names| names.split(','));
+        let asked = asked.take(ASKED_MAX).filter_map(|name| HeaderName::try_from(name.trim()).ok());
+        let may_come = |name: &HeaderName| USUAL.contains(name) || name.as_str().starts_with(OF_MCP) || forwards(name);
+        let taken: Vec<String> = asked.filter(may_come).map(|name| name.as_str().to_owned()).collect();
+        let mut response = FaceResponse::new(empty_body());
+        *response.status_mut() = StatusCode::NO_CONTENT;
+        let headers = response.headers_mut();
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
+        headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE);
+        if let Ok(taken) = HeaderValue::try_from(taken.join(", "))
+            && !taken.is_empty()
+        {
+            headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, taken);
+        }
+        if StreamPosition::of(request) == StreamPosition::Unread {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        Some(response)
+    }
+
+    /// Lets it read an answer, a refusal too.
+    pub(super) fn share(self, response: &mut FaceResponse) {
+        let headers = response.headers_mut();
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, self.0);
+        headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
+        headers.append(VARY, BY_ORIGIN);
+    }
+}

@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 
 pub use admission::{AdmissionLimits, TaskAdmission};
 pub use apply::TaskError;
+use apply::record_shown;
 pub use call::{
     Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RoundRetry, RoundSupport, TaskNotice,
     TaskNoticeSink, declared_questions,
@@ -131,9 +132,13 @@ impl Engine {
         self.admission.set_limits(limits);
     }
 
-    /// Counts that a client asks how its task stands.
-    pub fn count_poll(&self) {
+    /// Counts and logs that a client asked how its task stands, and was told.
+    pub fn count_poll(&self, task: &Task) {
         self.metrics.polled();
+        record_shown(task);
+        if !task.is_settled() {
+            self.live.polled(&task.key);
+        }
     }
 
     /// Those who wait for changes of tasks.

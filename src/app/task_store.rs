@@ -75,7 +75,7 @@ fn tell_pace(waited: Duration, is_slow: &mut bool, readiness: &Readiness) {
     }
     *is_slow = !*is_slow;
     if *is_slow {
-        tracing::warn!(?waited, "the task store takes long to write: the gateway is not ready");
+        tracing::warn!(seconds = waited.as_secs_f64(), "the task store takes long to write: the gateway is not ready");
         readiness.block(STORE_SLOW);
     } else {
         tracing::info!("the task store writes again");

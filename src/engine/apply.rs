@@ -194,8 +194,10 @@ impl Engine {
         let age = after.updated_at.since(after.created_at);
         self.metrics.settled(upstream, label, age);
         let (task, principal) = (LoggedTask(&after.key), LoggedPrincipal(&after.key.owner));
+        let (id, polls) = (&after.key.id, self.live.polls(&after.key));
         let (seconds, bytes) = (age.as_secs_f64(), after.stored_bytes());
-        tracing::info!(%task, %principal, %upstream, %tool, outcome = label, seconds, bytes, "task settled");
+        // Without the call's span, which names the same.
+        tracing::info!(parent: None, %task, ?id, %principal, %upstream, %tool, outcome = label, seconds, bytes, polls, "task settled");
     }
 
     /// Writes a task over the one that was read, within what its owner may have in the store.

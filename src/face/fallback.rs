@@ -172,13 +172,12 @@ pub(super) async fn run(
             Err(error) => FallbackAnswer::Now(Err(unserved(&error))),
         };
     }
-    engine.count_poll();
     let task = match engine.get(&key).await {
         Ok(task) => task,
         Err(TaskError::Unknown) => return missed(),
         Err(error) => return FallbackAnswer::Now(Err(unserved(&error))),
     };
-    record_shown(&task);
+    engine.count_poll(&task);
     if tool == FallbackTool::Status {
         return FallbackAnswer::Now(dialect.encode(TaskReply::Snapshot(&task)));
     }

@@ -1,6 +1,6 @@
 //! Writes log lines as JSON: one object for each event, with the fields of the span that it happened in.
 //!
-//! The same objects as those of `tracing-subscriber`'s own formatter, for an eighth of the work: that one reads a span's
+//! The same objects as those of `tracing-subscriber`'s own formatter, but for events that stand outside of all spans, for an eighth of the work: that one reads a span's
 //! fields back into a tree for each line, and sorts them. One line is written for each task that settles.
 
 use std::fmt::{self, Debug};
@@ -55,7 +55,8 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> FormatEvent<S, Self> for JsonLines 
         line.push_str(r#"},"target":"#);
         line.push_str(&json(&target.as_deref().unwrap_or_else(|| event.metadata().target())));
         let of_event = event.parent().and_then(|id| context.span(id));
-        if let Some(span) = of_event.or_else(|| context.lookup_current()) {
+        let of_context = || if event.is_root() { None } else { context.lookup_current() };
+        if let Some(span) = of_event.or_else(of_context) {
             line.push_str(r#","span":{"#);
             if let Some(fields) = span.extensions().get::<FormattedFields<Self>>().filter(|fields| !fields.is_empty()) {
                 line.push_str(fields);

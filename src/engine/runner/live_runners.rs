@@ -1,6 +1,7 @@
 //! Maps live tasks to their runners: how `apply` and returning clients reach the one that owns a call.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -42,6 +43,8 @@ pub(in crate::engine) struct LiveRunners {
 struct RunnerMailbox {
     waiting: Mutex<MailboxState>,
     bell: Notify,
+    /// How often clients asked for the task in this life of the process.
+    polls: AtomicU32,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +83,22 @@ impl LiveRunners {
         let is_put = put(&mut mailbox.waiting.lock());
         mailbox.bell.notify_one();
         Some(is_put)
+    }
+
+    /// Counts a poll of a task that has a runner.
+    pub(in crate::engine) fn polled(&self, key: &TaskKey) {
+        if let Some(mailbox) = self.mailbox(key) {
+            mailbox.polls.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often a task that has a runner was polled.
+    pub(in crate::engine) fn polls(&self, key: &TaskKey) -> u32 {
+        self.mailbox(key).map_or(0, |mailbox| mailbox.polls.load(Ordering::Relaxed))
+    }
+
+    fn mailbox(&self, key: &TaskKey) -> Option<Arc<RunnerMailbox>> {
+        self.by_task.lock().get(key).and_then(Weak::upgrade)
     }
 
     pub(in crate::engine) fn abandon(&self, key: &TaskKey) {

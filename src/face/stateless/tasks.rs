@@ -9,7 +9,6 @@ use crate::dialect::lifecycle::stateless_result;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::TaskError;
-use crate::engine::apply::record_shown;
 use crate::face::answer::missed;
 use crate::face::task_method_error::TaskMethodError;
 use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
@@ -77,8 +76,7 @@ impl StatelessFace {
             let task = engine.as_seen(cancelled.task).await?;
             dialect.encode(TaskReply::Cancelled { task: &task, was_settled: cancelled.was_settled })?
         } else {
-            engine.count_poll();
-            record_shown(&task);
+            engine.count_poll(&task);
             let task = engine.as_seen(task).await?;
             dialect.encode(TaskReply::Snapshot(&task))?
         };
@@ -95,10 +93,9 @@ impl StatelessFace {
         let engine = &self.served.engine;
         let result = match command {
             TaskCommand::Get(id) => {
-                engine.count_poll();
                 let task = engine.get(&key(id)).await?;
                 check_declared(&inquiry.said, &task)?;
-                record_shown(&task);
+                engine.count_poll(&task);
                 let settled = match task.is_settled() {
                     false => engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX).await?,
                     true => Vec::new(),

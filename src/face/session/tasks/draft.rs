@@ -134,14 +134,13 @@ impl SessionFaceState {
         let engine = &self.served.engine;
         let reply = match command {
             TaskCommand::Get(id) => {
-                engine.count_poll();
                 let key = key(id);
                 let task = engine.get(&key).await?;
                 if !task.is_settled() {
                     // After a restart this is how the task finds its client's stream again.
                     self.line(&key, asking.session.token.nonce, None);
                 }
-                record_shown(&task);
+                engine.count_poll(&task);
                 dialect.encode(TaskReply::Snapshot(&task))
             }
             TaskCommand::Fetch(id) => {

@@ -7,7 +7,6 @@ use crate::dialect::core_2025_11_25::list_filter;
 use crate::dialect::face_dialect::bad_cursor;
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
-use crate::engine::apply::record_shown;
 use crate::face::session::SessionFaceState;
 use crate::face::task_method_error::TaskMethodError;
 use crate::task::{Draft, ListFilter, Principal, Task, TaskKey};
@@ -15,13 +14,12 @@ use crate::wire::{Object, Payload, method};
 
 impl SessionFaceState {
     pub(super) async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, TaskMethodError> {
-        self.served.engine.count_poll();
         let task = self.served.engine.get(key).await?;
         if !task.is_settled() {
             // After a restart this is how the task finds its client's stream again.
             self.line(key, home, None);
         }
-        record_shown(&task);
+        self.served.engine.count_poll(&task);
         let task = self.as_seen(task).await?;
         Ok(self.tasks.codec().encode(TaskReply::Snapshot(&task))?)
     }

@@ -20,6 +20,7 @@ mod notification_subscriber;
 pub mod operators;
 mod pipe;
 pub mod rates;
+mod request_outcomes;
 pub mod rewrite;
 pub mod sealed;
 pub mod served;

@@ -4,6 +4,9 @@
 
 use std::sync::Arc;
 
+/// Always 1, by `version` of the program.
+pub const BUILD_INFO: &str = "taskgate_build_info";
+
 /// Answers given, by `listener` and `status`.
 pub const HTTP_REQUESTS: &str = "taskgate_http_requests_total";
 /// Requests and connections turned away before a face saw them, by `reason`.
@@ -17,6 +20,9 @@ pub const CONNECTIONS: &str = "taskgate_connections";
 /// Failed accepts that made a listener pause, by `listener`.
 pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
 
+/// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream was begun, however it ended), `accepted`
+/// (a notification), `error` (a JSON-RPC error, unless it is in a stream or passed on as it came), `refused` (an HTTP status from 400 on).
+pub const REQUESTS: &str = "taskgate_requests_total";
 /// Handles created, by `upstream`.
 pub const TASKS_CREATED: &str = "taskgate_tasks_created_total";
 /// Unsettled tasks, by `upstream`.

@@ -23,6 +23,7 @@ use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
 use crate::server::api_keys::{AuthSettings, KeySource};
 use crate::task::{Clock as _, SystemClock};
+use crate::telemetry;
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
 use crate::upstream::transport::credential::Credential;
@@ -64,6 +65,7 @@ impl ServedUpstream {
     /// # Errors
     /// If its address or its files are of no use.
     pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<Self> {
+        telemetry::begin_upstream(&config.name);
         let mut own = parts.clone();
         own.leaving = parts.leaving.child_token();
         own.life.stop = parts.life.stop.child_token();

@@ -24,6 +24,10 @@ pub(super) const LARGE: usize = 8 * 1024;
 #[derive(Clone, Copy, Debug)]
 pub struct UnknownTaskMarker;
 
+/// Marks an answer that is a JSON-RPC error, an upstream's or the gateway's own.
+#[derive(Clone, Copy, Debug)]
+pub struct ErrorAnswerMarker;
+
 /// What every answer to one request shares.
 #[derive(Clone, Debug)]
 pub struct Addressee {
@@ -89,7 +93,9 @@ impl Addressee {
     /// An error object under a status that somebody else chose.
     #[must_use]
     pub fn error(&self, status: StatusCode, error: &RpcError) -> FaceResponse {
-        self.message(status, envelope::error(self.id.as_ref(), error))
+        let mut response = self.message(status, envelope::error(self.id.as_ref(), error));
+        response.extensions_mut().insert(ErrorAnswerMarker);
+        response
     }
 
     fn message(&self, status: StatusCode, message: Bytes) -> FaceResponse {

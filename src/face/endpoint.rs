@@ -11,6 +11,7 @@ use super::answer::{Addressee, UnknownTaskMarker, accepted, addressee, only_post
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
 use super::http::{Endpoint, FaceResponse, Inbound};
+use super::request_outcomes::RequestOutcomes;
 use super::served::Served;
 use super::session::{self, SessionFace, refuse};
 use super::stateless::{MessageContext, StatelessFace};
@@ -26,13 +27,15 @@ pub struct UpstreamEndpoint {
     stateless: StatelessFace,
     session: SessionFace,
     served: Arc<Served>,
+    outcomes: RequestOutcomes,
 }
 
 impl UpstreamEndpoint {
     #[must_use]
     pub fn new(served: Arc<Served>) -> Self {
         let (stateless, session) = (StatelessFace::new(Arc::clone(&served)), SessionFace::new(Arc::clone(&served)));
-        Self { stateless, session, served }
+        let outcomes = RequestOutcomes::of(served.upstream.name());
+        Self { stateless, session, served, outcomes }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -43,7 +46,23 @@ impl UpstreamEndpoint {
 
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
-    async fn serve(&self, mut inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+        let response = self.answer(inbound).await;
+        self.outcomes.count(&response);
+        response
+    }
+
+    fn forwards(&self, header: &HeaderName) -> bool {
+        self.served.settings.forwarding.has(header)
+    }
+
+    fn allow(&self) -> HeaderValue {
+        session::ALLOWED
+    }
+}
+
+impl UpstreamEndpoint {
+    async fn answer(&self, mut inbound: Inbound) -> FaceResponse {
         if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
             return Box::pin(self.serve_batch(&inbound)).await;
         }
@@ -75,16 +94,6 @@ impl Endpoint for UpstreamEndpoint {
         }
     }
 
-    fn forwards(&self, header: &HeaderName) -> bool {
-        self.served.settings.forwarding.has(header)
-    }
-
-    fn allow(&self) -> HeaderValue {
-        session::ALLOWED
-    }
-}
-
-impl UpstreamEndpoint {
     /// GET and DELETE are operations on a session; stateless clients have none (B53).
     async fn operate(&self, inbound: &Inbound) -> FaceResponse {
         let is_session = inbound.headers.contains_key(headers::SESSION_ID)

@@ -17,16 +17,21 @@ pub(super) struct ListenerMetrics {
     in_flight: Gauge,
     connections: Gauge,
     answers: Vec<OnceLock<Counter>>,
+    accept_pauses: Counter,
 }
 
 impl ListenerMetrics {
     pub(super) fn new(listener: &'static str) -> Self {
-        Self {
+        let metrics = Self {
             listener,
             in_flight: metrics::gauge!(metric::HTTP_IN_FLIGHT, "listener" => listener),
             connections: metrics::gauge!(metric::CONNECTIONS, "listener" => listener),
             answers: (0..STATUS_COUNT).map(|_| OnceLock::new()).collect(),
-        }
+            accept_pauses: metrics::counter!(metric::ACCEPT_PAUSES, "listener" => listener),
+        };
+        // So that it is there before the first request.
+        let _ = metrics.counter_of(StatusCode::OK);
+        metrics
     }
 
     pub(super) const fn name(&self) -> &'static str {
@@ -34,14 +39,17 @@ impl ListenerMetrics {
     }
 
     pub(super) fn answered(&self, status: StatusCode) {
-        let index = usize::from(status.as_u16().saturating_sub(STATUS_FIRST));
-        if let Some(counter) = self.answers.get(index) {
-            let register = || {
-                let status = status.as_str().to_owned();
-                metrics::counter!(metric::HTTP_REQUESTS, "listener" => self.listener, "status" => status)
-            };
-            counter.get_or_init(register).increment(1);
+        if let Some(counter) = self.counter_of(status) {
+            counter.increment(1);
         }
+    }
+
+    fn counter_of(&self, status: StatusCode) -> Option<&Counter> {
+        let counter = self.answers.get(usize::from(status.as_u16().saturating_sub(STATUS_FIRST)))?;
+        Some(counter.get_or_init(|| {
+            let status = status.as_str().to_owned();
+            metrics::counter!(metric::HTTP_REQUESTS, "listener" => self.listener, "status" => status)
+        }))
     }
 
     /// Counts one request until the guard is dropped.
@@ -61,7 +69,7 @@ impl ListenerMetrics {
     }
 
     pub(super) fn accept_paused(&self) {
-        metrics::counter!(metric::ACCEPT_PAUSES, "listener" => self.listener).increment(1);
+        self.accept_pauses.increment(1);
     }
 }
 

@@ -12,6 +12,7 @@ mod operators;
 mod program;
 mod reload;
 mod shutdown;
+mod telemetry;
 mod units;
 mod upstreams;
 

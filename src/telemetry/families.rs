@@ -1,0 +1,428 @@
+//! Describes each family of metrics, and begins the series that are known beforehand, so that an alert on a family finds it before
+//! its first event.
+
+use std::sync::Arc;
+
+use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram};
+
+use crate::metric;
+
+/// What a metric is.
+#[derive(Clone, Copy)]
+enum MetricKind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// Which series of a family are there from the start: one for each pair of label and value, or one without where there is none.
+#[derive(Clone, Copy)]
+enum FirstSeries {
+    /// Begun with the process.
+    Process(&'static [(&'static str, &'static str)]),
+    /// Begun with each upstream, whose name is their first label.
+    Upstream(&'static [(&'static str, &'static str)]),
+    /// Begun by the module that counts.
+    Elsewhere,
+}
+
+/// One family of metrics.
+pub(super) struct MetricFamily {
+    kind: MetricKind,
+    pub(super) name: &'static str,
+    unit: Unit,
+    text: &'static str,
+    first: FirstSeries,
+}
+
+/// In the order of [`metric`].
+pub(super) const FAMILIES: [MetricFamily; 47] = [
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::BUILD_INFO,
+        unit: Unit::Count,
+        text: "Always 1, by version of the program",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::HTTP_REQUESTS,
+        unit: Unit::Count,
+        text: "Answers given, by listener and status",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::HTTP_REFUSED,
+        unit: Unit::Count,
+        text: "Requests and connections turned away, by reason",
+        first: FirstSeries::Process(&[("reason", "host_foreign"), ("reason", "unauthorized")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::HTTP_PANICS,
+        unit: Unit::Count,
+        text: "Requests whose handler panicked",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::HTTP_IN_FLIGHT,
+        unit: Unit::Count,
+        text: "Requests being answered now, by listener",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::CONNECTIONS,
+        unit: Unit::Count,
+        text: "Open connections, by listener",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::ACCEPT_PAUSES,
+        unit: Unit::Count,
+        text: "Failed accepts that made a listener pause",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::REQUESTS,
+        unit: Unit::Count,
+        text: "Requests of clients, by upstream and outcome",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::TASKS_CREATED,
+        unit: Unit::Count,
+        text: "Handles created, by upstream",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::TASKS_IN_FLIGHT,
+        unit: Unit::Count,
+        text: "Unsettled tasks, by upstream",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::TASKS_SETTLED,
+        unit: Unit::Count,
+        text: "Settled tasks, by upstream and outcome",
+        first: FirstSeries::Upstream(&[
+            ("outcome", "returned"),
+            ("outcome", "tool_error"),
+            ("outcome", "upstream_error"),
+            ("outcome", "cancelled"),
+        ]),
+    },
+    MetricFamily {
+        kind: MetricKind::Histogram,
+        name: metric::TASK_AGE,
+        unit: Unit::Seconds,
+        text: "Age of a task when it settled",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::GRACE,
+        unit: Unit::Count,
+        text: "How calls left the grace period, by upstream and result",
+        first: FirstSeries::Upstream(&[("result", "plain"), ("result", "task")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::QUESTIONS,
+        unit: Unit::Count,
+        text: "Questions of upstreams in mid-call, by upstream and result",
+        first: FirstSeries::Upstream(&[("result", "put"), ("result", "refused")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::RECOVERED,
+        unit: Unit::Count,
+        text: "Tasks of earlier lives, by what was done about them",
+        first: FirstSeries::Process(&[("outcome", "resumed"), ("outcome", "rerun"), ("outcome", "failed")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::TASK_POLLS,
+        unit: Unit::Count,
+        text: "Polls of tasks",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::TASK_MISSES,
+        unit: Unit::Count,
+        text: "Look-ups of tasks that found none",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Histogram,
+        name: metric::UPSTREAM_REQUEST,
+        unit: Unit::Seconds,
+        text: "Time an upstream call took",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::UPSTREAM_IN_FLIGHT,
+        unit: Unit::Count,
+        text: "Tool calls that hold a place at an upstream",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::UPSTREAM_QUEUED,
+        unit: Unit::Count,
+        text: "Tool calls that wait for a place",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::UPSTREAM_SHED,
+        unit: Unit::Count,
+        text: "Calls refused because the queue was full or too slow",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::BREAKER_OPEN,
+        unit: Unit::Count,
+        text: "Whether new requests are refused as the upstream is ill",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::BREAKER_OPENED,
+        unit: Unit::Count,
+        text: "How often an upstream was found to be ill",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::TOOLS_CUT_OFF,
+        unit: Unit::Count,
+        text: "Whether an upstream's tool list is larger than is taken",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::UPSTREAM_FAILURES,
+        unit: Unit::Count,
+        text: "What was wrong with an upstream, by upstream and reason",
+        first: FirstSeries::Upstream(&[
+            ("reason", "upstream_unreachable"),
+            ("reason", "upstream_timeout"),
+            ("reason", "upstream_closed"),
+            ("reason", "upstream_http_status"),
+            ("reason", "upstream_malformed"),
+        ]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::UPSTREAM_RESENT,
+        unit: Unit::Count,
+        text: "Requests sent once more as nothing of them had left",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::UPSTREAM_SESSIONS,
+        unit: Unit::Count,
+        text: "Open sessions at an upstream",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::UPSTREAM_LISTENS,
+        unit: Unit::Count,
+        text: "Open subscriptions/listen streams at an upstream",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::UPSTREAM_DROPPED,
+        unit: Unit::Count,
+        text: "Upstream messages that nobody could use, by reason",
+        first: FirstSeries::Upstream(&[("reason", "client_gone")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::PIPED,
+        unit: Unit::Count,
+        text: "Messages of session clients passed on, by upstream and kind",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::SESSION_RENEWALS,
+        unit: Unit::Count,
+        text: "Upstream sessions opened anew, by upstream and outcome",
+        first: FirstSeries::Upstream(&[("outcome", "renewed"), ("outcome", "failed")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::LISTENERS,
+        unit: Unit::Count,
+        text: "Open subscriptions/listen streams, by upstream",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::LISTENERS_REFUSED,
+        unit: Unit::Count,
+        text: "subscriptions/listen refused as too many are open",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::SSE_STREAMS,
+        unit: Unit::Count,
+        text: "Open streams of HTTP+SSE towards clients, by upstream",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::SSE_STREAMS_REFUSED,
+        unit: Unit::Count,
+        text: "Streams of HTTP+SSE refused as too many are open",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::CONFIG_RELOADS,
+        unit: Unit::Count,
+        text: "Readings of the configuration, by outcome",
+        first: FirstSeries::Process(&[("outcome", "applied"), ("outcome", "rejected")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::RATE_LIMITED,
+        unit: Unit::Count,
+        text: "Requests refused for what their principal did before",
+        first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::QUOTA_REFUSED,
+        unit: Unit::Count,
+        text: "Calls and tasks refused as there are too many, by limit",
+        first: FirstSeries::Process(&[("limit", "principal"), ("limit", "all"), ("limit", "principal_bytes")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::STORE_BYTES,
+        unit: Unit::Bytes,
+        text: "Bytes that kept tasks take",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::STORE_ROWS,
+        unit: Unit::Count,
+        text: "Kept tasks",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::STORE_COMMITS,
+        unit: Unit::Count,
+        text: "Transactions of the disk store",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Histogram,
+        name: metric::STORE_COMMIT_TIME,
+        unit: Unit::Seconds,
+        text: "Time that one transaction took, fsync included",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Histogram,
+        name: metric::STORE_BATCH,
+        unit: Unit::Count,
+        text: "Writes that one transaction held",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::STORE_FAILURES,
+        unit: Unit::Count,
+        text: "Transactions that failed, by reason",
+        first: FirstSeries::Process(&[("reason", "io"), ("reason", "full")]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::STORE_DAMAGED,
+        unit: Unit::Count,
+        text: "Rows whose record was damaged",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::STORE_FREE_BYTES,
+        unit: Unit::Bytes,
+        text: "Free bytes of the disk that the store is on",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::STORE_FILE_BYTES,
+        unit: Unit::Bytes,
+        text: "Bytes of the disk store's file and its log",
+        first: FirstSeries::Process(&[]),
+    },
+];
+
+/// Describes all families and begins those of the process. The recorder must be installed before.
+pub(super) fn begin() {
+    for family in &FAMILIES {
+        family.describe();
+        if let FirstSeries::Process(labels) = family.first {
+            family.begin(&[], labels);
+        }
+    }
+}
+
+/// Begins the series of one upstream.
+pub(super) fn begin_upstream(upstream: &Arc<str>) {
+    let of_upstream = [Label::new("upstream", Arc::clone(upstream))];
+    for family in &FAMILIES {
+        if let FirstSeries::Upstream(labels) = family.first {
+            family.begin(&of_upstream, labels);
+        }
+    }
+}
+
+impl MetricFamily {
+    fn describe(&self) {
+        match self.kind {
+            MetricKind::Counter => describe_counter!(self.name, self.unit, self.text),
+            MetricKind::Gauge => describe_gauge!(self.name, self.unit, self.text),
+            MetricKind::Histogram => describe_histogram!(self.name, self.unit, self.text),
+        }
+    }
+
+    fn begin(&self, of: &[Label], labels: &[(&'static str, &'static str)]) {
+        if labels.is_empty() {
+            self.register(of.to_vec());
+        }
+        for (label, value) in labels {
+            self.register([of, &[Label::from_static_parts(label, value)]].concat());
+        }
+    }
+
+    /// A series is there, with nothing in it, once somebody has asked for its handle.
+    fn register(&self, labels: Vec<Label>) {
+        match self.kind {
+            MetricKind::Counter => drop(metrics::counter!(self.name, labels)),
+            MetricKind::Gauge => drop(metrics::gauge!(self.name, labels)),
+            MetricKind::Histogram => drop(metrics::histogram!(self.name, labels)),
+        }
+    }
+}

@@ -3,17 +3,26 @@
 //! Thin by intent: each command is a call of the module that does it. Commands that are not built are not
 //! offered.
 
+mod age;
 pub mod call;
+mod call_arguments;
 mod called_server;
 mod dialog;
 pub mod flavour;
 mod follow;
+pub mod media;
+mod offers;
 mod printable;
 pub mod probe;
 mod question;
+pub mod server_address;
+mod table;
+mod task;
 pub mod tasks;
 mod terminal;
 mod tool;
+pub mod tool_arguments;
+mod tool_schema;
 pub mod ui;
 mod wrap;
 
@@ -26,22 +35,19 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use bytes::Bytes;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
-use crate::upstream::transport::credential::secret_value;
-use crate::wire::{Object, Payload, ScanLimits};
-use crate::{app, config, tls};
-use call::{CallCommand, Flavour, QuestionPolicy, RetryPolicy, Wait};
+use crate::{app, config};
+use call_arguments::{CallArguments, EXIT_CODES};
+use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
-use terminal::Terminal;
+use task::TaskSubcommand;
 use wrap::WrapArguments;
 
 /// A mistake in the command line or in a configuration file (`EX_USAGE`).
@@ -93,6 +99,21 @@ enum CliCommand {
     /// The result goes to stdout, everything else to stderr.
     #[command(after_long_help = EXIT_CODES, after_help = EXIT_CODES)]
     Call(CallArguments),
+    /// Follows a task by its id, at the server that it runs at: what a client can do with the handle of a call.
+    ///
+    /// The id is in the handle that `taskgate call --no-wait` prints, with the command that follows it. `taskgate tasks`
+    /// is for operators: it shows the tasks of all clients of a gateway by their references, at its admin listener.
+    #[command(after_long_help = EXIT_CODES, after_help = EXIT_CODES)]
+    Task {
+        #[command(subcommand)]
+        order: TaskSubcommand,
+    },
+    /// Lists a server's tools, and what each takes.
+    Tools(OfferArguments),
+    /// Lists a server's resources.
+    Resources(OfferArguments),
+    /// Lists a server's prompts, and what each takes.
+    Prompts(OfferArguments),
     /// Stands between a desktop host and one server: the host starts this program in place of the server's, and speaks
     /// to it over stdin and stdout. Slow calls become tasks for hosts that know tasks, and are held for all others.
     ///
@@ -115,7 +136,7 @@ enum CliCommand {
     /// Shows the tasks of a running gateway, and cancels them.
     ///
     /// A task is named by the short digest that `list` and the log show, or by its id; ids, arguments and results are never
-    /// shown.
+    /// shown. `taskgate task` is for clients: it follows a task by its id at the server's address, and gets its result.
     ///
     /// Exit codes: 0, or 1 if there is no such task or it has ended, 64 for a mistake in the command line, 69 if the
     /// gateway cannot be reached.
@@ -167,46 +188,6 @@ Exit codes:
   74  the task store cannot be used
   75  another gateway has the task store open";
 
-const EXIT_CODES: &str = "\
-Exit codes:
-  0   a result, or a handle with --no-wait
-  1   a result that says the tool failed
-  2   a JSON-RPC error
-  3   cancelled
-  4   a result, but a question was declined or dismissed
-  64  a mistake in the command line
-  69  the server cannot be reached or understood";
-
-#[derive(Debug, clap::Args)]
-struct CallArguments {
-    /// The server's address, http or https.
-    url: url::Url,
-    /// The tool's name.
-    tool: String,
-    /// The tool's arguments, a JSON object.
-    #[arg(value_name = "JSON", default_value = "{}")]
-    arguments: String,
-    /// Which tasks to call with; the best that the server offers by default.
-    #[arg(long, value_enum)]
-    flavour: Option<Flavour>,
-    /// Print the task's handle as JSON instead of waiting for its result.
-    #[arg(long)]
-    no_wait: bool,
-    /// Decline every question instead of asking you.
-    #[arg(long)]
-    no_input: bool,
-    /// Name the call with 1 to 256 visible characters: repeated under the same name it finds its task and does not
-    /// run again. For servers that are behind taskgate.
-    #[arg(long, value_name = "KEY")]
-    idempotency_key: Option<String>,
-    /// Trust these authorities (PEM) instead of the system's.
-    #[arg(long, value_name = "FILE")]
-    ca: Option<PathBuf>,
-    /// The API key to come with; better given in the environment, where other users do not see it.
-    #[arg(long, value_name = "KEY", env = KEY_VARIABLE, hide_env_values = true)]
-    key: Option<String>,
-}
-
 /// Runs the command that `arguments` (the program's name first) ask for, to its end.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let command = match CommandLine::try_parse_from(arguments) {
@@ -229,7 +210,11 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             .await
             .context("the demo server cannot go on")
             .map(|()| ExitCode::SUCCESS),
-        CliCommand::Call(arguments) => Ok(call(arguments).await),
+        CliCommand::Call(arguments) => Ok(Box::pin(call_arguments::run(arguments)).await),
+        CliCommand::Task { order } => Ok(Box::pin(task::run(order)).await),
+        CliCommand::Tools(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Tools)).await),
+        CliCommand::Resources(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Resources)).await),
+        CliCommand::Prompts(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Prompts)).await),
         CliCommand::Wrap(arguments) => wrap::run(arguments).await,
         CliCommand::Probe(arguments) => probe::arguments::run(arguments).await,
         CliCommand::Tasks { order, admin } => operate(order, &admin).await,
@@ -313,45 +298,6 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn call(arguments: CallArguments) -> ExitCode {
-    let CallArguments { url, tool, arguments, flavour, no_wait, no_input, idempotency_key, ca, key } = arguments;
-    if !matches!(url.scheme(), "http" | "https") {
-        return refuse("the server's address must begin with http:// or https://");
-    }
-    let arguments = match Payload::parse(&Bytes::from(arguments), ScanLimits::CLIENT) {
-        Ok(arguments) if Object::of(&arguments).is_some() => arguments,
-        Ok(_) => return refuse("the tool's arguments must be a JSON object"),
-        Err(error) => return refuse(format_args!("the tool's arguments are {error}")),
-    };
-    if let Err(error) = ca.as_deref().map(tls::read_roots).transpose() {
-        return refuse(CauseChain(&error));
-    }
-    let authorization = key.map(|key| secret_value(&format!("Bearer {}", key.trim())));
-    if authorization.as_ref().is_some_and(Option::is_none) {
-        return refuse("the key has characters that no header can carry");
-    }
-    let authorization = authorization.flatten();
-    let wait = if no_wait { Wait::ForTheHandle } else { Wait::ToTheEnd };
-    let input = if no_input { QuestionPolicy::Declined } else { QuestionPolicy::Asked };
-    let call = CallCommand {
-        tool,
-        arguments,
-        flavour,
-        idempotency_key,
-        wait,
-        input,
-        retry: RetryPolicy::default(),
-        ca,
-        authorization,
-    };
-    // One that cancels and one that leaves: more would tell nothing new.
-    let (sender, mut interrupts) = mpsc::channel(2);
-    let tracker = TaskTracker::new();
-    tracker.spawn(async move { while tokio::signal::ctrl_c().await.is_ok() && sender.send(()).await.is_ok() {} });
-    let mut ui = Terminal::new();
-    ExitCode::from(flavour::run(&url, &call, &mut ui, &mut interrupts).await.exit_code())
-}
-
 async fn operate(order: TasksSubcommand, admin: &url::Url) -> anyhow::Result<ExitCode> {
     let order = match order {
         TasksSubcommand::List { upstream, state, reason, limit } => {
@@ -411,7 +357,22 @@ mod tests {
     fn commands_that_are_not_built_are_not_offered() {
         let offered: Vec<_> =
             CommandLine::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
-        assert_eq!(offered, ["serve", "check", "demo-server", "call", "wrap", "probe", "tasks"]);
+        assert_eq!(
+            offered,
+            [
+                "serve",
+                "check",
+                "demo-server",
+                "call",
+                "task",
+                "tools",
+                "resources",
+                "prompts",
+                "wrap",
+                "probe",
+                "tasks",
+            ]
+        );
     }
 
     #[tokio::test]
@@ -443,6 +404,32 @@ mod tests {
             "taskgate tasks show",
             "taskgate tasks list --admin https://127.0.0.1:1",
             "taskgate call http://127.0.0.1:1/mcp greet {\"a\":1,\"a\":2}",
+            "taskgate call http://127.0.0.1:1/mcp greet a=1 a=2",
+            "taskgate call http://127.0.0.1:1/mcp greet a=1 {}",
+            "taskgate call http://127.0.0.1:1/mcp greet @/nowhere.json",
+            "taskgate call http://127.0.0.1:1/mcp greet a=@/nowhere.txt",
+            "taskgate call http://127.0.0.1:1/mcp greet a:=nonsense",
+            "taskgate call http://127.0.0.1:1/mcp greet --timeout 0s",
+            "taskgate call http://127.0.0.1:1/mcp greet --timeout 5",
+            "taskgate call http://127.0.0.1:1/mcp greet --out /dev/null",
+            "taskgate call http://127.0.0.1:1/mcp greet --out /proc/nowhere",
+            "taskgate call 127.0.0.1:1/mcp greet",
+            "taskgate task",
+            "taskgate task get http://127.0.0.1:1/mcp",
+            "taskgate task get ftp://127.0.0.1/mcp id",
+            "taskgate task get http://127.0.0.1:1/mcp id --flavour none",
+            "taskgate task wait http://127.0.0.1:1/mcp a\u{7}b",
+            "taskgate task wait http://127.0.0.1:1/mcp {\"taskId\":\"a\"}",
+            "taskgate task wait http://127.0.0.1:1/mcp id --timeout 0s",
+            "taskgate task result http://127.0.0.1:1/mcp id --out /dev/null",
+            "taskgate task cancel http://127.0.0.1:1/mcp id --key a\u{7f}b",
+            "taskgate task list http://127.0.0.1:1/mcp --flavour extension",
+            "taskgate task list http://127.0.0.1:1/mcp --flavour none",
+            "taskgate task list http://127.0.0.1:1/mcp --limit none",
+            "taskgate tools",
+            "taskgate tools ftp://127.0.0.1/mcp",
+            "taskgate resources http://127.0.0.1:1/mcp --ca /nowhere.pem",
+            "taskgate prompts http://127.0.0.1:1/mcp --key a\u{7f}b",
         ] {
             let code = run(arguments.split(' ').map(OsString::from)).await;
             assert_eq!(code, ExitCode::from(USAGE), "{arguments}");

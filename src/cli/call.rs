@@ -1,31 +1,50 @@
-//! Defines what `taskgate call` is to do, and how it ended.
+//! Defines what `taskgate call` is to do, how a call or a task is followed, and how that ended.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use http::HeaderValue;
 
+use super::media::MediaFolder;
+use super::tool_arguments::ToolArguments;
 use crate::upstream::UpstreamTaskMode;
-use crate::wire::Payload;
 
 /// One call to make.
 #[derive(Debug)]
 pub struct CallCommand {
     pub tool: String,
-    /// An object.
-    pub arguments: Payload,
+    pub arguments: ToolArguments,
     /// `None`: the best that the server offers.
     pub flavour: Option<Flavour>,
     /// The call's own name, for gateways that make a named call once.
     pub idempotency_key: Option<String>,
+    pub following: FollowPolicy,
+}
+
+/// How a call, or a task, is followed.
+#[derive(Clone, Debug)]
+pub struct FollowPolicy {
     pub wait: Wait,
     pub input: QuestionPolicy,
+    pub interrupt: InterruptPolicy,
     pub retry: RetryPolicy,
-    /// Whom to trust instead of the system's authorities.
-    pub ca: Option<PathBuf>,
-    /// What to show the server, if it asks who comes; marked as sensitive.
-    pub authorization: Option<HeaderValue>,
+    /// The most that all of it may take.
+    pub timeout: Option<Duration>,
+    pub result: ResultForm,
+}
+
+impl FollowPolicy {
+    /// To the end, however long that takes: the user is asked, and Ctrl-C cancels.
+    #[must_use]
+    pub fn to_the_end() -> Self {
+        Self {
+            wait: Wait::ToTheEnd,
+            input: QuestionPolicy::Asked,
+            interrupt: InterruptPolicy::Cancels,
+            retry: RetryPolicy::default(),
+            timeout: None,
+            result: ResultForm::default(),
+        }
+    }
 }
 
 /// How long to stay with a call that became a task.
@@ -34,6 +53,8 @@ pub enum Wait {
     ToTheEnd,
     /// Print the handle and leave.
     ForTheHandle,
+    /// Take the result that is there, and leave a task that has none yet.
+    ForNothing,
 }
 
 /// What happens to a server's questions.
@@ -43,6 +64,23 @@ pub enum QuestionPolicy {
     Asked,
     /// They are declined, unseen.
     Declined,
+}
+
+/// What Ctrl-C does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterruptPolicy {
+    Cancels,
+    /// The task goes on.
+    Leaves,
+}
+
+/// How a result is printed.
+#[derive(Clone, Debug, Default)]
+pub struct ResultForm {
+    /// Whole, as JSON; else text as text.
+    pub is_json: bool,
+    /// Where images and sounds go.
+    pub out: Option<MediaFolder>,
 }
 
 /// How often to try again when the server cannot be reached: the task outlives a restart, so does the wait. Polls have
@@ -83,6 +121,10 @@ pub enum CallExit {
     Cancelled,
     /// A result, but one that came about without an answer to a question.
     Declined,
+    /// No result in time, or not yet; nothing was decided about the task.
+    Unfinished,
+    /// What was wanted makes no sense to the server: the tool has no such argument.
+    Misused,
     /// The server could not be reached or not be understood.
     Lost,
 }
@@ -97,6 +139,8 @@ impl CallExit {
             Self::Faulted => 2,
             Self::Cancelled => 3,
             Self::Declined => 4,
+            Self::Unfinished => 5,
+            Self::Misused => 64,
             Self::Lost => 69,
         }
     }
@@ -123,6 +167,8 @@ pub(super) struct CallMode {
 impl CallMode {
     pub(super) const EXTENSION: Self = Self { flavour: Flavour::Extension, in_session: false };
     pub(super) const STATELESS: Self = Self { flavour: Flavour::None, in_session: false };
+    pub(super) const CORE: Self = Self { flavour: Flavour::Core, in_session: true };
+    pub(super) const SESSION: Self = Self { flavour: Flavour::None, in_session: true };
 
     /// What is said of tasks.
     pub(super) const fn native_task(self) -> UpstreamTaskMode {

@@ -1,25 +1,30 @@
-//! Reaches the server of a call through the upstream that the gateway itself has: asks what it speaks and which tools it
-//! lists, and sends the call.
+//! Reaches the server of a call or a task through the upstream that the gateway itself has: asks what it speaks and what it
+//! lists, sends the call, takes up the task.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
 use http::header::AUTHORIZATION;
 use serde_json::json;
+use tokio::sync::OnceCell;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::call::CallCommand;
+use super::call::CallMode;
 use super::dialog::NoResultError;
 use super::question;
-use super::tool::{self, PAGES_MAX, Tool, ToolSearch};
+use super::server_address::ServerAddress;
+use super::tool::Tool;
 use crate::cause::CauseChain;
 use crate::dialect::faults::session_failure_error;
 use crate::task::{Failure, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
-use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
+use crate::upstream::http::{
+    HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles, stateless_task_token,
+};
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::{
     BeginError, CallContext, Exchange, ExchangeEvent, ServerFacts, Timeouts, Upstream, UpstreamRequest,
@@ -28,6 +33,8 @@ use crate::upstream::{
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, meta, method};
 
+/// Pages of a list that are read. A server that has more of them goes round in circles.
+const PAGES_MAX: usize = 100;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// The largest answer, or event of a streamed one.
 const ANSWER_BYTES_MAX: usize = 128 << 20;
@@ -44,6 +51,9 @@ pub(super) struct CalledServer {
     sessions: Arc<SessionUpstream>,
     stateless: Arc<dyn Upstream>,
     life: TaskScope,
+    pub(super) address: ServerAddress,
+    /// The tool that was looked up, and whether that was in a session.
+    tool: OnceCell<(bool, Option<Arc<Tool>>)>,
 }
 
 impl Drop for CalledServer {
@@ -57,22 +67,19 @@ impl CalledServer {
     ///
     /// # Errors
     /// If the address is no URI for HTTP, or there is nobody to trust.
-    pub(super) fn new(url: &url::Url, call: &CallCommand) -> Result<Self, NoResultError> {
-        let mut url = url.clone();
-        // Neither is for servers.
-        url.set_fragment(None);
-        let _ = url.set_username("").and_then(|()| url.set_password(None));
-        let credential = call.authorization.clone();
+    pub(super) fn new(address: &ServerAddress) -> Result<Self, NoResultError> {
+        let address = address.clone();
+        let credential = address.authorization.clone();
         let credential =
             credential.map(|value| Credential { header: AUTHORIZATION, source: CredentialSource::Known(value) });
         let settings = HttpUpstreamSettings {
             name: Arc::from("server"),
-            url,
+            url: address.url.clone(),
             transport: HttpTransport::Streamable,
             event_bytes_max: ANSWER_BYTES_MAX,
             protocol: None,
             connect_max: CONNECT_MAX,
-            tls: UpstreamTlsFiles { ca: call.ca.clone(), identity: None },
+            tls: UpstreamTlsFiles { ca: address.ca.clone(), identity: None },
             credential,
         };
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
@@ -80,7 +87,7 @@ impl CalledServer {
             .map_err(|error| NoResultError(CauseChain(&error).to_string()))?;
         let sessions = Arc::new(sessions);
         let stateless = sessions.for_stateless_clients().stateless();
-        Ok(Self { sessions, stateless, life })
+        Ok(Self { sessions, stateless, life, address, tool: OnceCell::new() })
     }
 
     /// The server as it is spoken to in sessions, or without them.
@@ -114,28 +121,70 @@ impl CalledServer {
         self.sessions.close().await;
     }
 
-    /// Looks a tool up; `None` if the server does not list it. A server that has no list may still have the tool, and
+    /// Looks a tool up, once; `None` if the server does not list it. A server that has no list may still have the tool, and
     /// judges the call itself.
-    pub(super) async fn tool(
+    pub(super) async fn tool(&self, way: CallMode, name: &str) -> Result<Option<Arc<Tool>>, NoResultError> {
+        if let Some((in_session, tool)) = self.tool.get()
+            && *in_session == way.in_session
+        {
+            return Ok(tool.clone());
+        }
+        let mut found = None;
+        // An error is as good as no list.
+        let _ = self
+            .pages(way, method::TOOLS_LIST, |page| match Tool::on_page(page, name) {
+                Some(tool) => {
+                    found = Some(Arc::new(tool));
+                    ControlFlow::Break(())
+                }
+                None => ControlFlow::Continue(()),
+            })
+            .await?;
+        // It may have been looked up the other way before.
+        let _ = self.tool.set((way.in_session, found.clone()));
+        Ok(found)
+    }
+
+    /// Reads a list, page by page.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or understood; in the result, what it refused a page with.
+    pub(super) async fn pages(
         &self,
-        in_session: bool,
-        native: UpstreamTaskMode,
-        name: &str,
-    ) -> Result<Option<Tool>, NoResultError> {
+        way: CallMode,
+        method: &str,
+        mut look: impl FnMut(&Object) -> ControlFlow<()>,
+    ) -> Result<Result<(), RpcError>, NoResultError> {
         let mut cursor = None;
         for _ in 0..PAGES_MAX {
             let params = cursor.iter().fold(ObjectWriter::new(), |params, cursor| params.member("cursor", cursor));
-            let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params: Some(params.finish()) };
-            let answer = timeout(REQUEST_MAX, self.answer(in_session, request, context(native, false))).await;
-            let late = || NoResultError(format!("no answer within {}", humantime::format_duration(REQUEST_MAX)));
-            let Ok(page) = answer.map_err(|_| late())?? else { return Ok(None) };
-            match tool::search(&page, name) {
-                ToolSearch::Found(tool) => return Ok(Some(tool)),
-                ToolSearch::Next(next) => cursor = Some(next),
-                ToolSearch::Missing => return Ok(None),
+            let page = match self.ask(way, method, params.finish()).await? {
+                Ok(page) => page,
+                Err(error) => return Ok(Err(error)),
+            };
+            // An empty cursor is one (UPC-04).
+            cursor = page.get("nextCursor").filter(|cursor| cursor.as_str() != "null");
+            if look(&page).is_break() || cursor.is_none() {
+                break;
             }
         }
-        Ok(None)
+        Ok(Ok(()))
+    }
+
+    /// Makes a request that is no call.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or understood; in the result, its own error.
+    pub(super) async fn ask(
+        &self,
+        way: CallMode,
+        method: &str,
+        params: Payload,
+    ) -> Result<Result<Object, RpcError>, NoResultError> {
+        let request = UpstreamRequest { method: Arc::from(method), params: Some(params) };
+        let context = context(way.native_task(), false);
+        let late = || NoResultError(format!("no answer within {}", humantime::format_duration(REQUEST_MAX)));
+        timeout(REQUEST_MAX, self.answer(way.in_session, request, context)).await.map_err(|_| late())?
     }
 
     async fn answer(
@@ -163,20 +212,31 @@ impl CalledServer {
         }
     }
 
-    /// Makes the call; returns once it is on its way.
+    /// Makes a call; returns once it is on its way.
     pub(super) async fn begin(
         &self,
-        in_session: bool,
-        native: UpstreamTaskMode,
-        call: &CallCommand,
+        way: CallMode,
+        (tool, arguments): (&str, &Payload),
+        idempotency_key: Option<&str>,
     ) -> Result<Box<dyn Exchange>, NoResultError> {
-        let params = ObjectWriter::new().text("name", &call.tool).member("arguments", &call.arguments);
-        let params = call.idempotency_key.iter().fold(params, |params, key| {
+        let params = ObjectWriter::new().text("name", tool).member("arguments", arguments);
+        let params = idempotency_key.iter().fold(params, |params, key| {
             params.member(meta::META, &Payload::of(&json!({ (meta::IDEMPOTENCY_KEY): key })))
         });
         let request = UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: Some(params.finish()) };
-        let begun = self.upstream(in_session).begin(request, context(native, true)).await;
+        let begun = self.upstream(way.in_session).begin(request, context(way.native_task(), true)).await;
         begun.map_err(|error| self.unbegun(error))
+    }
+
+    /// Takes up a task by its id. Whether the server has it shows in the events.
+    pub(super) async fn take_up(&self, way: CallMode, id: &str) -> Result<Box<dyn Exchange>, NoResultError> {
+        let context = context(way.native_task(), true);
+        let taken = async {
+            let token =
+                if way.in_session { self.sessions.task_token(id, &context).await? } else { stateless_task_token(id) };
+            self.upstream(way.in_session).resume(token, context).await
+        };
+        taken.await.map_err(|error| self.unbegun(error))
     }
 
     fn unbegun(&self, error: BeginError) -> NoResultError {
@@ -217,6 +277,7 @@ fn advice(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "; it asks for a key: put one into TASKGATE_KEY",
         StatusCode::FORBIDDEN => "; the key in TASKGATE_KEY, or the Host, is not for this",
+        StatusCode::PAYLOAD_TOO_LARGE => "; the arguments are larger than it takes",
         _ => "",
     }
 }

@@ -1,14 +1,15 @@
 //! What every flavour does in the same way while a call is under way: shows, prints, asks, hears of Ctrl-C.
 
-use serde::Deserialize;
 use serde_json::Value;
-use serde_json::value::RawValue;
 use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
 
-use super::call::{CallCommand, CallExit, QuestionPolicy};
+use super::call::{CallExit, FollowPolicy, QuestionPolicy};
+use super::media::{self, Media};
 use super::question::{self, UserQuestion};
 use super::ui::{CallStatus, Ui};
-use crate::wire::{Object, RpcError};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RpcError};
 
 /// Why there is no result, in words: the server cannot be reached or understood.
 #[derive(Debug)]
@@ -22,20 +23,29 @@ impl NoResultError {
 
 /// The user's side of one call.
 pub(super) struct CallDialog<'a> {
-    pub(super) call: &'a CallCommand,
+    pub(super) policy: &'a FollowPolicy,
     pub(super) ui: &'a mut dyn Ui,
-    pub(super) interrupts: &'a mut mpsc::Receiver<()>,
+    interrupts: &'a mut mpsc::Receiver<()>,
+    /// When its time is over.
+    until: Option<Instant>,
     /// Whether a question was left without an answer.
     pub(super) declined: bool,
 }
 
-/// Ends a wait: the user wants to leave.
-#[derive(Debug)]
-pub(super) struct Interrupted;
+/// Ends a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Interrupted {
+    /// The user wants to leave.
+    ByUser,
+    /// The time is over that the user gave.
+    Late,
+}
 
 impl<'a> CallDialog<'a> {
-    pub(super) fn new(call: &'a CallCommand, ui: &'a mut dyn Ui, interrupts: &'a mut mpsc::Receiver<()>) -> Self {
-        Self { call, ui, interrupts, declined: false }
+    pub(super) fn new(policy: &'a FollowPolicy, ui: &'a mut dyn Ui, interrupts: &'a mut mpsc::Receiver<()>) -> Self {
+        // What is longer than any time has no end.
+        let until = policy.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Self { policy, ui, interrupts, until, declined: false }
     }
 
     pub(super) fn note(&mut self, text: &str) {
@@ -48,7 +58,40 @@ impl<'a> CallDialog<'a> {
 
     /// Waits for `what`, unless the user interrupts it.
     pub(super) async fn or_interrupt<F: Future>(&mut self, what: F) -> Result<F::Output, Interrupted> {
-        or_interrupt(what, self.interrupts).await
+        or_interrupt(what, self.interrupts, self.until).await
+    }
+
+    /// Waits for Ctrl-C, or for the end of the time.
+    pub(super) async fn interrupted(&mut self) -> Interrupted {
+        interrupted(self.interrupts, self.until).await
+    }
+
+    /// Ends what nothing came of yet.
+    pub(super) fn given_up(&mut self, why: Interrupted) -> CallExit {
+        match why {
+            Interrupted::ByUser => self.cancelled("cancelled"),
+            Interrupted::Late => {
+                self.ui.note(&format!("{}; cancelled", self.late()));
+                CallExit::Unfinished
+            }
+        }
+    }
+
+    /// How it ended, with what is left to be said.
+    pub(super) fn ended(&mut self, ended: Result<CallExit, NoResultError>) -> CallExit {
+        match ended {
+            Ok(CallExit::Returned | CallExit::ToolFailed) if self.declined => CallExit::Declined,
+            Ok(verdict) => verdict,
+            Err(NoResultError(why)) => {
+                self.note(&why);
+                CallExit::Lost
+            }
+        }
+    }
+
+    /// That the time is over, in words.
+    pub(super) fn late(&self) -> String {
+        format!("no result within {}", humantime::format_duration(self.policy.timeout.unwrap_or_default()))
     }
 
     /// Puts a question to the user, and returns the result of `elicitation/create`.
@@ -57,8 +100,10 @@ impl<'a> CallDialog<'a> {
     /// If the user wants to leave instead.
     pub(super) async fn ask(&mut self, params: Option<&Object>) -> Result<Value, Interrupted> {
         let read = params.map_or_else(|| Err("it has no parameters".to_owned()), UserQuestion::read);
-        let answer = match (read, self.call.input) {
-            (Ok(question), QuestionPolicy::Asked) => or_interrupt(question.put(self.ui), self.interrupts).await?,
+        let answer = match (read, self.policy.input) {
+            (Ok(question), QuestionPolicy::Asked) => {
+                or_interrupt(question.put(self.ui), self.interrupts, self.until).await?
+            }
             (Ok(question), QuestionPolicy::Declined) => {
                 self.ui.note(&format!("the tool asks \"{}\"; declined, because of --no-input", question.message()));
                 question::UserAnswer::Decline
@@ -74,6 +119,10 @@ impl<'a> CallDialog<'a> {
 
     pub(super) fn fault(&mut self, error: &RpcError) -> CallExit {
         self.ui.note(&words(error));
+        if self.policy.result.is_json {
+            let error = ObjectWriter::new().member("error", &Payload::of(error)).finish();
+            self.ui.output(error.as_str());
+        }
         CallExit::Faulted
     }
 
@@ -88,61 +137,58 @@ impl<'a> CallDialog<'a> {
         CallExit::Cancelled
     }
 
-    /// Prints a tool's result: text as text, anything else as the JSON it is, on a terminal without what nobody can read.
+    /// Prints a tool's result: text as text, anything else as the JSON it is. Bytes go to files where there is a folder for
+    /// them, and never to a terminal.
     pub(super) fn print(&mut self, result: &Object) -> Result<CallExit, NoResultError> {
         let content = result.get("content");
-        let blocks: Vec<&RawValue> = match &content {
-            Some(content) => content.read().map_err(|_| NoResultError::unintelligible("content is no list"))?,
-            None => Vec::new(),
-        };
-        for block in &blocks {
-            match serde_json::from_str(block.get()) {
-                Ok(TextBlock { kind: TextBlockType::Text, text }) => self.ui.output(&text),
-                Err(_) => match media_in_words(block.get()).filter(|_| self.ui.is_for_people()) {
-                    Some(words) => self.ui.output(&words),
-                    None => self.ui.output(block.get()),
-                },
-            }
+        if content.as_ref().is_some_and(|content| !content.as_str().starts_with('[')) {
+            return Err(NoResultError::unintelligible("content is no list"));
         }
-        if blocks.is_empty()
-            && let Some(structured) = result.get("structuredContent")
-        {
-            self.ui.output(structured.as_str());
+        if self.policy.result.is_json {
+            let shown = self.fit_to_print(result);
+            self.ui.output(shown.as_str());
+        } else {
+            self.print_blocks(result, content.iter().flat_map(Payload::items));
         }
         let is_error = result.get("isError").is_some_and(|flag| flag.as_str() == "true");
         Ok(if is_error { CallExit::ToolFailed } else { CallExit::Returned })
     }
-}
 
-/// An image or a sound, by what it is and its size.
-fn media_in_words(block: &str) -> Option<String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct MediaBlock<'a> {
-        #[serde(rename = "type")]
-        kind: &'a str,
-        mime_type: std::borrow::Cow<'a, str>,
-        data: std::borrow::Cow<'a, str>,
+    fn print_blocks(&mut self, result: &Object, blocks: impl Iterator<Item = Payload>) {
+        let mut is_empty = true;
+        for block in blocks {
+            is_empty = false;
+            let object = Object::of(&block);
+            let text = object.as_ref().filter(|object| object.get_str("type").as_deref() == Some("text"));
+            if let Some(text) = text.and_then(|object| object.get_lossy("text")) {
+                self.ui.output(&text);
+                continue;
+            }
+            match object.as_ref().and_then(Media::of).and_then(|media| self.put_away(&media)) {
+                Some(words) => self.ui.output(&words),
+                None => self.ui.output(block.as_str()),
+            }
+        }
+        if is_empty && let Some(structured) = result.get("structuredContent") {
+            self.ui.output(structured.as_str());
+        }
     }
-    let MediaBlock { kind, mime_type, data } = serde_json::from_str(block).ok()?;
-    let bytes =
-        data.len() / 4 * 3 - data.bytes().rev().take(2).filter(|byte| *byte == b'=').count().min(data.len() / 4 * 3);
-    matches!(kind, "image" | "audio")
-        .then(|| format!("[{kind}, {mime_type}, {bytes} bytes; stdout elsewhere has it as JSON]"))
-}
 
-/// A content block that is text; any other fails to be read.
-#[derive(Deserialize)]
-struct TextBlock {
-    #[serde(rename = "type")]
-    kind: TextBlockType,
-    text: String,
-}
+    /// A result as JSON, with its bytes put away.
+    pub(super) fn fit_to_print(&mut self, result: &Object) -> Payload {
+        media::replaced(result, &mut |media| self.put_away(media))
+    }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum TextBlockType {
-    Text,
+    /// What is printed in place of bytes: the file that they are in now, or what they are; `None` where they are printed
+    /// themselves.
+    fn put_away(&mut self, media: &Media) -> Option<String> {
+        match self.policy.result.out.as_ref().map(|folder| folder.save(media)) {
+            Some(Ok(file)) => return Some(file.display().to_string()),
+            Some(Err(why)) => self.ui.note(&format!("the {} is not written: {why}", media.kind)),
+            None => (),
+        }
+        self.ui.is_for_people().then(|| media.words())
+    }
 }
 
 pub(super) fn words(error: &RpcError) -> String {
@@ -150,21 +196,32 @@ pub(super) fn words(error: &RpcError) -> String {
     format!("error {}: {}{data}", error.code, error.message)
 }
 
-/// Waits for `what`, unless the user interrupts it.
-pub(super) async fn or_interrupt<F: Future>(
+/// Waits for `what`, unless the user interrupts it or the time is over.
+async fn or_interrupt<F: Future>(
     what: F,
     interrupts: &mut mpsc::Receiver<()>,
+    until: Option<Instant>,
 ) -> Result<F::Output, Interrupted> {
     tokio::select! {
         biased;
-        () = interrupted(interrupts) => Err(Interrupted),
+        why = interrupted(interrupts, until) => Err(why),
         output = what => Ok(output),
     }
 }
 
-/// Waits for Ctrl-C. Where nobody can interrupt any more, for ever.
-pub(super) async fn interrupted(interrupts: &mut mpsc::Receiver<()>) {
-    if interrupts.recv().await.is_none() {
-        std::future::pending::<()>().await;
+/// Waits for Ctrl-C, or for the end of the time. Where neither can come, for ever.
+async fn interrupted(interrupts: &mut mpsc::Receiver<()>, until: Option<Instant>) -> Interrupted {
+    tokio::select! {
+        biased;
+        Some(()) = interrupts.recv() => Interrupted::ByUser,
+        () = reached(until) => Interrupted::Late,
+    }
+}
+
+/// Waits for this moment, if there is one.
+pub(super) async fn reached(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
     }
 }

@@ -9,30 +9,30 @@ use super::call::{CallCommand, CallExit, CallMode, Flavour};
 use super::called_server::CalledServer;
 use super::dialog::{CallDialog, NoResultError};
 use super::follow;
+use super::server_address::ServerAddress;
+use super::tool_arguments::ToolArguments;
 use super::ui::Ui;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
-use crate::upstream::{ServerFacts, UpstreamTaskMode};
-use crate::wire::{Object, meta};
+use crate::upstream::ServerFacts;
+use crate::wire::{Object, Payload, meta};
 
 /// Makes the call and stays with it as long as `call` says.
 ///
 /// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. What
 /// goes wrong is said through `ui`. Dropping the future cancels a plain call of 2026-07-28 and leaves anything else
 /// running.
-pub async fn run(url: &url::Url, call: &CallCommand, ui: &mut dyn Ui, interrupts: &mut mpsc::Receiver<()>) -> CallExit {
-    let mut talk = CallDialog::new(call, ui, interrupts);
-    let ended = match CalledServer::new(url, call) {
-        Ok(server) => Box::pin(in_best_flavour(&server, &mut talk)).await,
+pub async fn run(
+    server: &ServerAddress,
+    call: &CallCommand,
+    ui: &mut dyn Ui,
+    interrupts: &mut mpsc::Receiver<()>,
+) -> CallExit {
+    let mut talk = CallDialog::new(&call.following, ui, interrupts);
+    let ended = match CalledServer::new(server) {
+        Ok(server) => Box::pin(in_best_flavour(&server, call, &mut talk)).await,
         Err(lost) => Err(lost),
     };
-    match ended {
-        Ok(CallExit::Returned | CallExit::ToolFailed) if talk.declined => CallExit::Declined,
-        Ok(verdict) => verdict,
-        Err(NoResultError(why)) => {
-            talk.note(&why);
-            CallExit::Lost
-        }
-    }
+    talk.ended(ended)
 }
 
 /// Makes the call in the flavour that it asks for, or in the best that the server offers: the extension, then the
@@ -40,19 +40,60 @@ pub async fn run(url: &url::Url, call: &CallCommand, ui: &mut dyn Ui, interrupts
 ///
 /// # Errors
 /// If the server cannot be reached or understood.
-async fn in_best_flavour(server: &CalledServer, talk: &mut CallDialog<'_>) -> Result<CallExit, NoResultError> {
-    let Ok(way) = talk.or_interrupt(Box::pin(open(server, talk.call))).await else {
-        return Ok(talk.cancelled("cancelled"));
+async fn in_best_flavour(
+    server: &CalledServer,
+    call: &CallCommand,
+    talk: &mut CallDialog<'_>,
+) -> Result<CallExit, NoResultError> {
+    let way = match talk.or_interrupt(Box::pin(open(server, call))).await {
+        Ok(way) => way?,
+        Err(why) => return Ok(talk.given_up(why)),
     };
-    let way = way?;
-    match (talk.call.flavour, way.flavour) {
+    match (call.flavour, way.flavour) {
         (None, Flavour::Extension) => talk.note("flavour: extension"),
         (None, Flavour::Core) => talk.note("flavour: core"),
         (None, Flavour::None) => talk.note("flavour: none"),
         (Some(Flavour::Core), Flavour::None) => talk.note("the server offers no task for this tool: a plain call"),
         (Some(_), _) => (),
     }
-    follow::run(server, way, talk).await
+    let arguments = match talk.or_interrupt(arguments(server, way, call)).await {
+        Ok(arguments) => arguments?,
+        Err(why) => return Ok(talk.given_up(why)),
+    };
+    let arguments = match arguments {
+        Ok(arguments) => arguments,
+        Err(why) => {
+            talk.note(&why);
+            return Ok(CallExit::Misused);
+        }
+    };
+    talk.calling();
+    let key = call.idempotency_key.as_deref();
+    match talk.or_interrupt(server.begin(way, (&call.tool, &arguments), key)).await {
+        Ok(begun) => follow::call(server, way, begun?, talk).await,
+        Err(why) => Ok(talk.given_up(why)),
+    }
+}
+
+/// What the tool is called with; in the result, why that cannot be. Without a session the tool is looked up where it has
+/// arguments: some have to be repeated in headers.
+async fn arguments(
+    server: &CalledServer,
+    way: CallMode,
+    call: &CallCommand,
+) -> Result<Result<Payload, String>, NoResultError> {
+    let tool = match &call.arguments {
+        ToolArguments::Whole(arguments) => {
+            let has_arguments = Object::of(arguments).is_some_and(|arguments| arguments.keys().next().is_some());
+            if !way.in_session && has_arguments { server.tool(way, &call.tool).await? } else { None }
+        }
+        ToolArguments::Named(_) => server.tool(way, &call.tool).await?,
+    };
+    if !way.in_session && tool.as_ref().is_some_and(|tool| !tool.is_callable) {
+        let why = "the tool's x-mcp-header annotations break the rules, so it must not be called";
+        return Err(NoResultError::unintelligible(why));
+    }
+    Ok(call.arguments.fitted(&call.tool, tool.as_ref().map(|tool| &tool.schema)))
 }
 
 async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoResultError> {
@@ -62,7 +103,7 @@ async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoR
         Some(Flavour::Core) => open_session(server, call).await,
         Some(Flavour::None) => match server.discover().await? {
             Some(_) => Ok(CallMode::STATELESS),
-            None => server.open_session().await.map(|_| CallMode { flavour: Flavour::None, in_session: true }),
+            None => server.open_session().await.map(|_| CallMode::SESSION),
         },
         None => match server.discover().await? {
             Some(discovered) if has_extension(&discovered) => Ok(CallMode::EXTENSION),
@@ -84,12 +125,12 @@ async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoR
 async fn open_session(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoResultError> {
     let facts = server.open_session().await?;
     let takes_tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls
-        && server.tool(true, UpstreamTaskMode::Never, &call.tool).await?.is_some_and(|tool| tool.takes_tasks);
-    Ok(CallMode { flavour: if takes_tasks { Flavour::Core } else { Flavour::None }, in_session: true })
+        && server.tool(CallMode::SESSION, &call.tool).await?.is_some_and(|tool| tool.takes_tasks);
+    Ok(if takes_tasks { CallMode::CORE } else { CallMode::SESSION })
 }
 
 /// Whether a server of 2026-07-28 offers the extension.
-fn has_extension(facts: &ServerFacts) -> bool {
+pub(super) fn has_extension(facts: &ServerFacts) -> bool {
     let extensions = Object::of(&facts.capabilities).and_then(|own| own.get_object("extensions"));
     extensions.is_some_and(|all| all.has_object(meta::TASKS_EXTENSION))
 }

@@ -1,4 +1,4 @@
-//! Makes a call and follows it to its end: shows how it goes on, puts its questions, cancels it where the user wants that.
+//! Follows a call, or a task that it takes up, to its end: shows how it goes on, puts its questions, cancels it where the user wants that.
 //!
 //! All flavours are one loop over the events of an exchange; how a task is polled is the exchange's.
 
@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::call::{CallCommand, CallExit, CallMode, Flavour, Wait};
+use super::call::{CallExit, CallMode, Flavour, InterruptPolicy, Wait};
 use super::called_server::{CalledServer, may_pass, object};
-use super::dialog::{CallDialog, Interrupted, NoResultError, interrupted, words};
+use super::dialog::{CallDialog, Interrupted, NoResultError, reached, words};
 use super::ui::{self, CallStatus, StepCount};
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
@@ -23,24 +23,23 @@ const CALL_MAX: Duration = Duration::from_secs(2 * 60 * 60);
 const CANCEL_MAX: Duration = Duration::from_secs(30);
 /// How often a server may ask within one call that is no task; official clients stop there too (GW-06).
 const ROUNDS_MAX: usize = 10;
+/// What may be meant by a server that refuses to speak of a task.
+pub(super) const UNKNOWN_TASK: &str =
+    "the server has no such task for you: it may have expired, or belong to another key, server or --flavour";
 /// Events put aside while the user is asked something. Beyond it those are lost that only inform.
 const LATER_MAX: usize = 256;
 
-/// Makes the call and follows it. Its session ends with it, unless a task may still run in it.
+/// Follows a call that was begun. Its session ends with it, unless a task may still run in it.
 ///
 /// # Errors
 /// If the server cannot be reached or understood.
-pub(super) async fn run(
+pub(super) async fn call(
     server: &CalledServer,
     way: CallMode,
+    begun: Box<dyn Exchange>,
     talk: &mut CallDialog<'_>,
 ) -> Result<CallExit, NoResultError> {
-    talk.calling();
-    let Ok(begun) = talk.or_interrupt(begin(server, way, talk.call)).await else {
-        return Ok(talk.cancelled("cancelled"));
-    };
-    let exchange = begun?;
-    let ended = Follower::new(server, way, talk, exchange).follow().await;
+    let ended = Follower::new(server, way, talk, begun).follow().await;
     let is_over = match &ended {
         Ok(ended) => ended.is_over,
         Err(_) => way.flavour != Flavour::Core,
@@ -51,19 +50,24 @@ pub(super) async fn run(
     ended.map(|ended| ended.verdict)
 }
 
-/// Sends the call. Without a session the tool is looked up first where it has arguments: some have to be repeated in
-/// headers.
-async fn begin(server: &CalledServer, way: CallMode, call: &CallCommand) -> Result<Box<dyn Exchange>, NoResultError> {
-    let native = way.native_task();
-    let has_arguments = || Object::of(&call.arguments).is_some_and(|arguments| arguments.keys().next().is_some());
-    if !way.in_session
-        && has_arguments()
-        && server.tool(false, native, &call.tool).await?.is_some_and(|tool| !tool.is_callable)
-    {
-        let why = "the tool's x-mcp-header annotations break the rules, so it must not be called";
-        return Err(NoResultError::unintelligible(why));
-    }
-    server.begin(way.in_session, native, call).await
+/// Takes up a task by its id and follows it. The task needs no session to run in.
+///
+/// # Errors
+/// If the server cannot be reached or understood.
+pub(super) async fn task(
+    server: &CalledServer,
+    way: CallMode,
+    id: &str,
+    talk: &mut CallDialog<'_>,
+) -> Result<CallExit, NoResultError> {
+    let taken = match talk.or_interrupt(server.take_up(way, id)).await {
+        Ok(taken) => taken?,
+        Err(why) => return Ok(talk.given_up(why)),
+    };
+    let task = Some(FollowedTask { id: id.to_owned(), stands: None });
+    let ended = Follower { task, ..Follower::new(server, way, talk, taken) }.follow().await;
+    server.end_session().await;
+    ended.map(|ended| ended.verdict)
 }
 
 /// How a call ended, and whether the server is done with it.
@@ -122,7 +126,7 @@ struct Follower<'t, 'a> {
 
 /// What ends a wait of the loop.
 enum FollowEvent {
-    Interrupted,
+    Interrupted(Interrupted),
     GivenUp,
     Late,
     Event(ExchangeEvent),
@@ -153,7 +157,7 @@ impl<'t, 'a> Follower<'t, 'a> {
                 Some(asked) => self.put(asked).await?,
                 None => match self.step().await {
                     FollowEvent::Event(event) => self.take(event).await?,
-                    FollowEvent::Interrupted => self.interrupted().await,
+                    FollowEvent::Interrupted(why) => self.interrupted(why).await,
                     FollowEvent::GivenUp => ControlFlow::Break(self.left()),
                     FollowEvent::Late => {
                         return Err(NoResultError(format!(
@@ -171,12 +175,6 @@ impl<'t, 'a> Follower<'t, 'a> {
 
     async fn step(&mut self) -> FollowEvent {
         let (leave_at, late_at) = (self.leave_at, self.late_at);
-        let given_up = async {
-            match leave_at {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         let is_plain = self.task.is_none();
         let event = async {
             match self.later.pop_front() {
@@ -186,8 +184,8 @@ impl<'t, 'a> Follower<'t, 'a> {
         };
         tokio::select! {
             biased;
-            () = interrupted(self.talk.interrupts) => FollowEvent::Interrupted,
-            () = given_up => FollowEvent::GivenUp,
+            why = self.talk.interrupted() => FollowEvent::Interrupted(why),
+            () = reached(leave_at) => FollowEvent::GivenUp,
             event = event => FollowEvent::Event(event),
             () = sleep_until(late_at), if is_plain => FollowEvent::Late,
         }
@@ -197,7 +195,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         match event {
             ExchangeEvent::Progress(progress) => self.show_progress(&progress),
             ExchangeEvent::Task(UpstreamTaskEvent::Made(handle)) => return self.made(&handle).await,
-            ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message }) => self.stands(word, message),
+            ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message }) => return Ok(self.stands(word, message)),
             ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why)) => return self.unanswered(&why),
             // Nobody asked to hear of them.
             ExchangeEvent::Subtasks(_) => (),
@@ -221,7 +219,11 @@ impl<'t, 'a> Follower<'t, 'a> {
             }
             ExchangeEvent::Cancelled => return Ok(self.cancelled()),
             ExchangeEvent::Lost(lost) => match self.refused.take() {
-                Some(error) => return Ok(ControlFlow::Break(CallConclusion::over(self.talk.fault(&error)))),
+                Some(error) => {
+                    let verdict = self.talk.fault(&error);
+                    self.talk.note(UNKNOWN_TASK);
+                    return Ok(ControlFlow::Break(CallConclusion::over(verdict)));
+                }
                 None => return Err(self.server.lost(&lost.0)),
             },
             ExchangeEvent::Status(_) | ExchangeEvent::Log(_) => (),
@@ -233,17 +235,25 @@ impl<'t, 'a> Follower<'t, 'a> {
         let id = object(handle)?.get_string("taskId");
         let id = id.ok_or_else(|| NoResultError::unintelligible("the task lacks an id"))?;
         self.task = Some(FollowedTask { id, stands: None });
-        Ok(match self.talk.call.wait {
+        Ok(match self.talk.policy.wait {
             _ if self.wants_out => self.cancel().await,
             Wait::ForTheHandle => {
                 self.talk.ui.output(handle.as_str());
+                self.say_how_to_go_on();
                 ControlFlow::Break(CallConclusion::left(CallExit::Returned))
             }
-            Wait::ToTheEnd => ControlFlow::Continue(()),
+            Wait::ToTheEnd | Wait::ForNothing => ControlFlow::Continue(()),
         })
     }
 
-    fn stands(&mut self, word: Cow<'static, str>, message: Option<Arc<str>>) {
+    /// Says which command goes on with the task.
+    fn say_how_to_go_on(&mut self) {
+        let Some(task) = &self.task else { return };
+        let command = self.server.address.task_command("wait", &task.id, self.way.flavour);
+        self.talk.note(&format!("follow it: {command}"));
+    }
+
+    fn stands(&mut self, word: Cow<'static, str>, message: Option<Arc<str>>) -> ControlFlow<CallConclusion> {
         self.failures = 0;
         if let Some(error) = self.refused.take() {
             // The task is not gone.
@@ -255,18 +265,26 @@ impl<'t, 'a> Follower<'t, 'a> {
             "cancelled" => !self.way.in_session || self.leave_at.is_none(),
             _ => self.leave_at.is_none(),
         };
+        let is_over = matches!(&*word, "completed" | "failed" | "cancelled");
         let stands = Some((word, message));
-        let Some(task) = self.task.as_mut().filter(|task| task.stands != stands) else { return };
-        task.stands = stands;
-        if is_shown {
-            self.show();
+        if let Some(task) = self.task.as_mut().filter(|task| task.stands != stands) {
+            task.stands = stands;
+            if is_shown {
+                self.show();
+            }
         }
+        if is_over || self.talk.policy.wait != Wait::ForNothing {
+            return ControlFlow::Continue(());
+        }
+        self.talk.note("the task has no result yet");
+        self.say_how_to_go_on();
+        ControlFlow::Break(CallConclusion::left(CallExit::Unfinished))
     }
 
     /// Deals with a request about the task that is of no use. The exchange makes it again; how often, is said here.
     fn unanswered(&mut self, why: &TaskRequestError) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         self.failures += 1;
-        let is_enough = self.failures >= self.talk.call.retry.attempts_max;
+        let is_enough = self.failures >= self.talk.policy.retry.attempts_max;
         match why {
             TaskRequestError::Refused(error) if error.code == rpc_error::INVALID_PARAMS => {
                 self.refused = Some(error.clone());
@@ -306,7 +324,10 @@ impl<'t, 'a> Follower<'t, 'a> {
         if self.leave_at.is_some() || self.wants_out {
             return Ok(ControlFlow::Continue(()));
         }
-        let Ok(answer) = self.asking(&asked).await else { return Ok(self.interrupted().await) };
+        let answer = match self.asking(&asked).await {
+            Ok(answer) => answer,
+            Err(why) => return Ok(self.interrupted(why).await),
+        };
         let Some(answer) = answer else {
             self.talk.note("the question was withdrawn");
             return Ok(ControlFlow::Continue(()));
@@ -361,14 +382,21 @@ impl<'t, 'a> Follower<'t, 'a> {
     }
 
     /// Cancels the call, or leaves it where that was asked for before.
-    async fn interrupted(&mut self) -> ControlFlow<CallConclusion> {
+    async fn interrupted(&mut self, why: Interrupted) -> ControlFlow<CallConclusion> {
         if self.leave_at.is_some() {
             return ControlFlow::Break(self.left());
+        }
+        let stays_out = self.talk.policy.interrupt == InterruptPolicy::Leaves;
+        if self.task.is_some() && (why == Interrupted::Late || stays_out) {
+            let words = if why == Interrupted::Late { self.talk.late() } else { "left".to_owned() };
+            self.talk.note(&format!("{words}; the task goes on"));
+            self.say_how_to_go_on();
+            return ControlFlow::Break(CallConclusion::left(CallExit::Unfinished));
         }
         if self.task.is_some() {
             return self.cancel().await;
         }
-        if self.way.flavour == Flavour::Core {
+        if self.way.flavour == Flavour::Core && why == Interrupted::ByUser {
             // A task is cancelled by its id alone, so that is waited for (UPC-06).
             if std::mem::replace(&mut self.wants_out, true) {
                 let verdict = self.talk.cancelled("left before the task had an id; it may still run");
@@ -378,7 +406,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
         // Whoever presses again does not wait for the server.
         let _ = self.talk.or_interrupt(self.exchange.cancel("the user pressed Ctrl-C")).await;
-        ControlFlow::Break(CallConclusion::over(self.talk.cancelled("cancelled")))
+        ControlFlow::Break(CallConclusion::over(self.talk.given_up(why)))
     }
 
     /// Asks for the task's cancellation. Whether that worked shows in what follows.
@@ -386,7 +414,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         self.leave_at = Some(Instant::now() + CANCEL_MAX);
         let task_id = self.task.as_ref().map(|task| task.id.as_str());
         self.talk.ui.status(&CallStatus { task_id, word: "cancelling", message: None, steps: None });
-        let retry = self.talk.call.retry;
+        let retry = self.talk.policy.retry;
         for attempt in 1.. {
             let Ok(asked) = self.talk.or_interrupt(self.exchange.cancel_task()).await else {
                 return ControlFlow::Break(self.left());

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 
 use super::printable::printable;
+use super::table;
 use crate::task::TaskId;
 
 /// How long the gateway may take for one answer.
@@ -263,17 +264,7 @@ fn table(tasks: &[TaskEntry]) -> String {
     let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
     let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task)).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: Vec<usize> = (0..columns.len()).map(width).collect();
-    let mut text = String::new();
-    for row in &rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{cell:width$}  ");
-        }
-        let _ = writeln!(text, "{}", line.trim_end());
-    }
-    text
+    table::lines(&rows)
 }
 
 fn details(task: &TaskEntry) -> String {

@@ -40,7 +40,7 @@ use super::upstream_health::UpstreamHealth;
 use super::version_choice::VersionChoice;
 use super::{
     BeginError, CallContext, Era, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
-    TaskScope, Upstream, UpstreamRequest,
+    TaskScope, Upstream, UpstreamRequest, own_ids,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
@@ -48,7 +48,9 @@ use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::ProtocolVersion;
 use drive::SessionSource;
 use exchange::HttpExchange;
+use resume_token::CallPosition;
 use stateless::StatelessUpstream;
+pub(crate) use stateless::task_token as stateless_task_token;
 
 /// How long [`Upstream::close`] may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -225,6 +227,17 @@ impl SessionUpstream {
         let session = self.pool.session(&key(context)).await?;
         let _ = tokio::time::timeout(max, session.listened()).await;
         Ok(())
+    }
+
+    /// What takes up a task of the server's that another program was given the handle of, in this client's session.
+    ///
+    /// # Errors
+    /// If no handshake succeeds.
+    pub async fn task_token(&self, task: &str, context: &CallContext) -> Result<ResumeToken, BeginError> {
+        let session = self.pool.session(&key(context)).await?;
+        let at = CallPosition::Task { id: Arc::from(task), tasks: session.tasks, above: Arc::default() };
+        let token = resume_token::token(&own_ids::mint(), &session.credentials, &at, &[]);
+        token.ok_or(BeginError::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
     }
 
     fn home(&self, context: &CallContext) -> SessionSource {

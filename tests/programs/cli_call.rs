@@ -5,6 +5,7 @@
 
 mod core;
 mod extension;
+mod handles;
 mod none;
 mod real;
 mod script;

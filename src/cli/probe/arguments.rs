@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use bytes::Bytes;
 
+use super::super::server_address::bearer;
 use super::super::{UNAVAILABLE, refuse, say};
 use super::{ProbeCommand, ProbeTarget};
 use crate::telemetry;
-use crate::upstream::transport::credential::secret_value;
 use crate::wire::{Object, Payload, ScanLimits};
 
 /// What can be said on the command line.
@@ -68,14 +68,14 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
         },
         Err(_) => None,
     };
-    let authorization = key.map(|key| secret_value(&format!("Bearer {}", key.trim())));
-    if authorization.as_ref().is_some_and(Option::is_none) {
-        return Ok(refuse("the key has characters that no header can carry"));
-    }
+    let authorization = match bearer(key) {
+        Ok(authorization) => authorization,
+        Err(why) => return Ok(refuse(why)),
+    };
     if env::var_os(telemetry::LOG_FILTER).is_some() {
         telemetry::install_logs(telemetry::LogFormat::Auto).context("cannot log")?;
     }
-    let probe = ProbeCommand { target, call, timeout, ca, authorization: authorization.flatten() };
+    let probe = ProbeCommand { target, call, timeout, ca, authorization };
     match super::run(&probe).await {
         Ok(report) => {
             let text = if json { format!("{:#}\n", report.json()) } else { report.text() };

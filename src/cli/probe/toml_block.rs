@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::report::{ProbedTools, ProbedTransport, ServerDescription, is_annotated};
 use super::{ProbeCommand, ProbeTarget};
+use crate::cli::server_address;
 use crate::wire::Object;
 
 /// Longest name that is made up.
@@ -50,16 +51,10 @@ pub(super) fn of(
     block
 }
 
-/// The target as it may be shown: an address may have a secret in its query.
+/// The target as it may be shown.
 pub(super) fn shown(target: &ProbeTarget) -> String {
     match target {
-        ProbeTarget::Url(url) => {
-            let mut url = url.clone();
-            if url.query().is_some() {
-                url.set_query(Some("..."));
-            }
-            url.to_string()
-        }
+        ProbeTarget::Url(url) => server_address::shown(url),
         ProbeTarget::Command(words) => words.join(" "),
     }
 }

@@ -20,6 +20,7 @@ use tokio::sync::broadcast;
 use self::exchange::StatelessExchange;
 use self::listen::ListenSources;
 use self::stateless_sender::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
+pub(crate) use self::task_poller::token as task_token;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{EraCache, EraDiscovery, era_of_refusal, is_served};

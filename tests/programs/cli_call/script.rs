@@ -20,10 +20,11 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::cli::call::{CallCommand, CallExit, Flavour, QuestionPolicy, RetryPolicy, Wait};
+use taskgate::cli::call::{CallCommand, CallExit, Flavour, FollowPolicy, QuestionPolicy, RetryPolicy, Wait};
 use taskgate::cli::flavour;
+use taskgate::cli::server_address::ServerAddress;
+use taskgate::cli::tool_arguments::ToolArguments;
 use taskgate::cli::ui::{CallStatus, StepCount, Ui};
-use taskgate::wire::{Payload, ScanLimits};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -344,23 +345,25 @@ impl Scenario {
         let server = Server::start(self.script, interrupt.clone()).await;
         let call = CallCommand {
             tool: "grüße".to_owned(),
-            arguments: Payload::parse(&Bytes::from_static(self.arguments.as_bytes()), ScanLimits::CLIENT).unwrap(),
+            arguments: ToolArguments::read(&[self.arguments.to_owned()]).unwrap(),
             flavour: self.flavour,
             idempotency_key: self.key.map(str::to_owned),
-            wait: self.wait,
-            input: self.input,
-            retry: RetryPolicy {
-                attempts_max: 3,
-                pause: Duration::from_millis(1),
-                pause_max: Duration::from_millis(2),
+            following: FollowPolicy {
+                wait: self.wait,
+                input: self.input,
+                retry: RetryPolicy {
+                    attempts_max: 3,
+                    pause: Duration::from_millis(1),
+                    pause_max: Duration::from_millis(2),
+                },
+                ..FollowPolicy::to_the_end()
             },
-            ca: None,
-            authorization: None,
         };
+        let address = ServerAddress { url: server.url.clone(), ca: None, authorization: None };
         let (cues, typed) = (self.cues.iter().copied().collect(), self.typed.into());
         let (shown, notes, output) = (Vec::new(), Vec::new(), Vec::new());
         let mut user = User { shown, notes, output, cues, typed, interrupt };
-        let verdict = bounded(flavour::run(&server.url, &call, &mut user, &mut interrupts)).await;
+        let verdict = bounded(flavour::run(&address, &call, &mut user, &mut interrupts)).await;
         Run { verdict, user, server }
     }
 }

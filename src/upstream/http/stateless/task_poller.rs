@@ -25,8 +25,8 @@ const REQUEST_MAX: Duration = Duration::from_secs(30);
 /// How long the wish to cancel may take.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// What another process life needs to watch the task.
-pub(super) fn token(id: &str) -> ResumeToken {
+/// What another process life, or another program that has the handle, needs to watch the task.
+pub(crate) fn token(id: &str) -> ResumeToken {
     ResumeToken(ObjectWriter::new().text("task", id).finish())
 }
 

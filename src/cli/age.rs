@@ -1,0 +1,52 @@
+//! Says how long ago something was.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use crate::task::Timestamp;
+
+/// A span in its two largest units.
+pub(super) fn in_short(span: Duration) -> String {
+    let all = span.as_secs();
+    let (days, hours, minutes, seconds) = (all / 86_400, all / 3_600 % 24, all / 60 % 60, all % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds}s"),
+        (0, 0, minutes) => format!("{minutes}m {seconds}s"),
+        (0, hours, minutes) => format!("{hours}h {minutes}m"),
+        (days, hours, _) => format!("{days}d {hours}h"),
+    }
+}
+
+/// How long ago a time was that stands in an answer, as RFC 3339 in UTC; `None` if it does not say so.
+pub(super) fn since(written: &str, now: Timestamp) -> Option<Duration> {
+    let at = humantime::parse_rfc3339(&written.replace("+00:00", "Z")).ok()?;
+    let at = u64::try_from(at.duration_since(UNIX_EPOCH).ok()?.as_millis()).ok()?;
+    Some(now.since(Timestamp::from_millis(at)))
+}
+
+/// The same in words; empty where it is not known.
+pub(super) fn ago(written: &str, now: Timestamp) -> String {
+    since(written, now).map(|span| format!("{} ago", in_short(span))).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_age_has_its_two_largest_units() {
+        for (seconds, words) in
+            [(0, "0s"), (59, "59s"), (61, "1m 1s"), (3_600, "1h 0m"), (90_061, "1d 1h"), (864_000, "10d 0h")]
+        {
+            assert_eq!(in_short(Duration::from_secs(seconds)), words);
+        }
+        let now = Timestamp::from_millis(61_000);
+        for (written, words) in [
+            ("1970-01-01T00:00:00Z", "1m 1s ago"),
+            ("1970-01-01T00:00:59.999+00:00", "1s ago"),
+            ("1970-01-01T00:10:00Z", "0s ago"),
+            ("yesterday", ""),
+        ] {
+            assert_eq!(ago(written, now), words, "{written}");
+        }
+    }
+}

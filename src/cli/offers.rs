@@ -1,0 +1,192 @@
+//! Shows what a server offers (`taskgate tools`, `resources`, `prompts`), in short or as it lists it.
+
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use super::call::{CallExit, CallMode, FollowPolicy, InterruptPolicy, ResultForm};
+use super::call_arguments::interrupts;
+use super::called_server::CalledServer;
+use super::dialog::{CallDialog, NoResultError};
+use super::printable::printable;
+use super::server_address::ServerArguments;
+use super::terminal::Terminal;
+use super::tool_schema::ToolSchema;
+use crate::wire::{Object, Payload, RpcError, method, rpc_error};
+
+/// Characters of a description that are shown.
+const SHOWN_MAX: usize = 200;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct OfferArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Print what the server lists, as a JSON list.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OfferKind {
+    Tools,
+    /// With the templates of resources.
+    Resources,
+    Prompts,
+}
+
+impl OfferKind {
+    /// Its name among the server's capabilities, and as people say it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tools => "tools",
+            Self::Resources => "resources",
+            Self::Prompts => "prompts",
+        }
+    }
+
+    /// The lists that have it, each with the member where its entries are.
+    const fn lists(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Tools => &[(method::TOOLS_LIST, "tools")],
+            Self::Resources => {
+                &[(method::RESOURCES_LIST, "resources"), (method::RESOURCES_TEMPLATES_LIST, "resourceTemplates")]
+            }
+            Self::Prompts => &[(method::PROMPTS_LIST, "prompts")],
+        }
+    }
+
+    fn line(self, entry: &Object) -> String {
+        let text = |name: &str| printable(&entry.get_lossy(name).unwrap_or_default()).into_owned();
+        match self {
+            Self::Tools => format!("{}{}", text("name"), ToolSchema::of(entry).signature()),
+            Self::Resources => {
+                let address = if entry.contains("uri") { text("uri") } else { text("uriTemplate") };
+                format!("{address}  {} {}", text("name"), text("mimeType")).trim_end().to_owned()
+            }
+            Self::Prompts => {
+                let arguments = entry.get("arguments");
+                let arguments = arguments.iter().flat_map(Payload::items).filter_map(|argument| {
+                    let argument = Object::of(&argument)?;
+                    let is_required = argument.get("required").is_some_and(|flag| flag.as_str() == "true");
+                    let name = argument.get_lossy("name")?;
+                    Some(format!("{}{}", printable(&name), if is_required { "" } else { "?" }))
+                });
+                format!("{}({})", text("name"), arguments.collect::<Vec<_>>().join(", "))
+            }
+        }
+    }
+}
+
+/// Shows it, and says with which code the program ends.
+pub(super) async fn run(arguments: OfferArguments, kind: OfferKind) -> ExitCode {
+    let OfferArguments { server, json } = arguments;
+    let server = match server.read() {
+        Ok(server) => server,
+        Err(why) => return super::refuse(why),
+    };
+    let result = ResultForm { is_json: json, out: None };
+    let policy = FollowPolicy { interrupt: InterruptPolicy::Leaves, result, ..FollowPolicy::to_the_end() };
+    let (mut ui, mut interrupts) = (Terminal::new(), interrupts());
+    let mut talk = CallDialog::new(&policy, &mut ui, &mut interrupts);
+    let ended = match CalledServer::new(&server) {
+        Ok(server) => match talk.or_interrupt(Box::pin(offered(&server, kind))).await {
+            Ok(offered) => offered.map(|offered| shown(&mut talk, kind, offered)),
+            Err(why) => Ok(talk.given_up(why)),
+        },
+        Err(lost) => Err(lost),
+    };
+    ExitCode::from(talk.ended(ended).exit_code())
+}
+
+/// The entries; `None` if the server does not say that it has such; in the result, what it refused a list with.
+async fn offered(
+    server: &CalledServer,
+    kind: OfferKind,
+) -> Result<Result<Option<Vec<Payload>>, RpcError>, NoResultError> {
+    let (way, facts) = match server.discover().await? {
+        Some(facts) => (CallMode::EXTENSION, facts),
+        None => (CallMode::SESSION, server.open_session().await?),
+    };
+    let has_any = Object::of(&facts.capabilities).is_some_and(|all| all.contains(kind.name()));
+    let mut all = Vec::new();
+    let mut refused = None;
+    for (method, member) in kind.lists().iter().filter(|_| has_any) {
+        let listed = server.pages(way, method, |page| {
+            let entries = page.get(member);
+            all.extend(entries.iter().flat_map(Payload::items));
+            ControlFlow::Continue(())
+        });
+        // Not all that have resources have templates.
+        refused = refused
+            .or(listed.await?.err().filter(|error| {
+                error.code != rpc_error::METHOD_NOT_FOUND || *method != method::RESOURCES_TEMPLATES_LIST
+            }));
+    }
+    server.end_session().await;
+    Ok(refused.map_or(Ok(has_any.then_some(all)), Err))
+}
+
+fn shown(talk: &mut CallDialog<'_>, kind: OfferKind, offered: Result<Option<Vec<Payload>>, RpcError>) -> CallExit {
+    let entries = match offered {
+        Ok(entries) => entries,
+        Err(error) => return talk.fault(&error),
+    };
+    if entries.as_ref().is_none_or(Vec::is_empty) {
+        talk.note(&format!("the server offers no {}", kind.name()));
+    }
+    let entries = entries.unwrap_or_default();
+    if talk.policy.result.is_json {
+        let entries: Vec<_> = entries.iter().map(Payload::as_str).collect();
+        talk.ui.output(&format!("[{}]", entries.join(",")));
+    } else if !entries.is_empty() {
+        let text = in_short(kind, entries.iter().filter_map(Object::of));
+        talk.ui.output(text.trim_end());
+    }
+    CallExit::Returned
+}
+
+/// A line for each, and below it what it says of itself.
+fn in_short(kind: OfferKind, entries: impl Iterator<Item = Object>) -> String {
+    let mut text = String::new();
+    for entry in entries {
+        let _ = writeln!(text, "{}", kind.line(&entry));
+        let description = entry.get_lossy("description").or_else(|| entry.get_lossy("title")).unwrap_or_default();
+        let description = printable(description.trim().lines().next().unwrap_or_default()).into_owned();
+        let end = description.char_indices().nth(SHOWN_MAX).map_or(description.len(), |(at, _)| at);
+        if !description.is_empty() {
+            let more = if end < description.len() { "..." } else { "" };
+            let _ = writeln!(text, "    {}{more}", &description[..end]);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_offer_is_a_line_and_what_it_says_of_itself() {
+        for (kind, entry, expected) in [
+            (OfferKind::Tools, json!({ "name": "a\u{7}", "description": "b\nc" }), "a ()\n    b\n"),
+            (
+                OfferKind::Resources,
+                json!({ "uri": "a:b", "name": "n", "mimeType": "text/plain" }),
+                "a:b  n text/plain\n",
+            ),
+            (OfferKind::Resources, json!({ "uriTemplate": "a:{b}", "name": "n", "title": "t" }), "a:{b}  n\n    t\n"),
+            (
+                OfferKind::Prompts,
+                json!({ "name": "p", "arguments": [{ "name": "x", "required": true }, { "name": "y" }] }),
+                "p(x, y?)\n",
+            ),
+        ] {
+            let entry = Object::of(&Payload::of(&entry)).unwrap();
+            assert_eq!(in_short(kind, std::iter::once(entry)), expected);
+        }
+        let long = Object::of(&Payload::of(&json!({ "name": "t", "description": "ü".repeat(201) }))).unwrap();
+        assert!(in_short(OfferKind::Tools, std::iter::once(long)).ends_with("ü...\n"));
+    }
+}

@@ -1,0 +1,122 @@
+//! Says which server a command of a client speaks to, whom it trusts there, and what it shows.
+
+use std::path::PathBuf;
+
+use http::HeaderValue;
+use url::Url;
+
+use super::call::Flavour;
+use crate::cause::CauseChain;
+use crate::tls;
+use crate::upstream::transport::credential::secret_value;
+
+/// What can be said of a server on the command line.
+#[derive(Debug, clap::Args)]
+pub(super) struct ServerArguments {
+    /// The server's address, http or https.
+    url: Url,
+    /// Trust these authorities (PEM) instead of the system's.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// The API key to come with; better given in the environment, where other users do not see it.
+    #[arg(long, value_name = "KEY", env = super::KEY_VARIABLE, hide_env_values = true)]
+    key: Option<String>,
+}
+
+impl ServerArguments {
+    /// # Errors
+    /// What is wrong with them.
+    pub(super) fn read(self) -> Result<ServerAddress, String> {
+        if !matches!(self.url.scheme(), "http" | "https") {
+            return Err("the server's address must begin with http:// or https://".to_owned());
+        }
+        if let Some(file) = &self.ca {
+            tls::read_roots(file).map_err(|error| CauseChain(&error).to_string())?;
+        }
+        let mut url = self.url;
+        // Neither is for servers.
+        url.set_fragment(None);
+        let _ = url.set_username("").and_then(|()| url.set_password(None));
+        Ok(ServerAddress { url, ca: self.ca, authorization: bearer(self.key)? })
+    }
+}
+
+/// A key as it is shown to a server.
+///
+/// # Errors
+/// If no header can carry it.
+pub(super) fn bearer(key: Option<String>) -> Result<Option<HeaderValue>, &'static str> {
+    let Some(key) = key else { return Ok(None) };
+    let value = secret_value(&format!("Bearer {}", key.trim()));
+    value.map(Some).ok_or("the key has characters that no header can carry")
+}
+
+/// A server, and how it is come to.
+#[derive(Clone, Debug)]
+pub struct ServerAddress {
+    /// `http` or `https`, no user info, no fragment.
+    pub url: Url,
+    /// Whom to trust instead of the system's authorities.
+    pub ca: Option<PathBuf>,
+    /// What to show the server, if it asks who comes; marked as sensitive.
+    pub authorization: Option<HeaderValue>,
+}
+
+impl ServerAddress {
+    /// The command that goes on with a task of this server, as a shell takes it. A query may be a secret, and is left out.
+    pub(super) fn task_command(&self, order: &str, id: &str, flavour: Flavour) -> String {
+        let flavour = match flavour {
+            Flavour::Extension => "extension",
+            Flavour::Core => "core",
+            Flavour::None => "none",
+        };
+        let url = shown(&self.url);
+        let mut command = format!("taskgate task {order} {} {} --flavour {flavour}", quoted(&url), quoted(id));
+        if let Some(ca) = &self.ca {
+            command = format!("{command} --ca {}", quoted(&ca.to_string_lossy()));
+        }
+        command
+    }
+}
+
+/// An address as it may be shown: it may have a secret in its query.
+pub(super) fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    if url.query().is_some() {
+        url.set_query(Some("..."));
+    }
+    url.to_string()
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_one_that_a_shell_takes_and_holds_no_secret() {
+        for (url, id, expected) in [
+            ("http://h:1/mcp", "3f9a", "taskgate task wait http://h:1/mcp 3f9a --flavour core --ca '/a b.pem'"),
+            (
+                "http://h/m?key=s3cret",
+                "a'b",
+                r"taskgate task wait 'http://h/m?...' 'a'\''b' --flavour core --ca '/a b.pem'",
+            ),
+        ] {
+            let server = ServerAddress {
+                url: url.parse().unwrap(),
+                ca: Some("/a b.pem".into()),
+                authorization: bearer(Some("s3cret".to_owned())).unwrap(),
+            };
+            assert_eq!(server.task_command("wait", id, Flavour::Core), expected);
+        }
+    }
+}

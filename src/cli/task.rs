@@ -1,0 +1,392 @@
+//! Follows tasks by their ids at the server's address (`taskgate task`): what a client can do with a handle.
+
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+use super::age::{ago, in_short};
+use super::call::{CallExit, CallMode, Flavour, FollowPolicy, InterruptPolicy, ResultForm, Wait};
+use super::call_arguments::{FollowArguments, ResultArguments, interrupts};
+use super::called_server::CalledServer;
+use super::dialog::{CallDialog, NoResultError};
+use super::flavour::has_extension;
+use super::follow::{self, UNKNOWN_TASK};
+use super::printable::printable;
+use super::server_address::{ServerAddress, ServerArguments};
+use super::table;
+use super::terminal::Terminal;
+use crate::dialect::relay_core_2025_11_25 as core;
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
+use crate::task::{Clock as _, SystemClock, Timestamp};
+use crate::wire::{Object, Payload, RpcError, method, rpc_error};
+
+/// Longest id that a server may have given, in bytes.
+const ID_BYTES_MAX: usize = 1024;
+
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum TaskSubcommand {
+    /// How a task stands.
+    Get {
+        #[command(flatten)]
+        handle: HandleArguments,
+        /// Print what the server answers, as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Waits for a task's result, and asks you what the task asks. Ctrl-C leaves; the task goes on.
+    Wait {
+        #[command(flatten)]
+        handle: HandleArguments,
+        #[command(flatten)]
+        following: FollowArguments,
+    },
+    /// The result of a task that has ended.
+    Result {
+        #[command(flatten)]
+        handle: HandleArguments,
+        #[command(flatten)]
+        result: ResultArguments,
+    },
+    /// Asks the server to cancel a task.
+    Cancel {
+        #[command(flatten)]
+        handle: HandleArguments,
+        /// Print what the server answers, as JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Your tasks, where the server lists them: with the tasks of 2025-11-25. The extension of 2026-07-28 has no list.
+    List {
+        #[command(flatten)]
+        server: ServerArguments,
+        /// The tasks of 2025-11-25 are the only ones that can be listed.
+        #[arg(long, value_enum)]
+        flavour: Option<Flavour>,
+        /// The most that are shown.
+        #[arg(long, value_name = "COUNT", default_value_t = 100)]
+        limit: usize,
+        /// Print the tasks as the server has them, as a JSON list.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Which task, and how its server is spoken to.
+#[derive(Debug, clap::Args)]
+pub(super) struct HandleArguments {
+    #[command(flatten)]
+    server: ServerArguments,
+    /// The task's id, as its handle has it.
+    id: String,
+    /// In which words to ask for it: those that it was made with. By default the best that the server offers.
+    #[arg(long, value_enum)]
+    flavour: Option<Flavour>,
+}
+
+/// One task at a server.
+#[derive(Debug)]
+struct TaskHandle {
+    server: ServerAddress,
+    id: String,
+    flavour: Option<Flavour>,
+}
+
+impl HandleArguments {
+    /// # Errors
+    /// What is wrong with them.
+    fn read(self) -> Result<TaskHandle, String> {
+        let Self { server, id, flavour } = self;
+        if id.is_empty() || id.len() > ID_BYTES_MAX || id.chars().any(char::is_control) {
+            return Err(format!("an id has 1 to {ID_BYTES_MAX} bytes, and none of them breaks a line"));
+        }
+        if id.starts_with('{') {
+            return Err("a task is named by the `taskId` of its handle alone".to_owned());
+        }
+        with_tasks(flavour)?;
+        Ok(TaskHandle { server: server.read()?, id, flavour })
+    }
+}
+
+fn with_tasks(flavour: Option<Flavour>) -> Result<(), String> {
+    match flavour {
+        Some(Flavour::None) => Err("--flavour none has no tasks; say extension or core, or leave it out".to_owned()),
+        Some(Flavour::Extension | Flavour::Core) | None => Ok(()),
+    }
+}
+
+/// Does what is asked, and says with which code the program ends.
+pub(super) async fn run(order: TaskSubcommand) -> ExitCode {
+    let ended = match order {
+        TaskSubcommand::Get { handle, json } => asked(handle, json, TaskInquiry::Get).await,
+        TaskSubcommand::Cancel { handle, json } => asked(handle, json, TaskInquiry::Cancel).await,
+        TaskSubcommand::Wait { handle, following } => {
+            let policy = following.read("result");
+            let policy = policy.map(|policy| FollowPolicy { interrupt: InterruptPolicy::Leaves, ..policy });
+            followed(handle, policy).await
+        }
+        TaskSubcommand::Result { handle, result } => {
+            let (wait, interrupt) = (Wait::ForNothing, InterruptPolicy::Leaves);
+            let policy = result.read("result");
+            let policy = policy.map(|result| FollowPolicy { wait, interrupt, result, ..FollowPolicy::to_the_end() });
+            followed(handle, policy).await
+        }
+        TaskSubcommand::List { server, flavour, limit, json } => match listable(server, flavour) {
+            Ok(server) => Ok(in_dialog(&server, &looking(json), TaskInquiry::List(limit)).await),
+            Err(why) => Err(why),
+        },
+    };
+    ended.map_or_else(super::refuse, |verdict| ExitCode::from(verdict.exit_code()))
+}
+
+fn listable(server: ServerArguments, flavour: Option<Flavour>) -> Result<ServerAddress, String> {
+    with_tasks(flavour)?;
+    match flavour {
+        Some(Flavour::Extension) => {
+            Err("the extension of 2026-07-28 has no list of tasks; --flavour core has".to_owned())
+        }
+        Some(Flavour::Core | Flavour::None) | None => server.read(),
+    }
+}
+
+/// For requests that are answered at once.
+fn looking(is_json: bool) -> FollowPolicy {
+    let result = ResultForm { is_json, out: None };
+    FollowPolicy { interrupt: InterruptPolicy::Leaves, result, ..FollowPolicy::to_the_end() }
+}
+
+async fn asked(
+    handle: HandleArguments,
+    is_json: bool,
+    order: impl FnOnce(TaskHandle) -> TaskInquiry,
+) -> Result<CallExit, String> {
+    let handle = handle.read()?;
+    let server = handle.server.clone();
+    Ok(in_dialog(&server, &looking(is_json), order(handle)).await)
+}
+
+async fn followed(handle: HandleArguments, policy: Result<FollowPolicy, String>) -> Result<CallExit, String> {
+    let handle = handle.read()?;
+    let server = handle.server.clone();
+    Ok(in_dialog(&server, &policy?, TaskInquiry::Follow(handle)).await)
+}
+
+/// What is asked of a server.
+enum TaskInquiry {
+    Get(TaskHandle),
+    Cancel(TaskHandle),
+    Follow(TaskHandle),
+    /// At most so many.
+    List(usize),
+}
+
+async fn in_dialog(server: &ServerAddress, policy: &FollowPolicy, order: TaskInquiry) -> CallExit {
+    let (mut ui, mut interrupts) = (Terminal::new(), interrupts());
+    let mut talk = CallDialog::new(policy, &mut ui, &mut interrupts);
+    let ended = match CalledServer::new(server) {
+        Ok(server) => Box::pin(at_server(&server, &mut talk, order)).await,
+        Err(lost) => Err(lost),
+    };
+    talk.ended(ended)
+}
+
+async fn at_server(
+    server: &CalledServer,
+    talk: &mut CallDialog<'_>,
+    order: TaskInquiry,
+) -> Result<CallExit, NoResultError> {
+    let flavour = match &order {
+        TaskInquiry::Get(handle) | TaskInquiry::Cancel(handle) | TaskInquiry::Follow(handle) => handle.flavour,
+        TaskInquiry::List(_) => Some(Flavour::Core),
+    };
+    let way = match talk.or_interrupt(open(server, flavour)).await {
+        Ok(way) => way?,
+        Err(why) => return Ok(talk.given_up(why)),
+    };
+    let request = async {
+        match &order {
+            TaskInquiry::Get(handle) => get(server, way, &handle.id).await,
+            TaskInquiry::Cancel(handle) => cancel(server, way, &handle.id).await,
+            TaskInquiry::List(limit) => list(server, way, *limit).await,
+            TaskInquiry::Follow(_) => Ok(TaskAnswer::NotAsked),
+        }
+    };
+    let answer = match talk.or_interrupt(request).await {
+        Ok(answer) => answer?,
+        Err(why) => return Ok(talk.given_up(why)),
+    };
+    if let TaskInquiry::Follow(handle) = &order {
+        return follow::task(server, way, &handle.id, talk).await;
+    }
+    server.end_session().await;
+    Ok(shown(talk, &answer))
+}
+
+/// How the server is spoken to of tasks.
+async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMode, NoResultError> {
+    match flavour {
+        Some(Flavour::Extension) => return Ok(CallMode::EXTENSION),
+        Some(Flavour::Core | Flavour::None) => (),
+        None => {
+            if server.discover().await?.is_some_and(|facts| has_extension(&facts)) {
+                return Ok(CallMode::EXTENSION);
+            }
+        }
+    }
+    let facts = server.open_session().await?;
+    if !UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls {
+        server.end_session().await;
+        let version = facts.version;
+        return Err(NoResultError(format!("the server has no tasks of 2025-11-25 (its session is of {version})")));
+    }
+    Ok(CallMode::CORE)
+}
+
+/// What came of a request.
+enum TaskAnswer {
+    Task(Object),
+    /// It has not ended by this.
+    Asked(Object),
+    /// It had ended before it was to be cancelled.
+    TooLate(Object),
+    /// With the word whether there are more.
+    List(Vec<Payload>, bool),
+    Refused(RpcError),
+    NotAsked,
+}
+
+async fn get(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAnswer, NoResultError> {
+    let answer = server.ask(way, method::TASKS_GET, core::params_of(id)).await?;
+    Ok(answer.map_or_else(TaskAnswer::Refused, TaskAnswer::Task))
+}
+
+/// The extension only takes note of the wish, and the other flavour refuses it for two reasons in one word, so how the task
+/// stands is asked for behind it.
+async fn cancel(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAnswer, NoResultError> {
+    let refused = match server.ask(way, method::TASKS_CANCEL, core::params_of(id)).await? {
+        Ok(answer) if way.in_session => return Ok(TaskAnswer::Task(answer)),
+        Ok(_) => None,
+        Err(error) if error.code == rpc_error::INVALID_PARAMS => Some(error),
+        Err(error) => return Ok(TaskAnswer::Refused(error)),
+    };
+    let task = match server.ask(way, method::TASKS_GET, core::params_of(id)).await? {
+        Ok(task) => task,
+        Err(error) => return Ok(TaskAnswer::Refused(error)),
+    };
+    let status = task.get_string("status");
+    Ok(match (status.as_deref(), refused) {
+        (Some("completed" | "failed"), _) => TaskAnswer::TooLate(task),
+        // Whether it was cancelled just now is nobody's concern.
+        (Some("cancelled"), _) => TaskAnswer::Task(task),
+        (_, Some(error)) => TaskAnswer::Refused(error),
+        (_, None) => TaskAnswer::Asked(task),
+    })
+}
+
+async fn list(server: &CalledServer, way: CallMode, limit: usize) -> Result<TaskAnswer, NoResultError> {
+    let (mut all, mut has_more) = (Vec::new(), false);
+    let listed = server.pages(way, method::TASKS_LIST, |page| {
+        let tasks = page.get("tasks");
+        all.extend(tasks.iter().flat_map(Payload::items));
+        has_more = all.len() > limit || all.len() == limit && page.contains("nextCursor");
+        if all.len() >= limit { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let listed = listed.await?;
+    all.truncate(limit);
+    Ok(listed.map_or_else(TaskAnswer::Refused, |()| TaskAnswer::List(all, has_more)))
+}
+
+fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
+    let now = SystemClock.now();
+    match answer {
+        TaskAnswer::Task(task) | TaskAnswer::Asked(task) | TaskAnswer::TooLate(task) => {
+            let text = if talk.policy.result.is_json {
+                whole(talk, task)
+            } else {
+                table::lines(&details(task, now)).trim_end().to_owned()
+            };
+            talk.ui.output(&text);
+        }
+        TaskAnswer::List(tasks, has_more) => {
+            if talk.policy.result.is_json {
+                let tasks: Vec<_> = tasks.iter().map(Payload::as_str).collect();
+                talk.ui.output(&format!("[{}]", tasks.join(",")));
+            } else {
+                let tasks: Vec<_> = tasks.iter().filter_map(Object::of).collect();
+                talk.ui.output(table::lines(&rows(&tasks, now)).trim_end());
+            }
+            if *has_more {
+                talk.note("there are more; --limit says how many are shown");
+            }
+        }
+        TaskAnswer::Refused(error) => {
+            let verdict = talk.fault(error);
+            if error.code == rpc_error::INVALID_PARAMS {
+                talk.note(UNKNOWN_TASK);
+            }
+            return verdict;
+        }
+        TaskAnswer::NotAsked => (),
+    }
+    match answer {
+        TaskAnswer::Asked(_) => talk.note("the server was asked to cancel it; it has not ended yet"),
+        TaskAnswer::TooLate(_) => {
+            talk.note("the task had ended before");
+            return CallExit::Faulted;
+        }
+        TaskAnswer::Task(_) | TaskAnswer::List(..) | TaskAnswer::Refused(_) | TaskAnswer::NotAsked => (),
+    }
+    CallExit::Returned
+}
+
+/// A task as JSON, with the bytes of a result that stands in it put away.
+fn whole(talk: &mut CallDialog<'_>, task: &Object) -> String {
+    match task.get_object("result") {
+        Some(result) => {
+            let result = talk.fit_to_print(&result);
+            task.edit().set("result", result).finish().as_str().to_owned()
+        }
+        None => task.payload().as_str().to_owned(),
+    }
+}
+
+/// A text member of a task, fit to be shown; what is no text as it stands.
+fn member(task: &Object, names: &[&str]) -> String {
+    let text = names.iter().find_map(|name| task.get_lossy(name).or_else(|| Some(task.get(name)?.as_str().to_owned())));
+    printable(&text.unwrap_or_default()).into_owned()
+}
+
+fn details(task: &Object, now: Timestamp) -> Vec<Vec<String>> {
+    let when = |name| {
+        let written = member(task, &[name]);
+        let ago = ago(&written, now);
+        if ago.is_empty() { written } else { format!("{written} ({ago})") }
+    };
+    let millis = |names: &[&str]| {
+        let millis = member(task, names).parse::<u64>().ok();
+        millis.map(|millis| in_short(std::time::Duration::from_millis(millis))).unwrap_or_default()
+    };
+    let rows = [
+        ("task", member(task, &["taskId"])),
+        ("state", member(task, &["status"])),
+        ("message", member(task, &["statusMessage"])),
+        ("created", when("createdAt")),
+        ("updated", when("lastUpdatedAt")),
+        ("kept for", millis(&["ttl", "ttlMs"])),
+    ];
+    let said = rows.into_iter().filter(|(_, value)| !value.is_empty());
+    said.map(|(name, value)| vec![name.to_owned(), value]).collect()
+}
+
+fn rows(tasks: &[Object], now: Timestamp) -> Vec<Vec<String>> {
+    let head = ["TASK", "STATE", "CREATED", "UPDATED", "MESSAGE"].map(str::to_owned).to_vec();
+    let row = |task: &Object| {
+        let when = |name| ago(&member(task, &[name]), now);
+        vec![
+            member(task, &["taskId"]),
+            member(task, &["status"]),
+            when("createdAt"),
+            when("lastUpdatedAt"),
+            member(task, &["statusMessage"]),
+        ]
+    };
+    std::iter::once(head).chain(tasks.iter().map(row)).collect()
+}

@@ -20,6 +20,7 @@ mod table;
 mod task;
 pub mod tasks;
 mod terminal;
+mod told_messages;
 mod tool;
 pub mod tool_arguments;
 mod tool_schema;

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::call::{CallExit, CallMode, Flavour, InterruptPolicy, Wait};
 use super::called_server::{CalledServer, may_pass, object};
 use super::dialog::{CallDialog, Interrupted, NoResultError, reached, words};
+use super::told_messages::{MessageSource, ToldMessages};
 use super::ui::{self, CallStatus, StepCount};
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
@@ -108,6 +109,7 @@ struct Follower<'t, 'a> {
     talk: &'t mut CallDialog<'a>,
     exchange: Box<dyn Exchange>,
     task: Option<FollowedTask>,
+    told: ToldMessages,
     asked: VecDeque<PendingQuestion>,
     /// What happened while the user was asked something.
     later: VecDeque<ExchangeEvent>,
@@ -140,6 +142,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             talk,
             exchange,
             task: None,
+            told: ToldMessages::default(),
             asked: VecDeque::new(),
             later: VecDeque::new(),
             rounds: 0,
@@ -259,6 +262,8 @@ impl<'t, 'a> Follower<'t, 'a> {
             // The task is not gone.
             self.talk.note(&format!("the server refused the answer: {}", words(&error)));
         }
+        let is_late =
+            message.as_ref().is_some_and(|message| self.told.is_late(MessageSource::Poll, message)) && word == WORKING;
         let is_shown = match &*word {
             // Without a session its result came with it.
             "completed" | "failed" => self.way.in_session && self.leave_at.is_none(),
@@ -269,7 +274,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         let stands = Some((word, message));
         if let Some(task) = self.task.as_mut().filter(|task| task.stands != stands) {
             task.stands = stands;
-            if is_shown {
+            if is_shown && !is_late {
                 self.show();
             }
         }
@@ -459,6 +464,10 @@ impl<'t, 'a> Follower<'t, 'a> {
 
     fn show_progress(&mut self, told: &Progress) {
         let Some(progress) = ui::ProgressReport::of(told) else { return };
+        let message = told.message.as_ref().filter(|_| self.task.is_some());
+        if message.is_some_and(|message| self.told.is_late(MessageSource::Notification, message)) {
+            return;
+        }
         let (task_id, word) = match &self.task {
             Some(FollowedTask { id, stands: Some((word, _)) }) => (Some(id.as_str()), &**word),
             Some(FollowedTask { id, stands: None }) => (Some(id.as_str()), "working"),

@@ -1,0 +1,63 @@
+//! Tells messages of a task that come late: a server says them in notifications and in the answers to polls, and either may
+//! overtake the other.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Messages that are remembered.
+const MESSAGES_MAX: usize = 64;
+
+/// Who told a message of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MessageSource {
+    Notification,
+    Poll,
+}
+
+/// Messages that one of the two sources told and the other has not told yet, in their order. Each tells what the other does,
+/// sooner or later.
+#[derive(Debug, Default)]
+pub(super) struct ToldMessages(VecDeque<(MessageSource, Arc<str>)>);
+
+impl ToldMessages {
+    /// Whether something newer than this message was told by the other source.
+    pub(super) fn is_late(&mut self, source: MessageSource, message: &Arc<str>) -> bool {
+        let known = self.0.iter().position(|(other, told)| *other != source && told == message);
+        if let Some(at) = known {
+            self.0.remove(at);
+            return at < self.0.len();
+        }
+        if self.0.len() == MESSAGES_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((source, Arc::clone(message)));
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MessageSource::{Notification, Poll};
+    use super::*;
+
+    #[test]
+    fn a_message_that_the_other_source_has_gone_beyond_is_late() {
+        let mut told = ToldMessages::default();
+        for (source, message, is_late) in [
+            (Poll, "5", false),
+            (Poll, "6", false),
+            (Notification, "5", true),
+            (Notification, "6", false),
+            (Notification, "7", false),
+            (Notification, "8", false),
+            (Poll, "7", true),
+            (Poll, "8", false),
+            // One source may say the same again.
+            (Notification, "7", false),
+            (Notification, "9", false),
+            (Notification, "7", false),
+        ] {
+            assert_eq!(told.is_late(source, &Arc::from(message)), is_late, "{source:?} {message}");
+        }
+    }
+}

@@ -14,7 +14,9 @@ mod tests;
 use std::sync::Arc;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, list_cursor, list_page, task_id};
-use super::faults::{RequestError, already_settled, not_in_flavour, not_settled, session_failure_error, was_cancelled};
+use super::faults::{
+    RequestError, already_settled, cancelled_words, not_in_flavour, not_settled, session_failure_error, was_cancelled,
+};
 use super::related_task::RelatedTask;
 use super::session_results::without_odd_content;
 use crate::task::time::millis;
@@ -213,16 +215,17 @@ const fn status(phase: PhaseKind) -> &'static str {
     }
 }
 
-/// A failed task says why (L25-45): clients stop at `failed` and never fetch the result (T-02).
+/// A failed task says why (L25-45): clients stop at `failed` and never fetch the result (T-02). A cancelled one says that it
+/// was.
 fn status_message(task: &Summary) -> Option<Arc<str>> {
     let message = match task.phase {
         SummaryPhase::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),
+        SummaryPhase::Cancelled => Some(Arc::from(cancelled_words(task.status_message.as_deref()))),
         SummaryPhase::Returned { .. }
         | SummaryPhase::Refused
         | SummaryPhase::Queued
         | SummaryPhase::Working
-        | SummaryPhase::AwaitingInput
-        | SummaryPhase::Cancelled => task.failure.clone(),
+        | SummaryPhase::AwaitingInput => task.failure.clone(),
     };
     message.or_else(|| task.status_message.clone())
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, task_id};
-use super::faults::{RequestError, failure_error, not_in_flavour};
+use super::faults::{RequestError, cancelled_words, failure_error, not_in_flavour};
 use super::inputs;
 use crate::task::time::millis;
 use crate::task::{Answer, InputKey, Outcome, Phase, Task};
@@ -133,13 +133,14 @@ const fn status(phase: &Phase) -> &'static str {
     }
 }
 
-/// A failed task says why (EXT-27); the others repeat the upstream's last word.
+/// A failed task says why (EXT-27), a cancelled one that it was; the others repeat the upstream's last word.
 fn status_message(task: &Task) -> Option<Cow<'_, str>> {
     match &task.phase {
         Phase::Settled(Outcome::Faulted(failure)) => {
             crate::wire::one_line::status_text(&failure_error(failure).message).map(|text| Cow::Owned(text.to_string()))
         }
-        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => {
+        Phase::Settled(Outcome::Cancelled) => Some(cancelled_words(task.status_message.as_deref())),
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(Outcome::Returned { .. }) => {
             task.status_message.as_deref().map(Cow::Borrowed)
         }
     }

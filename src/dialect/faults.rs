@@ -207,10 +207,23 @@ pub fn already_settled() -> RpcError {
     RpcError::new(rpc_error::INVALID_PARAMS, "The task has ended and cannot be cancelled")
 }
 
+const CANCELLED: &str = "The task was cancelled";
+
+/// What a cancelled task says of itself, after what was heard of it last: progress, or why its server ended it.
+#[must_use]
+pub fn cancelled_words(last: Option<&str>) -> Cow<'static, str> {
+    match last {
+        None => Cow::Borrowed(CANCELLED),
+        // Said by a gateway behind this one.
+        Some(last) if last.starts_with(CANCELLED) => Cow::Owned(last.to_owned()),
+        Some(last) => Cow::Owned(format!("{CANCELLED}; last heard: {last}")),
+    }
+}
+
 /// The outcome of a task that was cancelled: there is none (T-08).
 #[must_use]
 pub fn was_cancelled() -> RpcError {
-    RpcError::new(rpc_error::INTERNAL_ERROR, "The task was cancelled")
+    RpcError::new(rpc_error::INTERNAL_ERROR, CANCELLED)
 }
 
 /// The outcome of a task that has none yet; nobody asks who does not wait first.
@@ -336,7 +349,9 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::TooMuchStored => {
             "Your tasks and their results take as much room as they may (`stored_bytes_per_principal_max`)"
         }
-        Reason::RateLimited => "There are too many requests",
+        Reason::RateLimited => {
+            "There are too many requests (50 a second and 100 at once are served, 20 a minute for tasks that are not there)"
+        }
         Reason::TooManyTasks => {
             "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
         }
@@ -406,6 +421,17 @@ mod tests {
             Payload::of(&gateway_error(&fault)).as_str(),
             r#"{"code":-32603,"message":"The upstream server answered with an HTTP error (HTTP 502)","data":{"source":"gateway","reason":"upstream_http_status","executed":"unknown","httpStatus":502}}"#
         );
+    }
+
+    #[test]
+    fn a_cancelled_task_says_so_once_and_then_what_was_heard_of_it() {
+        for (last, words) in [
+            (None, "The task was cancelled"),
+            (Some("page 2"), "The task was cancelled; last heard: page 2"),
+            (Some("The task was cancelled; last heard: page 2"), "The task was cancelled; last heard: page 2"),
+        ] {
+            assert_eq!(cancelled_words(last), words);
+        }
     }
 
     /// MOD-30, MOD-31, T-50.

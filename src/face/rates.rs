@@ -243,6 +243,7 @@ impl UnknownTaskWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::faults::gateway_error;
 
     fn admitted(rates: &Rates, principal: &Principal, tries: usize) -> usize {
         (0..tries).filter(|_| rates.admit(principal, 1).is_ok()).count()
@@ -256,6 +257,9 @@ mod tests {
         let fault = rates.admit(&ada, 1).unwrap_err();
         assert_eq!((fault.reason, fault.executed), (Reason::RateLimited, Executed::No));
         assert_eq!(fault.retry_after, Some(Duration::from_millis(20)));
+        let (rate, misses) = (REQUESTS_PER_SECOND, MISSES_PER_MINUTE);
+        let words = format!("{rate} a second and {REQUESTS_BURST} at once are served, {misses} a minute for tasks");
+        assert!(gateway_error(&fault).message.contains(&words), "{words}");
         assert_eq!(admitted(&rates, &bob, 1), 1);
         assert_eq!(admitted(&rates, &Principal::local(), 1_000), 1_000, "loopback is one person's own");
         tokio::time::advance(Duration::from_secs(1)).await;

@@ -45,6 +45,8 @@ within() {
 serve() {
 	local store=$1
 	shift
+	# Those of an earlier start say what this one has not said yet.
+	rm -f "$FOLDER/demo.out" "$FOLDER/gateway.out"
 	"$PROGRAM" demo-server --listen 127.0.0.1:0 > "$FOLDER/demo.out" 2> "$FOLDER/demo.log" &
 	STARTED+=($!)
 	within 10 grep -q http "$FOLDER/demo.out" || fail "the demo server does not start"

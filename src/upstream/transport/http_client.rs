@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::HOST;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use metrics::Counter;
 use rustls::AlertDescription;
 use tower::retry::budget::{Budget as _, TpsBudget};
@@ -31,6 +31,7 @@ use crate::upstream::reply;
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 pub(crate) use connector::ClientTls;
 use connector::Connector;
+pub(crate) use pool::PooledBody;
 use pool::{ConnectionPool, SendError};
 
 /// Largest header block of an answer (U13). It has 100 fields at most, which is hyper's own bound: where another is set,
@@ -140,9 +141,9 @@ impl HttpClient {
 
     /// The body of an answer to this request, which reports if it breaks off. Streams that belong to no request of the
     /// gateway's end as their servers like.
-    pub(crate) fn body_of(&self, outgoing: &OutgoingRequest, body: Incoming) -> AnswerBody {
+    pub(crate) fn body_of(&self, outgoing: &OutgoingRequest, body: PooledBody) -> AnswerBody {
         let is_answer = outgoing.method() == Method::POST;
-        AnswerBody::Http(body, is_answer.then(|| Arc::clone(&self.health)))
+        body.reporting_to(is_answer.then(|| Arc::clone(&self.health)))
     }
 
     /// Notes what the head of an answer says of the upstream.
@@ -161,7 +162,7 @@ impl HttpClient {
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-    ) -> Result<Response<Incoming>, GatewayFault> {
+    ) -> Result<Response<PooledBody>, GatewayFault> {
         let response = self.try_send(outgoing, handed_over).await?;
         self.note(outgoing, &response);
         Ok(response)
@@ -179,7 +180,7 @@ impl HttpClient {
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-    ) -> Result<Response<Incoming>, GatewayFault> {
+    ) -> Result<Response<PooledBody>, GatewayFault> {
         let pass = match outgoing.part() {
             RequestScope::New => Some(self.breaker.admit()?),
             RequestScope::UnderWay => None,
@@ -204,7 +205,7 @@ impl HttpClient {
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
-    ) -> Result<Response<Incoming>, (GatewayFault, String)> {
+    ) -> Result<Response<PooledBody>, (GatewayFault, String)> {
         let malformed =
             |cause: &str| (GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown), cause.to_owned());
         self.resends.deposit();

@@ -12,15 +12,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::adapter::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
-use super::http_client::HttpClient;
+use super::http_client::{HttpClient, PooledBody};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::answer_body::{AnswerBody, BodyKind};
+use crate::upstream::answer_body::BodyKind;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
 use crate::upstream::{ForwardedHeaders, TaskScope};
@@ -94,7 +93,7 @@ impl SseTransport {
             return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
         }
         let limits = ReadLimits { bytes_max: self.event_bytes_max, idle: None };
-        let mut events = EventStream::new(AnswerBody::Http(response.into_body(), None), limits);
+        let mut events = EventStream::new(response.into_body().reporting_to(None), limits);
         loop {
             match events.next().await.map_err(BodyReadError::into_fault)? {
                 Some(event) if event.name.as_deref() == Some("endpoint") => {
@@ -229,7 +228,7 @@ impl SsePost {
         let _ = judge.send(verdict);
         if let Some(body) = rest {
             let limits = ReadLimits { bytes_max: REST_BYTES_MAX, idle: Some(REST_WAIT) };
-            let _ = reply::read_whole(AnswerBody::Http(body, None), limits).await;
+            let _ = reply::read_whole(body.reporting_to(None), limits).await;
         }
     }
 
@@ -243,7 +242,7 @@ impl SsePost {
 }
 
 /// What it means that a server does not take a message. With a status that blames the message it did not look further.
-fn refused(response: &Response<Incoming>) -> GatewayFault {
+fn refused(response: &Response<PooledBody>) -> GatewayFault {
     let fault = reply::status_fault(response);
     let is_blamed = response.status().is_client_error() && response.status() != StatusCode::REQUEST_TIMEOUT;
     GatewayFault { executed: if is_blamed { Executed::No } else { fault.executed }, ..fault }

@@ -10,8 +10,9 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response, Version};
-use hyper::body::Incoming;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::{http1, http2};
 use hyper::rt::Executor as _;
 use hyper_util::client::legacy::connect::Connection as _;
@@ -22,6 +23,8 @@ use tokio::time::Instant;
 
 use super::SinglePieceBody;
 use super::connector::{BoxError, Connector, KEEP_ALIVE, Stream};
+use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::upstream_health::UpstreamHealth;
 
 /// Most interim answers to one request (U13).
 const INTERIM_MAX: usize = 16;
@@ -30,7 +33,7 @@ const INTERIM_MAX: usize = 16;
 const READ_BYTES_MAX: usize = 256 * 1024;
 /// How long a connection is kept for the next request. Node closes idle ones after five seconds, and whether
 /// a call that meets such a close has run nobody can tell.
-const IDLE_MAX: Duration = Duration::from_secs(4);
+pub(super) const IDLE_MAX: Duration = Duration::from_secs(4);
 
 /// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
 type RequestBody = Box<SinglePieceBody>;
@@ -72,8 +75,8 @@ struct Shared {
 struct Kept {
     /// Those that nobody uses, the one that was used last at the end.
     idle: Vec<Idle>,
-    /// The one that all use, and since when it is not used any more, or when that was last begun.
-    http2: Option<(Http2Sender, Instant)>,
+    /// The one that all use.
+    http2: Option<Http2Connection>,
     /// Whether a tokio task ends those that were kept too long.
     is_swept: bool,
 }
@@ -89,15 +92,99 @@ enum Leased {
     /// With its tokio task where that is not begun: it begins when it has a request, which is told whatever becomes of it.
     Http1(Http1Connection, Option<Box<Http1Driver>>),
     /// The one for all, and whether somebody used it before.
-    Http2(Http2Sender, bool),
+    Http2(Http2Sender, Http2Lease, bool),
 }
 
 impl Leased {
     const fn is_reused(&self) -> bool {
         match self {
             Self::Http1(_, driver) => driver.is_none(),
-            Self::Http2(_, is_reused) => *is_reused,
+            Self::Http2(_, _, is_reused) => *is_reused,
         }
+    }
+}
+
+#[derive(Debug)]
+struct Http2Connection {
+    sender: Http2Sender,
+    usage: Arc<Mutex<Http2Usage>>,
+}
+
+/// Who uses a connection of HTTP/2.
+#[derive(Debug)]
+struct Http2Usage {
+    requests: usize,
+    /// When the last one ended or began.
+    since: Instant,
+}
+
+impl Http2Connection {
+    fn new(sender: Http2Sender) -> Self {
+        Self { sender, usage: Arc::new(Mutex::new(Http2Usage { requests: 0, since: Instant::now() })) }
+    }
+
+    fn lease(&self, is_reused: bool) -> Leased {
+        Leased::Http2(self.sender.clone(), Http2Lease::new(&self.usage), is_reused)
+    }
+
+    /// Since when nobody uses it.
+    fn idle_since(&self) -> Instant {
+        let usage = self.usage.lock();
+        if usage.requests == 0 { usage.since } else { Instant::now() }
+    }
+}
+
+/// One request on a connection of HTTP/2, until its answer has come whole or is not wanted any more.
+#[derive(Debug)]
+struct Http2Lease(Arc<Mutex<Http2Usage>>);
+
+impl Http2Lease {
+    fn new(usage: &Arc<Mutex<Http2Usage>>) -> Self {
+        usage.lock().requests += 1;
+        Self(Arc::clone(usage))
+    }
+}
+
+impl Drop for Http2Lease {
+    fn drop(&mut self) {
+        let mut usage = self.0.lock();
+        usage.requests -= 1;
+        usage.since = Instant::now();
+    }
+}
+
+/// The body of an answer as it comes. One of HTTP/2 keeps its connection among those that are used.
+#[derive(Debug)]
+pub(crate) struct PooledBody {
+    incoming: Incoming,
+    lease: Option<Http2Lease>,
+}
+
+impl PooledBody {
+    /// The same as the body of an answer; where it breaks off, that is reported.
+    pub(crate) fn reporting_to(self, health: Option<Arc<UpstreamHealth>>) -> AnswerBody {
+        let body = AnswerBody::Http(self.incoming, health);
+        match self.lease {
+            Some(lease) => AnswerBody::Kept { body: Box::new(body), _kept: Box::new(lease) },
+            None => body,
+        }
+    }
+}
+
+impl Body for PooledBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.incoming).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
     }
 }
 
@@ -153,14 +240,14 @@ impl ConnectionPool {
     pub(super) async fn send(
         &self,
         request: impl Fn(Version) -> Request<RequestBody>,
-    ) -> Result<Response<Incoming>, SendError> {
+    ) -> Result<Response<PooledBody>, SendError> {
         loop {
             let leased = match self.0.take() {
                 Some(kept) => kept,
                 None => Box::pin(self.0.come_or_made()).await.map_err(SendError::Connect)?,
             };
             let is_reused = leased.is_reused();
-            let answer = match leased {
+            let (answer, lease) = match leased {
                 Leased::Http1(mut connection, driver) => {
                     let request = connection.state.counting(request(Version::HTTP_11));
                     let answer = connection.sender.try_send_request(request);
@@ -174,12 +261,14 @@ impl ConnectionPool {
                     if answer.is_ok() {
                         self.0.give_back(connection);
                     }
-                    answer
+                    (answer, None)
                 }
-                Leased::Http2(mut sender, _) => sender.try_send_request(request(Version::HTTP_2)).await,
+                Leased::Http2(mut sender, lease, _) => {
+                    (sender.try_send_request(request(Version::HTTP_2)).await, Some(lease))
+                }
             };
             match answer {
-                Ok(response) => return Ok(response),
+                Ok(response) => return Ok(response.map(|incoming| PooledBody { incoming, lease })),
                 Err(unsent) if is_reused && unsent.message().is_some() => (),
                 Err(failed) => return Err(SendError::Exchange(failed.into_error())),
             }
@@ -203,10 +292,9 @@ impl Shared {
     /// A kept connection that can be used now.
     fn take(&self) -> Option<Leased> {
         let mut kept = self.kept.lock();
-        if let Some((sender, used)) = &mut kept.http2 {
-            if sender.is_ready() {
-                *used = Instant::now();
-                return Some(Leased::Http2(sender.clone(), true));
+        if let Some(connection) = &kept.http2 {
+            if connection.sender.is_ready() {
+                return Some(connection.lease(true));
             }
             kept.http2 = None;
         }
@@ -273,13 +361,16 @@ impl Shared {
 
     async fn http2_over(self: &Arc<Self>, stream: Stream) -> Result<Leased, hyper::Error> {
         let (sender, connection) = self.http2.handshake(stream).await?;
+        let leased;
         {
             let mut kept = self.kept.lock();
-            match &kept.http2 {
-                // Somebody else was first: all share that one.
-                Some((first, _)) if first.is_ready() => return Ok(Leased::Http2(first.clone(), true)),
-                _ => kept.http2 = Some((sender.clone(), Instant::now())),
+            // Where somebody else was first, all share that one.
+            if let Some(first) = kept.http2.as_ref().filter(|first| first.sender.is_ready()) {
+                return Ok(first.lease(true));
             }
+            let connection = Http2Connection::new(sender);
+            leased = connection.lease(false);
+            kept.http2 = Some(connection);
             self.sweep_later(&mut kept);
         }
         TokioExecutor::new().execute(async move {
@@ -288,7 +379,7 @@ impl Shared {
             }
         });
         self.came.notify_waiters();
-        Ok(Leased::Http2(sender, false))
+        Ok(leased)
     }
 
     /// Takes a connection back whose answer has begun: at once where that has come already.
@@ -327,16 +418,9 @@ async fn sweep(shared: Weak<Shared>) {
         let Some(shared) = shared.upgrade() else { return };
         let mut kept = shared.kept.lock();
         kept.idle.retain(|idle| idle.since.elapsed() < IDLE_MAX);
-        if kept.http2.as_ref().is_some_and(|(_, used)| used.elapsed() >= IDLE_MAX) {
-            kept.http2 = None;
-        }
-        let oldest = kept
-            .idle
-            .first()
-            .map(|idle| idle.since)
-            .into_iter()
-            .chain(kept.http2.as_ref().map(|(_, used)| *used))
-            .min();
+        kept.http2.take_if(|connection| connection.idle_since().elapsed() >= IDLE_MAX);
+        let of_http2 = kept.http2.as_ref().map(Http2Connection::idle_since);
+        let oldest = kept.idle.first().map(|idle| idle.since).into_iter().chain(of_http2).min();
         match oldest {
             Some(since) => until = since + IDLE_MAX,
             None => {

@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
+use super::super::pool::IDLE_MAX;
 use super::*;
 
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
@@ -260,4 +261,34 @@ async fn a_connection_of_http_2_serves_all_until_its_server_ends_it() {
             sending.await.unwrap().unwrap();
         }
     }
+}
+
+/// A held call is no idle connection, however long nothing else is sent.
+#[tokio::test]
+async fn a_connection_of_http_2_is_kept_for_the_next_request_as_long_as_one_is_under_way() {
+    let (listener, url, acceptor, tls) = listen_with_tls("h2").await;
+    let client = client(&url, tls);
+    let (arrived, gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let held = sent(&client);
+    let (stream, _) = listener.accept().await.unwrap();
+    let (end, over) = oneshot::channel();
+    let stream = acceptor.accept(stream).await.unwrap();
+    TaskTracker::new().spawn(serve_http2(stream, (Arc::clone(&arrived), Arc::clone(&gate)), over));
+    arrived.acquire().await.unwrap().forget();
+    tokio::time::pause();
+    for _ in 0..3 {
+        tokio::time::advance(IDLE_MAX).await;
+    }
+    tokio::time::resume();
+    let next = sent(&client);
+    tokio::select! {
+        biased;
+        permit = arrived.acquire() => permit.unwrap().forget(),
+        _ = listener.accept() => panic!("another connection was made"),
+    }
+    gate.add_permits(2);
+    for sending in [held, next] {
+        sending.await.unwrap().unwrap();
+    }
+    end.send(()).unwrap();
 }

@@ -26,7 +26,7 @@ const CANCEL_MAX: Duration = Duration::from_secs(30);
 const ROUNDS_MAX: usize = 10;
 /// What may be meant by a server that refuses to speak of a task.
 pub(super) const UNKNOWN_TASK: &str =
-    "the server has no such task for you: it may have expired, or belong to another key, server or --flavour";
+    "the server has no such task for you: it may have expired, or belong to another key, session, server or --flavour";
 /// Events put aside while the user is asked something. Beyond it those are lost that only inform.
 const LATER_MAX: usize = 256;
 

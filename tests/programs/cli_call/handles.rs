@@ -137,7 +137,7 @@ async fn a_handle_is_of_no_use_with_another_key_or_at_another_gateway() {
         for order in ["get", "wait", "result", "cancel"] {
             for (url, key) in [(place.url(), Some(BOB)), (other.url(), None)] {
                 let ended = Ended::of(&mut keyed(&["task", order, url, &id, "--flavour", flavour], key)).await;
-                ended.is(2, "", "belong to another key, server or --flavour");
+                ended.is(2, "", "belong to another key, session, server or --flavour");
             }
         }
     }

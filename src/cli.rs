@@ -49,6 +49,7 @@ use call_arguments::{CallArguments, EXIT_CODES};
 use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
 use task::TaskSubcommand;
+use tasks::TasksCommand;
 use wrap::WrapArguments;
 
 /// A mistake in the command line or in a configuration file (`EX_USAGE`).
@@ -143,41 +144,10 @@ enum CliCommand {
     /// gateway cannot be reached.
     Tasks {
         #[command(subcommand)]
-        order: TasksSubcommand,
+        order: TasksCommand,
         /// Where the gateway's admin listener is.
         #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
         admin: url::Url,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-enum TasksSubcommand {
-    /// The newest tasks.
-    List {
-        /// Only those of this upstream.
-        #[arg(long, value_name = "NAME")]
-        upstream: Option<String>,
-        /// Only those in this state: queued, working, input_required, completed, failed or cancelled.
-        #[arg(long)]
-        state: Option<String>,
-        /// Only those that the gateway failed for this reason, such as `poison` or `deadline_exceeded`.
-        #[arg(long)]
-        reason: Option<String>,
-        /// The most that are shown.
-        #[arg(long, value_name = "COUNT", default_value_t = 100)]
-        limit: usize,
-    },
-    /// One task.
-    Show {
-        /// Its reference, or its id as a client has it.
-        #[arg(value_name = "REF|ID")]
-        reference: String,
-    },
-    /// Cancels a task, as its client could.
-    Cancel {
-        /// Its reference, or its id as a client has it.
-        #[arg(value_name = "REF|ID")]
-        reference: String,
     },
 }
 
@@ -218,7 +188,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Prompts(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Prompts)).await),
         CliCommand::Wrap(arguments) => wrap::run(arguments).await,
         CliCommand::Probe(arguments) => probe::arguments::run(arguments).await,
-        CliCommand::Tasks { order, admin } => operate(order, &admin).await,
+        CliCommand::Tasks { order, admin } => operate(&order, &admin).await,
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
@@ -299,15 +269,8 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn operate(order: TasksSubcommand, admin: &url::Url) -> anyhow::Result<ExitCode> {
-    let order = match order {
-        TasksSubcommand::List { upstream, state, reason, limit } => {
-            tasks::TasksCommand::List { upstream, state, reason, limit }
-        }
-        TasksSubcommand::Show { reference } => tasks::TasksCommand::Show(reference),
-        TasksSubcommand::Cancel { reference } => tasks::TasksCommand::Cancel(reference),
-    };
-    match tasks::run(admin, &order).await {
+async fn operate(order: &TasksCommand, admin: &url::Url) -> anyhow::Result<ExitCode> {
+    match tasks::run(admin, order).await {
         Ok(tasks::TasksOutput::Done(text)) => {
             io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             Ok(ExitCode::SUCCESS)

@@ -9,13 +9,15 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
+use super::age::{ago, in_short, since};
 use super::printable::printable;
 use super::table;
-use crate::task::TaskId;
+use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
 /// How long the gateway may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -26,18 +28,44 @@ const PAGE: usize = 1_000;
 const LOOKS_MAX: usize = 10_000;
 
 /// What is asked of the gateway.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum TasksCommand {
-    /// The newest first, at most `limit`.
+    /// The newest tasks.
     List {
+        /// Only those of this upstream.
+        #[arg(long, value_name = "NAME")]
         upstream: Option<String>,
+        /// Only those of this principal: the id of its API key, or the digest that lists and the log show.
+        #[arg(long, value_name = "NAME")]
+        principal: Option<String>,
+        /// Only those in this state: queued, working, input_required, completed, failed or cancelled.
+        #[arg(long)]
         state: Option<String>,
+        /// Only those that the gateway failed for this reason, such as `poison` or `deadline_exceeded`.
+        #[arg(long)]
         reason: Option<String>,
+        /// The most that are shown.
+        #[arg(long, value_name = "COUNT", default_value_t = 100)]
         limit: usize,
+        /// Print a JSON list.
+        #[arg(long)]
+        json: bool,
     },
-    /// A task by its reference.
-    Show(String),
-    Cancel(String),
+    /// One task.
+    Show {
+        /// Its reference, or its id as a client has it.
+        #[arg(value_name = "REF|ID")]
+        reference: String,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Cancels a task, as its client could.
+    Cancel {
+        /// Its reference, or its id as a client has it.
+        #[arg(value_name = "REF|ID")]
+        reference: String,
+    },
 }
 
 /// What came of it.
@@ -83,6 +111,14 @@ struct TaskEntry {
     flavour: Option<String>,
     parent: Option<String>,
     children: Option<usize>,
+    /// Why it failed, in words.
+    why: Option<String>,
+    /// What its server said of it last.
+    progress: Option<String>,
+    /// What it takes in the store.
+    bytes: Option<u64>,
+    /// How often it was sent.
+    attempt: Option<u32>,
     /// As many of its children as the gateway shows, with those below them.
     #[serde(default)]
     subtasks: Vec<Self>,
@@ -90,7 +126,7 @@ struct TaskEntry {
 
 #[derive(Debug, Deserialize)]
 struct TaskListPage {
-    tasks: Vec<TaskEntry>,
+    tasks: Vec<Box<RawValue>>,
     next: Option<String>,
 }
 
@@ -106,26 +142,40 @@ struct AdminRefusal {
 /// See [`AdminRequestError`].
 pub async fn run(admin: &Url, order: &TasksCommand) -> Result<TasksOutput, AdminRequestError> {
     match order {
-        TasksCommand::List { upstream, state, reason, limit } => {
-            let wanted = [("upstream", upstream), ("state", state), ("reason", reason)];
-            list(admin, wanted.map(|(name, value)| Some((name, value.as_deref()?))), *limit).await
+        TasksCommand::List { upstream, principal, state, reason, limit, json } => {
+            let wanted = [("upstream", upstream), ("principal", principal), ("state", state), ("reason", reason)];
+            let wanted = wanted.map(|(name, value)| Some((name, value.as_deref()?)));
+            list(admin, wanted.into_iter().flatten().collect(), *limit, *json).await
         }
-        TasksCommand::Show(name) if is_id(name) => shown(ask_by_id(admin, name).await?),
-        TasksCommand::Show(reference) => shown(ask(admin, Method::GET, &["tasks", reference], &[]).await?),
-        TasksCommand::Cancel(name) if is_id(name) => match ask_by_id(admin, name).await? {
+        TasksCommand::Show { reference, json } => {
+            let answer = if is_id(reference) {
+                ask_by_id(admin, reference).await?
+            } else {
+                ask(admin, Method::GET, &["tasks", reference], &[]).await?
+            };
+            match &answer {
+                (status, body) if *json && status.is_success() => {
+                    Ok(TasksOutput::Done(String::from_utf8_lossy(body).into_owned()))
+                }
+                _ => shown(answer),
+            }
+        }
+        TasksCommand::Cancel { reference: name } if is_id(name) => match ask_by_id(admin, name).await? {
             (status, body) if status.is_success() => {
                 let task: TaskEntry = read(&body)?;
                 shown(ask(admin, Method::POST, &["tasks", &task.reference, "cancel"], &[]).await?)
             }
             other => shown(other),
         },
-        TasksCommand::Cancel(reference) => shown(ask(admin, Method::POST, &["tasks", reference, "cancel"], &[]).await?),
+        TasksCommand::Cancel { reference } => {
+            shown(ask(admin, Method::POST, &["tasks", reference, "cancel"], &[]).await?)
+        }
     }
 }
 
 /// What came of an order about one task.
 fn shown((status, body): (StatusCode, Bytes)) -> Result<TasksOutput, AdminRequestError> {
-    if status.is_success() { Ok(TasksOutput::Done(details(&read(&body)?))) } else { refused(&body) }
+    if status.is_success() { Ok(TasksOutput::Done(details(&read(&body)?, SystemClock.now()))) } else { refused(&body) }
 }
 
 /// Whether a task is named by its id, and not by its reference.
@@ -151,12 +201,17 @@ async fn ask_by_id(admin: &Url, id: &str) -> Result<(StatusCode, Bytes), AdminRe
     Err(AdminRequestError::Late)
 }
 
-async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> Result<TasksOutput, AdminRequestError> {
-    let (mut all, mut after) = (Vec::<TaskEntry>::new(), None::<String>);
+async fn list(
+    admin: &Url,
+    wanted: Vec<(&str, &str)>,
+    limit: usize,
+    is_json: bool,
+) -> Result<TasksOutput, AdminRequestError> {
+    let (mut all, mut after) = (Vec::<Box<RawValue>>::new(), None::<String>);
     while all.len() < limit {
         let page = PAGE.min(limit - all.len()).to_string();
         let mut query = vec![("limit", page.as_str())];
-        query.extend(wanted.into_iter().flatten());
+        query.extend(&wanted);
         query.extend(after.as_deref().map(|after| ("after", after)));
         let (status, body) = ask(admin, Method::GET, &["tasks"], &query).await?;
         if !status.is_success() {
@@ -169,7 +224,12 @@ async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> R
             break;
         }
     }
-    let text = table(&all);
+    let text = if is_json {
+        format!("[{}]\n", all.iter().map(|task| task.get()).collect::<Vec<_>>().join(","))
+    } else {
+        let tasks = all.iter().map(|task| read(task.get().as_bytes())).collect::<Result<Vec<_>, _>>()?;
+        table(&tasks, SystemClock.now())
+    };
     Ok(if after.is_some() { TasksOutput::Part(text) } else { TasksOutput::Done(text) })
 }
 
@@ -241,56 +301,65 @@ fn state(task: &TaskEntry) -> String {
 }
 
 /// One column of a table: its head, and what stands in it.
-type Column = (&'static str, fn(&TaskEntry) -> String);
+type Column = (&'static str, fn(&TaskEntry, Timestamp) -> String);
 
 const COLUMNS: [Column; 7] = [
-    ("REF", |task| printable(&task.reference).into_owned()),
-    ("STATE", state),
-    ("UPSTREAM", |task| printable(&task.upstream).into_owned()),
-    ("TOOL", |task| printable(&task.tool).into_owned()),
-    ("PRINCIPAL", |task| printable(&task.principal).into_owned()),
-    ("CREATED", |task| printable(&task.created_at).into_owned()),
-    ("UPDATED", |task| printable(&task.updated_at).into_owned()),
+    ("REF", |task, _| printable(&task.reference).into_owned()),
+    ("STATE", |task, _| state(task)),
+    ("UPSTREAM", |task, _| printable(&task.upstream).into_owned()),
+    ("TOOL", |task, _| printable(&task.tool).into_owned()),
+    ("PRINCIPAL", |task, _| printable(&task.principal).into_owned()),
+    ("CREATED", |task, now| ago(&task.created_at, now)),
+    ("UPDATED", |task, now| ago(&task.updated_at, now)),
 ];
 /// Those that are there only if a task has something to say in them.
 const TREE_COLUMNS: [Column; 2] = [
-    ("PARENT", |task| task.parent.as_deref().map(|parent| printable(parent).into_owned()).unwrap_or_default()),
-    ("SUBTASKS", |task| task.children.map(|count| count.to_string()).unwrap_or_default()),
+    ("PARENT", |task, _| task.parent.as_deref().map(|parent| printable(parent).into_owned()).unwrap_or_default()),
+    ("SUBTASKS", |task, _| task.children.map(|count| count.to_string()).unwrap_or_default()),
 ];
 
-fn table(tasks: &[TaskEntry]) -> String {
-    let tree = TREE_COLUMNS.into_iter().filter(|(_, cell)| tasks.iter().any(|task| !cell(task).is_empty()));
+fn table(tasks: &[TaskEntry], now: Timestamp) -> String {
+    let tree = TREE_COLUMNS.into_iter().filter(|(_, cell)| tasks.iter().any(|task| !cell(task, now).is_empty()));
     let columns: Vec<Column> = COLUMNS.into_iter().chain(tree).collect();
     let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task)).collect();
+    let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task, now)).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
     table::lines(&rows)
 }
 
-fn details(task: &TaskEntry) -> String {
-    let mut text = String::new();
+fn details(task: &TaskEntry, now: Timestamp) -> String {
+    let text = |text: &str| Some(printable(text).into_owned());
+    let at = |written: &str| Some(format!("{} ({})", printable(written), ago(written, now)));
+    let has_ended = ["completed", "failed", "cancelled"].contains(&task.state.as_str());
+    let took = since(&task.created_at, now).zip(since(&task.updated_at, now)).filter(|_| has_ended);
+    let mut all = String::new();
     for (name, value) in [
-        ("ref", printable(&task.reference)),
-        ("state", state(task).into()),
-        ("upstream", printable(&task.upstream)),
-        ("tool", printable(&task.tool)),
-        ("principal", printable(&task.principal)),
-        ("created", printable(&task.created_at)),
-        ("updated", printable(&task.updated_at)),
-        ("expires", printable(&task.expires_at)),
+        ("ref", text(&task.reference)),
+        ("state", Some(state(task))),
+        ("why", task.why.as_deref().and_then(text)),
+        ("progress", task.progress.as_deref().and_then(text)),
+        ("upstream", text(&task.upstream)),
+        ("tool", text(&task.tool)),
+        ("principal", text(&task.principal)),
+        ("created", at(&task.created_at)),
+        ("updated", at(&task.updated_at)),
+        ("took", took.map(|(began, ended)| in_short(began.saturating_sub(ended)))),
+        ("expires", text(&task.expires_at)),
+        ("size", task.bytes.map(|bytes| format!("{bytes} bytes"))),
+        ("attempt", task.attempt.filter(|attempt| *attempt > 1).map(|attempt| attempt.to_string())),
+        ("client", task.client.as_deref().and_then(text)),
+        ("flavour", task.flavour.as_deref().and_then(text)),
+        ("parent", task.parent.as_deref().and_then(text)),
     ] {
-        let _ = writeln!(text, "{name:<10}{value}");
-    }
-    for (name, value) in [("client", &task.client), ("flavour", &task.flavour), ("parent", &task.parent)] {
         if let Some(value) = value {
-            let _ = writeln!(text, "{name:<10}{}", printable(value));
+            let _ = writeln!(all, "{name:<10}{}", value.trim_end_matches(" ()"));
         }
     }
     if let Some(count) = task.children {
-        let _ = writeln!(text, "{:<10}{count}", "subtasks");
-        tree(task, 1, &mut text);
+        let _ = writeln!(all, "{:<10}{count}", "subtasks");
+        tree(task, 1, &mut all);
     }
-    text
+    all
 }
 
 /// What is below a task, a line for each, further to the right the deeper it is.
@@ -311,6 +380,8 @@ fn tree(task: &TaskEntry, depth: usize, text: &mut String) {
 mod tests {
     use super::*;
 
+    const NOW: Timestamp = Timestamp::from_millis(3_661_000);
+
     fn entry(tool: &str) -> TaskEntry {
         TaskEntry {
             reference: "00000000000a".to_owned(),
@@ -319,13 +390,17 @@ mod tests {
             tool: tool.to_owned(),
             state: "failed".to_owned(),
             reason: Some("ttl_expired".to_owned()),
-            created_at: "c".to_owned(),
-            updated_at: "u".to_owned(),
+            created_at: "1970-01-01T00:00:00.000Z".to_owned(),
+            updated_at: "1970-01-01T00:01:00.000Z".to_owned(),
             expires_at: "e".to_owned(),
             client: None,
             flavour: None,
             parent: None,
             children: None,
+            why: None,
+            progress: None,
+            bytes: None,
+            attempt: None,
             subtasks: Vec::new(),
         }
     }
@@ -341,7 +416,7 @@ mod tests {
             subtasks: vec![middle, child("\u{1b}[2J")],
             ..entry("top")
         };
-        let text = details(&top);
+        let text = details(&top, NOW);
         let (_, below) = text.split_once("expires   e\n").unwrap();
         assert_eq!(
             below,
@@ -351,22 +426,43 @@ mod tests {
              \x20 00000000000a  working   [2J\n\
              \x20 and 7 more\n"
         );
-        let listed = table(&[
-            TaskEntry { children: Some(9), ..entry("top") },
-            TaskEntry { parent: Some("p".to_owned()), ..entry("t") },
-        ]);
-        let ends: Vec<_> = listed.lines().map(|line| line.split_whitespace().skip(7).collect::<Vec<_>>()).collect();
-        assert_eq!(ends, [vec!["PARENT", "SUBTASKS"], vec!["u", "9"], vec!["u", "p"]]);
+        let listed = table(
+            &[
+                TaskEntry { children: Some(9), ..entry("top") },
+                TaskEntry { parent: Some("p".to_owned()), ..entry("t") },
+            ],
+            NOW,
+        );
+        let ends: Vec<_> = listed.lines().map(|line| line.split_whitespace().skip(12).collect::<Vec<_>>()).collect();
+        assert_eq!(ends, [vec![], vec!["9"], vec!["p"]]);
+    }
+
+    #[test]
+    fn a_task_is_told_with_all_that_is_known_of_it() {
+        let task = TaskEntry {
+            why: Some("The task's time to live ended".to_owned()),
+            progress: Some("page\u{1b} 2".to_owned()),
+            bytes: Some(2_048),
+            attempt: Some(2),
+            ..entry("t")
+        };
+        assert_eq!(
+            details(&task, NOW),
+            "ref       00000000000a\nstate     failed (ttl_expired)\nwhy       The task's time to live ended\n\
+             progress  page  2\nupstream  up\ntool      t\nprincipal b\n\
+             created   1970-01-01T00:00:00.000Z (1h 1m ago)\nupdated   1970-01-01T00:01:00.000Z (1h 0m ago)\n\
+             took      1m 0s\nexpires   e\nsize      2048 bytes\nattempt   2\n"
+        );
     }
 
     #[test]
     fn a_table_is_straight_and_obeys_no_name() {
-        let text = table(&[entry("grüße"), entry("\u{1b}[2J")]);
+        let text = table(&[entry("grüße"), entry("\u{1b}[2J")], NOW);
         assert_eq!(
             text,
-            "REF           STATE                 UPSTREAM  TOOL   PRINCIPAL  CREATED  UPDATED\n\
-             00000000000a  failed (ttl_expired)  up        grüße  b          c        u\n\
-             00000000000a  failed (ttl_expired)  up         [2J   b          c        u\n"
+            "REF           STATE                 UPSTREAM  TOOL   PRINCIPAL  CREATED    UPDATED\n\
+             00000000000a  failed (ttl_expired)  up        grüße  b          1h 1m ago  1h 0m ago\n\
+             00000000000a  failed (ttl_expired)  up         [2J   b          1h 1m ago  1h 0m ago\n"
         );
     }
 }

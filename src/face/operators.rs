@@ -19,6 +19,7 @@ use super::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
 use crate::cause::CauseChain;
 use crate::engine::{Engine, TaskError};
 use crate::store::NewestCursor;
+use crate::task::reference::principal_reference;
 use crate::task::{ShortReference, Summary, Task, TaskId, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
 use entry::{OperatorTaskDetails, OperatorTaskEntry, state};
@@ -141,6 +142,7 @@ impl From<TaskError> for OperatorError {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct OperatorTaskQuery {
     upstream: Option<String>,
+    principal: Option<String>,
     state: Option<String>,
     reason: Option<String>,
     after: Option<NewestCursor>,
@@ -153,6 +155,7 @@ impl OperatorTaskQuery {
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
             match name.as_ref() {
                 "upstream" => wanted.upstream = Some(value.into_owned()),
+                "principal" => wanted.principal = Some(value.into_owned()),
                 "state" if STATES.contains(&value.as_ref()) => wanted.state = Some(value.into_owned()),
                 "state" => return Err("state is one of queued, working, input_required, completed, failed, cancelled"),
                 "reason" => wanted.reason = Some(value.into_owned()),
@@ -161,7 +164,7 @@ impl OperatorTaskQuery {
                     let limit = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
                     wanted.limit = Some(limit.ok_or("limit is a number from 1 to 1000")?);
                 }
-                _ => return Err("a list takes upstream, state, reason, after and limit"),
+                _ => return Err("a list takes upstream, principal, state, reason, after and limit"),
             }
         }
         Ok(wanted)
@@ -174,6 +177,7 @@ impl OperatorTaskQuery {
         is_listed
             && self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
             && self.state.as_deref().is_none_or(|wanted| wanted == state)
+            && self.principal.as_deref().is_none_or(|wanted| wanted == principal_reference(&task.key.owner))
             && self.reason.as_deref().is_none_or(|wanted| Some(wanted) == reason)
     }
 }

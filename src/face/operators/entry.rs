@@ -1,11 +1,13 @@
 //! Defines what operators see of one task.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
-use crate::dialect::faults::reason_key;
+use crate::dialect::faults::{gateway_error, reason_key};
 use crate::engine::SubtaskTree;
 use crate::task::reference::principal_reference;
-use crate::task::{ClientKind, Draft, ShortReference, Summary, SummaryPhase, Task, TaskKey};
+use crate::task::{ClientKind, Draft, Failure, Outcome, ShortReference, Summary, SummaryPhase, Task, TaskKey};
 
 /// One task, as operators see it.
 #[derive(Debug, Serialize)]
@@ -61,6 +63,16 @@ pub(super) struct OperatorTaskDetails {
     #[serde(flatten)]
     entry: OperatorTaskEntry,
     client: &'static str,
+    /// Why the gateway has no answer, in the words that its client gets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
+    /// What the upstream said of it last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<Arc<str>>,
+    /// What it takes in the store.
+    bytes: usize,
+    /// How often it was sent, or will have been.
+    attempt: u32,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     subtasks: Vec<OperatorSubtask>,
 }
@@ -72,7 +84,20 @@ impl OperatorTaskDetails {
             ClientKind::Stateless => "stateless",
         };
         let subtasks = below.iter().map(OperatorSubtask::of).collect();
-        Self { entry: OperatorTaskEntry::of(&Summary::of(task)), client, subtasks }
+        let why = match task.outcome() {
+            Some(Outcome::Faulted(Failure::Gateway(fault))) => Some(gateway_error(fault).message),
+            // What a tool or its server said may be a secret (B165).
+            Some(Outcome::Faulted(Failure::Upstream(_)) | Outcome::Returned { .. } | Outcome::Cancelled) | None => None,
+        };
+        Self {
+            entry: OperatorTaskEntry::of(&Summary::of(task)),
+            client,
+            why,
+            progress: task.status_message.clone(),
+            bytes: task.stored_bytes(),
+            attempt: task.attempt.0,
+            subtasks,
+        }
     }
 }
 

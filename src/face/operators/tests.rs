@@ -86,6 +86,8 @@ async fn a_task_is_shown_with_its_tree_and_a_list_has_subtasks_once() {
     };
     assert_eq!(listed(None).await, [2]);
     assert_eq!(listed(Some("upstream=demo")).await.len(), 1);
+    assert_eq!(listed(Some("principal=ada")).await.len(), 1, "by the id of its key");
+    assert_eq!(listed(Some("principal=bob")).await.len(), 0);
     assert_eq!(listed(Some("state=working")).await.len(), 3, "by how they stand each is found");
 }
 
@@ -133,13 +135,14 @@ fn a_query_is_read_whole_or_refused() {
     let after = Some((Timestamp::from_millis(5), ShortReference([0, 0, 0, 0, 0, 10])));
     let limit = Some(1000);
     let wanted = OperatorTaskQuery::read(Some(
-        "upstream=a%20b&state=failed&reason=poison&limit=1000&after=18446744073709551610-00000000000a",
+        "upstream=a%20b&principal=ada&state=failed&reason=poison&limit=1000&after=18446744073709551610-00000000000a",
     ));
     let upstream = Some("a b".to_owned());
     assert_eq!(
         wanted,
         Ok(OperatorTaskQuery {
             upstream,
+            principal: Some("ada".to_owned()),
             state: Some("failed".to_owned()),
             reason: Some("poison".to_owned()),
             after,

@@ -81,7 +81,7 @@ async fn a_list_is_bounded_paged_newest_first_and_filtered() {
     for (query, count) in [("upstream=up", 5), ("upstream=other&state=working", 2), ("state=failed", 0)] {
         assert_eq!(tasks(&program.get(&format!("/tasks?{query}")).await.json()).len(), count, "{query}");
     }
-    for query in ["limit=0", "limit=5000", "state=x", "owner=local", "after=x"] {
+    for query in ["limit=0", "limit=5000", "state=x", "owner=local", "after=x", "principal=a&who=b"] {
         assert_eq!(program.get(&format!("/tasks?{query}")).await.status, 400, "{query}");
     }
     assert_eq!(program.get("/tasks/000000000000").await.status, 404);
@@ -152,8 +152,19 @@ async fn a_task_is_found_by_its_id_too_and_a_long_list_says_on_stderr_that_it_is
     worker.calls(2).await;
     let (code, table, said) = operate(&program, &["list", "--limit", "1"]).await;
     assert_eq!((code, table.lines().count(), said.contains("there are more")), (Some(0), 2, true), "{table}{said}");
+    let (_, listed, said) = operate(&program, &["list", "--limit", "1", "--json"]).await;
+    assert_eq!(serde_json::from_str::<Value>(&listed).unwrap().as_array().unwrap().len(), 1, "{listed}");
+    assert!(said.contains("there are more"), "{said}");
+    let (code, shown, _) = operate(&program, &["show", id.as_str().unwrap(), "--json"]).await;
+    let task: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!((code, &task["state"], &task["client"]), (Some(0), &"working".into(), &"stateless".into()), "{shown}");
+    let whose = task["principal"].as_str().unwrap();
+    for (principal, rows) in [(whose, 3), ("somebody", 1)] {
+        let (_, table, _) = operate(&program, &["list", "--principal", principal]).await;
+        assert_eq!(table.lines().count(), rows, "{principal}: {table}");
+    }
     let (code, shown, _) = operate(&program, &["show", id.as_str().unwrap()]).await;
-    assert!(code == Some(0) && shown.contains("state     working\n"), "{shown}");
+    assert!(code == Some(0) && shown.contains("state     working\n") && shown.contains(" bytes\n"), "{shown}");
     assert!(!shown.contains(id.as_str().unwrap()), "{shown}");
     let (code, shown, _) = operate(&program, &["cancel", id.as_str().unwrap()]).await;
     assert!(code == Some(0) && shown.contains("state     cancelled\n"), "{shown}");
@@ -178,6 +189,9 @@ async fn tasks_are_found_by_the_reason_for_which_they_failed() {
         let (code, table, _) = operate(&program, &["list", "--reason", reason]).await;
         assert_eq!((code, table.lines().count()), (Some(0), count + 1), "{reason}: {table}");
     }
+    let (_, shown, _) = operate(&program, &["show", id.as_str().unwrap()]).await;
+    assert!(shown.contains("why       The call ran longer than its deadline"), "{shown}");
+    assert!(shown.contains("\ntook      "), "{shown}");
 }
 
 /// SEC-06, B66: what keeps web pages from clients' paths keeps them from these.

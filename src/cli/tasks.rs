@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 
 use super::age::{ago, in_short, since};
-use super::printable::printable;
+use super::printable::{printable, printable_json};
 use super::table;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
@@ -155,7 +155,7 @@ pub async fn run(admin: &Url, order: &TasksCommand) -> Result<TasksOutput, Admin
             };
             match &answer {
                 (status, body) if *json && status.is_success() => {
-                    Ok(TasksOutput::Done(String::from_utf8_lossy(body).into_owned()))
+                    Ok(TasksOutput::Done(printable_json(&String::from_utf8_lossy(body))))
                 }
                 _ => shown(answer),
             }
@@ -225,7 +225,8 @@ async fn list(
         }
     }
     let text = if is_json {
-        format!("[{}]\n", all.iter().map(|task| task.get()).collect::<Vec<_>>().join(","))
+        let tasks: Vec<_> = all.iter().map(|task| printable_json(task.get())).collect();
+        format!("[{}]\n", tasks.join(","))
     } else {
         let tasks = all.iter().map(|task| read(task.get().as_bytes())).collect::<Result<Vec<_>, _>>()?;
         table(&tasks, SystemClock.now())

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use super::extension::handle;
 use super::gateway::Gateway;
 use super::script::{Server, Step, bounded, text};
-use super::{none, program};
+use super::{none, processes, program};
 
 const ADA: &str = "tg_ada_0123456789abcdef0123456789abcdef";
 const BOB: &str = "tg_bob_0123456789abcdef0123456789abcdef";
@@ -123,6 +123,23 @@ async fn a_handle_is_followed_by_the_command_that_was_printed_with_it() {
         assert_eq!(whole["content"][0]["text"], "Hello, Ada!");
         let late = Ended::with(&["task", "cancel", url, id, "--flavour", flavour]).await;
         late.is(2, "completed", "the task had ended before");
+    }
+}
+
+#[tokio::test]
+async fn ctrl_c_leaves_a_task_that_is_only_waited_for() {
+    let place = Place::start("left", "").await;
+    for flavour in ["extension", "core"] {
+        let (id, _) = place.begun(flavour, None).await;
+        let mut waiting = keyed(&["task", "wait", place.url(), &id, "--flavour", flavour], None);
+        let mut waiting = waiting.stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = BufReader::new(waiting.stderr.take().unwrap()).lines();
+        let first = bounded(said.next_line()).await.unwrap().unwrap();
+        assert!(first.starts_with(&format!("task {id} working")), "{first}");
+        assert!(processes::signal(waiting.id().unwrap(), "INT"));
+        assert_eq!(bounded(waiting.wait()).await.unwrap().code(), Some(5));
+        Ended::with(&["task", "get", place.url(), &id]).await.is(0, "working", "");
+        Ended::with(&["task", "cancel", place.url(), &id]).await.is(0, "cancelled", "");
     }
 }
 

@@ -41,7 +41,7 @@ use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::{self, Readiness};
-use crate::server::{self, DrainPlan, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener};
+use crate::server::{self, DrainPlan, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, StartError};
 use crate::store::DiskStore;
 use crate::task::{Clock as _, SystemClock};
 use crate::upstream::TaskScope;
@@ -74,6 +74,9 @@ const DRAINING: &str = "draining";
 pub struct Gateway {
     clients: RunningListener,
     admin: RunningListener,
+    /// What the admin listener serves, whoever may come.
+    operators: ListenerSpec,
+    metrics: Option<RunningListener>,
     parts: GatewayParts,
     /// Where tasks rest, if that has to be closed.
     disk: Option<Arc<DiskStore>>,
@@ -150,9 +153,11 @@ impl Gateway {
         let drain_max = config.listen.drain_max;
         let healths = UpstreamHealthList::default();
         healths.set(upstreams.iter().map(ServedUpstream::health).collect());
-        let mut site = admin::site(config.admin, readiness.clone(), healths.clone(), metrics);
-        site.routes = operators(site.routes, &parts.engine, &readiness, &healths);
-        let admin = server::start_on(site, sockets.admin).await?;
+        let operators = files::operators(&config.admin)?;
+        let mut operators = admin::site(&config.admin, operators, readiness.clone(), healths.clone(), metrics.clone());
+        operators.routes = add_operators(operators.routes, &parts.engine, &readiness, &healths);
+        let admin = server::start_on(operators.clone(), sockets.admin).await?;
+        let metrics = listen_for_probes(config.metrics, &readiness, metrics).await?;
         let limits = ListenerLimits::default();
         let site = ListenerSpec { role: ListenerRole::Clients, settings: config.listen, limits, callers, routes };
         let clients = server::start_on(site, sockets.clients).await?;
@@ -163,6 +168,8 @@ impl Gateway {
         Ok(Self {
             clients,
             admin,
+            operators,
+            metrics,
             parts,
             disk,
             upstreams,
@@ -201,6 +208,12 @@ impl Gateway {
         self.admin.local_addr()
     }
 
+    /// Where metrics and health alone are served, if anywhere.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(RunningListener::local_addr)
+    }
+
     /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those who listen are told that
     /// it is over, upstream sessions are closed. Dropping the future ends everything at once.
     pub async fn drain(self, notice: Duration) {
@@ -225,8 +238,9 @@ impl Gateway {
         if let Some(disk) = &self.disk {
             disk.close().await;
         }
-        // The operators' listener goes last: until here it says that the gateway drains.
-        self.admin.drain(DrainPlan { notice: Duration::ZERO, max: Duration::ZERO }).await;
+        // The operators' listeners go last: until here they say that the gateway drains.
+        let at_once = DrainPlan { notice: Duration::ZERO, max: Duration::ZERO };
+        Box::pin(join_all(self.metrics.into_iter().chain([self.admin]).map(|listener| listener.drain(at_once)))).await;
         let connections_cut = drained.aborted;
         match lost {
             0 => tracing::info!(connections_cut, calls_lost = lost, "drained"),
@@ -262,8 +276,20 @@ async fn finish(
     }
 }
 
+/// Starts the listener that has metrics and health alone, if it is wanted.
+async fn listen_for_probes(
+    address: Option<SocketAddr>,
+    readiness: &Readiness,
+    metrics: PrometheusHandle,
+) -> Result<Option<RunningListener>, StartError> {
+    match address {
+        Some(address) => server::start(admin::probes(address, readiness.clone(), metrics)).await.map(Some),
+        None => Ok(None),
+    }
+}
+
 /// Adds what operators see of the tasks.
-fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, healths: &UpstreamHealthList) -> Routes {
+fn add_operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, healths: &UpstreamHealthList) -> Routes {
     let (of, readiness, healths) = (Arc::clone(engine), readiness.clone(), healths.clone());
     let status = move || {
         let (usage, reasons) = (of.usage(), readiness.reasons());

@@ -3,6 +3,7 @@
 //! Thin by intent: each command is a call of the module that does it. Commands that are not built are not
 //! offered.
 
+mod admin_client;
 mod age;
 pub mod call;
 mod call_arguments;
@@ -10,6 +11,7 @@ mod called_server;
 mod dialog;
 pub mod flavour;
 mod follow;
+mod health;
 pub mod media;
 mod offers;
 mod printable;
@@ -45,6 +47,7 @@ use tokio_util::task::TaskTracker;
 use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
 use crate::{app, config};
+use admin_client::{AdminClient, AdminRequestError, TOKEN_VARIABLE};
 use call_arguments::{CallArguments, EXIT_CODES};
 use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
@@ -135,10 +138,17 @@ enum CliCommand {
     /// Exit codes: 0; with --call 1 if the tool failed and 2 for a JSON-RPC error; 64 for a mistake in the command line;
     /// 69 if nothing there speaks MCP, or the call has no answer.
     Probe(probe::ProbeArguments),
+    /// Asks a running gateway whether it is ready: a probe for containers.
+    ///
+    /// Where operators are asked for a token, it is taken from TASKGATE_ADMIN_TOKEN; the listener of [metrics] asks for none.
+    ///
+    /// Exit codes: 0 if the gateway is ready, 1 if it is not or cannot be asked, 64 for a mistake in the command line.
+    Health(health::HealthArguments),
     /// Shows the tasks of a running gateway, and cancels them.
     ///
     /// A task is named by the short digest that `list` and the log show, or by its id; ids, arguments and results are never
-    /// shown. `taskgate task` is for clients: it follows a task by its id at the server's address, and gets its result.
+    /// shown. Where operators are asked for a token, it is taken from TASKGATE_ADMIN_TOKEN. `taskgate task` is for clients: it
+    /// follows a task by its id at the server's address, and gets its result.
     ///
     /// Exit codes: 0, or 1 if there is no such task or it has ended, 64 for a mistake in the command line, 69 if the
     /// gateway cannot be reached.
@@ -188,7 +198,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Prompts(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Prompts)).await),
         CliCommand::Wrap(arguments) => wrap::run(arguments).await,
         CliCommand::Probe(arguments) => probe::arguments::run(arguments).await,
-        CliCommand::Tasks { order, admin } => operate(&order, &admin).await,
+        CliCommand::Health(arguments) => Ok(Box::pin(health::run(&arguments)).await),
+        CliCommand::Tasks { order, admin } => Box::pin(operate(&order, &admin)).await,
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
@@ -241,8 +252,9 @@ fn in_short(config: &config::Config) -> String {
     let rules = config.upstreams.iter().map(|upstream| upstream.service.rules.patterns.len()).sum();
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
     let public = config.listen.public_url.as_ref().map(|url| format!(" as {url}")).unwrap_or_default();
+    let metrics = config.metrics.map(|address| format!(", for metrics on http://{address}")).unwrap_or_default();
     format!(
-        "{} at {}, {}; would listen on {scheme}://{}{public}, and for operators on http://{}",
+        "{} at {}, {}; would listen on {scheme}://{}{public}{metrics}, and for operators on http://{}",
         count(config.upstreams.len(), "upstream"),
         paths.join(" "),
         count(rules, "rule"),
@@ -270,7 +282,12 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
 }
 
 async fn operate(order: &TasksCommand, admin: &url::Url) -> anyhow::Result<ExitCode> {
-    match tasks::run(admin, order).await {
+    let token = env::var(TOKEN_VARIABLE).ok();
+    let asked = match AdminClient::new(admin, token.as_deref()) {
+        Ok(admin) => tasks::run(&admin, order).await,
+        Err(error) => Err(error),
+    };
+    match asked {
         Ok(tasks::TasksOutput::Done(text)) => {
             io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             Ok(ExitCode::SUCCESS)
@@ -284,7 +301,7 @@ async fn operate(order: &TasksCommand, admin: &url::Url) -> anyhow::Result<ExitC
             say(why);
             Ok(ExitCode::FAILURE)
         }
-        Err(error @ tasks::AdminRequestError::Address) => Ok(refuse(error)),
+        Err(error @ (AdminRequestError::Address | AdminRequestError::Token)) => Ok(refuse(error)),
         Err(error) => {
             say(CauseChain(&error));
             Ok(ExitCode::from(UNAVAILABLE))
@@ -334,6 +351,7 @@ mod tests {
                 "prompts",
                 "wrap",
                 "probe",
+                "health",
                 "tasks",
             ]
         );
@@ -367,6 +385,9 @@ mod tests {
             "taskgate tasks",
             "taskgate tasks show",
             "taskgate tasks list --admin https://127.0.0.1:1",
+            "taskgate health 127.0.0.1:9090",
+            "taskgate health https://127.0.0.1:1",
+            "taskgate health ftp://127.0.0.1:1",
             "taskgate call http://127.0.0.1:1/mcp greet {\"a\":1,\"a\":2}",
             "taskgate call http://127.0.0.1:1/mcp greet a=1 a=2",
             "taskgate call http://127.0.0.1:1/mcp greet a=1 {}",

@@ -13,6 +13,7 @@ mod wrap;
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -44,6 +45,8 @@ pub const FILE_BYTES_MAX: usize = 1 << 20;
 pub struct Config {
     pub listen: ListenSettings,
     pub admin: AdminSettings,
+    /// Where metrics and health alone are served, if anywhere.
+    pub metrics: Option<SocketAddr>,
     /// The gateway's own folder, relative to the one that it was started in. It need not exist.
     pub folder: PathBuf,
     pub store: StoreSettings,
@@ -164,7 +167,8 @@ impl Config {
             ("listen.tls", started.listen.tls != self.listen.tls),
             ("limits.connections_max", started.listen.connections_max != self.listen.connections_max),
             ("limits.stored_bytes_max", started.store.limits().stored_bytes_max != limits.stored_bytes_max),
-            ("admin.address", started.admin != self.admin),
+            ("admin.address", started.admin.address != self.admin.address),
+            ("metrics.address", started.metrics != self.metrics),
             ("store.path", started.folder != self.folder),
             ("store.kind", same_limits(started) != same_limits(self)),
         ]
@@ -251,7 +255,7 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
 /// Every key that a file may have, and what it takes; `NAME` stands for an upstream's name.
 #[must_use]
 pub fn known_keys() -> BTreeMap<String, KeyContent> {
-    let every_table = "[[auth.api_keys]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
+    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
     raw::read(source.root(tree.get_ref()));
@@ -262,7 +266,7 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
 fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     let suffix = format!(".{}", unknown.key);
     let header = |table: &str| {
-        if table.ends_with(".tools") || table == "auth.api_keys" {
+        if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys"].contains(&table) {
             format!("[[{table}]]")
         } else {
             format!("[{table}]")

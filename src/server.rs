@@ -32,6 +32,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use crate::tls::IdentityFiles;
+use api_keys::ApiKeySettings;
 pub use dispatch::Routes;
 pub use drain::{DrainPlan, Drained};
 pub(crate) use host::is_loopback;
@@ -45,6 +46,8 @@ pub enum ListenerRole {
     Clients,
     /// Operators. No page of another origin reads anything.
     Operators,
+    /// What scrapes metrics and probes health, by whatever name it knows the gateway. No page may come.
+    Probes,
 }
 
 impl ListenerRole {
@@ -54,6 +57,7 @@ impl ListenerRole {
         match self {
             Self::Clients => "clients",
             Self::Operators => "admin",
+            Self::Probes => "metrics",
         }
     }
 }
@@ -80,9 +84,11 @@ pub struct ListenSettings {
 }
 
 /// The operators' listener, resolved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminSettings {
     pub address: SocketAddr,
+    /// What operators come with; none where nobody is asked, which is on loopback alone.
+    pub tokens: Vec<ApiKeySettings>,
 }
 
 /// What one connection and one request may take before they are cut off (SEC-11).

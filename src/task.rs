@@ -33,7 +33,7 @@ pub use policy::{
     AfterCrash, CallLimits, EarlyInput, FallbackPolicy, HandleSupport, Plan, SplitRule, TTL_MAX_ANONYMOUS, TaskMode,
     ToolPolicy, ToolRules,
 };
-pub use principal::Principal;
+pub use principal::{OperatorRight, Principal};
 pub use principal_counts::PrincipalCounts;
 pub use summary::{PhaseKind, Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};

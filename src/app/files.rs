@@ -8,8 +8,8 @@ use super::api_key_files::{self, ApiKeyFileError};
 use super::sealing_key::{self, KeyFileError};
 use super::{task_store, upstream_programs};
 use crate::config::{self, Config, ConfigError, Findings, LoadedConfig};
-use crate::server::api_keys::{ApiKeyRing, ApiKeys, AuthSettings};
-use crate::server::{Authenticator, LocalUser};
+use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings};
+use crate::server::{AdminSettings, Authenticator, LocalUser};
 use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
@@ -109,6 +109,7 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
             note(at_fault(&table, identity, &error), Err(error.into()));
         }
     }
+    wrong.extend(api_key_files::read(&config.admin.tokens).1.into_iter().map(|(place, error)| (place, error.into())));
     wrong.extend(api_keys(&config.auth).err().map(|mistakes| mistakes.0).into_iter().flatten());
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
 }
@@ -128,11 +129,26 @@ pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
         AuthSettings::Everyone(_) => return Ok(ApiKeys::default()),
         AuthSettings::ApiKeys(settings) => settings,
     };
+    ring_of(settings)
+}
+
+fn ring_of(settings: &[ApiKeySettings]) -> Result<ApiKeys, FileMistakes> {
     let (keys, wrong) = api_key_files::read(settings);
     match wrong.is_empty() {
         true => Ok(keys),
         false => Err(FileMistakes(wrong.into_iter().map(|(place, error)| (place, error.into())).collect())),
     }
+}
+
+/// Which operators may come: with a token, where there is any, or on loopback everybody.
+///
+/// # Errors
+/// Every token that is of no use.
+pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
+    Ok(match admin.tokens.as_slice() {
+        [] => Authenticator::Everyone(Principal::local()),
+        tokens => Authenticator::KeyHolders(ApiKeyRing::new(ring_of(tokens)?)),
+    })
 }
 
 /// Who may come, with the keys that are asked for.

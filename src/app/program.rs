@@ -144,6 +144,9 @@ fn announce(gateway: &Gateway, paths: &[String], quick_start: Option<&Path>) -> 
     if base != bound {
         writeln!(out, "listen  {bound}")?;
     }
+    if let Some(address) = gateway.metrics_address() {
+        writeln!(out, "metrics http://{address}")?;
+    }
     writeln!(out, "admin   http://{}", gateway.admin_address())?;
     if let Some(folder) = quick_start {
         let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("taskgate"));

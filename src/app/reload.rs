@@ -12,7 +12,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::sockets::check_reach;
+use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, files, open};
 use crate::config::{Config, UpstreamConfig};
 use crate::engine::AdmissionLimits;
@@ -193,7 +193,8 @@ impl Gateway {
     pub fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         check_reach(self.clients.local_addr(), &config)?;
-        let callers = files::callers(&config)?;
+        check_admin_reach(self.admin.local_addr(), &config)?;
+        let (callers, operators) = (files::callers(&config)?, files::operators(&config.admin)?);
         let mut fresh = Vec::new();
         for one in &config.upstreams {
             let is_kept = self.upstreams.iter().any(|opened| opened.is(one));
@@ -230,6 +231,7 @@ impl Gateway {
             stored_bytes_per_principal_max: limits.stored_bytes_per_principal_max,
         });
         self.clients.replace(&config.listen, callers, routes(&self.upstreams, &self.gone));
+        self.admin.replace(&self.operators.settings, operators, self.operators.routes.clone());
         changes.others = self.adopt(config);
         Ok(changes)
     }
@@ -276,6 +278,7 @@ impl Gateway {
         let before = &self.current;
         let is_new = before.listen != config.listen
             || before.auth != config.auth
+            || before.admin.tokens != config.admin.tokens
             || before.store.limits() != config.store.limits();
         self.drain_max = config.listen.drain_max;
         self.current = config;
@@ -316,7 +319,7 @@ pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
         AuthSettings::Everyone(_) => &[][..],
         AuthSettings::ApiKeys(keys) => keys,
     };
-    let keys = keys.iter().filter_map(|key| match &key.source {
+    let keys = keys.iter().chain(&config.admin.tokens).filter_map(|key| match &key.source {
         KeySource::Known(_) => None,
         KeySource::File(path) => Some(path.as_path()),
     });

@@ -36,7 +36,9 @@ pub enum SocketError {
          clear; write [listen.tls], or `plaintext = true` in [listen] if a proxy in front of it speaks TLS"
     )]
     Plain(SocketAddr),
-    #[error("other machines can reach {0}, where the admin socket listens, and that has no authentication")]
+    #[error(
+        "other machines can reach {0}, where operators are served, and nobody there is asked for a token; write [[admin.tokens]]"
+    )]
     AdminOpen(SocketAddr),
 }
 
@@ -81,10 +83,16 @@ impl Sockets {
             check_reach(at, config)?;
         }
         match self.admin.as_ref().and_then(|socket| socket.local_addr().ok()) {
-            Some(at) if !at.ip().to_canonical().is_loopback() => Err(SocketError::AdminOpen(at)),
-            Some(_) | None => Ok(()),
+            Some(at) => check_admin_reach(at, config),
+            None => Ok(()),
         }
     }
+}
+
+/// Whether operators may be served at an address as a configuration says, whatever address stands in it.
+pub(super) fn check_admin_reach(at: SocketAddr, config: &Config) -> Result<(), SocketError> {
+    let is_open = !at.ip().to_canonical().is_loopback() && config.admin.tokens.is_empty();
+    if is_open { Err(SocketError::AdminOpen(at)) } else { Ok(()) }
 }
 
 /// Whether clients may be served at an address as a configuration says, whatever address stands in it.

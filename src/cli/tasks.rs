@@ -1,27 +1,18 @@
 //! Shows and cancels tasks of a running gateway (`taskgate tasks`), over its admin listener.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE, HOST};
-use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::rt::TokioIo;
+use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use tokio::net::TcpStream;
-use tokio_util::task::TaskTracker;
-use url::Url;
 
+use super::admin_client::{AdminClient, AdminRequestError};
 use super::age::{ago, in_short, since};
 use super::printable::{printable, printable_json};
 use super::table;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
-/// How long the gateway may take for one answer.
-const PATIENCE: Duration = Duration::from_secs(30);
-const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// Tasks that are asked for at once.
 const PAGE: usize = 1_000;
 /// How often a task is asked for by its id: the gateway looks at some of its tasks each time.
@@ -79,21 +70,6 @@ pub enum TasksOutput {
     Refused(String),
 }
 
-/// Why the gateway could not be asked.
-#[derive(Debug, thiserror::Error)]
-pub enum AdminRequestError {
-    #[error("the admin address must be like http://127.0.0.1:9090")]
-    Address,
-    #[error("the gateway cannot be reached at {0}")]
-    Unreachable(Url, #[source] std::io::Error),
-    #[error("the connection to the gateway broke")]
-    Broken(#[source] hyper::Error),
-    #[error("no answer within {}", humantime::format_duration(PATIENCE))]
-    Late,
-    #[error("the answer is not that of taskgate's admin listener")]
-    Unintelligible,
-}
-
 #[derive(Debug, Deserialize)]
 struct TaskEntry {
     #[serde(rename = "ref")]
@@ -136,11 +112,11 @@ struct AdminRefusal {
     task: Option<TaskEntry>,
 }
 
-/// Asks the gateway whose admin listener is at `admin`.
+/// Asks the gateway at its admin listener.
 ///
 /// # Errors
 /// See [`AdminRequestError`].
-pub async fn run(admin: &Url, order: &TasksCommand) -> Result<TasksOutput, AdminRequestError> {
+pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<TasksOutput, AdminRequestError> {
     match order {
         TasksCommand::List { upstream, principal, state, reason, limit, json } => {
             let wanted = [("upstream", upstream), ("principal", principal), ("state", state), ("reason", reason)];
@@ -151,7 +127,7 @@ pub async fn run(admin: &Url, order: &TasksCommand) -> Result<TasksOutput, Admin
             let answer = if is_id(reference) {
                 ask_by_id(admin, reference).await?
             } else {
-                ask(admin, Method::GET, &["tasks", reference], &[]).await?
+                admin.ask(Method::GET, &["tasks", reference], &[]).await?
             };
             match &answer {
                 (status, body) if *json && status.is_success() => {
@@ -163,12 +139,12 @@ pub async fn run(admin: &Url, order: &TasksCommand) -> Result<TasksOutput, Admin
         TasksCommand::Cancel { reference: name } if is_id(name) => match ask_by_id(admin, name).await? {
             (status, body) if status.is_success() => {
                 let task: TaskEntry = read(&body)?;
-                shown(ask(admin, Method::POST, &["tasks", &task.reference, "cancel"], &[]).await?)
+                shown(admin.ask(Method::POST, &["tasks", &task.reference, "cancel"], &[]).await?)
             }
             other => shown(other),
         },
         TasksCommand::Cancel { reference } => {
-            shown(ask(admin, Method::POST, &["tasks", reference, "cancel"], &[]).await?)
+            shown(admin.ask(Method::POST, &["tasks", reference, "cancel"], &[]).await?)
         }
     }
 }
@@ -184,7 +160,7 @@ fn is_id(name: &str) -> bool {
 }
 
 /// Looks a task up by its id, which stands in no address: it may be a secret.
-async fn ask_by_id(admin: &Url, id: &str) -> Result<(StatusCode, Bytes), AdminRequestError> {
+async fn ask_by_id(admin: &AdminClient, id: &str) -> Result<(StatusCode, Bytes), AdminRequestError> {
     #[derive(Deserialize)]
     struct TaskFinding {
         next: Option<String>,
@@ -192,7 +168,7 @@ async fn ask_by_id(admin: &Url, id: &str) -> Result<(StatusCode, Bytes), AdminRe
     let mut after = None;
     for _ in 0..LOOKS_MAX {
         let body = serde_json::json!({ "id": id, "after": after }).to_string();
-        let (status, body) = ask_with(admin, (Method::POST, body.into()), &["tasks", "find"], &[]).await?;
+        let (status, body) = admin.ask_with((Method::POST, body.into()), &["tasks", "find"], &[]).await?;
         after = if status.is_success() { read::<TaskFinding>(&body)?.next } else { None };
         if after.is_none() {
             return Ok((status, body));
@@ -202,7 +178,7 @@ async fn ask_by_id(admin: &Url, id: &str) -> Result<(StatusCode, Bytes), AdminRe
 }
 
 async fn list(
-    admin: &Url,
+    admin: &AdminClient,
     wanted: Vec<(&str, &str)>,
     limit: usize,
     is_json: bool,
@@ -213,7 +189,7 @@ async fn list(
         let mut query = vec![("limit", page.as_str())];
         query.extend(&wanted);
         query.extend(after.as_deref().map(|after| ("after", after)));
-        let (status, body) = ask(admin, Method::GET, &["tasks"], &query).await?;
+        let (status, body) = admin.ask(Method::GET, &["tasks"], &query).await?;
         if !status.is_success() {
             return refused(&body);
         }
@@ -232,56 +208,6 @@ async fn list(
         table(&tasks, SystemClock.now())
     };
     Ok(if after.is_some() { TasksOutput::Part(text) } else { TasksOutput::Done(text) })
-}
-
-/// One request without a body of its own.
-async fn ask(
-    admin: &Url,
-    method: Method,
-    path: &[&str],
-    query: &[(&str, &str)],
-) -> Result<(StatusCode, Bytes), AdminRequestError> {
-    let body = if method == Method::POST { Bytes::from_static(b"{}") } else { Bytes::new() };
-    ask_with(admin, (method, body), path, query).await
-}
-
-/// One request on a connection of its own.
-async fn ask_with(
-    admin: &Url,
-    (method, body): (Method, Bytes),
-    path: &[&str],
-    query: &[(&str, &str)],
-) -> Result<(StatusCode, Bytes), AdminRequestError> {
-    let mut url = admin.clone();
-    url.path_segments_mut().map_err(|()| AdminRequestError::Address)?.clear().extend(path);
-    if !query.is_empty() {
-        url.query_pairs_mut().extend_pairs(query);
-    }
-    let host = url.host_str().filter(|_| url.scheme() == "http").ok_or(AdminRequestError::Address)?;
-    let port = url.port_or_known_default().ok_or(AdminRequestError::Address)?;
-    let target = url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
-    let request = Request::builder()
-        .method(method)
-        .uri(target)
-        .header(HOST, format!("{host}:{port}"))
-        .header(ACCEPT, "application/json")
-        .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(body))
-        .map_err(|_| AdminRequestError::Address)?;
-    let unreachable = |error| AdminRequestError::Unreachable(admin.clone(), error);
-    let exchange = async {
-        // The brackets of an IPv6 address belong to URLs alone.
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let socket = TcpStream::connect((bare, port)).await.map_err(unreachable)?;
-        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await;
-        let (mut requests, connection) = handshake.map_err(AdminRequestError::Broken)?;
-        TaskTracker::new().spawn(connection);
-        let response = requests.send_request(request).await.map_err(AdminRequestError::Broken)?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        Ok((status, body.map_err(|_| AdminRequestError::Unintelligible)?.to_bytes()))
-    };
-    tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(AdminRequestError::Late))
 }
 
 fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AdminRequestError> {

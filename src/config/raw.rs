@@ -20,7 +20,7 @@ use super::value::{
     PATTERN, PEM_FILE, PRINCIPAL_ID, PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
-use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, TaskMode};
+use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, OperatorRight, TaskMode};
 use crate::wire::ProtocolVersion;
 use command::RawCommand;
 pub(super) use drafts::RawDrafts;
@@ -30,7 +30,8 @@ pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 #[derive(Debug, Default)]
 pub(super) struct RawConfig {
     pub(super) listen: RawListen,
-    pub(super) admin_address: Option<LocatedValue<SocketAddr>>,
+    pub(super) admin: RawAdmin,
+    pub(super) metrics_address: Option<LocatedValue<SocketAddr>>,
     pub(super) store: RawStore,
     pub(super) limits: RawLimits,
     pub(super) auth: RawAuth,
@@ -59,6 +60,20 @@ pub(super) struct RawListen {
     pub(super) allowed_hosts_place: Option<ConfigLocation>,
     pub(super) allowed_origins: Vec<String>,
     pub(super) public_url: Option<LocatedValue<Url>>,
+}
+
+/// The operators' listener.
+#[derive(Debug, Default)]
+pub(super) struct RawAdmin {
+    pub(super) address: Option<LocatedValue<SocketAddr>>,
+    pub(super) tokens: Vec<RawAdminToken>,
+}
+
+/// What one operator comes with.
+#[derive(Debug)]
+pub(super) struct RawAdminToken {
+    pub(super) file: Option<LocatedValue<PathBuf>>,
+    pub(super) may: Option<LocatedValue<OperatorRight>>,
 }
 
 /// A certificate and its key; one alone is a mistake, noted by whoever reads or resolves it.
@@ -193,15 +208,19 @@ pub(super) struct RawSplit {
 /// Reads the file's outermost table.
 pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let listen = read_listen(root.section("listen"));
-    let mut admin = root.section("admin");
-    let admin_address = admin.read("address", &ADDRESS);
-    admin.close();
+    let mut section = root.section("admin");
+    let admin =
+        RawAdmin { address: section.read("address", &ADDRESS), tokens: section.each("tokens", read_admin_token) };
+    section.close();
+    let mut section = root.section("metrics");
+    let metrics_address = section.read("address", &ADDRESS);
+    section.close();
     let store = read_store(root.section("store"));
     let limits = read_limits(root.section("limits"));
     let auth = read_auth(root.section("auth"));
     let upstreams = root.named("upstreams", read_upstream);
     root.close();
-    RawConfig { listen, admin_address, store, limits, auth, upstreams }
+    RawConfig { listen, admin, metrics_address, store, limits, auth, upstreams }
 }
 
 fn read_store(mut section: Section<'_, '_>) -> RawStore {
@@ -230,6 +249,13 @@ fn read_listen(mut section: Section<'_, '_>) -> RawListen {
     tls.close();
     section.close();
     RawListen { address, tls: identity, plaintext, allowed_hosts, allowed_hosts_place, allowed_origins, public_url }
+}
+
+fn read_admin_token(mut section: Section<'_, '_>) -> RawAdminToken {
+    let rights = [("read", Some(OperatorRight::Read)), ("act", Some(OperatorRight::Act))];
+    let token = RawAdminToken { file: section.require("file", &KEY_FILE), may: section.word("may", &rights) };
+    section.close();
+    token
 }
 
 fn read_auth(mut section: Section<'_, '_>) -> RawAuth {

@@ -67,7 +67,7 @@ struct UpstreamDefaults {
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config {
     let anonymous = value_or(raw.auth.anonymous.as_ref(), false);
     let auth = auth::resolve(&raw.auth, report);
-    let (listen, admin) = listeners::resolve(raw, report);
+    let listeners::Listeners { listen, admin, metrics } = listeners::resolve(raw, report);
     let store = resolve_store(&raw.store, &raw.limits, report);
     let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
@@ -75,7 +75,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let shared = UpstreamDefaults { anonymous, result_bytes_max, asks_for_keys };
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, report);
     raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()).for_each(|url| check_not_own(url, listen.address, report));
-    Config { listen, admin, folder, store, auth, upstreams }
+    Config { listen, admin, metrics, folder, store, auth, upstreams }
 }
 
 /// A gateway that calls itself would do so for ever.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Method};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body, Frame, SizeHint};
@@ -69,10 +69,10 @@ impl Body for PartsBody {
 /// A request whose HTTP guards are done: its path is the endpoint's, its host and origin are welcome.
 ///
 /// A POST carries `application/json`, unencoded, whole, within bounds and not empty. GET and DELETE carry an
-/// empty body. Other methods never arrive.
+/// empty body, as does HEAD where the endpoint takes it. Other methods never arrive.
 #[derive(Clone, Debug)]
 pub struct Inbound {
-    pub method: http::Method,
+    pub method: Method,
     pub path: String,
     /// What follows the `?` of the target, undecoded. It chooses no path (B57); on one for HTTP+SSE it says which stream
     /// a message is for.
@@ -126,6 +126,11 @@ pub trait Endpoint: Send + Sync {
     /// Whether a header of a request goes on to the server behind, which tells people apart by a credential.
     fn forwards(&self, _header: &HeaderName) -> bool {
         false
+    }
+
+    /// Whether requests with this method come here.
+    fn takes(&self, method: &Method) -> bool {
+        [Method::POST, Method::GET, Method::DELETE].contains(method)
     }
 
     /// The methods named by a 405 that is given before this endpoint is asked.

@@ -289,11 +289,14 @@ impl Endpoint for Operators {
         let below = request.path.strip_prefix(BELOW);
         let to_cancel = below.and_then(|rest| rest.strip_suffix("/cancel"));
         let is_post = to_cancel.is_some() || request.path == FIND;
+        if to_cancel.is_some() && !request.principal.may_act() {
+            return refusal(StatusCode::FORBIDDEN, "this token may look and not act; `may = \"act\"` lets one cancel");
+        }
         let allowed = if is_post { Method::POST } else { Method::GET };
         if request.method != allowed && (is_post || request.method != Method::HEAD) {
             let mut response = FaceResponse::new(empty_body());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-            let allowed = HeaderValue::from_static(if allowed == Method::POST { "POST" } else { "GET" });
+            let allowed = HeaderValue::from_static(if allowed == Method::POST { "POST" } else { "GET, HEAD" });
             response.headers_mut().insert(ALLOW, allowed);
             return response;
         }
@@ -307,8 +310,12 @@ impl Endpoint for Operators {
         }
     }
 
+    fn takes(&self, method: &Method) -> bool {
+        [Method::GET, Method::HEAD, Method::POST].contains(method)
+    }
+
     fn allow(&self) -> HeaderValue {
-        HeaderValue::from_static("GET, POST")
+        HeaderValue::from_static("GET, HEAD, POST")
     }
 }
 
@@ -331,6 +338,10 @@ fn answer(answer: Result<impl Serialize, OperatorError>) -> FaceResponse {
         }
     };
     json(status, &OperatorRefusal { error, task })
+}
+
+fn refusal(status: StatusCode, error: &'static str) -> FaceResponse {
+    json(status, &OperatorRefusal { error, task: None })
 }
 
 fn json(status: StatusCode, answer: &impl Serialize) -> FaceResponse {

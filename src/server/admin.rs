@@ -3,19 +3,20 @@
 //! The same layers stand in front of it as in front of the clients' listener (B66).
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::RwLock;
 
 use super::{AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes};
-use crate::face::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
+use crate::face::http::{Endpoint, FaceResponse, Inbound, full_body};
 use crate::task::Principal;
 use crate::upstream::upstream_health::{HealthReport, UpstreamHealthList};
 
@@ -50,16 +51,36 @@ impl Readiness {
     }
 }
 
-/// The admin listener's site.
+/// The admin listener's site, for `callers`.
 #[must_use]
 pub fn site(
-    settings: AdminSettings,
+    settings: &AdminSettings,
+    callers: Authenticator,
     readiness: Readiness,
     upstreams: UpstreamHealthList,
     metrics: PrometheusHandle,
 ) -> ListenerSpec {
+    let routes = pages(AdminPage::Readiness(readiness, Some(upstreams)), metrics);
+    spec(ListenerRole::Operators, settings.address, callers, routes)
+}
+
+/// The site of a listener that has nothing but metrics and health, and asks nobody for credentials.
+#[must_use]
+pub fn probes(address: SocketAddr, readiness: Readiness, metrics: PrometheusHandle) -> ListenerSpec {
+    let routes = pages(AdminPage::Readiness(readiness, None), metrics);
+    spec(ListenerRole::Probes, address, Authenticator::Everyone(Principal::anonymous()), routes)
+}
+
+fn pages(readiness: AdminPage, metrics: PrometheusHandle) -> Routes {
+    Routes::new()
+        .with("/healthz", Arc::new(AdminPage::Health))
+        .with("/readyz", Arc::new(readiness))
+        .with("/metrics", Arc::new(AdminPage::Metrics(metrics)))
+}
+
+fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes: Routes) -> ListenerSpec {
     let settings = ListenSettings {
-        address: settings.address,
+        address,
         tls: None,
         plaintext: false,
         allowed_hosts: Vec::new(),
@@ -69,45 +90,28 @@ pub fn site(
         connections_max: CONNECTIONS_MAX,
         drain_max: DRAIN_MAX,
     };
-    let routes = Routes::new()
-        .with("/healthz", Arc::new(AdminPage::Health))
-        .with("/readyz", Arc::new(AdminPage::Readiness(readiness, upstreams)))
-        .with("/metrics", Arc::new(AdminPage::Metrics(metrics)));
-    ListenerSpec {
-        role: ListenerRole::Operators,
-        settings,
-        limits: ListenerLimits::default(),
-        callers: Authenticator::Everyone(Principal::local()),
-        routes,
-    }
+    ListenerSpec { role, settings, limits: ListenerLimits::default(), callers, routes }
 }
 
 /// What can be looked at.
 enum AdminPage {
     /// Answers as long as anything does.
     Health,
-    /// An upstream that fails does not make the gateway unready: the others are served. With `?verbose` it is shown.
-    Readiness(Readiness, UpstreamHealthList),
+    /// An upstream that fails does not make the gateway unready: the others are served. With `?verbose` it is shown to
+    /// operators.
+    Readiness(Readiness, Option<UpstreamHealthList>),
     Metrics(PrometheusHandle),
 }
-
-const GET: HeaderValue = HeaderValue::from_static("GET");
 
 #[async_trait]
 impl Endpoint for AdminPage {
     async fn serve(&self, request: Inbound) -> FaceResponse {
-        if !matches!(request.method, Method::GET | Method::HEAD) {
-            let mut response = FaceResponse::new(empty_body());
-            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-            response.headers_mut().insert(ALLOW, GET);
-            return response;
-        }
         match self {
             Self::Health => text(StatusCode::OK, "ok\n".into()),
             Self::Readiness(readiness, upstreams) => {
                 let reasons = readiness.reasons();
                 let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-                if is_verbose(request.query.as_deref()) {
+                if let Some(upstreams) = upstreams.as_ref().filter(|_| is_verbose(request.query.as_deref())) {
                     return verbose(status, &reasons, &upstreams.looks());
                 }
                 text(status, if reasons.is_empty() { "ready".to_owned() } else { reasons.join("\n") } + "\n")
@@ -116,8 +120,12 @@ impl Endpoint for AdminPage {
         }
     }
 
+    fn takes(&self, method: &Method) -> bool {
+        [Method::GET, Method::HEAD].contains(method)
+    }
+
     fn allow(&self) -> HeaderValue {
-        GET
+        HeaderValue::from_static("GET, HEAD")
     }
 }
 

@@ -161,7 +161,7 @@ impl DispatchState {
     fn admit(&self, request: &Request<Incoming>) -> Result<(&Arc<dyn Endpoint>, AcceptedTypes), Refusal> {
         let endpoint = self.routes.find(request.uri().path()).ok_or(Refusal::PathUnknown)?;
         let (method, headers) = (request.method(), request.headers());
-        if ![Method::POST, Method::GET, Method::DELETE].contains(method) {
+        if !endpoint.takes(method) {
             return Err(Refusal::MethodUnknown(endpoint.allow()));
         }
         let accepted = media::accepted(headers);

@@ -18,7 +18,8 @@ const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 /// Which names this listener answers to, on any port.
 #[derive(Clone, Debug)]
 pub(super) struct HostGuard {
-    names: Arc<HashSet<String>>,
+    /// `None` where any will do.
+    names: Option<Arc<HashSet<String>>>,
     /// What the listener shows over TLS; its names are served, too.
     certificate: Option<Arc<ListenerCertificate>>,
     /// The address that the client connected to. A page whose name was rebound cannot send it as `Host`.
@@ -33,7 +34,13 @@ impl HostGuard {
         if bound.ip().is_loopback() || bound.ip().is_unspecified() {
             names.extend(LOOPBACK_NAMES.map(str::to_owned));
         }
-        Self { names: Arc::new(names), certificate, local: bound.ip() }
+        Self { names: Some(Arc::new(names)), certificate, local: bound.ip() }
+    }
+
+    /// The same guard for a listener that answers to any name: a page whose name was rebound gets nothing there, as it has
+    /// no credential, or may not come by its origin.
+    pub(super) fn of_any_name(self) -> Self {
+        Self { names: None, ..self }
     }
 
     pub(super) const fn certificate(&self) -> Option<&Arc<ListenerCertificate>> {
@@ -42,17 +49,20 @@ impl HostGuard {
 
     /// The same guard for a connection that came in on `local`.
     pub(super) fn on(&self, local: IpAddr) -> Self {
-        Self { names: Arc::clone(&self.names), certificate: self.certificate.clone(), local }
+        Self { names: self.names.clone(), certificate: self.certificate.clone(), local }
     }
 
     fn welcomes(&self, authority: &str) -> bool {
         let Some(name) = host_name(authority) else {
             return false;
         };
+        let Some(names) = &self.names else {
+            return true;
+        };
         let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
         // Nearly every client sends the name as it is listed; only the others pay for a copy.
-        self.names.contains(name)
-            || self.names.contains(&name.to_ascii_lowercase())
+        names.contains(name)
+            || names.contains(&name.to_ascii_lowercase())
             || bare.parse::<IpAddr>().is_ok_and(|ip| ip == self.local && !ip.is_unspecified())
             || self.certificate.as_ref().is_some_and(|shown| shown.is_for(bare))
     }
@@ -137,6 +147,7 @@ fn host_name(authority: &str) -> Option<&str> {
 pub(super) struct OriginGuard {
     allowed: Arc<HashSet<String>>,
     pages: ImplicitOrigins,
+    own: OwnPages,
     /// Whether the listener speaks TLS, so that none of its own pages is plain.
     is_tls: bool,
 }
@@ -149,16 +160,36 @@ enum ImplicitOrigins {
     Loopback,
 }
 
+/// Whether pages of the very host that is asked may call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OwnPages {
+    Welcome,
+    Barred,
+}
+
 impl OriginGuard {
     /// `allowed` holds origins as `scheme://host[:port]`.
     pub(super) fn new(bound: SocketAddr, allowed: &[String], is_tls: bool) -> Self {
         let pages = if bound.ip().is_loopback() { ImplicitOrigins::Loopback } else { ImplicitOrigins::None };
-        Self { allowed: Arc::new(allowed.iter().map(|origin| origin.to_ascii_lowercase()).collect()), pages, is_tls }
+        Self {
+            allowed: Arc::new(allowed.iter().map(|origin| origin.to_ascii_lowercase()).collect()),
+            pages,
+            own: OwnPages::Welcome,
+            is_tls,
+        }
+    }
+
+    /// The guard of a listener that no page may call.
+    pub(super) fn against_pages() -> Self {
+        Self { allowed: Arc::default(), pages: ImplicitOrigins::None, own: OwnPages::Barred, is_tls: false }
     }
 
     /// Whether a page is of the host that its request is for, which the host's guard has let in: a proxy in front may
     /// serve pages under that name. Names and ports are compared as they are written, but for the scheme's own port.
     fn is_of(&self, host: &str, origin: &str) -> bool {
+        if self.own == OwnPages::Barred {
+            return false;
+        }
         let origin = origin.to_ascii_lowercase();
         let (page, port) = match (origin.strip_prefix("https://"), origin.strip_prefix("http://")) {
             (Some(page), _) => (page, ":443"),

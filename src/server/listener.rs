@@ -206,10 +206,13 @@ fn layers(
     routes: Routes,
 ) -> Layers {
     let RetainedLayers { principal, certificate, notices } = kept;
+    let role = notices.listener();
+    let host = HostGuard::new(at, &settings.allowed_hosts, certificate.clone());
+    let origin = OriginGuard::new(at, &settings.allowed_origins, certificate.is_some());
     Layers {
         head: HeadGuard::new(limits),
-        origin: OriginGuard::new(at, &settings.allowed_origins, certificate.is_some()),
-        host: HostGuard::new(at, &settings.allowed_hosts, certificate),
+        origin: if role == ListenerRole::Probes { OriginGuard::against_pages() } else { origin },
+        host: if role == ListenerRole::Probes || principal.asks_all() { host.of_any_name() } else { host },
         principal,
         dispatch: Dispatch::new(routes, limits, settings.body_bytes_max.get(), Arc::clone(&notices)),
         notices,

@@ -120,6 +120,11 @@ impl PrincipalGuard {
         Self::new(callers)
     }
 
+    /// Whether nobody gets past without a credential.
+    pub(super) const fn asks_all(&self) -> bool {
+        matches!(self.callers, Authenticator::KeyHolders(_))
+    }
+
     /// Who sent this request. `forwards` says of a path whether credentials go on to the server behind.
     ///
     /// # Errors

@@ -9,6 +9,17 @@ use super::digest::digest;
 /// The scheme of those who are known by a credential for the server behind.
 const UNCHECKED: &str = "cred:";
 const ANONYMOUS: &str = "anon";
+const READER: &str = "operator:read";
+const ACTOR: &str = "operator:act";
+
+/// What an operator who comes with a token may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperatorRight {
+    /// Look at everything that operators are shown.
+    Read,
+    /// Change it, too.
+    Act,
+}
 
 /// The verified identity behind a request. Part of every task's key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,6 +47,21 @@ impl Principal {
             let _ = write!(text, "{byte:02x}");
         }
         Self::new(&text)
+    }
+
+    /// An operator who came with a token.
+    #[must_use]
+    pub fn operator(may: OperatorRight) -> Self {
+        Self::new(match may {
+            OperatorRight::Read => READER,
+            OperatorRight::Act => ACTOR,
+        })
+    }
+
+    /// Whether an operator may change what is shown: where nobody is asked for a token, all may.
+    #[must_use]
+    pub fn may_act(&self) -> bool {
+        &*self.0 != READER
     }
 
     /// An identity in its written form, with the scheme in front (`key:…`, `jwt:…`).

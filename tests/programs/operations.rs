@@ -9,6 +9,7 @@ mod leaving;
 mod long_list;
 mod memory;
 mod operators;
+mod outside;
 mod program;
 mod reload;
 mod shutdown;

@@ -4,18 +4,47 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use super::super::error::MistakeCollector;
-use super::super::raw::RawConfig;
+use super::super::raw::{RawAdminToken, RawConfig};
+use super::super::section::LocatedValue;
 use super::{MIB, count_or, exposure, first_place, identity, is_loopback, not_zero, value_or};
+use crate::server::api_keys::{ApiKeySettings, KeySource};
 use crate::server::{AdminSettings, ListenSettings};
+use crate::task::{OperatorRight, Principal};
 
 const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 
-pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> (ListenSettings, AdminSettings) {
+/// All listeners of a gateway.
+pub(super) struct Listeners {
+    pub(super) listen: ListenSettings,
+    pub(super) admin: AdminSettings,
+    pub(super) metrics: Option<SocketAddr>,
+}
+
+pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Listeners {
     let listen = resolve_listen(raw, report);
-    let admin = AdminSettings { address: value_or(raw.admin_address.as_ref(), ADMIN_ADDRESS) };
-    check_addresses(raw, &listen, admin, report);
-    (listen, admin)
+    let tokens = raw.admin.tokens.iter().filter_map(resolve_token).collect();
+    let admin = AdminSettings { address: value_or(raw.admin.address.as_ref(), ADMIN_ADDRESS), tokens };
+    check_admin(raw, report);
+    let metrics = raw.metrics_address.as_ref().map(|written| written.value);
+    check_overlaps(
+        &[
+            ("listen.address", listen.address, raw.listen.address.as_ref()),
+            ("admin.address", admin.address, raw.admin.address.as_ref()),
+        ]
+        .into_iter()
+        .chain(metrics.map(|address| ("metrics.address", address, raw.metrics_address.as_ref())))
+        .collect::<Vec<_>>(),
+        report,
+    );
+    Listeners { listen, admin, metrics }
+}
+
+fn resolve_token(raw: &RawAdminToken) -> Option<ApiKeySettings> {
+    let file = raw.file.as_ref()?;
+    // Whoever forgets to say it gives away less.
+    let principal = Principal::operator(value_or(raw.may.as_ref(), OperatorRight::Read));
+    Some(ApiKeySettings { principal, source: KeySource::File(file.value.clone()), place: file.place.key.clone() })
 }
 
 fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSettings {
@@ -38,26 +67,37 @@ fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSetti
     }
 }
 
-fn check_addresses(raw: &RawConfig, listen: &ListenSettings, admin: AdminSettings, report: &mut MistakeCollector) {
-    if let Some(written) = &raw.admin_address
-        && !is_loopback(admin.address)
+fn check_admin(raw: &RawConfig, report: &mut MistakeCollector) {
+    if let Some(written) = &raw.admin.address
+        && !is_loopback(written.value)
+        && raw.admin.tokens.is_empty()
+        && !report.blames("admin.tokens")
     {
         report.mistake(
             &written.place,
-            "other machines can reach this address, and the admin listener has no authentication yet; \
-             write a loopback address",
+            "other machines can reach this address, and nobody there is asked for a token; write [[admin.tokens]] with a \
+             `file` below it, or a loopback address. Metrics and health alone have a listener of their own: [metrics]",
         );
     }
-    let (a, b) = (listen.address, admin.address);
-    let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
-    let unknown = report.blames("listen.address") || report.blames("admin.address");
-    // The two defaults differ, so at least one of them was written.
-    if !unknown
-        && a.port() != 0
-        && a.port() == b.port()
-        && overlap
-        && let Some(place) = first_place([raw.admin_address.as_ref(), raw.listen.address.as_ref()])
-    {
-        report.mistake(place, "`listen.address` and `admin.address` overlap; give them different ports");
+}
+
+/// A listener: the key that says where it listens, where that is, and where it was written.
+type ListenerAddress<'a> = (&'static str, SocketAddr, Option<&'a LocatedValue<SocketAddr>>);
+
+fn check_overlaps(all: &[ListenerAddress<'_>], report: &mut MistakeCollector) {
+    for (index, (key, address, written)) in all.iter().enumerate() {
+        for (other_key, other, other_written) in all.iter().take(index) {
+            let overlap = address.ip() == other.ip() || address.ip().is_unspecified() || other.ip().is_unspecified();
+            let unknown = report.blames(key) || report.blames(other_key);
+            // The defaults differ, so at least one of them was written.
+            if !unknown
+                && address.port() != 0
+                && address.port() == other.port()
+                && overlap
+                && let Some(place) = first_place([*written, *other_written])
+            {
+                report.mistake(place, format!("`{other_key}` and `{key}` overlap; give them different ports"));
+            }
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use taskgate::server::admin::{Readiness, site};
-use taskgate::server::{AdminSettings, RunningListener, start};
+use taskgate::server::{AdminSettings, Authenticator, RunningListener, start};
+use taskgate::task::Principal;
 use taskgate::telemetry::install_metrics;
 use taskgate::upstream::upstream_health::UpstreamHealthList;
 
@@ -18,8 +19,9 @@ fn metrics() -> PrometheusHandle {
 }
 
 async fn admin(readiness: &Readiness) -> RunningListener {
-    let settings = AdminSettings { address: SocketAddr::from(([127, 0, 0, 1], 0)) };
-    start(site(settings, readiness.clone(), UpstreamHealthList::default(), metrics())).await.unwrap()
+    let settings = AdminSettings { address: SocketAddr::from(([127, 0, 0, 1], 0)), tokens: Vec::new() };
+    let callers = Authenticator::Everyone(Principal::local());
+    start(site(&settings, callers, readiness.clone(), UpstreamHealthList::default(), metrics())).await.unwrap()
 }
 
 async fn ask(running: &RunningListener, method: &str, path: &str, host: &str) -> Answer {
@@ -54,7 +56,7 @@ async fn only_what_is_listed_can_be_looked_at() {
     }
     for method in ["DELETE", "PUT", "OPTIONS"] {
         let answer = ask(&running, method, "/metrics", "localhost").await;
-        assert_eq!((answer.status(), answer.header("allow")), ("405", Some("GET")), "{method}");
+        assert_eq!((answer.status(), answer.header("allow")), ("405", Some("GET, HEAD")), "{method}");
     }
 }
 

@@ -132,13 +132,21 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
     if table == "upstreams.NAME.tools" {
         parts.insert(table, if key == "match" { String::new() } else { "match = \"any\"".to_owned() });
     }
+    if table == "admin.tokens" {
+        parts.insert(table, if key == "file" { String::new() } else { "file = \"ops.token\"".to_owned() });
+    }
     if table == "upstreams.NAME.tools.split" {
         parts.insert("upstreams.NAME.tools", "match = \"any\"".to_owned());
         parts.insert(table, if key == "argument" { String::new() } else { "argument = \"any\"".to_owned() });
     }
     let text = |parts: &BTreeMap<&str, String>| {
-        let header =
-            |table: &str| if table.ends_with(".tools") { format!("[[{table}]]") } else { format!("[{table}]") };
+        let header = |table: &str| {
+            if table.ends_with(".tools") || table == "admin.tokens" {
+                format!("[[{table}]]")
+            } else {
+                format!("[{table}]")
+            }
+        };
         let parts: String = parts.iter().map(|(table, lines)| format!("{}\n{lines}\n", header(table))).collect();
         parts.replace("NAME", "reports")
     };
@@ -226,7 +234,7 @@ fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_bey
 }
 
 /// Another value for each key outside of the upstreams, and whatever else a file with it needs.
-const OTHERS: [(&str, &str); 24] = [
+const OTHERS: [(&str, &str); 27] = [
     ("listen.address", "[listen]\naddress = \"127.0.0.1:7777\""),
     ("listen.plaintext", "[listen]\nplaintext = true"),
     ("listen.allowed_hosts", "[listen]\nallowed_hosts = [\"mcp.example\"]"),
@@ -235,6 +243,9 @@ const OTHERS: [(&str, &str); 24] = [
     ("listen.tls.certificate", "[listen.tls]\ncertificate = \"a.pem\"\nkey = \"server.key\""),
     ("listen.tls.key", "[listen.tls]\ncertificate = \"server.pem\"\nkey = \"b.key\""),
     ("admin.address", "[admin]\naddress = \"127.0.0.1:7777\""),
+    ("admin.tokens.file", "[[admin.tokens]]\nfile = \"ops.token\""),
+    ("admin.tokens.may", "[[admin.tokens]]\nfile = \"ops.token\"\nmay = \"act\""),
+    ("metrics.address", "[metrics]\naddress = \"127.0.0.1:7777\""),
     ("store.kind", "[store]\nkind = \"memory\""),
     ("store.path", "[store]\npath = \"elsewhere\""),
     ("store.ephemeral", "[store]\nephemeral = true"),

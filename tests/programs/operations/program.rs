@@ -24,6 +24,7 @@ pub(crate) struct Program {
     child: Child,
     pub(crate) clients: SocketAddr,
     pub(crate) admin: SocketAddr,
+    pub(crate) metrics: Option<SocketAddr>,
     log: watch::Receiver<String>,
 }
 
@@ -97,18 +98,22 @@ impl Program {
         TaskTracker::new().spawn(gather(child.stderr.take().unwrap(), sender));
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let addresses = in_time(async {
-            let mut clients = None;
+            let (mut clients, mut metrics) = (None, None);
             while let Some(line) = lines.next_line().await.unwrap() {
                 if let Some(url) = line.strip_prefix("serving ") {
-                    clients = url.split('/').nth(2).map(|authority| authority.parse().unwrap());
+                    clients = url.split('/').nth(2).and_then(|authority| authority.parse().ok());
+                } else if let Some(url) = line.strip_prefix("listen  http://") {
+                    clients = Some(url.trim().parse().unwrap());
+                } else if let Some(url) = line.strip_prefix("metrics http://") {
+                    metrics = Some(url.trim().parse().unwrap());
                 } else if let Some(url) = line.strip_prefix("admin   http://") {
-                    return Some((clients?, url.trim().parse().unwrap()));
+                    return Some((clients?, url.trim().parse().unwrap(), metrics));
                 }
             }
             None
         });
-        let Some((clients, admin)) = addresses.await else { panic!("not started: {}", *log.borrow()) };
-        Self { child, clients, admin, log }
+        let Some((clients, admin, metrics)) = addresses.await else { panic!("not started: {}", *log.borrow()) };
+        Self { child, clients, admin, metrics, log }
     }
 
     pub(crate) fn id(&self) -> u32 {

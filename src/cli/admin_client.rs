@@ -1,0 +1,114 @@
+//! Asks the admin listener of a running gateway.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::{HeaderValue, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio_util::task::TaskTracker;
+use url::Url;
+
+use crate::upstream::transport::credential::secret_value;
+
+/// Where operators keep their token.
+pub(super) const TOKEN_VARIABLE: &str = "TASKGATE_ADMIN_TOKEN";
+/// How long the gateway may take for one answer.
+const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// Why the gateway could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminRequestError {
+    #[error("the admin address must be like http://127.0.0.1:9090")]
+    Address,
+    #[error("the gateway cannot be reached at {0}")]
+    Unreachable(Url, #[source] std::io::Error),
+    #[error("the connection to the gateway broke")]
+    Broken(#[source] hyper::Error),
+    #[error("no answer within {}", humantime::format_duration(PATIENCE))]
+    Late,
+    #[error("{TOKEN_VARIABLE} has characters that no header can carry")]
+    Token,
+    #[error("the gateway asks operators for a token, and does not know this one; put it into {TOKEN_VARIABLE}")]
+    Unauthorized,
+    #[error("the answer is not that of taskgate's admin listener")]
+    Unintelligible,
+}
+
+/// An admin listener, and what this operator comes with.
+#[derive(Clone, Debug)]
+pub struct AdminClient {
+    url: Url,
+    authorization: Option<HeaderValue>,
+}
+
+impl AdminClient {
+    /// The listener at `url`; without a token where there is none, or an empty one.
+    ///
+    /// # Errors
+    /// If the token cannot be sent.
+    pub fn new(url: &Url, token: Option<&str>) -> Result<Self, AdminRequestError> {
+        let token = token.map(str::trim).filter(|token| !token.is_empty());
+        let authorization = token.map(|token| secret_value(&format!("Bearer {token}")).ok_or(AdminRequestError::Token));
+        Ok(Self { url: url.clone(), authorization: authorization.transpose()? })
+    }
+
+    /// One request without a body of its own.
+    pub(super) async fn ask(
+        &self,
+        method: Method,
+        path: &[&str],
+        query: &[(&str, &str)],
+    ) -> Result<(StatusCode, Bytes), AdminRequestError> {
+        let body = if method == Method::POST { Bytes::from_static(b"{}") } else { Bytes::new() };
+        self.ask_with((method, body), path, query).await
+    }
+
+    /// One request on a connection of its own.
+    pub(super) async fn ask_with(
+        &self,
+        (method, body): (Method, Bytes),
+        path: &[&str],
+        query: &[(&str, &str)],
+    ) -> Result<(StatusCode, Bytes), AdminRequestError> {
+        let mut url = self.url.clone();
+        url.path_segments_mut().map_err(|()| AdminRequestError::Address)?.clear().extend(path);
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let host = url.host_str().filter(|_| url.scheme() == "http").ok_or(AdminRequestError::Address)?;
+        let port = url.port_or_known_default().ok_or(AdminRequestError::Address)?;
+        let target = url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
+        let mut request = Request::builder()
+            .method(method)
+            .uri(target)
+            .header(HOST, format!("{host}:{port}"))
+            .header(ACCEPT, "application/json")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|_| AdminRequestError::Address)?;
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert(AUTHORIZATION, authorization.clone());
+        }
+        let unreachable = |error| AdminRequestError::Unreachable(self.url.clone(), error);
+        let exchange = async {
+            // The brackets of an IPv6 address belong to URLs alone.
+            let bare = host.trim_start_matches('[').trim_end_matches(']');
+            let socket = TcpStream::connect((bare, port)).await.map_err(unreachable)?;
+            let handshake = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await;
+            let (mut requests, connection) = handshake.map_err(AdminRequestError::Broken)?;
+            TaskTracker::new().spawn(connection);
+            let response = requests.send_request(request).await.map_err(AdminRequestError::Broken)?;
+            let status = response.status();
+            if status == StatusCode::UNAUTHORIZED {
+                return Err(AdminRequestError::Unauthorized);
+            }
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            Ok((status, body.map_err(|_| AdminRequestError::Unintelligible)?.to_bytes()))
+        };
+        tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(AdminRequestError::Late))
+    }
+}

@@ -1,0 +1,39 @@
+//! Asks a running gateway whether it is ready, for a probe in an image without another program for that.
+
+use std::process::ExitCode;
+
+use http::Method;
+
+use super::admin_client::{AdminClient, AdminRequestError, TOKEN_VARIABLE};
+use super::{refuse, say};
+use crate::cause::CauseChain;
+
+/// Where the gateway answers.
+#[derive(Debug, clap::Args)]
+pub(super) struct HealthArguments {
+    /// Where the gateway's admin listener is, or the one of its [metrics].
+    #[arg(value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    url: url::Url,
+}
+
+/// Ends with 0 if the gateway says that it is ready, else with 1 and a line that says why.
+pub(super) async fn run(arguments: &HealthArguments) -> ExitCode {
+    let token = std::env::var(TOKEN_VARIABLE).ok();
+    let answer = match AdminClient::new(&arguments.url, token.as_deref()) {
+        Ok(admin) => admin.ask(Method::GET, &["readyz"], &[]).await,
+        Err(error) => Err(error),
+    };
+    match answer {
+        Ok((status, _)) if status.is_success() => ExitCode::SUCCESS,
+        Ok((status, reasons)) => {
+            let reasons = String::from_utf8_lossy(&reasons).trim().replace('\n', ", ");
+            say(format_args!("not ready: {}", if reasons.is_empty() { status.to_string() } else { reasons }));
+            ExitCode::FAILURE
+        }
+        Err(error @ (AdminRequestError::Address | AdminRequestError::Token)) => refuse(error),
+        Err(error) => {
+            say(CauseChain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}

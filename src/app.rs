@@ -227,7 +227,7 @@ impl Gateway {
             self.parts.leaving.cancel();
         };
         let ended = finish(&self.parts.engine, self.clients.heard_out(), &self.ending, plan);
-        let (drained, lost, ()) = tokio::join!(self.clients.drain(plan), ended, leave);
+        let (drained, lost, ()) = tokio::join!(Box::pin(self.clients.drain(plan)), ended, leave);
         let retired = self.retired.all();
         let closing =
             self.upstreams.iter().map(|one| one.served.upstream.close()).chain(retired.iter().map(|one| one.close()));

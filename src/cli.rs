@@ -184,7 +184,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let serve = || CliCommand::Serve { file: None, config: env::var_os(CONFIG_VARIABLE).map(PathBuf::from) };
     let ended = match command.unwrap_or_else(serve) {
-        CliCommand::Serve { file, config } => app::serve(file.or(config)).await,
+        CliCommand::Serve { file, config } => Box::pin(app::serve(file.or(config))).await,
         CliCommand::Check { file } => Ok(check(&file)),
         CliCommand::DemoServer { listen: Some(address) } => demo_server(address).await,
         CliCommand::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
@@ -196,8 +196,8 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Tools(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Tools)).await),
         CliCommand::Resources(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Resources)).await),
         CliCommand::Prompts(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Prompts)).await),
-        CliCommand::Wrap(arguments) => wrap::run(arguments).await,
-        CliCommand::Probe(arguments) => probe::arguments::run(arguments).await,
+        CliCommand::Wrap(arguments) => Box::pin(wrap::run(arguments)).await,
+        CliCommand::Probe(arguments) => Box::pin(probe::arguments::run(arguments)).await,
         CliCommand::Health(arguments) => Ok(Box::pin(health::run(&arguments)).await),
         CliCommand::Tasks { order, admin } => Box::pin(operate(&order, &admin)).await,
     };

@@ -12,6 +12,7 @@ mod connection_state;
 mod cors;
 mod dispatch;
 pub mod drain;
+pub mod forwarded;
 mod frames;
 mod grant;
 mod head;
@@ -35,6 +36,7 @@ use crate::tls::IdentityFiles;
 use api_keys::ApiKeySettings;
 pub use dispatch::Routes;
 pub use drain::{DrainPlan, Drained};
+use forwarded::AddressRange;
 pub(crate) use host::is_loopback;
 pub use listener::{ListenerSpec, RunningListener, StartError, start, start_on};
 pub use principal::{Authenticator, LocalUser};
@@ -77,6 +79,8 @@ pub struct ListenSettings {
     /// The beginning of the addresses that clients use, if it is not where the gateway listens: `scheme://host[:port]`. Its
     /// host and its origin are among the allowed ones.
     pub public_url: Option<String>,
+    /// Peers whose `Forwarded` and `X-Forwarded-*` are believed.
+    pub trusted_proxies: Vec<AddressRange>,
     pub body_bytes_max: NonZeroUsize,
     pub connections_max: NonZeroUsize,
     /// How long a drain waits for calls that are held.

@@ -158,7 +158,7 @@ pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
 pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
     Ok(match &config.auth {
         AuthSettings::Everyone(principal) if *principal == Principal::local() => {
-            Authenticator::OnePerson(LocalUser::new(&config.listen.allowed_hosts))
+            Authenticator::OnePerson(LocalUser::new(&config.listen))
         }
         AuthSettings::Everyone(principal) => Authenticator::Everyone(principal.clone()),
         keys @ AuthSettings::ApiKeys(_) => Authenticator::KeyHolders(ApiKeyRing::new(api_keys(keys)?)),

@@ -139,6 +139,7 @@ impl WrappedGateway {
             upstream: Arc::clone(&self.name),
             path: self.path.clone(),
             principal: Principal::local(),
+            address: None,
             message_bytes_max: self.message_bytes_max,
         }
     }

@@ -16,10 +16,11 @@ use url::Url;
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
-    ADDRESS, API_KEY, API_KEY_DIGEST, ARGUMENT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN,
-    PATTERN, PEM_FILE, PRINCIPAL_ID, PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
+    ADDRESS, ADDRESS_RANGE, API_KEY, API_KEY_DIGEST, ARGUMENT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE,
+    NEW_NAME, ORIGIN, PATTERN, PEM_FILE, PRINCIPAL_ID, PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
+use crate::server::forwarded::AddressRange;
 use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, OperatorRight, TaskMode};
 use crate::wire::ProtocolVersion;
 use command::RawCommand;
@@ -60,6 +61,8 @@ pub(super) struct RawListen {
     pub(super) allowed_hosts_place: Option<ConfigLocation>,
     pub(super) allowed_origins: Vec<String>,
     pub(super) public_url: Option<LocatedValue<Url>>,
+    pub(super) trusted_proxies: Vec<AddressRange>,
+    pub(super) trusted_proxies_place: Option<ConfigLocation>,
 }
 
 /// The operators' listener.
@@ -242,13 +245,25 @@ fn read_listen(mut section: Section<'_, '_>) -> RawListen {
     let allowed_hosts = section.read_all("allowed_hosts", &HOST);
     let allowed_origins = section.read_all("allowed_origins", &ORIGIN);
     let public_url = section.read("public_url", &PUBLIC_URL);
+    let trusted_proxies_place = section.place_of("trusted_proxies");
+    let trusted_proxies = section.read_all("trusted_proxies", &ADDRESS_RANGE);
     let mut tls = section.section("tls");
     let identity =
         RawIdentity { certificate: tls.require("certificate", &PEM_FILE), key: tls.require("key", &PEM_FILE) };
     tls.unbuilt("client_ca");
     tls.close();
     section.close();
-    RawListen { address, tls: identity, plaintext, allowed_hosts, allowed_hosts_place, allowed_origins, public_url }
+    RawListen {
+        address,
+        tls: identity,
+        plaintext,
+        allowed_hosts,
+        allowed_hosts_place,
+        allowed_origins,
+        public_url,
+        trusted_proxies,
+        trusted_proxies_place,
+    }
 }
 
 fn read_admin_token(mut section: Section<'_, '_>) -> RawAdminToken {

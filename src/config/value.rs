@@ -12,6 +12,7 @@ use http::{HeaderName, HeaderValue};
 use url::{Host, Url};
 
 use crate::server::api_keys::{ApiKey, ApiKeyError};
+use crate::server::forwarded::{AddressRange, AddressRangeError};
 use crate::task::{Draft, NamePattern};
 use crate::upstream::forwarding::may_be_forwarded;
 use crate::upstream::transport::credential::secret_value;
@@ -45,6 +46,9 @@ pub(super) const DURATION_NOT_ZERO: StringFormat<Duration> =
 pub(super) const SIZE: StringFormat<usize> = StringFormat { wanted: "a size such as \"4MiB\"", read: size };
 pub(super) const ADDRESS: StringFormat<SocketAddr> =
     StringFormat { wanted: "an IP address with a port, such as \"127.0.0.1:8080\"", read: address };
+/// One peer, or those of a network.
+pub(super) const ADDRESS_RANGE: StringFormat<AddressRange> =
+    StringFormat { wanted: "an address or a network such as \"10.0.0.0/8\"", read: address_range };
 /// A host as it stands in a `Host` header, less its port; comes out in lower case.
 pub(super) const HOST: StringFormat<String> =
     StringFormat { wanted: "a host name without scheme and port", read: host };
@@ -192,6 +196,18 @@ fn size(text: &str) -> Result<usize, ValueError> {
 
 fn address(text: &str) -> Result<SocketAddr, ValueError> {
     text.parse().map_err(|_| ValueError::Form)
+}
+
+fn address_range(text: &str) -> Result<AddressRange, ValueError> {
+    AddressRange::parse(text).map_err(|error| match error {
+        AddressRangeError::Form => ValueError::Form,
+        AddressRangeError::Length => {
+            ValueError::Because("has a longer prefix than its address: at most /32 for IPv4, and /128 for IPv6")
+        }
+        AddressRangeError::NotFirst => {
+            ValueError::Because("has bits behind its prefix; write the first address of the network")
+        }
+    })
 }
 
 fn host(text: &str) -> Result<String, ValueError> {

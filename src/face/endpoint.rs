@@ -66,7 +66,7 @@ impl UpstreamEndpoint {
         if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
             return Box::pin(self.serve_batch(&inbound)).await;
         }
-        let admitted = self.served.rates.admit(&inbound.principal, 1);
+        let admitted = self.served.rates.admit(&inbound.counted_as(), 1);
         if inbound.method != Method::POST {
             return match admitted {
                 Ok(()) => Box::pin(self.operate(&inbound)).await,
@@ -134,7 +134,7 @@ impl UpstreamEndpoint {
             Ok(items) => items,
             Err(error) => return refuse(&addressee, &unreadable(error).1),
         };
-        if let Err(fault) = self.served.rates.admit(&inbound.principal, items.len()) {
+        if let Err(fault) = self.served.rates.admit(&inbound.counted_as(), items.len()) {
             return too_often(&fault);
         }
         let batch: Vec<_> = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
@@ -197,7 +197,7 @@ impl RateLimitedRequest {
             Face::Stateless => stateless_addressee(inbound, id),
             Face::Session => addressee(id.as_ref(), inbound.accepted),
         };
-        Self { principal: inbound.principal.clone(), addressee, face }
+        Self { principal: inbound.counted_as(), addressee, face }
     }
 
     /// 429, but for requests of session clients, which drop their connection then (GW-04).

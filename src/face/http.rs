@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -83,10 +84,20 @@ pub struct Inbound {
     /// The message in the body, where whoever hands it over has read it.
     pub message: Option<Message>,
     pub principal: Principal,
+    /// Where the client is, as far as that is known: an IPv4 address, or a /64 of IPv6.
+    pub client: Option<IpAddr>,
     pub accepted: AcceptedTypes,
     /// When the head had been read.
     pub received_at: Instant,
     pub carriage: MessageChannel,
+}
+
+impl Inbound {
+    /// Whose requests it is one of where they are counted.
+    #[must_use]
+    pub fn counted_as(&self) -> Principal {
+        self.principal.counted_at(self.client)
+    }
 }
 
 /// How a message came.

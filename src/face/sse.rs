@@ -102,6 +102,7 @@ impl SseEndpoint {
             upstream: Arc::clone(served.upstream.name()),
             path: path.to_string(),
             principal: inbound.principal,
+            address: inbound.client,
             message_bytes_max: served.settings.result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
         served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
@@ -140,7 +141,7 @@ impl SseEndpoint {
     /// Refuses what never reaches the endpoint, which counts all the rest.
     fn refuse(&self, inbound: &Inbound, reason: &'static str, answer: impl FnOnce() -> FaceResponse) -> FaceResponse {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
-        match self.sse.served.rates.admit(&inbound.principal, 1) {
+        match self.sse.served.rates.admit(&inbound.counted_as(), 1) {
             Ok(()) => answer(),
             Err(fault) => too_often(&fault),
         }
@@ -155,7 +156,7 @@ impl SseEndpoint {
 impl Endpoint for SseEndpoint {
     async fn serve(&self, inbound: Inbound) -> FaceResponse {
         match inbound.method {
-            Method::GET => match self.sse.served.rates.admit(&inbound.principal, 1) {
+            Method::GET => match self.sse.served.rates.admit(&inbound.counted_as(), 1) {
                 Ok(()) => self.open(inbound),
                 Err(fault) => too_often(&fault),
             },

@@ -18,6 +18,7 @@ mod stream_requests;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fmt;
+use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,6 +70,8 @@ pub struct StreamClient {
     pub path: String,
     /// Whose the calls and tasks are.
     pub principal: Principal,
+    /// Where the client is, if it came over a network.
+    pub address: Option<IpAddr>,
     /// Largest message that is said to the client; a call whose answer is larger gets an error.
     pub message_bytes_max: usize,
 }

@@ -86,6 +86,7 @@ fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes:
         allowed_hosts: Vec::new(),
         allowed_origins: Vec::new(),
         public_url: None,
+        trusted_proxies: Vec::new(),
         body_bytes_max: BODY_BYTES_MAX,
         connections_max: CONNECTIONS_MAX,
         drain_max: DRAIN_MAX,

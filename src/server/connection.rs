@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::error::Error;
 use std::io;
-use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +27,7 @@ use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
 use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
-use super::stack::Layers;
+use super::stack::{ConnectionAddresses, Layers};
 use super::{ListenerLimits, frames};
 
 /// Room for a target of 64 KiB, which hyper answers with 414 and not with 431 (B21); [`super::head`] is stricter.
@@ -54,9 +53,9 @@ pub(super) struct ListenerState {
     pub(super) phases: Phases,
 }
 
-/// Serves one connection until either side ends it. `local` is the address that the peer dialled. What speaks HTTP is boxed:
+/// Serves one connection until either side ends it. What speaks HTTP is boxed:
 /// a connection takes no room for the version that it does not speak.
-pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, local: IpAddr) {
+pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, ends: ConnectionAddresses) {
     let _counted = shared.meter.connection();
     let deadline = Instant::now() + shared.limits.head_deadline;
     let detected = {
@@ -73,7 +72,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
     // Each connection has a token of its own: all would contend for the lock of a shared one at each wake-up.
     let trail = Arc::new(ConnectionState::new(shared.phases.farewell().child_token()));
     let (io, returned) = WatchedSocket::new(socket, (protocol, prefix), Arc::clone(&shared.limits), Arc::clone(&trail));
-    let service = service(Arc::clone(&shared), Arc::clone(&trail), local);
+    let service = service(Arc::clone(&shared), Arc::clone(&trail), ends);
     let outcome = match protocol {
         Protocol::Http1 => {
             let connection = http1(&shared).serve_connection(TokioIo::new(io), service);
@@ -127,7 +126,7 @@ type ConnectionAnswer = Result<http::Response<OpenRequestBody>, Infallible>;
 fn service(
     shared: Arc<ListenerState>,
     trail: Arc<ConnectionState>,
-    local: IpAddr,
+    ends: ConnectionAddresses,
 ) -> impl Service<
     Request<Incoming>,
     Response = http::Response<OpenRequestBody>,
@@ -140,7 +139,7 @@ fn service(
         async move {
             let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
             let version = request.version();
-            let mut response = shared.layers.load_full().answer(request, local).await;
+            let mut response = shared.layers.load_full().answer(request, ends).await;
             shared.meter.answered(response.status());
             let refused = response.extensions().get::<RefusalMarker>().is_some();
             if refused && trail.glitch(shared.limits.glitches_max) == PeerState::Leaving && version <= Version::HTTP_11

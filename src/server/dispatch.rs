@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use http::{HeaderName, HeaderValue, Method, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::forwarded::network;
 use super::notices::Notices;
 use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
@@ -71,7 +73,7 @@ impl fmt::Debug for Routes {
 fn inbound(
     request: Request<Incoming>,
     body: Bytes,
-    principal: Principal,
+    (principal, client): (Principal, IpAddr),
     (accepted, received_at): (AcceptedTypes, Instant),
 ) -> Inbound {
     let (parts, _) = request.into_parts();
@@ -83,6 +85,7 @@ fn inbound(
         body,
         message: None,
         principal,
+        client: Some(network(client)),
         accepted,
         received_at,
         carriage: MessageChannel::Request,
@@ -122,19 +125,24 @@ impl Dispatch {
         self.0.routes.forwards(header)
     }
 
-    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, principal: Principal) -> FaceResponse {
-        self.0.answer(request, principal).await
+    pub(super) async fn answer(
+        &self,
+        request: Box<Request<Incoming>>,
+        principal: Principal,
+        client: IpAddr,
+    ) -> FaceResponse {
+        self.0.answer(request, principal, client).await
     }
 }
 
 impl DispatchState {
-    async fn answer(&self, mut request: Box<Request<Incoming>>, principal: Principal) -> FaceResponse {
+    async fn answer(&self, mut request: Box<Request<Incoming>>, principal: Principal, client: IpAddr) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
         let (endpoint, accepted) = match self.admit(&request) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                self.notices.refused(&refusal, request.uri(), request.headers());
+                self.notices.refused(&refusal, client, request.uri(), request.headers());
                 return refusal.answer(position);
             }
         };
@@ -143,14 +151,14 @@ impl DispatchState {
             match self.read(request.body_mut()).await {
                 Ok(body) => body,
                 Err(refusal) => {
-                    self.notices.refused(&refusal, request.uri(), request.headers());
+                    self.notices.refused(&refusal, client, request.uri(), request.headers());
                     return refusal.answer(position.after_body());
                 }
             }
         } else {
             Bytes::new()
         };
-        let mut response = endpoint.serve(inbound(*request, body, principal, (accepted, received_at))).await;
+        let mut response = endpoint.serve(inbound(*request, body, (principal, client), (accepted, received_at))).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

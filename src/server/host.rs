@@ -52,7 +52,8 @@ impl HostGuard {
         Self { names: self.names.clone(), certificate: self.certificate.clone(), local }
     }
 
-    fn welcomes(&self, authority: &str) -> bool {
+    /// Whether a name is one that is served.
+    pub(super) fn welcomes(&self, authority: &str) -> bool {
         let Some(name) = host_name(authority) else {
             return false;
         };
@@ -186,14 +187,14 @@ impl OriginGuard {
 
     /// Whether a page is of the host that its request is for, which the host's guard has let in: a proxy in front may
     /// serve pages under that name. Names and ports are compared as they are written, but for the scheme's own port.
-    fn is_of(&self, host: &str, origin: &str) -> bool {
+    fn is_of(&self, host: &str, origin: &str, is_https: bool) -> bool {
         if self.own == OwnPages::Barred {
             return false;
         }
         let origin = origin.to_ascii_lowercase();
         let (page, port) = match (origin.strip_prefix("https://"), origin.strip_prefix("http://")) {
             (Some(page), _) => (page, ":443"),
-            (None, Some(page)) if !self.is_tls => (page, ":80"),
+            (None, Some(page)) if !self.is_tls && !is_https => (page, ":80"),
             (None, _) => return false,
         };
         let host = host.to_ascii_lowercase();
@@ -216,14 +217,17 @@ impl OriginGuard {
     }
 }
 
-impl Guard for OriginGuard {
-    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
+impl OriginGuard {
+    /// Checks the page that a request is from. `asked` is the host that its client asked for where that is not the one that
+    /// the request names, `is_https` whether its client spoke TLS to somebody in front.
+    pub(super) fn check<B>(&self, request: &Request<B>, asked: Option<&str>, is_https: bool) -> Result<(), Refusal> {
         let mut fields = request.headers().get_all(ORIGIN).iter();
         match (fields.next(), fields.next()) {
             (None, _) => Ok(()),
             (Some(origin), None)
                 if origin.to_str().is_ok_and(|origin| {
-                    self.welcomes(origin) || named_host(request).is_some_and(|host| self.is_of(host, origin))
+                    let host = asked.or_else(|| named_host(request));
+                    self.welcomes(origin) || host.is_some_and(|host| self.is_of(host, origin, is_https))
                 }) =>
             {
                 Ok(())
@@ -333,7 +337,7 @@ mod tests {
         let check = |is_tls: bool, host: &str, origin: &str, welcome: bool| {
             let guard = OriginGuard::new("192.0.2.1:8080".parse().unwrap(), &[], is_tls);
             let request = Request::builder().header("host", host).header("origin", origin).body(()).unwrap();
-            assert_eq!(guard.check(&request).is_ok(), welcome, "{is_tls} {host} {origin}");
+            assert_eq!(guard.check(&request, None, false).is_ok(), welcome, "{is_tls} {host} {origin}");
         };
         for is_tls in [false, true] {
             check(is_tls, "mcp.example", "https://mcp.example", true);
@@ -358,6 +362,6 @@ mod tests {
         let other = Request::builder().uri("http://mcp.example/").header("host", "other.example");
         let other = other.header("origin", "https://other.example").body(()).unwrap();
         let guard = OriginGuard::new("192.0.2.1:8080".parse().unwrap(), &[], false);
-        assert!(guard.check(&other).is_err(), "the target counts");
+        assert!(guard.check(&other, None, false).is_err(), "the target counts");
     }
 }

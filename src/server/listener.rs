@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,12 +16,13 @@ use super::certificate::ListenerCertificate;
 use super::connection::{ListenerState, serve};
 use super::dispatch::{Dispatch, Routes};
 use super::drain::{DrainPlan, Drained, Phases};
+use super::forwarded::{TrustedProxies, network};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::listener_metrics::ListenerMetrics;
 use super::notices::Notices;
 use super::principal::{Authenticator, PrincipalGuard};
-use super::stack::Layers;
+use super::stack::{ConnectionAddresses, Layers};
 use super::tls::Tls;
 use super::{ListenSettings, ListenerLimits, ListenerRole};
 use crate::tls::TlsFileError;
@@ -211,6 +212,7 @@ fn layers(
     let origin = OriginGuard::new(at, &settings.allowed_origins, certificate.is_some());
     Layers {
         head: HeadGuard::new(limits),
+        proxies: TrustedProxies::new(&settings.trusted_proxies),
         origin: if role == ListenerRole::Probes { OriginGuard::against_pages() } else { origin },
         host: if role == ListenerRole::Probes || principal.asks_all() { host.of_any_name() } else { host },
         principal,
@@ -244,8 +246,10 @@ impl Acceptor {
                     if std::mem::take(&mut is_short) {
                         tracing::info!(listener = shared.meter.name(), "accepting goes on");
                     }
-                    match places.take(peer.ip().to_canonical()) {
-                        Ok(place) => admit(&shared, place, socket, tls.clone()),
+                    let peer = peer.ip().to_canonical();
+                    let is_counted = !peer.is_loopback() && !shared.layers.load().proxies.trusts(peer);
+                    match places.take(is_counted.then_some(peer)) {
+                        Ok(place) => admit(&shared, place, (socket, peer), tls.clone()),
                         Err(reason) => shared.meter.refused(reason),
                     }
                 }
@@ -277,25 +281,25 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
 }
 
-fn admit(shared: &Arc<ListenerState>, place: ConnectionPermit, socket: TcpStream, tls: Option<Tls>) {
+fn admit(shared: &Arc<ListenerState>, place: ConnectionPermit, (socket, peer): (TcpStream, IpAddr), tls: Option<Tls>) {
     crate::failpoint::hit("accepted");
     // Without these two the connection works, more slowly, and under its listed names only.
     let _ = socket.set_nodelay(true);
     let local = socket.local_addr().map_or(UNKNOWN, |local| local.ip().to_canonical());
-    let shared = Arc::clone(shared);
+    let (shared, ends) = (Arc::clone(shared), ConnectionAddresses { local, peer });
     shared.tracker.clone().spawn(async move {
         match tls {
-            None => serve(shared, socket, local).await,
+            None => serve(shared, socket, ends).await,
             // Boxed: a connection without TLS takes no room for it.
-            Some(tls) => Box::pin(serve_tls(shared, tls, socket, local)).await,
+            Some(tls) => Box::pin(serve_tls(shared, tls, socket, ends)).await,
         }
         drop(place);
     });
 }
 
-async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, local: IpAddr) {
+async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, ends: ConnectionAddresses) {
     if let Some(stream) = Box::pin(tls.accept(&shared, socket)).await {
-        Box::pin(serve(shared, stream, local)).await;
+        Box::pin(serve(shared, stream, ends)).await;
     }
 }
 
@@ -313,9 +317,10 @@ impl ConnectionPermits {
     }
 
     /// A place for one connection, or the reason why there is none. The address goes first: one that takes too
-    /// much meets its own limit before everybody's.
-    fn take(self: &Arc<Self>, peer: IpAddr) -> Result<ConnectionPermit, &'static str> {
-        let by_address = if peer.is_loopback() { None } else { Some(self.take_of(network(peer))?) };
+    /// much meets its own limit before everybody's. Without an address none is counted: of this machine's own, and of
+    /// proxies.
+    fn take(self: &Arc<Self>, peer: Option<IpAddr>) -> Result<ConnectionPermit, &'static str> {
+        let by_address = peer.map(|peer| self.take_of(network(peer))).transpose()?;
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| "connections_max")?;
         Ok(ConnectionPermit { _permit: permit, _by_address: by_address })
     }
@@ -328,14 +333,6 @@ impl ConnectionPermits {
         }
         *taken += 1;
         Ok(AddressPermit { places: Arc::clone(self), peer })
-    }
-}
-
-/// What one client is known to be behind: an IPv4 address, or the /64 that an IPv6 client may take any address of.
-fn network(peer: IpAddr) -> IpAddr {
-    match peer {
-        IpAddr::V4(_) => peer,
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
     }
 }
 
@@ -372,23 +369,23 @@ mod tests {
     #[test]
     fn one_address_cannot_take_all_places() {
         let places = Arc::new(ConnectionPermits::new(4, 2));
-        let (noisy, quiet, home) = ([192, 0, 2, 1], [192, 0, 2, 2], [127, 0, 0, 1]);
-        let first = places.take(noisy.into()).unwrap();
-        let _second = places.take(noisy.into()).unwrap();
-        assert_eq!(places.take(noisy.into()).unwrap_err(), "connections_per_address_max");
-        let _quiet = places.take(quiet.into()).unwrap();
-        let _home = places.take(home.into()).unwrap();
-        assert_eq!(places.take(home.into()).unwrap_err(), "connections_max");
-        assert_eq!(places.take([192, 0, 2, 3].into()).unwrap_err(), "connections_max");
+        let (noisy, quiet) = ([192, 0, 2, 1], [192, 0, 2, 2]);
+        let first = places.take(Some(noisy.into())).unwrap();
+        let _second = places.take(Some(noisy.into())).unwrap();
+        assert_eq!(places.take(Some(noisy.into())).unwrap_err(), "connections_per_address_max");
+        let _quiet = places.take(Some(quiet.into())).unwrap();
+        let _home = places.take(None).unwrap();
+        assert_eq!(places.take(None).unwrap_err(), "connections_max");
+        assert_eq!(places.take(Some([192, 0, 2, 3].into())).unwrap_err(), "connections_max");
         drop(first);
-        let _third = places.take(noisy.into()).unwrap();
+        let _third = places.take(Some(noisy.into())).unwrap();
         assert_eq!(places.per_address.lock().len(), 2, "refused addresses leave nothing behind");
     }
 
     #[test]
     fn one_ipv6_network_counts_as_one_address() {
         let places = Arc::new(ConnectionPermits::new(4, 2));
-        let take = |peer: &str| places.take(peer.parse::<IpAddr>().unwrap());
+        let take = |peer: &str| places.take(Some(peer.parse().unwrap()));
         let _first = take("2001:db8:1:2::1").unwrap();
         let _second = take("2001:db8:1:2:ffff::9").unwrap();
         assert_eq!(take("2001:db8:1:2:3:4:5:6").unwrap_err(), "connections_per_address_max");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, HOST, ORIGIN};
@@ -43,7 +44,7 @@ impl Notices {
 
     /// Tells of a refused request, unless the same was told within the last minute, or there is nothing to do about it: of
     /// the operators' listener nothing of the kind can be set.
-    pub(super) fn refused(&self, refusal: &Refusal, target: &Uri, headers: &HeaderMap) {
+    pub(super) fn refused(&self, refusal: &Refusal, client: IpAddr, target: &Uri, headers: &HeaderMap) {
         let Some(advice) = refusal.advice().filter(|_| self.listener == ListenerRole::Clients) else { return };
         let Some(more) = self.due(advice.reason) else { return };
         let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
@@ -56,7 +57,7 @@ impl Notices {
         };
         let (reason, key, sentence) = (advice.reason, advice.key, advice.sentence);
         let value = LoggedText(value.unwrap_or_default());
-        tracing::warn!(listener = self.listener.name(), reason, key, %value, more, "refused: {sentence}");
+        tracing::warn!(listener = self.listener.name(), reason, key, %value, %client, more, "refused: {sentence}");
     }
 
     /// Whether it is time to speak of this reason, and of how many more than the last.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::header::{AUTHORIZATION, FORWARDED, VIA};
 use http::{HeaderMap, HeaderValue, Request};
 
+use super::ListenSettings;
 use super::api_keys::ApiKeyRing;
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
@@ -35,17 +36,18 @@ pub enum Authenticator {
 /// to be that person, and is nobody in particular; whoever's credential goes on to the server behind is known by that.
 #[derive(Clone, Debug)]
 pub struct LocalUser {
-    /// The operator serves a name that is not this machine's: others come, whatever their requests look like.
+    /// The operator serves a name that is not this machine's, or trusts a proxy: others come, whatever their requests look like.
     is_shared: bool,
     /// Whether the log says already that requests come through a proxy.
     is_logged: Arc<AtomicBool>,
 }
 
 impl LocalUser {
-    /// `allowed_hosts` are the names that the operator serves besides loopback's.
+    /// Of the listener with these settings. Names besides loopback's say that several come, as do proxies that are trusted.
     #[must_use]
-    pub fn new(allowed_hosts: &[String]) -> Self {
-        Self { is_shared: allowed_hosts.iter().any(|name| !is_loopback(name)), is_logged: Arc::default() }
+    pub fn new(settings: &ListenSettings) -> Self {
+        let is_named = settings.allowed_hosts.iter().any(|name| !is_loopback(name));
+        Self { is_shared: is_named || !settings.trusted_proxies.is_empty(), is_logged: Arc::default() }
     }
 
     fn identify<B>(&self, request: &Request<B>, is_forwarded: bool) -> Result<Principal, Refusal> {
@@ -181,13 +183,17 @@ mod tests {
         }
     }
 
+    fn person(allowed: &[String]) -> LocalUser {
+        LocalUser { is_shared: allowed.iter().any(|name| !is_loopback(name)), is_logged: Arc::default() }
+    }
+
     /// The table of who a request on loopback is from: headers, allowed hosts, whether the path forwards credentials.
     #[test]
     fn one_person_is_alone_only_while_nothing_says_otherwise() {
         let (local, anonymous, ada) = ("local", "anon", Principal::bearing(b"Bearer ada"));
         let check = |allowed: &[&str], forwards: bool, headers: &[(&str, &str)], expected: &str| {
             let allowed: Vec<_> = allowed.iter().map(|&name| name.to_owned()).collect();
-            let guard = PrincipalGuard::new(Authenticator::OnePerson(LocalUser::new(&allowed)));
+            let guard = PrincipalGuard::new(Authenticator::OnePerson(person(&allowed)));
             let request = headers.iter().fold(Request::builder(), |built, (name, value)| built.header(*name, *value));
             let found = who(&guard, &request.body(()).unwrap(), forwards);
             assert_eq!(found.unwrap().as_str(), expected, "{allowed:?} {forwards} {headers:?}");
@@ -215,7 +221,7 @@ mod tests {
             check(allowed, true, &[("host", host)], anonymous);
         }
         let absolute = Request::builder().uri("http://mcp.example/mcp").header("host", "localhost").body(()).unwrap();
-        let guard = PrincipalGuard::new(Authenticator::OnePerson(LocalUser::new(&[])));
+        let guard = PrincipalGuard::new(Authenticator::OnePerson(person(&[])));
         assert_eq!(who(&guard, &absolute, false), Ok(Principal::anonymous()));
         let twice = Request::builder().header("authorization", "a").header("authorization", "b").body(()).unwrap();
         assert_eq!(who(&guard, &twice, true), Err(Refusal::CredentialsUnclear));

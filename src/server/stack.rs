@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use super::ListenerRole;
 use super::cors::CallingPage;
 use super::dispatch::Dispatch;
+use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::Notices;
@@ -20,10 +21,20 @@ use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use crate::face::http::{FaceResponse, empty_body};
 use crate::metric;
 
+/// The addresses of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConnectionAddresses {
+    /// The one that the peer dialled.
+    pub(super) local: IpAddr,
+    pub(super) peer: IpAddr,
+}
+
 /// The layers of one listener. A reload replaces them as a whole: a request meets the old or the new (F24).
 #[derive(Clone, Debug)]
 pub(super) struct Layers {
     pub(super) head: HeadGuard,
+    /// Whose word on a request's client is taken.
+    pub(super) proxies: TrustedProxies,
     pub(super) host: HostGuard,
     pub(super) origin: OriginGuard,
     pub(super) principal: PrincipalGuard,
@@ -33,21 +44,23 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Answers one request that came in on `local`. Connections were admitted before, and answers are counted after
+    /// Answers one request. Connections were admitted before, and answers are counted after
     /// it, in `connection`. The request is boxed: the layers and what is behind them would each hold it twice.
-    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, local: IpAddr) -> FaceResponse {
+    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, ends: ConnectionAddresses) -> FaceResponse {
         let version = request.version();
         // A bug costs one answer, not the process (F64); outside everything that may have bugs.
         // Nothing that the panic left half done is used again: the request is gone with its future.
-        let caught = AssertUnwindSafe(self.guarded(request, local)).catch_unwind().await;
+        let caught = AssertUnwindSafe(self.guarded(request, ends)).catch_unwind().await;
         caught.unwrap_or_else(|_| rescue(version))
     }
 
-    async fn guarded(&self, request: Box<Request<Incoming>>, local: IpAddr) -> FaceResponse {
+    async fn guarded(&self, request: Box<Request<Incoming>>, ends: ConnectionAddresses) -> FaceResponse {
         let is_head = request.method() == Method::HEAD;
-        let (mut response, page) = match self.enter(&request, local) {
-            Ok(page) => (self.serve(request, page.as_ref()).await, page),
-            Err(refusal) => (self.refuse(refusal, &request), None),
+        let forwarded = self.proxies.read(ends.peer, request.headers());
+        let client = forwarded.client;
+        let (mut response, page) = match self.enter(&request, ends.local, &forwarded) {
+            Ok(page) => (self.serve(request, client, page.as_ref()).await, page),
+            Err(refusal) => (self.refuse(refusal, &request, client), None),
         };
         if let Some(page) = page {
             page.share(&mut response);
@@ -65,17 +78,25 @@ impl Layers {
     }
 
     /// Lets a request in whose head, host and origin may come; with the page that is to read its answer.
-    fn enter<B>(&self, request: &Request<B>, local: IpAddr) -> Result<Option<CallingPage>, Refusal> {
+    fn enter<B>(
+        &self,
+        request: &Request<B>,
+        local: IpAddr,
+        forwarded: &ForwardedRequest,
+    ) -> Result<Option<CallingPage>, Refusal> {
         // What is too large to look at is not looked at by anyone below.
         self.head.check(request)?;
         // A rebound name must not reach anything (SEC-06), the admin paths included.
-        self.host.on(local).check(request)?;
-        // A foreign page must not either; on its own, so that a mistake in one list opens nothing.
-        self.origin.check(request)?;
+        let host = self.host.on(local);
+        host.check(request)?;
+        // A foreign page must not either; on its own, so that a mistake in one list opens nothing. Which pages are the
+        // gateway's own is told by the name that the client used, if that is one that is served.
+        let asked = forwarded.host.as_deref().filter(|name| host.welcomes(name));
+        self.origin.check(request, asked, forwarded.is_https)?;
         Ok(CallingPage::of(request).filter(|_| self.is_for_clients()))
     }
 
-    async fn serve(&self, request: Box<Request<Incoming>>, page: Option<&CallingPage>) -> FaceResponse {
+    async fn serve(&self, request: Box<Request<Incoming>>, client: IpAddr, page: Option<&CallingPage>) -> FaceResponse {
         // Before anybody's credential is looked at: a browser asks without one.
         if let Some(answer) = page.and_then(|page| page.preflight(&request, |name| self.dispatch.forwards(name))) {
             return answer;
@@ -83,14 +104,14 @@ impl Layers {
         match self.admit(&request) {
             // On the heap, so that an idle connection holds no room for it.
             Ok(AuthenticatedCaller { principal, grant }) => {
-                grant.bind(Box::pin(self.dispatch.answer(request, principal)).await)
+                grant.bind(Box::pin(self.dispatch.answer(request, principal, client)).await)
             }
-            Err(refusal) => self.refuse(refusal, &request),
+            Err(refusal) => self.refuse(refusal, &request, client),
         }
     }
 
-    fn refuse(&self, refusal: Refusal, request: &Request<Incoming>) -> FaceResponse {
-        self.notices.refused(&refusal, request.uri(), request.headers());
+    fn refuse(&self, refusal: Refusal, request: &Request<Incoming>, client: IpAddr) -> FaceResponse {
+        self.notices.refused(&refusal, client, request.uri(), request.headers());
         refusal.answer(StreamPosition::of(request))
     }
 

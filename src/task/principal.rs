@@ -9,6 +9,8 @@ use super::digest::digest;
 /// The scheme of those who are known by a credential for the server behind.
 const UNCHECKED: &str = "cred:";
 const ANONYMOUS: &str = "anon";
+/// What stands for those at one address in counts, who are nobody in particular all the same.
+const AT_ADDRESS: &str = "anon@";
 const READER: &str = "operator:read";
 const ACTOR: &str = "operator:act";
 
@@ -70,10 +72,21 @@ impl Principal {
         Self(Arc::from(text))
     }
 
-    /// Whether it is made of a credential that nobody has checked here: whoever likes can be any number of such.
+    /// What requests of this principal are counted as: where it is nobody in particular, all from one address are one. Owns
+    /// nothing.
+    #[must_use]
+    pub fn counted_at(&self, address: Option<impl fmt::Display>) -> Self {
+        match address {
+            Some(address) if !self.is_identified() => Self::new(&format!("{AT_ADDRESS}{address}")),
+            Some(_) | None => self.clone(),
+        }
+    }
+
+    /// Whether it is made of a credential that nobody has checked here, or of an address: whoever likes can be any number of
+    /// such.
     #[must_use]
     pub fn is_unchecked(&self) -> bool {
-        self.0.starts_with(UNCHECKED)
+        self.0.starts_with(UNCHECKED) || self.0.starts_with(AT_ADDRESS)
     }
 
     /// Whether it is somebody in particular, so that a list of tasks is that person's alone (T-22, T-43).

@@ -104,6 +104,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
         body: ::bytes::Bytes::new(),
         message: None,
         principal: Principal::local(),
+        client: None,
         accepted: AcceptedTypes::Both,
         received_at: Instant::now(),
         carriage: MessageChannel::Request,
@@ -183,6 +184,7 @@ pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
                 upstream: Arc::from("up"),
                 path: "/up/mcp".to_owned(),
                 principal: Principal::local(),
+                address: None,
                 message_bytes_max: 1 << 20,
             };
             let (stop, (output, mut heard)) = (CancellationToken::new(), tokio::io::duplex(1 << 20));

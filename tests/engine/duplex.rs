@@ -129,6 +129,7 @@ impl Host {
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
             principal: Principal::local(),
+            address: None,
             message_bytes_max: BYTES_MAX,
         };
         let (to, spoken) = mpsc::channel(4);

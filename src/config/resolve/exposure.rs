@@ -5,9 +5,18 @@ use std::net::SocketAddr;
 use super::super::error::MistakeCollector;
 use super::super::raw::{AuthMode, RawConfig};
 use super::{is_loopback, value_or};
+use crate::server::forwarded::AddressRange;
 use crate::server::is_loopback as names_loopback;
 
 pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCollector) {
+    if let Some(place) = &raw.listen.trusted_proxies_place
+        && raw.listen.trusted_proxies.iter().any(AddressRange::is_everything)
+    {
+        report.warning(
+            place,
+            "believes every peer: whoever reaches the address says where it comes from; name the addresses of the proxies",
+        );
+    }
     // What cannot be read may say anything.
     if ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key)) {
         return;
@@ -55,10 +64,11 @@ fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
     let public = raw.listen.public_url.as_ref();
     let named = hosts.filter(|_| !raw.listen.allowed_hosts.iter().all(|name| names_loopback(name)));
     let public = public.filter(|url| !url.value.host_str().is_some_and(names_loopback)).map(|url| &url.place);
-    if let Some(place) = named.or(public) {
+    let proxies = raw.listen.trusted_proxies_place.as_ref().filter(|_| !raw.listen.trusted_proxies.is_empty());
+    if let Some(place) = named.or(public).or(proxies) {
         report.warning(
             place,
-            "others than one person come by these names, and nobody is asked for credentials: everybody is served as \
+            "others than one person come by this, and nobody is asked for credentials: everybody is served as \
              nobody in particular, without a list of tasks, and whoever knows a task's id can read it for an hour at \
              most; write in [auth] `anonymous = true` if that is meant, or `mode = \"api_keys\"`",
         );

@@ -61,6 +61,7 @@ fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSetti
         allowed_hosts: raw.listen.allowed_hosts.iter().cloned().chain(public_host).collect(),
         allowed_origins: raw.listen.allowed_origins.iter().cloned().chain(public_url.clone()).collect(),
         public_url,
+        trusted_proxies: raw.listen.trusted_proxies.clone(),
         body_bytes_max: not_zero(value_or(raw.limits.body_bytes_max.as_ref(), 4 * MIB)),
         connections_max: not_zero(count_or(raw.limits.connections_max.as_ref(), 10_000)),
         drain_max: value_or(raw.limits.drain_max.as_ref(), Duration::from_secs(30)),

@@ -142,6 +142,7 @@ impl ClientLink {
             body,
             message: None,
             principal: self.client.principal.clone(),
+            client: self.client.address,
             accepted: AcceptedTypes::Both,
             received_at,
             carriage: MessageChannel::Stream,

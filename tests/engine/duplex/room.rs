@@ -113,6 +113,7 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
             principal: Principal::local(),
+            address: None,
             message_bytes_max: 32 << 20,
         };
         let (to, spoken) = mpsc::channel(4);
@@ -225,6 +226,7 @@ impl Piped {
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
             principal: Principal::local(),
+            address: None,
             message_bytes_max: 1 << 20,
         };
         let (near, far) = tokio::io::duplex(64 << 10);

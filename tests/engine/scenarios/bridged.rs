@@ -43,6 +43,7 @@ impl<'w> Caller<'w> {
             body: message.to_string().into(),
             message: None,
             principal: Principal::local(),
+            client: None,
             accepted,
             received_at: Instant::now(),
             carriage: MessageChannel::Request,

@@ -25,6 +25,7 @@ async fn ask(world: &World, params: Value) -> Value {
         upstream: Arc::from("up"),
         path: "/mcp".to_owned(),
         principal: Principal::local(),
+        address: None,
         message_bytes_max: 1 << 20,
     };
     let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<OutgoingMessage>(1));

@@ -358,6 +358,7 @@ impl Ask {
             body: Bytes::from(body.to_string()),
             message: None,
             principal: self.principal.clone(),
+            client: None,
             accepted: self.accepted,
             received_at: self.arrived.unwrap_or_else(Instant::now),
             carriage: MessageChannel::Request,

@@ -181,6 +181,7 @@ impl Caller {
             body: Bytes::from(body),
             message: None,
             principal: self.principal.clone(),
+            client: None,
             accepted: self.accepted,
             received_at: Instant::now(),
             carriage: MessageChannel::Request,

@@ -80,6 +80,7 @@ pub(crate) fn settings() -> ListenSettings {
         allowed_hosts: vec!["gate.example".to_owned()],
         allowed_origins: vec!["https://app.example:8443".to_owned()],
         public_url: None,
+        trusted_proxies: Vec::new(),
         body_bytes_max: NonZeroUsize::new(BODY_MAX).unwrap(),
         connections_max: NonZeroUsize::new(100).unwrap(),
         drain_max: PATIENCE,

@@ -75,7 +75,7 @@ async fn a_drain_hears_out_a_call_and_then_ends_the_stream() {
         assert_eq!(busy.message().await["result"]["n"], 1);
         assert_eq!(busy.text().await, None);
     };
-    in_time(async { tokio::join!(draining, watching) }).await;
+    in_time(Box::pin(async { tokio::join!(draining, watching) })).await;
 }
 
 /// F24: what a reload replaces ends once nothing is under way; what it keeps does not notice.

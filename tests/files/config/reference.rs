@@ -234,12 +234,13 @@ fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_bey
 }
 
 /// Another value for each key outside of the upstreams, and whatever else a file with it needs.
-const OTHERS: [(&str, &str); 27] = [
+const OTHERS: [(&str, &str); 28] = [
     ("listen.address", "[listen]\naddress = \"127.0.0.1:7777\""),
     ("listen.plaintext", "[listen]\nplaintext = true"),
     ("listen.allowed_hosts", "[listen]\nallowed_hosts = [\"mcp.example\"]"),
     ("listen.allowed_origins", "[listen]\nallowed_origins = [\"https://mcp.example\"]"),
     ("listen.public_url", "[listen]\npublic_url = \"https://mcp.example\""),
+    ("listen.trusted_proxies", "[listen]\ntrusted_proxies = [\"10.0.0.0/8\"]"),
     ("listen.tls.certificate", "[listen.tls]\ncertificate = \"a.pem\"\nkey = \"server.key\""),
     ("listen.tls.key", "[listen.tls]\ncertificate = \"server.pem\"\nkey = \"b.key\""),
     ("admin.address", "[admin]\naddress = \"127.0.0.1:7777\""),

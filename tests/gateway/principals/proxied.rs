@@ -108,7 +108,7 @@ async fn whoever_comes_through_a_proxy_is_nobody_in_particular() {
     let hosts = "allowed_hosts = [\"mcp.example\"]";
     let forwards = "forward_authorization = true";
     let public = "public_url = \"https://mcp.example\"";
-    let rows: [(&str, &str, Requests<'_>); 6] = [
+    let rows: [(&str, &str, Requests<'_>); 7] = [
         (
             "",
             "",
@@ -124,6 +124,7 @@ async fn whoever_comes_through_a_proxy_is_nobody_in_particular() {
             ],
         ),
         (hosts, "", &[(&[], Anonymous), (&[HOST], Anonymous), (&[HOST, ALICE], Anonymous)]),
+        ("trusted_proxies = [\"10.0.0.0/8\"]", "", &[(&[], Anonymous)]),
         (public, "", &[(&[], Anonymous), (&[HOST], Anonymous)]),
         ("public_url = \"http://localhost:8080\"", "", &[(&[], Local)]),
         ("", forwards, &[(&[], Anonymous), (&[ALICE], Alice), (&[ALICE, ("Forwarded", "for=192.0.2.1")], Alice)]),
@@ -250,4 +251,51 @@ async fn nobody_in_particular_shares_no_idempotency_key() {
     assert!(refused.body.contains("idempotency key"), "{refused:?}");
     assert_eq!(gate.send(&named(None, "b")).await.summary(), refused.summary(), "whatever others did");
     assert_eq!(gate.server.world.all(|seen| seen.body["params"]["name"] == "task").len(), 3);
+}
+
+/// How many of so many requests of each address are served.
+async fn served(gate: &Gate, addresses: &[&str], count: usize) -> Vec<usize> {
+    let mut served = vec![0; addresses.len()];
+    for _ in 0..count {
+        for (address, served) in addresses.iter().zip(&mut served) {
+            let ask = Ask::new(NO_KEY, "tools/list", json!({}));
+            *served += usize::from(send(gate, ask, &[("X-Forwarded-For", address)]).await.status() == "200");
+        }
+    }
+    served
+}
+
+/// A trusted proxy says where its clients are, and each address has its own share; an untrusted one says nothing.
+#[tokio::test]
+async fn clients_behind_a_trusted_proxy_have_a_rate_for_each_address() {
+    let gate = Gate::of("trusted_proxies = [\"127.0.0.0/8\"]", "", "").await;
+    assert_eq!(who(&gate, &[]).await, Who::Anonymous, "a proxy is in front, whatever a request looks like");
+    let noisy = served(&gate, &["192.0.2.1"], 400).await[0];
+    assert!((100..400).contains(&noisy), "it has its burst and its rate: {noisy}");
+    assert_eq!(served(&gate, &["192.0.2.2", "192.0.2.3, 127.0.0.9", "6.6.6.6, 192.0.2.4"], 20).await, [20; 3]);
+    let untrusting = Gate::of("", "", "").await;
+    let all = served(&untrusting, &["192.0.2.1", "192.0.2.2"], 300).await;
+    assert!(all.iter().sum::<usize>() < 400, "all of them are one: {all:?}");
+}
+
+/// Which pages are the gateway's own is told by the name that a trusted proxy passes on, if that is one that is served.
+#[tokio::test]
+async fn pages_of_the_name_that_clients_use_are_known_behind_a_proxy_that_changes_it() {
+    for (trusted, expected) in [("\"127.0.0.1\"", ["200", "403", "403", "403"]), ("", ["403"; 4])] {
+        let listen = format!("allowed_hosts = [\"mcp.example\"]\ntrusted_proxies = [{trusted}]");
+        let gate = Gate::of(&listen, "anonymous = true", "").await;
+        for ((host, origin, proto), expected) in [
+            ("mcp.example", "https://mcp.example", "https"),
+            ("mcp.example", "http://mcp.example", "https"),
+            ("evil.example", "https://evil.example", "https"),
+            ("mcp.example", "https://evil.example", "https"),
+        ]
+        .into_iter()
+        .zip(expected)
+        {
+            let headers = [("X-Forwarded-Host", host), ("X-Forwarded-Proto", proto), ("Origin", origin)];
+            let answer = send(&gate, Ask::new(NO_KEY, "tools/list", json!({})), &headers).await;
+            assert_eq!(answer.status(), expected, "{trusted} {headers:?}");
+        }
+    }
 }

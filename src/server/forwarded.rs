@@ -1,0 +1,303 @@
+//! Reads what trusted proxies say of a request: whose it was, by which name, and whether it came over TLS.
+//!
+//! Nothing of it says who somebody is (B73). An address bounds how often the clients behind it may ask, where they are
+//! nobody in particular, and stands in logs.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::{FORWARDED, HeaderName};
+
+const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// An address, or all that begin with the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressRange {
+    first: IpAddr,
+    /// How many bits all have in common.
+    length: u8,
+}
+
+/// Why a text is no range of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AddressRangeError {
+    /// It is neither an address nor one with a slash and a number behind it.
+    Form,
+    /// There are not so many bits.
+    Length,
+    /// The address has bits behind those that all have in common.
+    NotFirst,
+}
+
+impl AddressRange {
+    /// Reads `192.0.2.7`, `10.0.0.0/8`, `2001:db8::/32`.
+    ///
+    /// # Errors
+    /// See [`AddressRangeError`].
+    pub fn parse(text: &str) -> Result<Self, AddressRangeError> {
+        let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
+        let first: IpAddr = address.parse().map_err(|_| AddressRangeError::Form)?;
+        let most: u8 = if first.is_ipv4() { 32 } else { 128 };
+        let length = match length {
+            None => most,
+            Some(digits) if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                return Err(AddressRangeError::Form);
+            }
+            Some(digits) => digits.parse().ok().filter(|length| *length <= most).ok_or(AddressRangeError::Length)?,
+        };
+        let range = Self { first, length };
+        if range.rest(bits(first)) != 0 { Err(AddressRangeError::NotFirst) } else { Ok(range) }
+    }
+
+    /// Whether it is every address there is, of IPv4 or of IPv6.
+    #[must_use]
+    pub const fn is_everything(&self) -> bool {
+        self.length == 0
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        self.first.is_ipv4() == address.is_ipv4() && bits(self.first) == bits(address) - self.rest(bits(address))
+    }
+
+    /// The bits of an address behind those that all have in common.
+    fn rest(&self, bits: u128) -> u128 {
+        let most: u32 = if self.first.is_ipv4() { 32 } else { 128 };
+        let free = most - u32::from(self.length);
+        bits & 1_u128.checked_shl(free).map_or(u128::MAX, |above| above - 1)
+    }
+}
+
+fn bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => u128::from(address.to_bits()),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+/// What one client is known to be behind: an IPv4 address, or the /64 that an IPv6 client may take any address of.
+pub(super) fn network(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+    }
+}
+
+/// The proxies that are believed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TrustedProxies(Arc<[AddressRange]>);
+
+/// What is known of the client behind a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ForwardedRequest {
+    /// The client's address, as far as those say who are believed; else that of the last of them, or the peer's own.
+    pub(super) client: IpAddr,
+    /// The host that the client asked for, if a proxy says so.
+    pub(super) host: Option<String>,
+    /// Whether a proxy says that the client spoke TLS.
+    pub(super) is_https: bool,
+}
+
+impl TrustedProxies {
+    pub(super) fn new(all: &[AddressRange]) -> Self {
+        Self(all.into())
+    }
+
+    pub(super) fn trusts(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|range| range.contains(address))
+    }
+
+    /// What the headers of a request say that came from `peer`. Those of a peer that is not believed say nothing; of the hops
+    /// that a proxy names, those are believed that trusted ones named, from the nearest on.
+    pub(super) fn read(&self, peer: IpAddr, headers: &HeaderMap) -> ForwardedRequest {
+        let mut found = ForwardedRequest { client: peer, host: None, is_https: false };
+        if !self.trusts(peer) {
+            return found;
+        }
+        // One of the two is in use; both may be there where one came from a client and went through.
+        if headers.contains_key(FORWARDED) {
+            let hops: Vec<ForwardedHop<'_>> = elements(headers, &FORWARDED).map(ForwardedHop::read).collect();
+            for hop in hops.iter().rev() {
+                found.host = hop.host.map(str::to_owned).or(found.host);
+                found.is_https |= hop.proto.is_some_and(|proto| proto.eq_ignore_ascii_case("https"));
+                match hop.from.and_then(node) {
+                    Some(address) => found.client = address,
+                    None => break,
+                }
+                if !self.trusts(found.client) {
+                    break;
+                }
+            }
+            return found;
+        }
+        let hops: Vec<&str> = elements(headers, &FOR).collect();
+        for hop in hops.iter().rev() {
+            let Some(address) = node(hop) else { break };
+            found.client = address;
+            if !self.trusts(address) {
+                break;
+            }
+        }
+        found.host = elements(headers, &HOST).last().map(str::to_owned);
+        found.is_https = elements(headers, &PROTO).last().is_some_and(|proto| proto.eq_ignore_ascii_case("https"));
+        found
+    }
+}
+
+/// The elements of a list that may stand in several fields. Quotes keep commas together.
+fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
+    let fields = headers.get_all(name).iter().filter_map(|field| field.to_str().ok());
+    fields.flat_map(|field| outside_quotes(field, ',')).map(str::trim).filter(|element| !element.is_empty())
+}
+
+fn outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
+    let mut is_quoted = false;
+    text.split(move |character| {
+        is_quoted ^= character == '"';
+        character == separator && !is_quoted
+    })
+}
+
+/// What one proxy added to `Forwarded` (RFC 7239, 4).
+#[derive(Default)]
+struct ForwardedHop<'a> {
+    from: Option<&'a str>,
+    host: Option<&'a str>,
+    proto: Option<&'a str>,
+}
+
+impl<'a> ForwardedHop<'a> {
+    fn read(element: &'a str) -> Self {
+        let mut hop = Self::default();
+        for (name, value) in outside_quotes(element, ';').filter_map(|pair| pair.split_once('=')) {
+            let value = value.trim();
+            let value = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(value);
+            let place = match name.trim().to_ascii_lowercase().as_str() {
+                "for" => &mut hop.from,
+                "host" => &mut hop.host,
+                "proto" => &mut hop.proto,
+                _ => continue,
+            };
+            *place = Some(value);
+        }
+        hop
+    }
+}
+
+/// The address of a node, with its port or without; `None` for `unknown`, for a name that hides it, and for rubbish.
+fn node(text: &str) -> Option<IpAddr> {
+    let bare = text.trim_matches('"');
+    let in_brackets = || bare.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
+    let with_port = || bare.parse::<SocketAddr>().ok().map(|address| address.ip());
+    let address: IpAddr = bare.parse().ok().or_else(with_port).or_else(in_brackets)?;
+    Some(address.to_canonical())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_an_address_or_a_network_by_its_first_address() {
+        use AddressRangeError::{Form, Length, NotFirst};
+        for (text, expected) in [
+            ("192.0.2.7", Ok((true, false))),
+            ("192.0.2.7/32", Ok((true, false))),
+            ("192.0.2.0/24", Ok((true, true))),
+            ("0.0.0.0/0", Ok((true, true))),
+            ("10.0.0.0/8", Ok((false, false))),
+            ("2001:db8::/32", Ok((false, false))),
+            ("::/0", Ok((false, false))),
+            ("proxy.example", Err(Form)),
+            ("192.0.2", Err(Form)),
+            ("192.0.2.0/", Err(Form)),
+            ("192.0.2.0/+8", Err(Form)),
+            ("192.0.2.0/x", Err(Form)),
+            ("192.0.2.7:80", Err(Form)),
+            ("", Err(Form)),
+            ("192.0.2.0/33", Err(Length)),
+            ("2001:db8::/129", Err(Length)),
+            ("192.0.2.0/999", Err(Length)),
+            ("192.0.2.7/24", Err(NotFirst)),
+            ("2001:db8::1/64", Err(NotFirst)),
+        ] {
+            let near: [IpAddr; 2] = ["192.0.2.7".parse().unwrap(), "192.0.2.200".parse().unwrap()];
+            let found = AddressRange::parse(text).map(|range| (range.contains(near[0]), range.contains(near[1])));
+            assert_eq!(found, expected, "{text:?}");
+        }
+        let range = AddressRange::parse("2001:db8::/32").unwrap();
+        assert!(range.contains("2001:db8:1::9".parse().unwrap()) && !range.contains("2001:db9::".parse().unwrap()));
+    }
+
+    /// The bad rows: what is believed of a request that says this. Trusted are 10.0.0.0/8 and ::1.
+    #[test]
+    fn b73_only_trusted_proxies_say_whose_a_request_is() {
+        let proxies = ["10.0.0.0/8", "::1"].map(|text| AddressRange::parse(text).unwrap());
+        let proxies = TrustedProxies::new(&proxies);
+        let many = vec!["10.1.1.1"; 100].join(", ");
+        let check = |peer: &str, fields: &[(&'static str, &str)], client: &str, host: Option<&str>, is_https: bool| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.append(*name, value.parse().unwrap());
+            }
+            let expected =
+                ForwardedRequest { client: client.parse().unwrap(), host: host.map(str::to_owned), is_https };
+            assert_eq!(proxies.read(peer.parse().unwrap(), &headers), expected, "{peer} {fields:?}");
+        };
+        let stranger = "203.0.113.9";
+        // An untrusted peer is who it is.
+        check(stranger, &[("forwarded", "for=192.0.2.1;host=a;proto=https")], stranger, None, false);
+        check(stranger, &[("x-forwarded-for", "192.0.2.1"), ("x-forwarded-host", "a")], stranger, None, false);
+        // The nearest hop that is not trusted is the client, whatever it says of others.
+        check("10.0.0.1", &[("x-forwarded-for", "192.0.2.1")], "192.0.2.1", None, false);
+        check("10.0.0.1", &[("x-forwarded-for", "127.0.0.1, 192.0.2.1")], "192.0.2.1", None, false);
+        check("10.0.0.1", &[("x-forwarded-for", "6.6.6.6, 192.0.2.1, 10.0.0.2")], "192.0.2.1", None, false);
+        check(
+            "10.0.0.1",
+            &[("x-forwarded-for", "6.6.6.6"), ("x-forwarded-for", "192.0.2.1")],
+            "192.0.2.1",
+            None,
+            false,
+        );
+        check("::1", &[("x-forwarded-for", "2001:db8::7")], "2001:db8::7", None, false);
+        check("::1", &[("x-forwarded-for", "::ffff:192.0.2.1")], "192.0.2.1", None, false);
+        check("::1", &[("x-forwarded-for", "[2001:db8::7]:4711")], "2001:db8::7", None, false);
+        check("::1", &[("x-forwarded-for", "192.0.2.1:4711")], "192.0.2.1", None, false);
+        // What cannot be read leaves the last that could.
+        for rubbish in ["", "unknown", "_hidden", "a, b, c", "192.0.2.1.5", "\"", ",,,", "x".repeat(8000).as_str()] {
+            check("10.0.0.1", &[("x-forwarded-for", rubbish)], "10.0.0.1", None, false);
+        }
+        check("10.0.0.1", &[("x-forwarded-for", "192.0.2.1, unknown")], "10.0.0.1", None, false);
+        check("10.0.0.1", &[("x-forwarded-for", "unknown, 10.9.9.9")], "10.9.9.9", None, false);
+        check("10.0.0.1", &[("x-forwarded-for", many.as_str())], "10.1.1.1", None, false);
+        check("10.0.0.1", &[("x-forwarded-for", &format!("192.0.2.1, {many}"))], "192.0.2.1", None, false);
+        check(
+            "10.0.0.1",
+            &[("x-forwarded-for", "192.0.2.1"), ("x-forwarded-host", "mcp.example"), ("x-forwarded-proto", "HTTPS")],
+            "192.0.2.1",
+            Some("mcp.example"),
+            true,
+        );
+        // RFC 7239, which is believed before the others.
+        for (field, client, host, is_https) in [
+            ("for=192.0.2.60;proto=http;by=203.0.113.43", "192.0.2.60", None, false),
+            ("For=\"[2001:db8:cafe::17]:4711\"", "2001:db8:cafe::17", None, false),
+            (
+                "for=192.0.2.43, for=10.0.0.9;host=\"mcp.example:443\";proto=https",
+                "192.0.2.43",
+                Some("mcp.example:443"),
+                true,
+            ),
+            ("for=6.6.6.6;host=evil, for=192.0.2.43;host=mcp.example", "192.0.2.43", Some("mcp.example"), false),
+            ("for=unknown;host=mcp.example", "10.0.0.1", Some("mcp.example"), false),
+            ("for=_SEVKISEK", "10.0.0.1", None, false),
+            ("for=\"1,2;3\", for=192.0.2.43", "192.0.2.43", None, false),
+            ("for", "10.0.0.1", None, false),
+            (";;;=,=;\"", "10.0.0.1", None, false),
+        ] {
+            check("10.0.0.1", &[("forwarded", field), ("x-forwarded-for", "6.6.6.6")], client, host, is_https);
+        }
+    }
+}

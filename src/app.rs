@@ -3,6 +3,7 @@
 //! Everything is put together here and nowhere else, so that tests start the same gateway as the
 //! program does.
 
+mod announcement;
 mod api_key_files;
 mod descriptors;
 pub mod files;
@@ -50,7 +51,7 @@ use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
-pub use program::serve;
+pub use program::{ServedConfig, serve};
 use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
 use sockets::Sockets;
 pub use wrap::wrap;
@@ -200,6 +201,11 @@ impl Gateway {
     #[must_use]
     pub fn public_url(&self) -> Option<&str> {
         self.current.listen.public_url.as_deref()
+    }
+
+    /// The gateway's own folder.
+    fn folder(&self) -> &Path {
+        &self.started.folder
     }
 
     /// Where operators are served.

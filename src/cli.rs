@@ -17,7 +17,9 @@ mod offers;
 mod printable;
 pub mod probe;
 mod question;
+mod serve;
 pub mod server_address;
+mod server_options;
 mod table;
 mod task;
 pub mod tasks;
@@ -51,6 +53,7 @@ use admin_client::{AdminClient, AdminRequestError, TOKEN_VARIABLE};
 use call_arguments::{CallArguments, EXIT_CODES};
 use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
+use serve::ServeArguments;
 use task::TaskSubcommand;
 use tasks::TasksCommand;
 use wrap::WrapArguments;
@@ -75,15 +78,17 @@ struct CommandLine {
 #[derive(Debug, Subcommand)]
 enum CliCommand {
     /// Runs the gateway; also what `taskgate` alone does.
-    #[command(after_long_help = SERVE_EXIT_CODES, after_help = SERVE_EXIT_CODES)]
-    Serve {
-        /// The configuration; without one the built-in quick start is served.
-        #[arg(value_name = "FILE", conflicts_with = "config")]
-        file: Option<PathBuf>,
-        /// The same.
-        #[arg(long, value_name = "FILE", env = CONFIG_VARIABLE)]
-        config: Option<PathBuf>,
-    },
+    ///
+    /// In front of one server it needs no file: `taskgate serve URL` or `taskgate serve -- COMMAND` serves it at /mcp, and
+    /// says what to write into hosts.
+    #[command(
+        after_long_help = SERVE_EXIT_CODES,
+        after_help = SERVE_EXIT_CODES,
+        override_usage = "taskgate serve [FILE]\n       taskgate serve [OPTIONS] URL\n       \
+                          taskgate serve [OPTIONS] --upstream NAME=URL...\n       \
+                          taskgate serve [OPTIONS] -- COMMAND [ARGUMENT]..."
+    )]
+    Serve(ServeArguments),
     /// Reports every mistake in a configuration file; binds nothing.
     Check {
         /// The configuration.
@@ -182,9 +187,11 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let serve = || CliCommand::Serve { file: None, config: env::var_os(CONFIG_VARIABLE).map(PathBuf::from) };
-    let ended = match command.unwrap_or_else(serve) {
-        CliCommand::Serve { file, config } => Box::pin(app::serve(file.or(config))).await,
+    let ended = match command.unwrap_or_else(|| CliCommand::Serve(ServeArguments::default())) {
+        CliCommand::Serve(arguments) => match arguments.served() {
+            Ok(served) => Box::pin(app::serve(served)).await,
+            Err(why) => Ok(refuse(why)),
+        },
         CliCommand::Check { file } => Ok(check(&file)),
         CliCommand::DemoServer { listen: Some(address) } => demo_server(address).await,
         CliCommand::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
@@ -215,9 +222,11 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
     };
     let (usage, what) = (said(ContextKind::Usage), said(ContextKind::InvalidArg));
     let usage = usage + &error.to_string();
-    let is_unknown = error.kind() == ErrorKind::UnknownArgument && !what.starts_with('-');
-    if is_unknown && usage.contains("taskgate wrap") {
+    if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate wrap") && !what.starts_with('-') {
         return Some("the server's command stands after `--`: taskgate wrap -- COMMAND [ARGUMENT]...");
+    }
+    if error.kind() == ErrorKind::UnknownArgument && usage.contains("taskgate serve") && !what.starts_with("--") {
+        return Some("a server's command stands after `--`: taskgate serve -- COMMAND [ARGUMENT]...");
     }
     usage.contains("relative URL without a base").then_some("an address begins with http:// or https://")
 }
@@ -368,6 +377,8 @@ mod tests {
             "taskgate wrap --url http://127.0.0.1:1/mcp -- true",
             "taskgate check",
             "taskgate serve a.toml --config b.toml",
+            "taskgate serve a.toml http://127.0.0.1:1/mcp",
+            "taskgate serve npx -y server",
             "taskgate wrap npx -y server",
             "taskgate demo-server --listen nowhere",
             "taskgate call http://127.0.0.1:1/mcp greet --flavour other",

@@ -4,12 +4,13 @@
 //! is the schema, `resolve` decides. This module must not know what a setting does; each subsystem owns its resolved
 //! struct. Binds nothing, starts nothing.
 
+mod command_line;
 mod error;
 mod raw;
 mod resolve;
 mod section;
+mod toml_writer;
 mod value;
-mod wrap;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -18,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use toml::de::DeTable;
-use url::Url;
 
+pub use command_line::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget};
 use error::MistakeCollector;
 pub use error::{ConfigError, Findings, Mistake};
 pub use section::KeyContent;
@@ -35,7 +36,7 @@ use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
 pub use resolve::GRACE_MAX;
-pub use wrap::WrappedServer;
+pub use toml_writer::{fallback_name, fitting_name, quoted};
 
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
@@ -150,12 +151,6 @@ pub struct LoadedConfig {
 }
 
 impl Config {
-    /// The built-in quick start: the upstream `demo` at `/demo/mcp`, defaults for all the rest.
-    #[must_use]
-    pub fn quick_start(demo_url: Url) -> Self {
-        resolve::quick_start("demo", demo_url)
-    }
-
     /// The keys in which this configuration differs from the one that a gateway was started with, and of which a running
     /// gateway can change nothing.
     #[must_use]

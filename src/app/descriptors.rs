@@ -121,10 +121,12 @@ fn fit(config: &mut Config, granted: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{CommandLineConfig, CommandLineServer};
 
     #[test]
     fn b174_what_does_not_fit_is_cut_down_connections_first() {
-        let config = Config::quick_start("http://127.0.0.1:9000/mcp".parse().unwrap());
+        let servers = vec![CommandLineServer::demo("http://127.0.0.1:9000/mcp".parse().unwrap())];
+        let config = CommandLineConfig { servers, ..CommandLineConfig::default() }.resolve(&|_| None).unwrap().config;
         assert_eq!(wanted(&config), 2 * (10_000 + 256) + 256);
         for (granted, connections, calls) in [(20_000, 9_744, 256), (1_024, 256, 256), (64, 6, 36), (4, 1, 1)] {
             let mut config = config.clone();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::descriptors::DescriptorShortage;
 use super::files;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, LoadedConfig};
 
 /// A configuration, and what is to be said of it.
 pub(super) struct PreparedConfig {
@@ -16,8 +16,9 @@ pub(super) struct PreparedConfig {
 }
 
 impl PreparedConfig {
-    pub(super) const fn plain(config: Config) -> Self {
-        Self { config, warnings: Vec::new(), shortage: None }
+    pub(super) fn new(loaded: LoadedConfig) -> Self {
+        let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+        Self { config: loaded.config, warnings, shortage: None }
     }
 }
 
@@ -49,7 +50,5 @@ impl ReportedWarnings {
 
 /// Reads the file and looks at what it names. Logs nothing.
 pub(super) fn configured(file: &Path) -> Result<PreparedConfig, ConfigError> {
-    let loaded = files::load(file)?;
-    let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-    Ok(PreparedConfig { config: loaded.config, warnings, shortage: None })
+    files::load(file).map(PreparedConfig::new)
 }

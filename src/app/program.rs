@@ -1,25 +1,28 @@
 //! Runs a gateway from its configuration to the signal that ends it.
 
+use std::env;
+use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
+use super::announcement::Announcement;
 use super::descriptors::ConnectionCapacity;
 use super::files::FileMistakes;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
-use super::{EXIT_CONFIG, Gateway, service_manager, task_store};
-use crate::config::{Config, StoreSettings};
+use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
+use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::demo::DemoServer;
 use crate::server::StartError;
 use crate::store::OpenError;
@@ -28,29 +31,39 @@ use crate::telemetry::{self, LogFormat};
 /// How long balancers have to notice a drain before nothing is accepted any more.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
 
-/// Runs the gateway until a signal ends it. Without a file the quick start is served: the demo server
-/// in this process, and its address in what is printed.
+/// What is served.
+#[derive(Clone, Debug)]
+pub enum ServedConfig {
+    File(PathBuf),
+    /// What the command line names. Without a server the quick start is served: the demo server, in this process.
+    CommandLine(CommandLineConfig),
+}
+
+/// Runs the gateway until a signal ends it.
 ///
 /// # Errors
-/// If something that the configuration names cannot be had. Mistakes in the file itself, and in the files that it
-/// names, are printed and end with [`EXIT_CONFIG`].
-pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+/// If something that the configuration names cannot be had. Mistakes in the configuration itself, and in the files that it
+/// names, are printed and end with [`EXIT_CONFIG`]; a program of the command line that is not there ends with
+/// [`EXIT_UNAVAILABLE`].
+pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let sockets = Sockets::from_environment().context("the sockets that were handed over are of no use")?;
-    // Those who come meanwhile wait at the sockets for the next process; no balancer has to notice anything.
-    let are_kept = sockets.clients.is_some();
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
-    let (mut read, is_quick_start) = match &file {
-        Some(file) => match configured(file) {
-            Ok(read) => (read, false),
-            Err(mistakes) => {
-                writeln!(io::stderr(), "{mistakes}").context("cannot print the mistakes")?;
-                return Ok(ExitCode::from(EXIT_CONFIG));
-            }
-        },
-        None => (PreparedConfig::plain(quick_start(&demo_tracker, &demo_stop).await?), true),
+    let (announcement, file, port) = match &served {
+        ServedConfig::File(file) => (Announcement::Addresses, Some(file.clone()), None),
+        ServedConfig::CommandLine(line) if line.servers.is_empty() => (Announcement::Demo, None, line.port),
+        ServedConfig::CommandLine(line) => (Announcement::Hosts, None, line.port),
     };
+    let mut read = match prepared(served, &demo_tracker, &demo_stop).await? {
+        Ok(read) => read,
+        Err(mistakes) => return print_and_end(&mistakes, EXIT_CONFIG),
+    };
+    if file.is_none()
+        && let Some(code) = missing_program(&read.config)
+    {
+        return code;
+    }
     let (connections, shortage) = ConnectionCapacity::provide(&mut read.config);
     read.shortage = shortage;
     let mut warned = ReportedWarnings::default();
@@ -62,22 +75,23 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
     }
-    let folder = config.folder.clone();
-    let paths: Vec<String> = config.upstreams.iter().map(|upstream| upstream.path.clone()).collect();
+    let paths: Vec<_> = config.upstreams.iter().map(|one| (one.name.to_string(), one.path.clone())).collect();
     let upkeep = TaskTracker::new();
     upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
-    let started = if is_quick_start {
-        start_on_free_ports(config, metrics).await
-    } else {
+    // Those who come meanwhile wait at the sockets for the next process; no balancer has to notice anything.
+    let are_kept = sockets.clients.is_some();
+    let started = if announcement == Announcement::Addresses || are_kept {
         Gateway::start_on(config, metrics, sockets).await
+    } else {
+        start_on_free_ports(config, metrics, port).await
     };
     let mut gateway = match started {
         Ok(gateway) => gateway,
         Err(error) => {
-            return refused(error);
+            return refused(error, (announcement != Announcement::Addresses).then_some("--store"));
         }
     };
-    announce(&gateway, &paths, is_quick_start.then_some(&*folder)).context("cannot print the addresses")?;
+    announcement.print(&gateway, &paths).context("cannot print the addresses")?;
     service_manager::tell_ready();
     upkeep.spawn(service_manager::keep_watched());
     let notice = loop {
@@ -96,68 +110,80 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints what keeps the gateway from starting, where it is in the configuration or in a file that it names.
-pub(super) fn refused(error: anyhow::Error) -> anyhow::Result<ExitCode> {
-    let (text, code) = match error.downcast::<OpenError>() {
-        Ok(store) => (format!("key `store.path`: {store}"), task_store::exit_code(&store)),
+/// Prints what keeps the gateway from starting, where it is in the configuration or in a file that it names. `option` is what
+/// names the folder of the store on a command line.
+pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Result<ExitCode> {
+    let (mut text, code) = match error.downcast::<OpenError>() {
+        Ok(open) => (format!("key `store.path`: {open}"), task_store::exit_code(&open)),
         Err(other) => match other.downcast::<SocketError>() {
             Ok(open) => (open.to_string(), EXIT_CONFIG),
             Err(other) => (other.downcast::<FileMistakes>()?.to_string(), EXIT_CONFIG),
         },
     };
-    writeln!(io::stderr(), "{text}").context("cannot print the mistakes")?;
+    if let Some(option) = option {
+        text = text.replace("key `store.path`", option).replace("`store.path`", option);
+    }
+    print_and_end(&text, code)
+}
+
+fn print_and_end(why: &dyn Display, code: u8) -> anyhow::Result<ExitCode> {
+    writeln!(io::stderr(), "{why}").context("cannot print the mistakes")?;
     Ok(ExitCode::from(code))
 }
 
-/// The built-in configuration, with the demo server that it is about.
-async fn quick_start(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<Config> {
+/// How the process ends where a program that the command line names is not there. In a file it is one of several, and may come.
+pub(super) fn missing_program(config: &Config) -> Option<anyhow::Result<ExitCode>> {
+    let (_, missing) = upstream_programs::missing(config).next()?;
+    Some(print_and_end(&format_args!("taskgate: {missing}"), EXIT_UNAVAILABLE))
+}
+
+/// Reads what is served, with the demo server started where nothing else is named.
+async fn prepared(
+    served: ServedConfig,
+    tracker: &TaskTracker,
+    stop: &CancellationToken,
+) -> anyhow::Result<Result<PreparedConfig, ConfigError>> {
+    Ok(match served {
+        ServedConfig::File(file) => configured(&file),
+        ServedConfig::CommandLine(mut line) => {
+            if line.servers.is_empty() {
+                line.servers.push(demo_server(tracker, stop).await?);
+            }
+            line.resolve(&|name| env::var(name).ok()).map(PreparedConfig::new)
+        }
+    })
+}
+
+/// Starts the demo server.
+async fn demo_server(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<CommandLineServer> {
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let demo = DemoServer::start(anywhere, tracker, stop.clone()).await.context("cannot start the demo server")?;
     let url = Url::parse(&demo.url()).context("the demo server has no usable address")?;
-    Ok(Config::quick_start(url))
+    Ok(CommandLineServer::demo(url))
 }
 
-/// Starts the built-in configuration. Here, and only here, a taken port is replaced by a free one.
-async fn start_on_free_ports(mut config: Config, metrics: PrometheusHandle) -> anyhow::Result<Gateway> {
+/// Starts a configuration that no file holds. Here, and only here, a taken port is replaced by a free one, unless somebody
+/// asked for this very port.
+async fn start_on_free_ports(
+    mut config: Config,
+    metrics: PrometheusHandle,
+    asked: Option<u16>,
+) -> anyhow::Result<Gateway> {
     loop {
         let error = match Gateway::start(config.clone(), metrics.clone()).await {
             Ok(gateway) => return Ok(gateway),
             Err(error) => error,
         };
         let Some(StartError::Bind { address: taken, .. }) = error.downcast_ref() else { return Err(error) };
+        if asked == Some(taken.port()) {
+            bail!("--port: {error:#}; write another one, or leave it out to have a free one taken");
+        }
         let mut addresses = [&mut config.listen.address, &mut config.admin.address].into_iter();
         match addresses.find(|address| *address == taken && address.port() != 0) {
             Some(address) => address.set_port(0),
             None => return Err(error),
         }
     }
-}
-
-/// Says where the gateway can be reached, and in the quick start where tasks rest and what to try.
-fn announce(gateway: &Gateway, paths: &[String], quick_start: Option<&Path>) -> io::Result<()> {
-    let bound = gateway.base_url();
-    let base = gateway.public_url().unwrap_or(&bound);
-    let mut out = io::stdout().lock();
-    for path in paths {
-        writeln!(out, "serving {base}{path}")?;
-    }
-    if base != bound {
-        writeln!(out, "listen  {bound}")?;
-    }
-    if let Some(address) = gateway.metrics_address() {
-        writeln!(out, "metrics http://{address}")?;
-    }
-    writeln!(out, "admin   http://{}", gateway.admin_address())?;
-    if let Some(folder) = quick_start {
-        let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("taskgate"));
-        let program = program.display();
-        let url = format!("{base}/demo/mcp");
-        writeln!(out, "The demo server is behind it; tasks are kept in {}. Try:", folder.display())?;
-        writeln!(out, "  {program} call {url} greet '{{\"name\":\"Ada\"}}'")?;
-        writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":8,\"steps\":8}}'")?;
-        writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":60,\"steps\":60}}' --no-wait")?;
-    }
-    out.flush()
 }
 
 /// SIGINT and SIGTERM.

@@ -38,7 +38,7 @@ pub(super) enum ReloadCause {
 /// Tells when the configuration is to be read again, and does it.
 #[derive(Debug)]
 pub(super) struct ReloadTrigger {
-    /// `None` in the quick start.
+    /// `None` where the command line names what is served.
     file: Option<PathBuf>,
     hangups: Signal,
     changes: mpsc::Receiver<()>,
@@ -125,7 +125,7 @@ impl ReloadTrigger {
     /// Reads the configuration again and puts it in force, or keeps the one that is and says why.
     pub(super) fn carry_out(&mut self, why: ReloadCause, gateway: &mut Gateway) {
         let Some(file) = self.file.clone() else {
-            tracing::info!("the quick start has no configuration to be read again");
+            tracing::info!("there is no file that could be read again");
             return;
         };
         let before = reload::fingerprint_of(&file);

@@ -1,6 +1,5 @@
 //! Runs the gateway between one host and one server: standard input and output on the host's side, no listeners.
 
-use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +9,11 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::program::{Signals, refused};
+use super::prepared_config::{PreparedConfig, ReportedWarnings};
+use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
 use super::{GatewayParts, files, random_bits, sealer, task_store};
-use crate::config::{Config, StoreSettings};
+use crate::config::{Config, LoadedConfig, StoreSettings};
 use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
@@ -39,26 +39,27 @@ const REST_MAX: Duration = Duration::from_millis(500);
 /// Tasks that are taken back at a time.
 const PAGE: usize = 100;
 
-/// Serves the host at standard input and output until it is gone or a signal comes. Of `config` the first upstream, the
+/// Serves the host at standard input and output until it is gone or a signal comes. Of the configuration the first upstream, the
 /// store and the limits hold.
 ///
 /// # Errors
 /// If the store cannot be had, or the host wrote what cannot be read. What is wrong with a file or a store is printed,
 /// and ends with the code that [`super::serve`] has for it; a program that is not there ends with
 /// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
-pub async fn wrap(config: Config) -> anyhow::Result<ExitCode> {
+pub async fn wrap(loaded: LoadedConfig) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
-    let programs = config.upstreams.iter().filter_map(|upstream| upstream.server.stdio());
-    if let Some(missing) = programs.filter_map(|program| program.find_program().err()).next() {
-        writeln!(io::stderr(), "taskgate: {missing}").context("cannot print the mistake")?;
-        return Ok(ExitCode::from(super::EXIT_UNAVAILABLE));
+    let read = PreparedConfig::new(loaded);
+    if let Some(code) = missing_program(&read.config) {
+        return code;
     }
+    ReportedWarnings::default().tell(&read);
+    let config = read.config;
     // Listening for signals begins before anything is started: none may be missed.
     let mut signals = Signals::new()?;
     let body_bytes_max = config.listen.body_bytes_max.get();
     let wrapping = match WrappedGateway::start(config).await {
         Ok(wrapping) => wrapping,
-        Err(error) => return refused(error),
+        Err(error) => return refused(error, Some("--store")),
     };
     // What a tool may give its host may be given to another tool.
     let line_bytes_max = body_bytes_max.max(wrapping.message_bytes_max);

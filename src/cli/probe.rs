@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::HeaderValue;
-use url::Url;
 
+use crate::config::ServerTarget;
 use crate::wire::Payload;
 pub use arguments::ProbeArguments;
 pub use report::{ProbeExit, ProbeReport, ProbedCall, ProbedTransport, ProbedVersion, ServerDescription};
@@ -22,7 +22,7 @@ pub use report::{ProbeExit, ProbeReport, ProbedCall, ProbedTransport, ProbedVers
 /// What is to be probed, and how.
 #[derive(Clone, Debug)]
 pub struct ProbeCommand {
-    pub target: ProbeTarget,
+    pub target: ServerTarget,
     /// The one tool that is called, with its arguments, an object.
     pub call: Option<(String, Payload)>,
     /// All of it together takes no longer.
@@ -31,14 +31,6 @@ pub struct ProbeCommand {
     pub ca: Option<PathBuf>,
     /// What to show a server, if it asks who comes; marked as sensitive.
     pub authorization: Option<HeaderValue>,
-}
-
-/// Where the server is.
-#[derive(Clone, Debug)]
-pub enum ProbeTarget {
-    Url(Url),
-    /// A program and its arguments; there is at least the program.
-    Command(Vec<String>),
 }
 
 /// Asks a server what it speaks. Ends within the time that the probe has, and a few seconds for programs to stop.

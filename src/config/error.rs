@@ -74,6 +74,7 @@ pub(super) struct ConfigLocation {
 #[derive(Debug)]
 pub(super) struct MistakeCollector {
     file: Arc<str>,
+    has_lines: bool,
     mistakes: Vec<Mistake>,
     /// The keys of the mistakes.
     blamed: BTreeSet<String>,
@@ -82,7 +83,18 @@ pub(super) struct MistakeCollector {
 
 impl MistakeCollector {
     pub(super) fn new(file: &str) -> Self {
-        Self { file: Arc::from(file), mistakes: Vec::new(), blamed: BTreeSet::new(), warnings: Vec::new() }
+        Self {
+            file: Arc::from(file),
+            has_lines: true,
+            mistakes: Vec::new(),
+            blamed: BTreeSet::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// For what is written on one line.
+    pub(super) fn without_lines(name: &str) -> Self {
+        Self { has_lines: false, ..Self::new(name) }
     }
 
     pub(super) fn mistake(&mut self, place: &ConfigLocation, message: impl Into<String>) {
@@ -126,7 +138,7 @@ impl MistakeCollector {
     }
 
     fn found(&self, line: Option<usize>, key: Option<String>, message: String) -> Mistake {
-        Mistake { file: Arc::clone(&self.file), line, key, message }
+        Mistake { file: Arc::clone(&self.file), line: line.filter(|_| self.has_lines), key, message }
     }
 
     /// The warnings, if nothing is wrong.

@@ -448,11 +448,6 @@ fn read_split(mut section: Section<'_, '_>) -> Option<RawSplit> {
 }
 
 impl RawUpstream {
-    /// An upstream of which only the address is written.
-    pub(super) fn new(name: &str, url: LocatedValue<Url>) -> Self {
-        Self { url: Some(url.clone()), ..Self::unreached(name, url.place) }
-    }
-
     /// An upstream of which only the name is there.
     pub(super) fn unreached(name: &str, place: ConfigLocation) -> Self {
         Self {

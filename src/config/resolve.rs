@@ -6,7 +6,7 @@
 mod auth;
 mod drafts;
 mod exposure;
-mod listeners;
+pub(super) mod listeners;
 mod paths;
 mod tool_names;
 mod upstream_headers;
@@ -80,31 +80,21 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
 
 /// A gateway that calls itself would do so for ever.
 fn check_not_own(url: &LocatedValue<Url>, own: SocketAddr, report: &mut MistakeCollector) {
-    let is_here = match url.value.host() {
-        Some(url::Host::Ipv4(ip)) => {
-            own.ip() == ip || (ip.is_loopback() && (own.ip().is_loopback() || own.ip().is_unspecified()))
-        }
-        Some(url::Host::Ipv6(ip)) => {
-            own.ip() == ip || (ip.is_loopback() && (own.ip().is_loopback() || own.ip().is_unspecified()))
-        }
-        Some(url::Host::Domain(name)) => name == "localhost" && (own.ip().is_loopback() || own.ip().is_unspecified()),
-        None => false,
-    };
-    if is_here && own.port() != 0 && url.value.port_or_known_default() == Some(own.port()) {
+    if is_at(&url.value, own) {
         report.mistake(&url.place, "is the gateway itself (`listen.address`)");
     }
 }
 
-/// One upstream with nothing but its address. No mistake is possible, as all the rest is the default.
-pub(super) fn quick_start(name: &str, url: Url) -> Config {
-    let file = "the quick start";
-    let raw =
-        RawUpstream::new(name, LocatedValue { value: url, place: ConfigLocation { line: 1, key: "url".to_owned() } });
-    // Wherever somebody tries it: what is lost there is said, and refused nowhere.
-    let ephemeral =
-        Some(LocatedValue { value: true, place: ConfigLocation { line: 1, key: "store.ephemeral".to_owned() } });
-    let store = RawStore { ephemeral, ..RawStore::default() };
-    resolve(&RawConfig { upstreams: vec![raw], store, ..RawConfig::default() }, &mut MistakeCollector::new(file))
+/// Whether who asks for a URL comes to an address of this machine.
+pub(super) fn is_at(url: &Url, own: SocketAddr) -> bool {
+    let is_mine = own.ip().is_loopback() || own.ip().is_unspecified();
+    let is_here = match url.host() {
+        Some(url::Host::Ipv4(ip)) => own.ip() == ip || (ip.is_loopback() && is_mine),
+        Some(url::Host::Ipv6(ip)) => own.ip() == ip || (ip.is_loopback() && is_mine),
+        Some(url::Host::Domain(name)) => name == "localhost" && is_mine,
+        None => false,
+    };
+    is_here && own.port() != 0 && url.port_or_known_default() == Some(own.port())
 }
 
 fn resolve_store(store: &RawStore, limits: &RawLimits, report: &mut MistakeCollector) -> StoreSettings {
@@ -157,7 +147,9 @@ fn resolve_upstreams(
     let mut taken = paths::TakenPaths::default();
     let mut upstreams = Vec::new();
     for raw in in_file_order {
-        check_name(raw, report);
+        if let Err(message) = check_name(&raw.name) {
+            report.mistake(&raw.place, message);
+        }
         let paths = paths::resolve(raw, &mut taken, report);
         check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
@@ -175,13 +167,16 @@ fn resolve_upstreams(
     upstreams
 }
 
-fn check_name(raw: &RawUpstream, report: &mut MistakeCollector) {
+/// Whether an upstream may be called so.
+///
+/// # Errors
+/// What a name is made of.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
-    if raw.name.is_empty() || raw.name.len() > UPSTREAM_NAME_LENGTH_MAX || !raw.name.bytes().all(fits) {
-        let message =
-            format!("an upstream's name has 1 to {UPSTREAM_NAME_LENGTH_MAX} characters out of a to z, 0 to 9, _ and -");
-        report.mistake(&raw.place, message);
+    if (1..=UPSTREAM_NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(fits) {
+        return Ok(());
     }
+    Err(format!("an upstream's name has 1 to {UPSTREAM_NAME_LENGTH_MAX} characters out of a to z, 0 to 9, _ and -"))
 }
 
 fn check_queue(raw: &RawUpstreamSettings, report: &mut MistakeCollector) {

@@ -354,7 +354,8 @@ pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec
     if wrong.is_empty() { Ok(text) } else { Err(wrong) }
 }
 
-fn is_variable_name(name: &str) -> bool {
+/// Whether a text is the name of a variable of the environment.
+pub(super) fn is_variable_name(name: &str) -> bool {
     !name.starts_with(|first: char| first.is_ascii_digit())
         && !name.is_empty()
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use taskgate::config::{self, Config, KeyContent, LoadedConfig, StoreSettings};
+use taskgate::config::{self, CommandLineConfig, CommandLineServer, Config, KeyContent, LoadedConfig, StoreSettings};
 use taskgate::server::api_keys::{AuthSettings, KeySource};
 use taskgate::store::StoreLimits;
 use taskgate::task::{AfterCrash, EarlyInput, Principal, TaskMode};
@@ -174,7 +174,9 @@ fn the_values_in_the_example_are_the_defaults() {
 /// The defaults of design and limits table, in numbers.
 #[test]
 fn the_quick_start_has_the_defaults() {
-    let config = Config::quick_start("http://127.0.0.1:4321/mcp".parse().unwrap());
+    let servers = vec![CommandLineServer::demo("http://127.0.0.1:4321/mcp".parse().unwrap())];
+    let line = CommandLineConfig { servers, ..CommandLineConfig::default() };
+    let config = line.resolve(&|_| None).unwrap().config;
     assert_eq!(config.listen.address.to_string(), "127.0.0.1:8080");
     assert_eq!(config.listen.body_bytes_max.get(), 4 << 20);
     assert_eq!(config.listen.connections_max.get(), 10_000);

@@ -6,5 +6,6 @@ mod operations;
 mod probe;
 mod quick_start;
 mod readme_sessions;
+mod serve;
 mod store_start;
 mod wrap;

@@ -11,7 +11,8 @@ use bytes::Bytes;
 
 use super::super::server_address::bearer;
 use super::super::{UNAVAILABLE, refuse, say};
-use super::{ProbeCommand, ProbeTarget};
+use super::ProbeCommand;
+use crate::config::ServerTarget;
 use crate::telemetry;
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -56,9 +57,9 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
         }
         Some(mut url) => {
             url.set_fragment(None);
-            ProbeTarget::Url(url)
+            ServerTarget::Url(url)
         }
-        None => ProbeTarget::Command(command),
+        None => ServerTarget::Program(command),
     };
     let call = match <[String; 2]>::try_from(call) {
         Ok([tool, arguments]) => match Payload::parse(&Bytes::from(arguments), ScanLimits::CLIENT) {
@@ -84,7 +85,7 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
         }
         Err(why) => {
             say(why);
-            if matches!(probe.target, ProbeTarget::Command(_)) {
+            if matches!(probe.target, ServerTarget::Program(_)) {
                 say(format_args!(
                     "with {}=taskgate=debug in the environment you see what the program writes",
                     telemetry::LOG_FILTER

@@ -16,7 +16,8 @@ use super::report::{
     ProbeReport, ProbedCall, ProbedCallOutcome, ProbedTools, ProbedTransport, ProbedVersion, ServerDescription,
     VersionSupport,
 };
-use super::{ProbeCommand, ProbeTarget, toml_block};
+use super::{ProbeCommand, toml_block};
+use crate::config::ServerTarget;
 use crate::task::{Answer, Principal, Reason};
 use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
@@ -96,7 +97,7 @@ async fn anywhere(
     };
     let others = nowhere.others(&probe.target);
     for other in &others {
-        let probe = ProbeCommand { target: ProbeTarget::Url(other.clone()), ..probe.clone() };
+        let probe = ProbeCommand { target: ServerTarget::Url(other.clone()), ..probe.clone() };
         let asking = ProbeRun { probe: &probe, until, life: life.clone(), output };
         if let Ok(report) = asking.all().await {
             return Ok(report);
@@ -118,8 +119,8 @@ struct NotMcpError {
 
 impl NotMcpError {
     /// Where else to ask.
-    fn others(&self, target: &ProbeTarget) -> Vec<Url> {
-        let ProbeTarget::Url(url) = target else { return Vec::new() };
+    fn others(&self, target: &ServerTarget) -> Vec<Url> {
+        let ServerTarget::Url(url) = target else { return Vec::new() };
         match &self.location {
             // Credentials go to the server that they are meant for.
             Some(to) if to.origin() == url.origin() && to != url => vec![to.clone()],
@@ -181,8 +182,8 @@ impl ProbeRun<'_> {
     /// The first transport over which the server answers.
     async fn find(&self) -> Result<ProbedServer, NotMcpError> {
         let transports: &[ProbedTransport] = match &self.probe.target {
-            ProbeTarget::Url(_) => &[ProbedTransport::StreamableHttp, ProbedTransport::Sse],
-            ProbeTarget::Command(_) => &[ProbedTransport::Stdio],
+            ServerTarget::Url(_) => &[ProbedTransport::StreamableHttp, ProbedTransport::Sse],
+            ServerTarget::Program(_) => &[ProbedTransport::Stdio],
         };
         let (mut reasons, mut location, mut is_there): (Vec<String>, _, _) = (Vec::new(), None, true);
         for &transport in transports {
@@ -280,7 +281,7 @@ impl ProbeRun<'_> {
     ) -> Result<Arc<SessionUpstream>, ProbeError> {
         let name: Arc<str> = Arc::from(NAME);
         let upstream = match &self.probe.target {
-            ProbeTarget::Url(url) => {
+            ServerTarget::Url(url) => {
                 let credential = self.probe.authorization.clone().map(|value| Credential {
                     header: http::header::AUTHORIZATION,
                     source: CredentialSource::Known(value),
@@ -302,7 +303,7 @@ impl ProbeRun<'_> {
                 let made = SessionUpstream::new(settings, self.life.clone());
                 made.map_err(|error| ProbeError::Unusable(crate::cause::CauseChain(&error).to_string()))?
             }
-            ProbeTarget::Command(words) => {
+            ServerTarget::Program(words) => {
                 let settings = program(name, words, protocol);
                 SessionUpstream::stdio_with_output(settings, self.life.clone(), self.output.next())
             }

@@ -2,14 +2,11 @@
 
 use std::fmt::Write as _;
 
+use super::ProbeCommand;
 use super::report::{ProbedTools, ProbedTransport, ServerDescription, is_annotated};
-use super::{ProbeCommand, ProbeTarget};
 use crate::cli::server_address;
+use crate::config::{ServerTarget, fitting_name, quoted};
 use crate::wire::Object;
-
-/// Longest name that is made up.
-const NAME_LEN_MAX: usize = 32;
-const FALLBACK_NAME: &str = "server";
 
 /// The block for what was found.
 pub(super) fn of(
@@ -22,10 +19,10 @@ pub(super) fn of(
     let mut block = format!("[upstreams.{name}]\n");
     // Writing to a string cannot fail.
     let _ = match &probe.target {
-        ProbeTarget::Url(url) => {
+        ServerTarget::Url(url) => {
             writeln!(block, "url = {}\ntransport = {}", quoted(url.as_str()), quoted(transport.key()))
         }
-        ProbeTarget::Command(words) => {
+        ServerTarget::Program(words) => {
             let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
             writeln!(block, "command = [{}]", words.join(", "))
         }
@@ -52,41 +49,17 @@ pub(super) fn of(
 }
 
 /// The target as it may be shown.
-pub(super) fn shown(target: &ProbeTarget) -> String {
+pub(super) fn shown(target: &ServerTarget) -> String {
     match target {
-        ProbeTarget::Url(url) => server_address::shown(url),
-        ProbeTarget::Command(words) => words.join(" "),
+        ServerTarget::Url(url) => server_address::shown(url),
+        ServerTarget::Program(words) => words.join(" "),
     }
 }
 
 /// What the server calls itself, else where it is, as a name that the configuration takes.
-fn name_of(target: &ProbeTarget, server: &ServerDescription) -> String {
-    let own = server.named("name").map(|name| plain(name.rsplit('/').next().unwrap_or_default()));
-    let place = || match target {
-        ProbeTarget::Url(url) => plain(url.host_str().unwrap_or_default()),
-        ProbeTarget::Command(words) => plain(words[0].rsplit('/').next().unwrap_or_default()),
-    };
-    let name = own.filter(|name| !name.is_empty()).unwrap_or_else(place);
-    if name.is_empty() { FALLBACK_NAME.to_owned() } else { name }
-}
-
-/// The text with nothing but a to z, 0 to 9 and single hyphens between them.
-fn plain(text: &str) -> String {
-    let mut name = String::new();
-    for c in text.chars() {
-        match c.to_ascii_lowercase() {
-            c @ ('a'..='z' | '0'..='9' | '_') => name.push(c),
-            _ if name.is_empty() || name.ends_with('-') => (),
-            _ => name.push('-'),
-        }
-    }
-    name.truncate(NAME_LEN_MAX);
-    name.trim_end_matches('-').to_owned()
-}
-
-/// A string of TOML that the configuration reads back as this text: `${` means a variable there.
-fn quoted(text: &str) -> String {
-    toml::Value::String(text.replace("${", "$${")).to_string()
+fn name_of(target: &ServerTarget, server: &ServerDescription) -> String {
+    let own = server.named("name").and_then(|name| fitting_name(name.rsplit('/').next().unwrap_or_default()));
+    own.unwrap_or_else(|| target.name())
 }
 
 #[cfg(test)]
@@ -103,7 +76,7 @@ mod tests {
         }
     }
 
-    fn probe(target: ProbeTarget) -> ProbeCommand {
+    fn probe(target: ServerTarget) -> ProbeCommand {
         ProbeCommand { target, call: None, timeout: std::time::Duration::ZERO, ca: None, authorization: None }
     }
 
@@ -122,7 +95,7 @@ mod tests {
             "line\nbreak\ttab",
             "ü\u{7f}",
         ] {
-            let target = ProbeTarget::Command(vec!["npx".to_owned(), word.to_owned()]);
+            let target = ServerTarget::Program(vec!["npx".to_owned(), word.to_owned()]);
             let block = of(&probe(target), ProbedTransport::Stdio, &server("Weird Näme!!"), &tools);
             let config =
                 crate::config::parse("block.toml", &block, &env).unwrap_or_else(|error| panic!("{error}\n{block}"));
@@ -132,7 +105,7 @@ mod tests {
             assert_eq!((stdio.program.as_str(), &*stdio.arguments), ("npx", &[word.to_owned()][..]), "{block}");
         }
         let url = "https://mcp.example/sse?key=${a}&b='c'".parse().unwrap();
-        let mut probe = probe(ProbeTarget::Url(url));
+        let mut probe = probe(ServerTarget::Url(url));
         probe.authorization = Some(http::HeaderValue::from_static("Bearer s3cr3t"));
         for transport in [ProbedTransport::Sse, ProbedTransport::StreamableHttp] {
             let block = of(&probe, transport, &server("example-servers/everything"), &tools);
@@ -145,18 +118,18 @@ mod tests {
 
     #[test]
     fn a_name_is_made_of_what_the_server_calls_itself_else_of_its_place() {
-        let url = || ProbeTarget::Url("http://mcp.example:9000/mcp".parse().unwrap());
-        let program = || ProbeTarget::Command(vec!["/usr/bin/My Server".to_owned()]);
+        let url = || ServerTarget::Url("http://mcp.example:9000/mcp".parse().unwrap());
+        let program = || ServerTarget::Program(vec!["/usr/bin/My Server".to_owned()]);
         for (target, own, expected) in [
             (url(), "Reports", "reports"),
             (url(), "example-servers/everything", "everything"),
             (url(), "a  --  b?", "a-b"),
             (url(), "報告", "mcp-example"),
             (program(), "", "my-server"),
-            (ProbeTarget::Command(vec!["報告".to_owned()]), "", "server"),
+            (ServerTarget::Program(vec!["報告".to_owned()]), "", "server"),
         ] {
             assert_eq!(name_of(&target, &server(own)), expected);
         }
-        assert!(name_of(&url(), &server(&"x".repeat(100))).len() <= NAME_LEN_MAX);
+        assert!(name_of(&url(), &server(&"x".repeat(100))).len() <= 32);
     }
 }

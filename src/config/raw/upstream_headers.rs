@@ -17,7 +17,7 @@ pub(in crate::config) struct RawUpstreamHeaders {
 }
 
 /// One credential; that it is written in one way and no other is seen to when it is resolved.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::config) struct RawCredential {
     pub(in crate::config) place: ConfigLocation,
     pub(in crate::config) authorization: Option<LocatedValue<HeaderValue>>,

@@ -11,8 +11,8 @@ use crate::server::api_keys::{ApiKeySettings, KeySource};
 use crate::server::{AdminSettings, ListenSettings};
 use crate::task::{OperatorRight, Principal};
 
-const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+pub(in crate::config) const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+pub(in crate::config) const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 
 /// All listeners of a gateway.
 pub(super) struct Listeners {

@@ -1,0 +1,111 @@
+//! Reads the command line of `taskgate serve`: one source of what is served, and options for servers without a file.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use super::CONFIG_VARIABLE;
+use super::server_options::ServerOptions;
+use crate::app::ServedConfig;
+use crate::config::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget};
+
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ServeArguments {
+    /// A configuration, or the address of one server: what begins with http:// or https:// is an address. Without
+    /// either, the built-in quick start is served.
+    #[arg(value_name = "FILE|URL")]
+    source: Option<OsString>,
+    /// A configuration, as FILE. Without any source the environment variable TASKGATE_CONFIG names it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A server with a name, served at /NAME/mcp; may be repeated.
+    #[arg(long, value_name = "NAME=URL")]
+    upstream: Vec<String>,
+    #[command(flatten)]
+    options: ServerOptions,
+    /// Serve clients at this port of 127.0.0.1; 0 picks a free one. Without it 8080 is taken, or a free one.
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+    /// A server that is a program, and its arguments. It gets the environment that this program was given.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+impl ServeArguments {
+    /// What is served.
+    ///
+    /// # Errors
+    /// What is wrong with the command line, in words.
+    pub(super) fn served(self) -> Result<ServedConfig, String> {
+        self.check_one_source()?;
+        let address = self.source.as_deref().and_then(OsStr::to_str).filter(|text| is_address(text));
+        let mut servers = Vec::new();
+        for named in &self.upstream {
+            servers.push(CommandLineServer::named(named).map_err(|why| format!("--upstream: {why}"))?);
+        }
+        if let Some(address) = address {
+            let address = ServerTarget::url(address).map_err(|why| format!("URL: {why}"))?;
+            servers.push(CommandLineServer::only(address, "URL"));
+        } else if !self.command.is_empty() {
+            servers.push(CommandLineServer::only(ServerTarget::Program(self.command.clone()), "COMMAND"));
+        } else if let Some(file) = self.source.as_ref().map(PathBuf::from).or_else(|| self.config.clone()) {
+            return self.of_file(file, "a file");
+        } else if servers.is_empty()
+            && let Some(file) = env::var_os(CONFIG_VARIABLE)
+        {
+            return self.of_file(PathBuf::from(file), &format!("the file that {CONFIG_VARIABLE} names"));
+        } else if servers.is_empty() && self.options.key_env.is_some() {
+            return Err("--key-env is for a server that is named by its URL; the quick start has none".to_owned());
+        }
+        Ok(ServedConfig::CommandLine(CommandLineConfig {
+            servers,
+            mode: self.options.mode,
+            grace: self.options.grace,
+            fallback: None,
+            store: self.options.store.map_or(CommandLineStore::UsualFolder, CommandLineStore::Folder),
+            port: self.port,
+            key_variable: self.options.key_env,
+        }))
+    }
+
+    fn check_one_source(&self) -> Result<(), String> {
+        let sources = [
+            (self.source.is_some(), "FILE or URL"),
+            (self.config.is_some(), "--config"),
+            (!self.upstream.is_empty(), "--upstream"),
+            (!self.command.is_empty(), "COMMAND"),
+        ];
+        let written: Vec<_> = sources.iter().filter_map(|(is_written, name)| is_written.then_some(*name)).collect();
+        match written.as_slice() {
+            [one, other, ..] => Err(format!(
+                "{one} and {other} both say what is served; write one of them, or --upstream for each of several servers"
+            )),
+            [] | [_] => Ok(()),
+        }
+    }
+
+    fn of_file(&self, file: PathBuf, which: &str) -> Result<ServedConfig, String> {
+        let options = &self.options;
+        let placed = [
+            (options.mode.is_some(), "--mode", "`mode` in [upstreams.NAME.tasks]"),
+            (options.grace.is_some(), "--grace", "`grace` in [upstreams.NAME.tasks]"),
+            (options.store.is_some(), "--store", "`path` in [store]"),
+            (options.key_env.is_some(), "--key-env", "`authorization` in [upstreams.NAME.auth]"),
+            (self.port.is_some(), "--port", "`address` in [listen]"),
+        ];
+        if let Some((_, option, key)) = placed.into_iter().find(|(is_written, ..)| *is_written) {
+            return Err(format!("{option} is for servers that the command line names; {which} has {key}"));
+        }
+        let text = file.to_string_lossy();
+        if text.contains(':') && !file.exists() {
+            return Err(format!("{text}: there is no such file; an address begins with http:// or https://"));
+        }
+        Ok(ServedConfig::File(file))
+    }
+}
+
+fn is_address(text: &str) -> bool {
+    ["http://", "https://"]
+        .iter()
+        .any(|scheme| text.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme)))
+}

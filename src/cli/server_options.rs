@@ -1,0 +1,45 @@
+//! Reads the options of servers that a command line names.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::config::GRACE_MAX;
+use crate::task::TaskMode;
+
+/// What `serve` without a file and `wrap` both take.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ServerOptions {
+    /// What becomes of calls: "auto" makes those tasks that outlive --grace, "always" and "required" all of them, "never"
+    /// none; auto if nothing is said.
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    pub(super) mode: Option<TaskMode>,
+    /// How long a call may take and still be answered plainly; 2s if nothing is said, at most 30s. For clients that know
+    /// the tasks extension.
+    #[arg(long, value_name = "SPAN", value_parser = grace)]
+    pub(super) grace: Option<Duration>,
+    /// Keep tasks and their results in this folder, which one gateway at a time has. Without it `serve` keeps them in
+    /// taskgate-data, and `wrap` in memory.
+    #[arg(long, value_name = "DIR")]
+    pub(super) store: Option<PathBuf>,
+    /// Show the server the bearer token that this variable of the environment holds.
+    #[arg(long, value_name = "VAR")]
+    pub(super) key_env: Option<String>,
+}
+
+fn mode(text: &str) -> Result<TaskMode, &'static str> {
+    match text {
+        "never" => Ok(TaskMode::Never),
+        "auto" => Ok(TaskMode::Auto),
+        "always" => Ok(TaskMode::Always),
+        "required" => Ok(TaskMode::Required),
+        _ => Err("write never, auto, always or required"),
+    }
+}
+
+fn grace(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(grace) if grace <= GRACE_MAX => Ok(grace),
+        Ok(_) => Err("a call is held back for 30s at most".to_owned()),
+        Err(_) => Err("write a span such as 2s or 500ms".to_owned()),
+    }
+}

@@ -1,0 +1,417 @@
+//! Builds a configuration from a command line: its servers, what holds for all of them, and defaults for the rest.
+//!
+//! `serve` without a file, the quick start and `wrap` have this one way. Values are given the names of their options, so
+//! that a mistake names what was written.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use url::{Host, Url};
+
+use super::error::{ConfigLocation, MistakeCollector};
+use super::raw::{RawConfig, RawCredential, RawStore, RawUpstream, StoreKind};
+use super::resolve::listeners::{ADMIN_ADDRESS, LISTEN_ADDRESS};
+use super::section::LocatedValue;
+use super::toml_writer::{fallback_name, fitting_name};
+use super::value::{Environment, SECRET, UPSTREAM_URL, ValueError, is_variable_name};
+use super::{ConfigError, LoadedConfig, ServerSettings, resolve};
+use crate::task::{FallbackPolicy, TaskMode};
+
+/// Where the one server is served that has no name of its own.
+const PATH: &str = "/mcp";
+/// Programs that start what an argument names.
+const LAUNCHERS: [&str; 7] = ["npx", "bunx", "uvx", "node", "bun", "python", "python3"];
+
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerTarget {
+    Url(Url),
+    /// A program and its arguments; there is at least the program.
+    Program(Vec<String>),
+}
+
+impl ServerTarget {
+    /// Reads the address of a server, as a file's `url` is read. What is wrong is said without repeating it.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn url(text: &str) -> Result<Self, String> {
+        match (UPSTREAM_URL.read)(text) {
+            Ok(url) => Ok(Self::Url(url)),
+            Err(ValueError::Form) => Err(format!("write {}", UPSTREAM_URL.wanted)),
+            Err(ValueError::Because(why)) => Err(why.to_owned()),
+        }
+    }
+
+    /// What the server may be called, by its place: the host, or the program or the package that a launcher is told to run.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let name = match self {
+            Self::Url(url) if is_loopback(url) => {
+                let port = url.port_or_known_default().map(|port| port.to_string());
+                fitting_name(&format!("localhost {}", port.unwrap_or_default()))
+            }
+            Self::Url(url) => fitting_name(url.host_str().unwrap_or_default()),
+            Self::Program(words) => fitting_name(started(words)),
+        };
+        name.unwrap_or_else(fallback_name)
+    }
+}
+
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(ip)) => ip.is_loopback(),
+        Some(Host::Ipv6(ip)) => ip.to_canonical().is_loopback(),
+        None => false,
+    }
+}
+
+/// The file of a program, or of what it launches, without a version.
+fn started(words: &[String]) -> &str {
+    let file = |word: &'_ str| word.rfind('/').map_or(0, |at| at + 1);
+    let mut files = words.iter().map(|word| &word[file(word)..]);
+    let program = files.next().unwrap_or_default();
+    let launched = files.find(|word| !word.starts_with('-')).filter(|_| LAUNCHERS.contains(&program));
+    launched.map_or(program, |package| package.split('@').next().unwrap_or_default())
+}
+
+/// One server that a command line names.
+#[derive(Clone, Debug)]
+pub struct CommandLineServer {
+    name: String,
+    /// The path that it is served at, if it is not `/NAME/mcp`.
+    path: Option<&'static str>,
+    address: ServerTarget,
+    /// What it is called on the command line.
+    written: &'static str,
+}
+
+impl CommandLineServer {
+    /// The one server, without a name of its own. `written` is what its address is called on the command line.
+    #[must_use]
+    pub fn only(address: ServerTarget, written: &'static str) -> Self {
+        Self { name: address.name(), path: Some(PATH), address, written }
+    }
+
+    /// The one server of a program that a host has started.
+    #[must_use]
+    pub fn wrapped(address: ServerTarget, written: &'static str) -> Self {
+        // Its tasks in a store go by this name.
+        Self { name: "wrapped".to_owned(), path: None, address, written }
+    }
+
+    /// The server that the quick start has.
+    #[must_use]
+    pub fn demo(url: Url) -> Self {
+        Self { name: "demo".to_owned(), path: None, address: ServerTarget::Url(url), written: "the demo server" }
+    }
+
+    /// Reads `NAME=URL`.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words, without repeating it.
+    pub fn named(text: &str) -> Result<Self, String> {
+        let (name, url) = text.split_once('=').ok_or("write NAME=URL, such as reports=http://127.0.0.1:9000/mcp")?;
+        resolve::check_name(name)?;
+        Ok(Self { name: name.to_owned(), path: None, address: ServerTarget::url(url)?, written: "--upstream" })
+    }
+}
+
+/// Where tasks rest, as a command line says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CommandLineStore {
+    Memory,
+    /// The folder that is a file's default.
+    #[default]
+    UsualFolder,
+    Folder(PathBuf),
+}
+
+/// What a command line says in place of a file.
+#[derive(Clone, Debug, Default)]
+pub struct CommandLineConfig {
+    pub servers: Vec<CommandLineServer>,
+    /// What becomes of calls of every tool.
+    pub mode: Option<TaskMode>,
+    pub grace: Option<Duration>,
+    pub fallback: Option<FallbackPolicy>,
+    pub store: CommandLineStore,
+    /// Where clients are served on loopback. Without one a usual port, or a free one.
+    pub port: Option<u16>,
+    /// The variable of the environment that holds the server's bearer token.
+    pub key_variable: Option<String>,
+}
+
+impl CommandLineConfig {
+    /// The configuration for it. Programs get the whole environment, as if whoever wrote the command line had started them.
+    ///
+    /// # Errors
+    /// If the values do not fit together; the mistakes name the options.
+    pub fn resolve(self, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
+        let mut report = MistakeCollector::without_lines("the command line");
+        let auth = self.key_variable.as_deref().and_then(|variable| self.credential(variable, env, &mut report));
+        let mut raw = RawConfig { store: raw_store(self.store), ..RawConfig::default() };
+        for (index, server) in self.servers.into_iter().enumerate() {
+            // Their order is that of lines.
+            let place = ConfigLocation { line: index, key: server.written.to_owned() };
+            if raw.upstreams.iter().any(|other: &RawUpstream| other.name == server.name) {
+                report.mistake(&place, format!("two servers are called {}; give each a name of its own", server.name));
+                continue;
+            }
+            let mut upstream = RawUpstream::unreached(&server.name, place);
+            upstream.path = server.path.map(|path| placed(server.written, path.to_owned()));
+            match server.address {
+                ServerTarget::Url(url) => upstream.url = Some(placed(server.written, url)),
+                ServerTarget::Program(words) => upstream.command.command = Some(placed(server.written, words)),
+            }
+            upstream.tasks.mode = self.mode.map(|mode| placed("--mode", mode));
+            upstream.tasks.grace = self.grace.map(|grace| placed("--grace", grace));
+            upstream.tasks.fallback = self.fallback.map(|fallback| placed("--fallback", fallback));
+            upstream.edges.auth = auth.clone();
+            raw.upstreams.push(upstream);
+        }
+        choose_ports(&mut raw, self.port);
+        let mut config = resolve::resolve(&raw, &mut report);
+        let warnings = report.into_result()?;
+        for upstream in &mut config.upstreams {
+            if let ServerSettings::Stdio(program) = &mut upstream.server {
+                // What is no text cannot be meant for a program of today.
+                program.env = std::env::vars_os()
+                    .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                    .collect();
+            }
+        }
+        Ok(LoadedConfig { config, warnings })
+    }
+
+    /// The bearer token in a variable. Whoever writes the token itself in the variable's place does not see it repeated.
+    fn credential(&self, variable: &str, env: Environment<'_>, report: &mut MistakeCollector) -> Option<RawCredential> {
+        const OPTION: &str = "--key-env";
+        let token = if is_variable_name(variable) { env(variable) } else { None };
+        let value = match token.as_deref().map(str::trim) {
+            None => Err("the environment has no such variable; write the name of the one that holds the token"),
+            Some("") => Err("the variable is empty; it holds the server's bearer token"),
+            Some(_) if self.servers.len() > 1 => {
+                Err("nobody can tell which of the servers is to get it; write a file, and [upstreams.NAME.auth] there")
+            }
+            Some(token) => (SECRET.read)(&format!("Bearer {token}"))
+                .map_err(|_| "the variable holds no token; one is a line of visible ASCII"),
+        };
+        let value = value.map_err(|why| report.mistake(&place(OPTION), why)).ok()?;
+        Some(RawCredential {
+            place: place(OPTION),
+            authorization: Some(placed(OPTION, value)),
+            header: None,
+            value: None,
+            value_file: None,
+            is_inline: false,
+        })
+    }
+}
+
+fn raw_store(store: CommandLineStore) -> RawStore {
+    let (kind, folder) = match store {
+        CommandLineStore::Memory => (StoreKind::Memory, None),
+        CommandLineStore::UsualFolder => (StoreKind::Disk, None),
+        CommandLineStore::Folder(folder) => (StoreKind::Disk, Some(folder)),
+    };
+    RawStore {
+        kind: Some(placed("store.kind", kind)),
+        path: folder.map(|folder| placed("--store", folder)),
+        // Wherever somebody tries it: what is lost there is said, and refused nowhere.
+        ephemeral: Some(placed("store.ephemeral", true)),
+    }
+}
+
+/// Leaves the usual ports to servers that have them: there the system picks another one, as it does for one that is taken.
+fn choose_ports(raw: &mut RawConfig, port: Option<u16>) {
+    let on = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let urls = || raw.upstreams.iter().filter_map(|upstream| upstream.url.as_ref()).map(|url| &url.value);
+    let is_taken = |address| urls().any(|url| resolve::is_at(url, address));
+    let admin = (port == Some(ADMIN_ADDRESS.port()) || is_taken(ADMIN_ADDRESS)).then(|| on(0));
+    let port = port.or_else(|| is_taken(LISTEN_ADDRESS).then_some(0));
+    raw.admin.address = admin.map(|address| placed("admin.address", address));
+    raw.listen.address = port.map(|port| placed("--port", on(port)));
+}
+
+fn place(key: &str) -> ConfigLocation {
+    ConfigLocation { line: 0, key: key.to_owned() }
+}
+
+fn placed<T>(key: &str, value: T) -> LocatedValue<T> {
+    LocatedValue { value, place: place(key) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, GRACE_MAX, StoreSettings};
+
+    const GRACE: Duration = Duration::from_millis(300);
+
+    fn only(address: ServerTarget) -> CommandLineConfig {
+        CommandLineConfig { servers: vec![CommandLineServer::only(address, "URL")], ..CommandLineConfig::default() }
+    }
+
+    fn at(url: &str) -> CommandLineConfig {
+        only(ServerTarget::url(url).unwrap())
+    }
+
+    fn program(words: &[&str]) -> ServerTarget {
+        ServerTarget::Program(words.iter().map(|word| (*word).to_owned()).collect())
+    }
+
+    fn environment(name: &str) -> Option<String> {
+        match name {
+            "TOKEN" => Some(" s3cr3t\n".to_owned()),
+            "EMPTY" => Some(" ".to_owned()),
+            "LINES" => Some("s3cr3t\nmore".to_owned()),
+            _ => None,
+        }
+    }
+
+    fn resolved(line: CommandLineConfig) -> Config {
+        line.resolve(&environment).unwrap().config
+    }
+
+    #[test]
+    fn a_program_gets_the_environment_and_everything_else_its_default() {
+        let line = CommandLineConfig {
+            grace: Some(GRACE),
+            fallback: Some(FallbackPolicy::Tools),
+            mode: Some(TaskMode::Always),
+            store: CommandLineStore::Memory,
+            ..only(program(&["server", "--flag", ""]))
+        };
+        let config = resolved(line);
+        assert!(matches!(config.store, StoreSettings::Memory(_)));
+        let [upstream] = config.upstreams.as_slice() else { panic!("there is one") };
+        let default = &upstream.service.rules.default;
+        assert_eq!((default.mode, default.grace, default.fallback), (TaskMode::Always, GRACE, FallbackPolicy::Tools));
+        let program = upstream.server.stdio().unwrap();
+        assert_eq!(
+            (program.program.as_str(), program.arguments.as_slice()),
+            ("server", &["--flag".to_owned(), String::new()][..])
+        );
+        let path = std::env::var("PATH").unwrap();
+        assert!(program.env.contains(&("PATH".to_owned(), path)));
+    }
+
+    #[test]
+    fn a_folder_makes_the_store_last_and_a_grace_that_is_too_long_is_named() {
+        let line =
+            CommandLineConfig { store: CommandLineStore::Folder("tasks".into()), ..at("https://example.org/mcp") };
+        let config = resolved(line.clone());
+        assert!(matches!(config.store, StoreSettings::Disk { .. }));
+        assert_eq!(config.folder, PathBuf::from("tasks"));
+        assert!(config.upstreams[0].server.http().is_some());
+        let late = CommandLineConfig { grace: Some(GRACE_MAX + Duration::from_secs(1)), ..line };
+        let refused = late.resolve(&environment).unwrap_err().to_string();
+        assert_eq!(refused, "the command line: key `--grace`: is longer than 30s, the most there is");
+    }
+
+    #[test]
+    fn one_server_is_served_at_mcp_and_several_below_their_names_in_their_order() {
+        assert_eq!(resolved(at("https://example.org/mcp")).upstreams[0].path, "/mcp");
+        let named = |text: &str| CommandLineServer::named(text).unwrap();
+        let servers = vec![named("z=http://127.0.0.1:1/mcp?a=b"), named("a=http://127.0.0.1:2/mcp")];
+        let config = resolved(CommandLineConfig { servers, ..CommandLineConfig::default() });
+        let paths: Vec<_> = config.upstreams.iter().map(|upstream| upstream.path.as_str()).collect();
+        assert_eq!(paths, ["/z/mcp", "/a/mcp"]);
+    }
+
+    #[test]
+    fn a_usual_port_is_left_to_a_server_that_has_it() {
+        for (server, port, expected) in [
+            ("http://127.0.0.1:1/mcp", None, "127.0.0.1:8080 127.0.0.1:9090"),
+            ("http://127.0.0.1:1/mcp", Some(3000), "127.0.0.1:3000 127.0.0.1:9090"),
+            ("http://127.0.0.1:1/mcp", Some(0), "127.0.0.1:0 127.0.0.1:9090"),
+            ("http://127.0.0.1:1/mcp", Some(9090), "127.0.0.1:9090 127.0.0.1:0"),
+            ("http://localhost:8080/mcp", None, "127.0.0.1:0 127.0.0.1:9090"),
+            ("http://localhost:8080/mcp", Some(3000), "127.0.0.1:3000 127.0.0.1:9090"),
+            ("http://[::1]:9090/mcp", None, "127.0.0.1:8080 127.0.0.1:0"),
+            ("http://mcp.example:8080/mcp", None, "127.0.0.1:8080 127.0.0.1:9090"),
+        ] {
+            let config = resolved(CommandLineConfig { port, ..at(server) });
+            assert_eq!(format!("{} {}", config.listen.address, config.admin.address), expected, "{server} {port:?}");
+        }
+        let own = CommandLineConfig { port: Some(8080), ..at("http://127.0.0.1:8080/mcp") };
+        let refused = own.resolve(&environment).unwrap_err().to_string();
+        assert_eq!(refused, "the command line: key `URL`: is the gateway itself (`listen.address`)");
+    }
+
+    #[test]
+    fn a_bearer_token_comes_out_of_the_environment_and_is_never_shown() {
+        let with = |variable: &str| CommandLineConfig {
+            key_variable: Some(variable.to_owned()),
+            ..at("https://example.org/mcp")
+        };
+        let config = resolved(with("TOKEN"));
+        let credential = config.upstreams[0].server.http().unwrap().credential.clone().unwrap();
+        assert_eq!(credential.read().unwrap().1, "Bearer s3cr3t");
+        assert!(!format!("{config:?}").contains("s3cr3t"));
+        let two = ["a=http://127.0.0.1:1", "b=http://127.0.0.1:2"].map(|text| CommandLineServer::named(text).unwrap());
+        let program = CommandLineServer::only(program(&["server"]), "COMMAND");
+        for (line, expected) in [
+            (with("NOWHERE"), "the environment has no such variable; write the name of the one that holds the token"),
+            (with("sk-s3cr3t"), "the environment has no such variable; write the name of the one that holds the token"),
+            (with(""), "the environment has no such variable; write the name of the one that holds the token"),
+            (with("EMPTY"), "the variable is empty; it holds the server's bearer token"),
+            (with("LINES"), "the variable holds no token; one is a line of visible ASCII"),
+            (
+                CommandLineConfig { servers: two.to_vec(), ..with("TOKEN") },
+                "nobody can tell which of the servers is to get it; write a file, and [upstreams.NAME.auth] there",
+            ),
+            (
+                CommandLineConfig { servers: vec![program], ..with("TOKEN") },
+                "is for an upstream with a `url`; leave it out beside a `command`",
+            ),
+        ] {
+            let refused = line.resolve(&environment).unwrap_err().to_string();
+            assert_eq!(refused, format!("the command line: key `--key-env`: {expected}"));
+        }
+    }
+
+    #[test]
+    fn what_a_server_is_named_by_is_refused_without_being_repeated() {
+        for (text, expected) in [
+            ("reports", "write NAME=URL, such as reports=http://127.0.0.1:9000/mcp"),
+            ("=http://127.0.0.1:1", "an upstream's name has 1 to 64 characters out of a to z, 0 to 9, _ and -"),
+            ("Bad Name=http://127.0.0.1:1", "an upstream's name has 1 to 64 characters out of a to z, 0 to 9, _ and -"),
+            ("http://a.example/?x=1", "an upstream's name has 1 to 64 characters out of a to z, 0 to 9, _ and -"),
+            ("a=mcp.example/mcp", "write a URL such as \"http://127.0.0.1:9000/mcp\""),
+            ("a=ftp://mcp.example", "has another scheme than http and https"),
+            ("a=http://ada:s3cr3t@mcp.example", "has a user name or password; credentials do not belong into a URL"),
+            ("a=http://mcp.example/#s3cr3t", "has a fragment; leave out what begins with #"),
+        ] {
+            assert_eq!(CommandLineServer::named(text).unwrap_err(), expected, "{text}");
+        }
+        let twice =
+            ["a=http://127.0.0.1:1", "a=http://127.0.0.1:2"].map(|text| CommandLineServer::named(text).unwrap());
+        let line = CommandLineConfig { servers: twice.to_vec(), ..CommandLineConfig::default() };
+        let refused = line.resolve(&environment).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            "the command line: key `--upstream`: two servers are called a; give each a name of its own"
+        );
+    }
+
+    #[test]
+    fn a_server_without_a_name_is_called_by_its_place() {
+        for (address, expected) in [
+            (ServerTarget::url("https://mcp.example:8443/mcp").unwrap(), "mcp-example"),
+            (ServerTarget::url("http://127.0.0.1:9000/mcp").unwrap(), "localhost-9000"),
+            (ServerTarget::url("http://localhost").unwrap(), "localhost-80"),
+            (ServerTarget::url("http://[::1]:9000/mcp").unwrap(), "localhost-9000"),
+            (program(&["npx", "-y", "@modelcontextprotocol/server-everything@1.2", "/srv"]), "server-everything"),
+            (program(&["python3", "-m", "my_server"]), "my_server"),
+            (program(&["/usr/bin/My Server", "--port", "1"]), "my-server"),
+            (program(&["npx"]), "npx"),
+            (program(&["報告"]), "server"),
+        ] {
+            assert_eq!(address.name(), expected);
+        }
+    }
+}

@@ -115,7 +115,7 @@ struct AdminRefusal {
 /// Asks the gateway at its admin listener.
 ///
 /// # Errors
-/// See [`AdminRequestError`].
+/// If the gateway cannot be asked, or answers with what no admin listener says.
 pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<TasksOutput, AdminRequestError> {
     match order {
         TasksCommand::List { upstream, principal, state, reason, limit, json } => {

@@ -12,6 +12,7 @@ mod dialog;
 pub mod flavour;
 mod follow;
 mod health;
+mod import;
 pub mod media;
 mod offers;
 mod printable;
@@ -94,6 +95,14 @@ enum CliCommand {
         /// The configuration.
         file: PathBuf,
     },
+    /// Turns the JSON in which a host names its servers into a configuration, on standard output.
+    ///
+    /// Reads `mcpServers` (Claude, Cursor, Windsurf, Gemini) and `servers` (VS Code), comments and all. Names of variables are
+    /// kept; what may be a secret is not copied, and put into a variable of the environment. What is not carried over is said on
+    /// standard error.
+    ///
+    /// Exit codes: 0, 64 for a mistake in the command line or in the file.
+    Import(import::ImportArguments),
     /// Runs a small MCP server without tasks, to try the gateway on.
     DemoServer {
         /// The address to serve HTTP on; port 0 picks one. Without it, stdin and stdout are served.
@@ -193,6 +202,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Err(why) => Ok(refuse(why)),
         },
         CliCommand::Check { file } => Ok(check(&file)),
+        CliCommand::Import(arguments) => import::run(&arguments),
         CliCommand::DemoServer { listen: Some(address) } => demo_server(address).await,
         CliCommand::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
             .await
@@ -352,6 +362,7 @@ mod tests {
             [
                 "serve",
                 "check",
+                "import",
                 "demo-server",
                 "call",
                 "task",
@@ -376,6 +387,10 @@ mod tests {
             "taskgate wrap --url http://ada:secret@127.0.0.1/mcp",
             "taskgate wrap --url http://127.0.0.1:1/mcp -- true",
             "taskgate check",
+            "taskgate import",
+            "taskgate import /nowhere.json",
+            "taskgate import /",
+            "taskgate import a.json b.json",
             "taskgate serve a.toml --config b.toml",
             "taskgate serve a.toml http://127.0.0.1:1/mcp",
             "taskgate serve npx -y server",

@@ -35,8 +35,11 @@ use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
+pub use raw::command::is_command_line;
 pub use resolve::GRACE_MAX;
-pub use toml_writer::{fallback_name, fitting_name, quoted};
+pub use resolve::listeners::usual_listener_at;
+pub use toml_writer::{escaped, fallback_name, fitting_name, key, key_variable, quoted, string, variable_name};
+pub use value::{is_credential_header, is_variable_name};
 
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
@@ -215,9 +218,9 @@ fn parse_and(
     }
     let (tree, broken) = DeTable::parse_recoverable(text);
     let mut source = ConfigSource::new(text, env, MistakeCollector::new(name));
-    if !broken.is_empty() && text.trim_start().starts_with('{') {
-        let message = "this is JSON, and a configuration is TOML: write [upstreams.NAME], and below it `command = [...]` \
-                       or `url = \"...\"`";
+    if !broken.is_empty() && text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
+        let message =
+            format!("this is JSON, and a configuration is TOML: `taskgate import {name}` turns a host's into it");
         source.report.unreadable(Some(1), message);
         return Err(source.report.into_error());
     }

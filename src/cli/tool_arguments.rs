@@ -53,7 +53,7 @@ impl ToolArguments {
                 Err("- takes the arguments from standard input, which is a terminal: pipe a JSON object into it"
                     .to_owned())
             }
-            [word] if word == "-" => whole(text_of(io::stdin(), "standard input")?).map(Self::Whole),
+            [word] if word == "-" => whole(text_of(io::stdin(), "standard input", BYTES_MAX)?).map(Self::Whole),
             [word] if word.starts_with('@') => whole(file(&word[1..])?).map(Self::Whole),
             [word] if word.trim_start().starts_with('{') || !word.contains('=') => whole(word.clone())
                 .map(Self::Whole)
@@ -168,14 +168,15 @@ fn file(path: &str) -> Result<String, String> {
         return Err("@ wants a file's name behind it: @FILE".to_owned());
     }
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
-    text_of(file, path)
+    text_of(file, path, BYTES_MAX)
 }
 
-fn text_of(reader: impl Read, name: &str) -> Result<String, String> {
+/// All of a text that is at most so large; `name` is what a mistake calls it.
+pub(super) fn text_of(reader: impl Read, name: &str, bytes_max: u64) -> Result<String, String> {
     let mut text = Vec::new();
-    reader.take(BYTES_MAX + 1).read_to_end(&mut text).map_err(|error| format!("{name}: {error}"))?;
-    if text.len() as u64 > BYTES_MAX {
-        return Err(format!("{name}: this is more than {} MiB", BYTES_MAX >> 20));
+    reader.take(bytes_max + 1).read_to_end(&mut text).map_err(|error| format!("{name}: {error}"))?;
+    if text.len() as u64 > bytes_max {
+        return Err(format!("{name}: this is more than {} MiB", bytes_max >> 20));
     }
     String::from_utf8(text).map_err(|_| format!("{name}: this is no UTF-8 text"))
 }

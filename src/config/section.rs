@@ -10,6 +10,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 use super::error::{ConfigLocation, MistakeCollector};
+use super::toml_writer;
 use super::value::{self, Environment, StringFormat, ValueError};
 
 /// A value and where it was written.
@@ -374,7 +375,6 @@ impl<'s, 'a> Section<'s, 'a> {
 
 /// The path of `key` in the table `parent`, with quotes where TOML needs them.
 fn join(parent: &str, key: &str) -> String {
-    let bare = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
-    let key = if bare { key.to_owned() } else { format!("{key:?}") };
+    let key = toml_writer::key(key);
     if parent.is_empty() { key } else { format!("{parent}.{key}") }
 }

@@ -27,8 +27,55 @@ pub fn fallback_name() -> String {
     FALLBACK_NAME.to_owned()
 }
 
-/// A string of TOML that the configuration reads back as this text: `${` means a variable there.
+/// The variable of the environment that a secret of an upstream may be in.
+#[must_use]
+pub fn key_variable(upstream: &str) -> String {
+    variable_name(&format!("{upstream}_KEY"))
+}
+
+/// A name for a variable of the environment, made of a text: upper case, and underscores between its words.
+#[must_use]
+pub fn variable_name(text: &str) -> String {
+    let mut name = String::new();
+    let mut is_lower = false;
+    for c in text.chars() {
+        if !c.is_ascii_alphanumeric() {
+            is_lower = false;
+            if !name.is_empty() && !name.ends_with('_') {
+                name.push('_');
+            }
+            continue;
+        }
+        if (c.is_ascii_uppercase() && is_lower) || (c.is_ascii_digit() && name.is_empty()) {
+            name.push('_');
+        }
+        is_lower = c.is_ascii_lowercase();
+        name.push(c.to_ascii_uppercase());
+    }
+    name.trim_end_matches('_').to_owned()
+}
+
+/// A text as it stands in a string of the configuration: `${` means a variable there.
+#[must_use]
+pub fn escaped(text: &str) -> String {
+    text.replace("${", "$${")
+}
+
+/// A string of TOML that the configuration reads back as this text.
 #[must_use]
 pub fn quoted(text: &str) -> String {
-    toml::Value::String(text.replace("${", "$${")).to_string()
+    string(&escaped(text))
+}
+
+/// A string of TOML; `${VAR}` in it is a variable.
+#[must_use]
+pub fn string(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+/// A key of TOML, in quotes where it needs them.
+#[must_use]
+pub fn key(text: &str) -> String {
+    let is_bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_bare) { text.to_owned() } else { string(text) }
 }

@@ -144,6 +144,12 @@ fn credential_header(text: &str) -> Result<HeaderName, ValueError> {
     }
 }
 
+/// Whether a credential may be sent in the header of this name.
+#[must_use]
+pub fn is_credential_header(name: &str) -> bool {
+    credential_header(name).is_ok()
+}
+
 fn secret(text: &str) -> Result<HeaderValue, ValueError> {
     secret_value(text)
         .ok_or(ValueError::Because("is no value of a header; write one line of visible ASCII, at most 8KiB"))
@@ -355,7 +361,8 @@ pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec
 }
 
 /// Whether a text is the name of a variable of the environment.
-pub(super) fn is_variable_name(name: &str) -> bool {
+#[must_use]
+pub fn is_variable_name(name: &str) -> bool {
     !name.starts_with(|first: char| first.is_ascii_digit())
         && !name.is_empty()
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')

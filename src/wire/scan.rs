@@ -74,6 +74,22 @@ pub enum ScanError {
     TooManyNodes { at: usize },
 }
 
+impl ScanError {
+    /// The byte of the text at which it was seen.
+    #[must_use]
+    pub const fn at(self) -> usize {
+        match self {
+            Self::Syntax { at }
+            | Self::Utf8 { at }
+            | Self::LoneSurrogate { at }
+            | Self::TooDeep { at }
+            | Self::DuplicateKey { at }
+            | Self::NumberRange { at }
+            | Self::TooManyNodes { at } => at,
+        }
+    }
+}
+
 /// The objects whose members a scan locates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::wire) enum ObjectPlace {

@@ -2,6 +2,7 @@
 
 mod cli_call;
 mod descriptors;
+mod import;
 mod operations;
 mod probe;
 mod quick_start;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::ProbeCommand;
 use super::report::{ProbedTools, ProbedTransport, ServerDescription, is_annotated};
 use crate::cli::server_address;
-use crate::config::{ServerTarget, fitting_name, quoted};
+use crate::config::{ServerTarget, fitting_name, key_variable, quoted};
 use crate::wire::Object;
 
 /// The block for what was found.
@@ -31,8 +31,8 @@ pub(super) fn of(
         let _ = write!(block, "\n[upstreams.{name}.tls]\nca = {}\n", quoted(&ca.display().to_string()));
     }
     if probe.authorization.is_some() {
-        let variable = name.to_ascii_uppercase().replace('-', "_");
-        let _ = write!(block, "\n[upstreams.{name}.auth]\nauthorization = \"Bearer ${{{variable}_KEY}}\"\n");
+        let variable = key_variable(&name);
+        let _ = write!(block, "\n[upstreams.{name}.auth]\nauthorization = \"Bearer ${{{variable}}}\"\n");
     }
     let all: Vec<Object> = tools.all.iter().filter_map(Object::of).collect();
     let may_repeat = |tool: &&Object| is_annotated(tool, "readOnlyHint") || is_annotated(tool, "idempotentHint");

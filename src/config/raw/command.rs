@@ -129,7 +129,8 @@ pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector)
 }
 
 /// Whether a text is a program with its arguments, and not a program whose path has a blank in it.
-fn is_command_line(text: &str) -> bool {
+#[must_use]
+pub fn is_command_line(text: &str) -> bool {
     let first = text.split_once(char::is_whitespace).map(|(first, _)| first);
     first.is_some_and(|first| !first.contains('/') || text.contains(" -"))
 }

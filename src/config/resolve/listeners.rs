@@ -3,16 +3,25 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use url::Url;
+
 use super::super::error::MistakeCollector;
 use super::super::raw::{RawAdminToken, RawConfig};
 use super::super::section::LocatedValue;
-use super::{MIB, count_or, exposure, first_place, identity, is_loopback, not_zero, value_or};
+use super::{MIB, count_or, exposure, first_place, identity, is_at, is_loopback, not_zero, value_or};
 use crate::server::api_keys::{ApiKeySettings, KeySource};
 use crate::server::{AdminSettings, ListenSettings};
 use crate::task::{OperatorRight, Principal};
 
 pub(in crate::config) const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 pub(in crate::config) const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+
+/// The listener that is at this address unless the file says otherwise.
+#[must_use]
+pub fn usual_listener_at(url: &Url) -> Option<&'static str> {
+    let usual = [("listen", LISTEN_ADDRESS), ("admin", ADMIN_ADDRESS)];
+    usual.into_iter().find(|(_, address)| is_at(url, *address)).map(|(name, _)| name)
+}
 
 /// All listeners of a gateway.
 pub(super) struct Listeners {

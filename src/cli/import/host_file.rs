@@ -1,0 +1,107 @@
+//! Finds the servers in a host's file, whichever host it is of.
+
+use super::notes::{ImportNotes, below};
+use crate::wire::{Object, Payload};
+
+/// Where hosts name their servers: most of them; VS Code, also in its settings; Zed; OpenCode.
+const PLACES: [&[&str]; 6] =
+    [&["mcpServers"], &["servers"], &["mcp", "servers"], &["mcp", "mcpServers"], &["context_servers"], &["mcp"]];
+
+/// One server as its host has it.
+pub(super) struct HostServer {
+    pub(super) name: String,
+    pub(super) pointer: String,
+    /// What is said of it, in the order of the file.
+    pub(super) members: Vec<(String, Payload)>,
+}
+
+/// What a host asks its user for once.
+pub(super) struct HostInput {
+    pub(super) id: String,
+    pub(super) pointer: String,
+    pub(super) description: Option<String>,
+}
+
+/// What is of use of a host's file.
+#[derive(Default)]
+pub(super) struct HostFile {
+    pub(super) servers: Vec<HostServer>,
+    pub(super) inputs: Vec<HostInput>,
+}
+
+/// Reads the file; what is wrong in it is noted.
+pub(super) fn read(file: &Payload, notes: &mut ImportNotes) -> HostFile {
+    let Some(root) = Object::of(file) else {
+        notes.mistake("/", "is no object; write {\"mcpServers\": {\"NAME\": {\"command\": ...}}}");
+        return HostFile::default();
+    };
+    let mut found = HostFile::default();
+    let mut is_named = false;
+    for place in PLACES {
+        let (pointer, value) = match place {
+            [only] => (below("", only), root.get(only)),
+            [outer, inner @ ..] => {
+                let outer_value = root.get_object(outer);
+                (below(&below("", outer), inner[0]), outer_value.and_then(|object| object.get(inner[0])))
+            }
+            [] => continue,
+        };
+        let Some(value) = value else { continue };
+        // What is below another place is named there.
+        if place == ["mcp"] && is_named {
+            continue;
+        }
+        is_named = true;
+        servers(&value, &pointer, &mut found.servers, notes);
+    }
+    for (pointer, object) in [("", Some(&root)), ("/mcp", root.get_object("mcp").as_ref())] {
+        inputs(object, pointer, &mut found.inputs);
+    }
+    if has_projects(&root) {
+        notes
+            .note("/projects", "servers of single projects are not carried over; the host has a file for each project");
+    }
+    if !is_named {
+        notes.mistake("/", "names no servers: there is neither `mcpServers` nor `servers`");
+    } else if found.servers.is_empty() {
+        notes.mistake("/", "names no server");
+    }
+    found
+}
+
+fn servers(value: &Payload, pointer: &str, found: &mut Vec<HostServer>, notes: &mut ImportNotes) {
+    let Some(all) = Object::of(value) else {
+        notes.mistake(pointer, "is no object; write a name and an object for each server");
+        return;
+    };
+    for (name, value) in all.entries() {
+        let pointer = below(pointer, &name);
+        match Object::of(&value) {
+            Some(server) => {
+                let members = server.entries().map(|(key, value)| (key.into_owned(), value)).collect();
+                found.push(HostServer { name: name.into_owned(), pointer, members });
+            }
+            None => notes.mistake(&pointer, "is no object; write {\"command\": ...} or {\"url\": ...}"),
+        }
+    }
+}
+
+fn inputs(object: Option<&Object>, pointer: &str, found: &mut Vec<HostInput>) {
+    let Some(all) = object.and_then(|object| object.get("inputs")).filter(|all| all.bytes().starts_with(b"[")) else {
+        return;
+    };
+    for (index, input) in all.items().enumerate() {
+        let Some(input) = Object::of(&input) else { continue };
+        let Some(id) = input.get_string("id") else { continue };
+        let pointer = below(&below(pointer, "inputs"), &index.to_string());
+        found.push(HostInput { id, pointer, description: input.get_lossy("description") });
+    }
+}
+
+/// Whether there are servers for single projects, as Claude Code has them.
+fn has_projects(root: &Object) -> bool {
+    let Some(projects) = root.get_object("projects") else { return false };
+    let has_servers =
+        |project: &Object| project.get_object("mcpServers").is_some_and(|all| all.keys().next().is_some());
+    projects.entries().filter_map(|(_, project)| Object::of(&project)).any(|project| has_servers(&project))
+}

@@ -36,6 +36,21 @@ fn the_service_starts_what_there_is() {
     assert!(checked.success());
 }
 
+/// Looked at by systemd's own judge, where there is one: 0 is a service that can do nothing, 10 one that can do all.
+#[test]
+fn the_service_has_little_that_it_could_do_to_the_machine() {
+    let judge =
+        Command::new("systemd-analyze").args(["security", "--offline=true", "deploy/taskgate.service"]).output();
+    let Ok(judge) = judge.map_err(|error| assert_eq!(error.kind(), std::io::ErrorKind::NotFound, "{error}")) else {
+        return;
+    };
+    let judged = String::from_utf8(judge.stdout).unwrap();
+    let exposure = judged.split("Overall exposure level for taskgate.service: ").nth(1);
+    let exposure = exposure.and_then(|rest| rest.split(' ').next()?.parse::<f32>().ok());
+    // A systemd before 250 judges no files.
+    assert!(exposure.is_none_or(|exposure| exposure < 1.6), "{judged}");
+}
+
 #[test]
 fn the_units_belong_together() {
     let (service, socket) = (unit("taskgate.service"), unit("taskgate.socket"));

@@ -116,7 +116,10 @@ impl TrustedProxies {
         if !self.trusts(peer) {
             return found;
         }
-        // One of the two is in use; both may be there where one came from a client and went through.
+        // A proxy writes one of the two and lets the other one through, which is its client's word: which is which cannot be told.
+        if headers.contains_key(FORWARDED) && headers.contains_key(FOR) {
+            return found;
+        }
         if headers.contains_key(FORWARDED) {
             let hops: Vec<ForwardedHop<'_>> = elements(headers, &FORWARDED).map(ForwardedHop::read).collect();
             for hop in hops.iter().rev() {
@@ -280,7 +283,7 @@ mod tests {
             Some("mcp.example"),
             true,
         );
-        // RFC 7239, which is believed before the others.
+        // RFC 7239.
         for (field, client, host, is_https) in [
             ("for=192.0.2.60;proto=http;by=203.0.113.43", "192.0.2.60", None, false),
             ("For=\"[2001:db8:cafe::17]:4711\"", "2001:db8:cafe::17", None, false),
@@ -297,7 +300,9 @@ mod tests {
             ("for", "10.0.0.1", None, false),
             (";;;=,=;\"", "10.0.0.1", None, false),
         ] {
-            check("10.0.0.1", &[("forwarded", field), ("x-forwarded-for", "6.6.6.6")], client, host, is_https);
+            check("10.0.0.1", &[("forwarded", field)], client, host, is_https);
+            let both = [("forwarded", field), ("x-forwarded-for", "6.6.6.6"), ("x-forwarded-host", "mcp.example")];
+            check("10.0.0.1", &both, "10.0.0.1", None, false);
         }
     }
 }

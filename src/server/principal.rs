@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::header::{AUTHORIZATION, FORWARDED, VIA};
-use http::{HeaderMap, HeaderValue, Request};
+use http::{HeaderMap, HeaderValue, Request, Version};
 
 use super::ListenSettings;
 use super::api_keys::ApiKeyRing;
@@ -57,7 +57,7 @@ impl LocalUser {
         if self.is_shared {
             return Ok(Principal::anonymous());
         }
-        if names_this_machine(request) && !came_through_a_proxy(request.headers()) {
+        if names_this_machine(request) && !came_through_a_proxy(request) {
             return Ok(Principal::local());
         }
         if !self.is_logged.swap(true, Ordering::Relaxed) {
@@ -81,9 +81,14 @@ fn by_credential(headers: &HeaderMap) -> Result<Principal, Refusal> {
     }
 }
 
-fn came_through_a_proxy(headers: &HeaderMap) -> bool {
+/// No client speaks HTTP/1.0, but nginx does where nobody tells it otherwise, and then it shows in nothing else.
+fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
     let is_added = |name: &str| name.starts_with(ADDED_BY_PROXIES) || name == ADDRESS_OF_ANOTHER;
-    headers.contains_key(FORWARDED) || headers.contains_key(VIA) || headers.keys().any(|name| is_added(name.as_str()))
+    let headers = request.headers();
+    request.version() < Version::HTTP_11
+        || headers.contains_key(FORWARDED)
+        || headers.contains_key(VIA)
+        || headers.keys().any(|name| is_added(name.as_str()))
 }
 
 /// Somebody who may come in.
@@ -180,6 +185,17 @@ mod tests {
                 .unwrap();
             let guard = PrincipalGuard::new(Authenticator::Everyone(everyone.clone()));
             assert_eq!(who(&guard, &request, true), Ok(everyone));
+        }
+    }
+
+    /// All that tells of nginx with nothing but an address to go to.
+    #[test]
+    fn a_request_of_http_1_0_came_through_a_proxy() {
+        let guard = PrincipalGuard::new(Authenticator::OnePerson(person(&[])));
+        for (version, expected) in [(Version::HTTP_10, "anon"), (Version::HTTP_11, "local"), (Version::HTTP_2, "local")]
+        {
+            let request = Request::builder().version(version).header("host", "127.0.0.1:8080").body(()).unwrap();
+            assert_eq!(who(&guard, &request, false).unwrap().as_str(), expected, "{version:?}");
         }
     }
 

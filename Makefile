@@ -10,6 +10,9 @@ PEERS := $(TARGET)/peers
 TOOLS := $(TARGET)/tools
 DENY := $(TOOLS)/bin/cargo-deny
 
+# What tests start beside the peers: a program, and its package where that has another name.
+PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium
+
 step = @printf '\n==== %s\n' "$(1)"
 
 LOG := $(TARGET)/reports/tests.log
@@ -63,19 +66,14 @@ check: fmt
 setup:
 	$(call step,setup: compiler)
 	@command -v cargo > /dev/null || { echo "cargo is missing: install Rust (the version is in Cargo.toml)" >&2; exit 1; }
-	if ! command -v cc > /dev/null; then
-		[ "$$(id -u)" = 0 ] || { echo "a C compiler is missing: install build-essential" >&2; exit 1; }
-		apt-get update -qq && apt-get install -y -qq build-essential
-	fi
-	$(call step,setup: strace)
-	@if ! command -v strace > /dev/null; then
-		[ "$$(id -u)" = 0 ] || { echo "strace is missing: install it" >&2; exit 1; }
-		apt-get update -qq && apt-get install -y -qq strace
-	fi
-	$(call step,setup: valgrind)
-	@if ! command -v valgrind > /dev/null; then
-		[ "$$(id -u)" = 0 ] || { echo "valgrind is missing: install it" >&2; exit 1; }
-		apt-get update -qq && apt-get install -y -qq valgrind
+	$(call step,setup: programs of the system)
+	@missing=()
+	for program in $(PROGRAMS); do
+		[ -x "$$(PATH="$$PATH:/usr/sbin" command -v "$${program%%=*}")" ] || missing+=("$${program##*=}")
+	done
+	if [ "$${#missing[@]}" != 0 ]; then
+		[ "$$(id -u)" = 0 ] || { echo "programs are missing: run 'apt-get install $${missing[*]}' as root" >&2; exit 1; }
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}"
 	fi
 	$(call step,setup: cargo-deny $(DENY_VERSION))
 	@if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then

@@ -1,5 +1,6 @@
 //! Suites with clients and servers of others, unmodified.
 
+mod browser;
 mod conformance;
 mod draft_peers;
 mod fallback_peers;
@@ -7,6 +8,7 @@ mod listen_peers;
 mod matrix;
 mod native_peers;
 mod native_tasks;
+mod proxies;
 mod resumed_peers;
 mod session_matrix;
 mod split_peers;

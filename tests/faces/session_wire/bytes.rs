@@ -120,7 +120,8 @@ async fn bytes_pass_both_ways_whatever_carries_them() {
                 let tls = (!listen.is_empty()).then(|| Arc::new(authority.client(&[own])));
                 let over = if tls.is_some() { "TLS" } else { "TCP" };
                 let name = format!("{version:?} over {over} to {upstream:?} with {alpn:?}");
-                let client = gate.client_over(HttpOptions { version, tls }, "2025-11-25").await;
+                let client =
+                    gate.client_over(HttpOptions { version, tls, ..HttpOptions::default() }, "2025-11-25").await;
                 check_bytes(&name, &client, &server, upstream).await;
             }
         }
@@ -139,7 +140,7 @@ async fn the_first_bytes_arrive_before_the_last_are_sent() {
         let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
         let gate = TestGateway::before(&server).await;
         body.raw("data: 1\n\n");
-        let client = gate.client_over(HttpOptions { version, tls: None }, "2025-11-25").await;
+        let client = gate.client_over(HttpOptions { version, ..HttpOptions::default() }, "2025-11-25").await;
         let mut reply = client.post(call(1)).await;
         assert_eq!(reply.until("data: 1\n\n").await, "data: 1\n\n", "{media} over {version:?}");
         body.raw("data: {\"jsonrpc\":\"2.0\",\"result\":");
@@ -159,7 +160,7 @@ async fn answers_of_any_size_go_through() {
     let server = ScriptedServer::start(move |seen| seen.is_call().then(|| json_text(large.clone()))).await;
     let gate = TestGateway::before(&server).await;
     for version in [Version::HTTP_11, Version::HTTP_2] {
-        let client = gate.client_over(HttpOptions { version, tls: None }, "2025-11-25").await;
+        let client = gate.client_over(HttpOptions { version, ..HttpOptions::default() }, "2025-11-25").await;
         let length = client.post(call(1)).await.text().await.len();
         assert!(length > 40 << 20, "{length} bytes over {version:?}, more than are kept of any result");
     }

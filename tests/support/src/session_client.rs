@@ -1,7 +1,7 @@
 //! A whole gateway in front of one server, and a client with a session that shows what it gets as it comes.
 
 use std::fs::{self, Permissions};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use taskgate::app::Gateway;
 use taskgate::config;
 use tempfile::TempDir;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::TcpSocket;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
@@ -82,12 +82,7 @@ impl TestGateway {
     }
 
     pub async fn client_over(&self, over: HttpOptions, version: &str) -> Client {
-        let mut client = Client { over, ..self.stranger() };
-        let reply = client.post(initialize(version, &json!({"roots": {}, "sampling": {}, "elicitation": {}}))).await;
-        assert_eq!(reply.status, StatusCode::OK);
-        client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
-        client.version = Some(reply.json().await["result"]["protocolVersion"].as_str().unwrap().to_owned());
-        client
+        Client { over, ..self.stranger() }.opened(version).await
     }
 
     /// A client without a session.
@@ -116,12 +111,23 @@ pub fn call(id: u32) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"t","arguments":{{"n":{id}}}}}}}"#)
 }
 
-/// How a client speaks HTTP. The default is HTTP/1.1 without TLS.
-#[derive(Clone, Default)]
+/// How a client speaks HTTP.
+#[derive(Clone)]
 pub struct HttpOptions {
     pub version: Version,
     /// Agrees on that version and no other.
     pub tls: Option<Arc<rustls::ClientConfig>>,
+    /// The host that it asks for, wherever it connects to.
+    pub host: &'static str,
+    /// The address that it comes from.
+    pub from: IpAddr,
+}
+
+/// HTTP/1.1 without TLS, to and from this machine.
+impl Default for HttpOptions {
+    fn default() -> Self {
+        Self { version: Version::default(), tls: None, host: "localhost", from: Ipv4Addr::LOCALHOST.into() }
+    }
 }
 
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -129,9 +135,11 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 
 impl HttpOptions {
     async fn connect(&self, address: SocketAddr) -> TokioIo<Box<dyn Socket>> {
-        let socket = in_time(TcpStream::connect(address)).await.unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((self.from, 0).into()).unwrap();
+        let socket = in_time(socket.connect(address)).await.unwrap();
         let Some(tls) = &self.tls else { return TokioIo::new(Box::new(socket)) };
-        let connecting = TlsConnector::from(Arc::clone(tls)).connect("localhost".try_into().unwrap(), socket);
+        let connecting = TlsConnector::from(Arc::clone(tls)).connect(self.host.try_into().unwrap(), socket);
         TokioIo::new(Box::new(in_time(connecting).await.unwrap()))
     }
 }
@@ -147,6 +155,15 @@ pub struct Client {
 }
 
 impl Client {
+    /// With a session of its own.
+    pub async fn opened(self, version: &str) -> Self {
+        let reply = self.post(initialize(version, &json!({"roots": {}, "sampling": {}, "elicitation": {}}))).await;
+        assert_eq!(reply.status, StatusCode::OK);
+        let session = Some(reply.header("mcp-session-id").unwrap().to_owned());
+        let version = Some(reply.json().await["result"]["protocolVersion"].as_str().unwrap().to_owned());
+        Self { session, version, ..self }
+    }
+
     pub async fn post(&self, body: impl Into<Bytes>) -> Reply {
         let request = self.request("POST").header("content-type", "application/json");
         self.send(request.body(Full::new(body.into())).unwrap()).await
@@ -166,7 +183,7 @@ impl Client {
 
     pub fn request(&self, method: &str) -> http::request::Builder {
         let mut request =
-            Request::builder().method(method).uri("/mcp").header("host", "localhost").header("accept", self.accept);
+            Request::builder().method(method).uri("/mcp").header("host", self.over.host).header("accept", self.accept);
         if let Some(session) = &self.session {
             request = request.header("mcp-session-id", session);
         }
@@ -177,25 +194,33 @@ impl Client {
     }
 
     /// Sends a request on a connection of its own; returns with the head of the answer.
-    pub async fn send(&self, mut request: Request<Full<Bytes>>) -> Reply {
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Reply {
+        in_time(Box::pin(self.send_patiently(request))).await.unwrap()
+    }
+
+    /// The same, however long the head takes.
+    ///
+    /// # Errors
+    /// If the connection ends before it.
+    pub async fn send_patiently(&self, mut request: Request<Full<Bytes>>) -> Result<Reply, hyper::Error> {
         let socket = self.over.connect(self.address).await;
         // How a connection ends says nothing: tests drop answers on purpose.
         let response = if self.over.version == Version::HTTP_2 {
             let scheme = if self.over.tls.is_some() { "https" } else { "http" };
-            let path = request.uri().path().to_owned();
+            let target = request.uri().to_string();
             *request.uri_mut() =
-                Uri::builder().scheme(scheme).authority("localhost").path_and_query(path).build().unwrap();
+                Uri::builder().scheme(scheme).authority(self.over.host).path_and_query(target).build().unwrap();
             request.headers_mut().remove("host");
             let (mut sender, connection) = http2::handshake(TokioExecutor::new(), socket).await.unwrap();
             self.connections.spawn(connection);
-            in_time(sender.send_request(request)).await.unwrap()
+            sender.send_request(request).await?
         } else {
             let (mut sender, connection) = http1::handshake(socket).await.unwrap();
             self.connections.spawn(connection);
-            in_time(sender.send_request(request)).await.unwrap()
+            sender.send_request(request).await?
         };
         let (head, body) = response.into_parts();
-        Reply { status: head.status, headers: head.headers, body }
+        Ok(Reply { status: head.status, headers: head.headers, body })
     }
 }
 
@@ -213,8 +238,16 @@ impl Reply {
 
     /// The next bytes; `None` at the end.
     pub async fn piece(&mut self) -> Option<String> {
-        let frame = in_time(self.body.frame()).await?.expect("the body goes on");
-        Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
+        in_time(self.next_piece()).await.expect("the body goes on")
+    }
+
+    /// The same, however long it takes.
+    ///
+    /// # Errors
+    /// If the body breaks off.
+    pub async fn next_piece(&mut self) -> Result<Option<String>, hyper::Error> {
+        let Some(frame) = self.body.frame().await.transpose()? else { return Ok(None) };
+        Ok(Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()))
     }
 
     /// Reads on until `text` ends what was read.

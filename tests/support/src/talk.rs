@@ -55,6 +55,11 @@ impl ManualSetup {
 
     /// `keys` stand in the upstream's section.
     pub async fn with(keys: &str) -> Self {
+        Self::open("", keys).await
+    }
+
+    /// `listen` stands in the section of the listener, `keys` in the upstream's.
+    pub async fn open(listen: &str, keys: &str) -> Self {
         let (call, calls) = mpsc::channel(100);
         let (get, gets) = mpsc::channel(100);
         let tools = json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]});
@@ -73,7 +78,7 @@ impl ManualSetup {
             Some(reply)
         })
         .await;
-        let gate = TestGateway::with(server.address, keys).await;
+        let gate = TestGateway::open(listen, server.url().as_str(), keys).await;
         Self { gate, server, calls: Mutex::new(calls), gets: Mutex::new(gets) }
     }
 

@@ -1,7 +1,7 @@
 //! Where the real peers are installed, which versions they have, and how many tests may run them at a time.
 
 use std::cell::RefCell;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -77,17 +77,27 @@ impl Peers {
     /// # Panics
     /// If the folder is named but is not there.
     pub fn find(what: &str) -> Option<Self> {
-        let Some(dir) = env::var_os(VARIABLE) else {
+        let dir = Self::dir(what)?;
+        let dir = Path::new(&dir).canonicalize();
+        let dir = dir.unwrap_or_else(|error| panic!("{VARIABLE}: {error}; run tests/peers/setup.sh first"));
+        Some(Self { dir, _turn: RunPermit::take() })
+    }
+
+    /// Whether peers are asked for, the system's own programs among them. If not, `what` is left out, and the run says so.
+    pub fn are_asked_for(what: &str) -> bool {
+        Self::dir(what).is_some()
+    }
+
+    fn dir(what: &str) -> Option<OsString> {
+        let dir = env::var_os(VARIABLE);
+        if dir.is_none() {
             // Written past the test harness, which shows what a test prints only if it fails.
             let _ = io::Write::write_fmt(
                 &mut io::stderr(),
                 format_args!("SKIPPED: {what}; {VARIABLE} does not say where the real peers are\n"),
             );
-            return None;
-        };
-        let dir = Path::new(&dir).canonicalize();
-        let dir = dir.unwrap_or_else(|error| panic!("{VARIABLE}: {error}; run tests/peers/setup.sh first"));
-        Some(Self { dir, _turn: RunPermit::take() })
+        }
+        dir
     }
 
     /// Runs `program`, a path inside the folder, in that folder.
@@ -96,6 +106,13 @@ impl Peers {
         command.current_dir(&self.dir).args(arguments).env("PYTHONUNBUFFERED", "1");
         command
     }
+}
+
+/// A program of the system, which the distribution's package manager installed.
+pub fn program(name: &str) -> Option<PathBuf> {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&folders).chain([PathBuf::from("/usr/sbin")]);
+    folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 /// A list of pinned packages.

@@ -133,7 +133,7 @@ impl Child {
         if processes::signal(id, "INT") { Ok(()) } else { Err(format!("{} cannot be asked to end", self.name)) }
     }
 
-    fn has_ended(&mut self) -> bool {
+    pub fn has_ended(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
     }
 }

@@ -183,6 +183,10 @@ async fn launch(program: Program, peers: &Peers, (address, test): (SocketAddr, &
     Ok(child)
 }
 
-fn free_address() -> std::io::Result<SocketAddr> {
+/// A port that nobody has, until somebody takes it.
+///
+/// # Errors
+/// If there is none.
+pub fn free_address() -> std::io::Result<SocketAddr> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

@@ -262,6 +262,9 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
 
 /// What to say of an unknown key: where it belongs, what it is close to, or what its table has.
 fn advice(unknown: &UnknownKey, known: &[String]) -> String {
+    if let Some(meant) = meant(unknown) {
+        return format!("unknown key; {meant}");
+    }
     let suffix = format!(".{}", unknown.key);
     let header = |table: &str| {
         if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys"].contains(&table) {
@@ -274,9 +277,6 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     if !tables.is_empty() {
         return format!("unknown key here; it belongs to {}", tables.join(" or "));
     }
-    if let Some(meant) = meant(unknown) {
-        return format!("unknown key; {meant}");
-    }
     let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
     match near {
         Some((distance, known)) if distance <= 2 && distance < known.len() => {
@@ -286,21 +286,53 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     }
 }
 
-/// What other programs' keys are called here.
+/// What other programs' keys are called here. A table is told by a key that it alone has.
 fn meant(unknown: &UnknownKey) -> Option<&'static str> {
-    let is_upstream = unknown.siblings.contains(&"deadline");
-    match unknown.key.as_str() {
-        "timeout" | "timeout_ms" | "request_timeout" if is_upstream => {
-            Some("how long a call may run is `deadline`, and how long connecting may take `connect_max`")
-        }
-        "headers" | "header" if is_upstream => Some(
+    const MEANT: [(&str, &[&str], &str); 14] = [
+        (
+            "in_flight_max",
+            &["timeout", "timeout_ms", "request_timeout", "request_timeout_ms"],
+            "how long a call may run is `deadline`, and how long connecting may take `connect_max`",
+        ),
+        (
+            "in_flight_max",
+            &["headers", "header", "http_headers"],
             "a header that the server is shown is `auth.header`, and clients' headers that go on are `forward_headers`",
         ),
-        "retries" | "retry" | "max_retries" if is_upstream => {
-            Some("nothing is sent twice that may have run, unless `after_crash` in [upstreams.NAME.tasks] says so")
-        }
-        _ => None,
-    }
+        (
+            "in_flight_max",
+            &["token", "api_key", "apikey", "bearer", "authorization", "bearer_token"],
+            "what the server is shown stands in [upstreams.NAME.auth]: `authorization = \"Bearer ${TOKEN}\"`",
+        ),
+        (
+            "in_flight_max",
+            &["retries", "retry", "max_retries"],
+            "nothing is sent twice that may have run, unless `after_crash` in [upstreams.NAME.tasks] says so",
+        ),
+        ("in_flight_max", &["environment", "env_vars", "envs"], "variables of a program are `env`"),
+        ("in_flight_max", &["type", "kind"], "how messages travel is `transport`; mostly it need not be said"),
+        ("in_flight_max", &["name", "id"], "the name stands in the table's head: [upstreams.NAME]"),
+        ("in_flight_max", &["disabled", "enabled"], "an upstream that is not to be served is left out"),
+        (
+            "in_flight_max",
+            &["concurrency", "max_concurrency", "max_connections"],
+            "calls at one time are `in_flight_max`",
+        ),
+        (
+            "keep_result_min",
+            &["timeout"],
+            "how long a call may run is `deadline`, in [upstreams.NAME] or [[upstreams.NAME.tools]]",
+        ),
+        ("value_file", &["token", "bearer", "key", "api_key"], "write `authorization = \"Bearer ${TOKEN}\"`"),
+        ("allowed_hosts", &["port", "host", "bind", "listen"], "write `address = \"127.0.0.1:8080\"`"),
+        ("certificate", &["cert", "cert_file", "certfile", "crt"], "the certificate is `certificate`"),
+        ("certificate", &["key_file", "keyfile", "private_key"], "the private key is `key`"),
+    ];
+    let key = unknown.key.to_ascii_lowercase();
+    let fits = |(table, keys, _): &&(&str, &[&str], &str)| {
+        unknown.siblings.iter().any(|known| known == table) && keys.contains(&key.as_str())
+    };
+    MEANT.iter().find(fits).map(|(.., meant)| *meant)
 }
 
 /// At most one byte more than is allowed.

@@ -25,6 +25,8 @@ pub struct ProbeCommand {
     pub target: ServerTarget,
     /// The one tool that is called, with its arguments, an object.
     pub call: Option<(String, Payload)>,
+    /// The variables of the environment that the program is given besides what every program gets.
+    pub env: Vec<String>,
     /// All of it together takes no longer.
     pub timeout: Duration,
     /// Whom to trust instead of the system's authorities.

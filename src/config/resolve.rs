@@ -74,14 +74,34 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let asks_for_keys = matches!(auth, AuthSettings::ApiKeys(_));
     let shared = UpstreamDefaults { anonymous, result_bytes_max, asks_for_keys };
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, report);
-    raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()).for_each(|url| check_not_own(url, listen.address, report));
+    let own = [
+        ("listen.address", Some(listen.address)),
+        ("admin.address", Some(admin.address)),
+        ("metrics.address", metrics),
+    ];
+    for url in raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()) {
+        check_not_own(url, &own, listen.public_url.as_deref().map(|public| (public, upstreams.as_slice())), report);
+    }
     Config { listen, admin, metrics, folder, store, auth, upstreams }
 }
 
 /// A gateway that calls itself would do so for ever.
-fn check_not_own(url: &LocatedValue<Url>, own: SocketAddr, report: &mut MistakeCollector) {
-    if is_at(&url.value, own) {
-        report.mistake(&url.place, "is the gateway itself (`listen.address`)");
+fn check_not_own(
+    url: &LocatedValue<Url>,
+    own: &[(&str, Option<SocketAddr>)],
+    public: Option<(&str, &[UpstreamConfig])>,
+    report: &mut MistakeCollector,
+) {
+    let is_own = |(_, address): &&(&str, Option<SocketAddr>)| address.is_some_and(|address| is_at(&url.value, address));
+    let key = own.iter().find(is_own).map(|(key, _)| *key);
+    // A proxy may have other servers at other paths of the same name.
+    let path = url.value.path();
+    let is_served = |upstream: &UpstreamConfig| upstream.path == path || upstream.sse_path == path;
+    let is_public = public.is_some_and(|(public, upstreams)| {
+        public == url.value.origin().ascii_serialization() && upstreams.iter().any(is_served)
+    });
+    if let Some(key) = key.or_else(|| is_public.then_some("listen.public_url")) {
+        report.mistake(&url.place, format!("is the gateway itself (`{key}`)"));
     }
 }
 

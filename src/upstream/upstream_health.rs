@@ -50,7 +50,8 @@ pub struct UpstreamFailure {
     pub reason: Reason,
     /// Such as `connection refused` or `HTTP 401`.
     pub cause: String,
-    /// Where a redirect leads. As the server said it: it may hold secrets, and is for nobody but who asked.
+    /// Where a redirect leads, or where it says who gives credentials. As the server said it: it may hold secrets, and is for
+    /// nobody but who asked.
     pub location: Option<Url>,
 }
 

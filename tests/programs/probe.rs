@@ -192,7 +192,7 @@ async fn where_nothing_speaks_mcp_the_exit_code_and_the_words_say_so() {
         (vec![elsewhere.as_str()], "HTTP+SSE"),
         (vec![nobody.as_str()], "connection refused"),
         (vec![silent_tls.as_str(), "--timeout", "20s"], "does not speak TLS"),
-        (vec!["--", "/nowhere/at/all"], "exit code 127"),
+        (vec!["--", "/nowhere/at/all"], "/nowhere/at/all: is not found"),
         (vec!["--", "true"], "exit code 0"),
         (vec!["--timeout", "2s", "--", "sleep", "60"], "no answer in time"),
     ] {
@@ -215,4 +215,67 @@ async fn what_a_program_says_on_its_standard_error_is_shown_when_it_fails() {
     assert!(said.contains("exit code 3") && said.contains("Its standard error ends with:\n  line 22\n"), "{said}");
     assert_eq!(said.matches("API_TOKEN is not set\n").count(), 1, "once, however often it was started: {said}");
     assert!(!said.contains("line 21\n") && !said.contains('\u{1b}'), "{said}");
+}
+
+/// What answers, and what is said of it.
+#[tokio::test]
+async fn what_is_wrong_with_an_address_is_said_once_with_its_cause() {
+    for (head, expected) in [
+        (
+            "401 Unauthorized\r\nwww-authenticate: Bearer resource_metadata=\"/meta?x=1\"",
+            "; its metadata: ORIGIN/meta?x=1",
+        ),
+        ("401 Unauthorized", "it asks for credentials, or for others (HTTP 401); put a key into TASKGATE_KEY\n"),
+        ("200 OK\r\ncontent-type: text/html", "its answer is not MCP: content-type text/html\n"),
+        (
+            "308 Permanent Redirect\r\nlocation: https://other.example/mcp",
+            "it points to https://other.example/mcp (HTTP 308)\n",
+        ),
+        ("404 Not Found", "HTTP+SSE: The upstream server answered with an HTTP error (HTTP 404)\n"),
+        ("500 Internal Server Error\r\ncontent-type: text/html", "HTTP 500, content-type text/html\n"),
+    ] {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let origin = format!("http://{}", listener.local_addr().unwrap());
+        TaskTracker::new().spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut vec![0; 64 * 1024]).await;
+                let answer = format!("HTTP/1.1 {head}\r\nconnection: close\r\ncontent-length: 2\r\n\r\n<>");
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        let output = probe(&[&format!("{origin}/mcp")]).await;
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(69), "{said}");
+        assert!(said.contains(&expected.replace("ORIGIN", &origin)), "{head}: {said}");
+        assert_eq!(said.matches("(HTTP 404)").count(), usize::from(head.starts_with("404")), "{said}");
+    }
+}
+
+/// A program is given what it needs by name, and one that is not there is said once.
+#[tokio::test]
+async fn a_program_is_given_the_variables_that_are_named_and_the_block_names_them() {
+    let server = format!("test -n \"$PROBED_KEY\" || {{ echo no key >&2; exit 1; }}; exec '{PROGRAM}' demo-server");
+    let probe = async |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.arg("probe").args(arguments).env("PROBED_KEY", "s3cret").env_remove("TASKGATE_LOG");
+        let output = in_time(command.stdin(Stdio::null()).kill_on_drop(true).output()).await.unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, block, _) = probe(&["--env", "PROBED_KEY", "--", "sh", "-c", &server]).await;
+    assert_eq!(code, Some(0));
+    assert!(block.contains("env = { PROBED_KEY = \"${PROBED_KEY}\" }") && !block.contains("s3cret"), "{block}");
+    let (code, _, said) = probe(&["--", "sh", "-c", &server]).await;
+    assert_eq!(code, Some(69));
+    assert!(said.contains("no key") && said.contains("what --env NAME names"), "{said}");
+    let (code, _, said) = probe(&["--", "nosuchprogram"]).await;
+    let expected = "taskgate: nosuchprogram: is not found in PATH; install it, or write the path of its file\n";
+    assert_eq!((code, said.as_str()), (Some(69), expected));
+    for (arguments, expected) in [
+        (["--env", "NO_SUCH_VARIABLE_HERE"], "--env NO_SUCH_VARIABLE_HERE: the environment has no such variable"),
+        (["--env", "PROBED_KEY=s3cret"], "--env: write the name of a variable alone"),
+    ] {
+        let (code, _, said) = probe(&[&arguments[..], &["--", "true"]].concat()).await;
+        assert_eq!(code, Some(64), "{said}");
+        assert!(said.contains(expected) && !said.contains("s3cret"), "{said}");
+    }
 }

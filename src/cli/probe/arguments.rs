@@ -1,6 +1,5 @@
 //! Reads the command line of `taskgate probe`.
 
-use std::env;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +11,7 @@ use bytes::Bytes;
 use super::super::server_address::bearer;
 use super::super::{UNAVAILABLE, refuse, say};
 use super::ProbeCommand;
-use crate::config::ServerTarget;
+use crate::config::{ServerTarget, is_variable_name};
 use crate::telemetry;
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -37,6 +36,9 @@ pub struct ProbeArguments {
     /// Trust these authorities (PEM) instead of the system's.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
+    /// Give the program this variable of the environment; it gets PATH, HOME and LANG without it. May be repeated.
+    #[arg(long, value_name = "NAME", conflicts_with = "url")]
+    env: Vec<String>,
     /// The bearer token to come with; better given in the environment, where other users do not see it.
     #[arg(long, value_name = "KEY", env = super::super::KEY_VARIABLE, hide_env_values = true)]
     key: Option<String>,
@@ -47,7 +49,7 @@ pub struct ProbeArguments {
 /// # Errors
 /// If the log cannot be had, or nothing can be printed.
 pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<ExitCode> {
-    let ProbeArguments { url, command, call, timeout, json, ca, key } = arguments;
+    let ProbeArguments { url, command, call, timeout, json, ca, env, key } = arguments;
     let target = match url {
         Some(url) if !matches!(url.scheme(), "http" | "https") => {
             return Ok(refuse("the server's address must begin with http:// or https://"));
@@ -73,10 +75,13 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
         Ok(authorization) => authorization,
         Err(why) => return Ok(refuse(why)),
     };
-    if env::var_os(telemetry::LOG_FILTER).is_some() {
+    if let Err(why) = check_variables(&env) {
+        return Ok(refuse(why));
+    }
+    if std::env::var_os(telemetry::LOG_FILTER).is_some() {
         telemetry::install_logs(telemetry::LogFormat::Auto).context("cannot log")?;
     }
-    let probe = ProbeCommand { target, call, timeout, ca, authorization };
+    let probe = ProbeCommand { target, call, env, timeout, ca, authorization };
     match super::run(&probe).await {
         Ok(report) => {
             let text = if json { format!("{:#}\n", report.json()) } else { report.text() };
@@ -85,13 +90,23 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
         }
         Err(why) => {
             say(why);
-            if matches!(probe.target, ServerTarget::Program(_)) {
-                say(format_args!(
-                    "with {}=taskgate=debug in the environment you see what the program writes",
-                    telemetry::LOG_FILTER
-                ));
-            }
             Ok(ExitCode::from(UNAVAILABLE))
         }
     }
+}
+
+/// Whether each of these names a variable of the environment.
+///
+/// # Errors
+/// What is wrong with one, without repeating it: whoever writes NAME=VALUE may have written a secret.
+fn check_variables(names: &[String]) -> Result<(), String> {
+    for name in names {
+        if !is_variable_name(name) {
+            return Err("--env: write the name of a variable alone; its value is taken from the environment".to_owned());
+        }
+        if std::env::var(name).is_err() {
+            return Err(format!("--env {name}: the environment has no such variable, or it holds no text"));
+        }
+    }
+    Ok(())
 }

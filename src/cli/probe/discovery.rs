@@ -79,7 +79,8 @@ impl ProgramOutput {
             return String::new();
         };
         let lines: Vec<_> = lines.iter().map(|line| format!("\n  {}", printable(line))).collect();
-        format!("\nIts standard error ends with:{}", lines.concat())
+        let hint = "It was given PATH, HOME and LANG, and what --env NAME names";
+        format!("\nIts standard error ends with:{}\n{hint}", lines.concat())
     }
 }
 
@@ -90,6 +91,9 @@ async fn anywhere(
     life: &TaskScope,
     output: &ProgramOutput,
 ) -> Result<ProbeReport, String> {
+    if let ServerTarget::Program(words) = &probe.target {
+        program(probe, Arc::from(NAME), words, None).find_program().map_err(|error| error.to_string())?;
+    }
     let asking = ProbeRun { probe, until, life: life.clone(), output };
     let nowhere = match asking.all().await {
         Ok(report) => return Ok(report),
@@ -201,9 +205,7 @@ impl ProbeRun<'_> {
             }
             if let Err(why) = &session {
                 reasons.push(format!("{}: {}", transport.words(), printable(&why.text())));
-                if let ProbeError::Trouble(known) = why
-                    && let Some(to) = &known.1.location
-                {
+                if let Some(to) = why.redirect() {
                     location = Some(to.clone());
                     break;
                 }
@@ -304,7 +306,7 @@ impl ProbeRun<'_> {
                 made.map_err(|error| ProbeError::Unusable(crate::cause::CauseChain(&error).to_string()))?
             }
             ServerTarget::Program(words) => {
-                let settings = program(name, words, protocol);
+                let settings = program(self.probe, name, words, protocol);
                 SessionUpstream::stdio_with_output(settings, self.life.clone(), self.output.next())
             }
         };
@@ -418,15 +420,20 @@ async fn give_up(exchange: &mut dyn Exchange) {
     let _ = tokio::time::timeout(CANCEL_MAX, exchange.cancel("the probe's time is over")).await;
 }
 
-fn program(name: Arc<str>, words: &[String], protocol: Option<ProtocolVersion>) -> StdioUpstreamSettings {
+fn program(
+    probe: &ProbeCommand,
+    name: Arc<str>,
+    words: &[String],
+    protocol: Option<ProtocolVersion>,
+) -> StdioUpstreamSettings {
     let mut words = words.iter().cloned();
     StdioUpstreamSettings {
         apart: DedicatedProcessRules::default(),
         name,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
-        // What is in force where it is tried is not what the gateway would give it.
-        env: Vec::new(),
+        // What else is in force where it is tried is not what the gateway would give it.
+        env: probe.env.iter().filter_map(|name| Some((name.clone(), std::env::var(name).ok()?))).collect(),
         env_files: Vec::new(),
         folder: None,
         processes_max: 8,

@@ -1,5 +1,7 @@
 //! Says why a server cannot be probed, in a sentence.
 
+use url::Url;
+
 use crate::dialect::faults::session_failure_error;
 use crate::task::{Failure, GatewayFault, ProcessExit, Reason};
 use crate::upstream::BeginError;
@@ -50,6 +52,19 @@ impl ProbeError {
         }
     }
 
+    /// Where the server sends whoever asks here.
+    pub(super) fn redirect(&self) -> Option<&Url> {
+        match self {
+            Self::Trouble(known) if known.0.reason == Reason::UpstreamRedirect => known.1.location.as_ref(),
+            Self::Trouble(_)
+            | Self::Fault(_)
+            | Self::Refused(_)
+            | Self::Late
+            | Self::Unusable(_)
+            | Self::NotOverThis => None,
+        }
+    }
+
     /// Whether another transport to the same place would fare no better.
     pub(super) const fn is_of_the_place(&self) -> bool {
         match self {
@@ -69,7 +84,8 @@ fn trouble_text(fault: &GatewayFault, trouble: &UpstreamFailure) -> String {
     if is(Reason::UpstreamUnreachable) && fault.exit.is_none() {
         format!("it cannot be reached: {cause}")
     } else if is(Reason::UpstreamAuth) {
-        format!("it asks for credentials, or for others ({cause}); put a key into TASKGATE_KEY")
+        let metadata = trouble.location.as_ref().map(|url| format!("; its metadata: {url}")).unwrap_or_default();
+        format!("it asks for credentials, or for others ({cause}); put a key into TASKGATE_KEY{metadata}")
     } else if let Some(to) = &trouble.location {
         format!("it points to {to} (HTTP {})", fault.http_status.unwrap_or_default())
     } else if is(Reason::UpstreamMalformed) {
@@ -85,8 +101,10 @@ fn trouble_text(fault: &GatewayFault, trouble: &UpstreamFailure) -> String {
 pub(super) fn fault_text(fault: &GatewayFault) -> String {
     let without_exit = GatewayFault { exit: None, ..*fault };
     let mut text = session_failure_error(&Failure::Gateway(without_exit)).message;
-    if let Some(status) = fault.http_status {
-        text.push_str(&format!(" (HTTP {status})"));
+    // Some of the words name it already.
+    let status = fault.http_status.map(|status| format!(" (HTTP {status})"));
+    if let Some(status) = status.filter(|status| !text.ends_with(status)) {
+        text.push_str(&status);
     }
     match fault.exit {
         Some(ProcessExit::Code(127)) => {

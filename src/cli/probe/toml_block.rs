@@ -27,6 +27,10 @@ pub(super) fn of(
             writeln!(block, "command = [{}]", words.join(", "))
         }
     };
+    if !probe.env.is_empty() {
+        let env: Vec<String> = probe.env.iter().map(|name| format!("{name} = \"${{{name}}}\"")).collect();
+        let _ = writeln!(block, "env = {{ {} }}", env.join(", "));
+    }
     if let Some(ca) = &probe.ca {
         let _ = write!(block, "\n[upstreams.{name}.tls]\nca = {}\n", quoted(&ca.display().to_string()));
     }
@@ -77,7 +81,14 @@ mod tests {
     }
 
     fn probe(target: ServerTarget) -> ProbeCommand {
-        ProbeCommand { target, call: None, timeout: std::time::Duration::ZERO, ca: None, authorization: None }
+        ProbeCommand {
+            target,
+            call: None,
+            env: Vec::new(),
+            timeout: std::time::Duration::ZERO,
+            ca: None,
+            authorization: None,
+        }
     }
 
     #[test]

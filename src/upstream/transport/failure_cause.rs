@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::io;
 
-use http::header::{CONTENT_TYPE, LOCATION};
+use http::header::{CONTENT_TYPE, LOCATION, WWW_AUTHENTICATE};
 use http::{Method, Response, StatusCode};
 use hyper::body::Body;
 use url::Url;
@@ -78,7 +78,11 @@ pub(crate) fn of_head<B: Body>(
         return Some(redirect(url, response));
     }
     if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-        return Some(UpstreamFailure::new(Reason::UpstreamAuth, format!("HTTP {}", status.as_u16())));
+        let location = credential_metadata(url, response);
+        return Some(UpstreamFailure {
+            location,
+            ..UpstreamFailure::new(Reason::UpstreamAuth, format!("HTTP {}", status.as_u16()))
+        });
     }
     let is_json = reply::is_json(headers);
     let is_ill = matches!(AnswerHealth::of_head(response, is_json, None), AnswerHealth::Ill(_));
@@ -121,6 +125,18 @@ fn media<B: Body>(response: &Response<B>) -> String {
     }
 }
 
+/// Where it says who gives credentials, as a server does that knows RFC 9728.
+fn credential_metadata<B>(from: &http::Uri, response: &Response<B>) -> Option<Url> {
+    const PARAMETER: &str = "resource_metadata=";
+    let said = response.headers().get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
+    let found = said.filter_map(|challenge| challenge.split_once(PARAMETER)).map(|(_, rest)| rest).next()?;
+    let text = match found.strip_prefix('"') {
+        Some(quoted) => quoted.split('"').next()?,
+        None => found.split([',', ' ']).next()?,
+    };
+    Url::parse(&from.to_string()).ok()?.join(text).ok().filter(|_| !text.is_empty())
+}
+
 /// Where a redirect leads, without what may be a secret of it.
 fn redirect<B>(from: &http::Uri, response: &Response<B>) -> UpstreamFailure {
     let status = response.status().as_u16();
@@ -160,6 +176,23 @@ mod tests {
         assert!(said("/mcp/").contains("with a slash at its end"));
         assert!(said("https://u:s3cret@other.example/s3cret?key=s3cret").ends_with("Location: https://other.example"));
         assert!(said("/s3cret").ends_with("another path of the same server"));
+    }
+
+    #[test]
+    fn who_gives_credentials_is_read_from_a_challenge() {
+        for (challenge, expected) in [
+            (
+                r#"Bearer realm="x", resource_metadata="https://h/.well-known/a?b", scope="c""#,
+                Some("https://h/.well-known/a?b"),
+            ),
+            ("Bearer resource_metadata=/meta, error=x", Some("http://127.0.0.1:9/meta")),
+            ("Bearer", None),
+            (r#"Bearer resource_metadata="""#, None),
+        ] {
+            let response = Response::builder().status(401).header(WWW_AUTHENTICATE, challenge).body(()).unwrap();
+            let found = credential_metadata(&"http://127.0.0.1:9/mcp".parse().unwrap(), &response);
+            assert_eq!(found.as_ref().map(Url::as_str), expected, "{challenge}");
+        }
     }
 
     #[test]

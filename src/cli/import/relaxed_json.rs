@@ -92,7 +92,26 @@ fn string_end(bytes: &[u8], from: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// JSON stays what it is, whatever stands in its strings.
+        #[test]
+        fn json_stays_what_it_is(texts in prop::collection::vec("[a-z,/*\\\\\"\\[\\]{}:\u{feff}ü]{0,12}", 0..6)) {
+            let json = serde_json::json!({ "all": texts }).to_string();
+            prop_assert_eq!(strict(&json), Ok(json.clone().into_bytes()));
+        }
+
+        /// No text is a panic, and no byte moves.
+        #[test]
+        fn no_byte_moves(text in "[a,/*\\\\\"\\[\\]{}:\n ü]{0,40}") {
+            if let Ok(bytes) = strict(&text) {
+                prop_assert_eq!(bytes.len(), text.len());
+            }
+        }
+    }
 
     #[test]
     fn comments_and_last_commas_are_no_mistakes_and_all_else_is() {

@@ -211,7 +211,23 @@ fn is_uuid(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Whatever a text is made of, its parts are the text.
+        #[test]
+        fn parts_are_the_whole_text(text in "[a-z0-9:/@=&? \"'ü.-]{0,60}|\\PC{0,40}") {
+            let whole: String = parts(&text)
+                .iter()
+                .map(|part| match part {
+                    TextPart::Plain(text) | TextPart::Secret { value: text, .. } => *text,
+                })
+                .collect();
+            prop_assert_eq!(whole, text);
+        }
+    }
 
     #[test]
     fn what_is_called_a_secret_or_looks_like_one_is_taken_out() {

@@ -178,6 +178,13 @@ impl BlockWriter<'_> {
             self.notes.note(pointer, "is one string with blanks; its words are written one by one");
             words = line.split_whitespace().map(|word| (pointer.to_owned(), word.to_owned())).collect();
         }
+        if let Some(server) = wrapped(&words) {
+            self.notes.note(
+                pointer,
+                "starts `taskgate wrap`; the server behind it is written, without the options of `wrap`",
+            );
+            words = server;
+        }
         if words.first().is_none_or(|(_, program)| program.is_empty()) {
             self.notes.mistake(pointer, "names no program");
             return false;
@@ -288,6 +295,18 @@ impl BlockWriter<'_> {
         // Writing to a string cannot fail.
         let _ = writeln!(self.block.text, "{text}");
     }
+}
+
+/// The program that stands behind a gateway of its host's, if that is what the words start.
+fn wrapped(words: &[(String, String)]) -> Option<Vec<(String, String)>> {
+    let (program, rest) = words.split_first()?;
+    let is_gateway =
+        program.1.rsplit(['/', '\\']).next().is_some_and(|file| file == "taskgate" || file == "taskgate.exe");
+    if !is_gateway || rest.first().is_none_or(|(_, word)| word != "wrap") {
+        return None;
+    }
+    let at = rest.iter().position(|(_, word)| word == "--")?;
+    rest.get(at + 1..).filter(|server| !server.is_empty()).map(<[_]>::to_vec)
 }
 
 fn text(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Option<String> {

@@ -127,6 +127,12 @@ impl Engine {
         self.admission.taken()
     }
 
+    /// Tasks of an upstream that clients have handles of and that are not done.
+    #[must_use]
+    pub fn unsettled_tasks(&self, upstream: &str) -> u64 {
+        self.metrics.unsettled(upstream)
+    }
+
     /// Bounds on unsettled tasks from now on; those that are there stay.
     pub fn set_limits(&self, limits: AdmissionLimits) {
         self.admission.set_limits(limits);

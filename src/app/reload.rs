@@ -252,6 +252,7 @@ impl Gateway {
             // Held here, by what is served instead, and by who keeps it tidy.
             tracing::warn!(
                 upstream = %opened.config.name, path = opened.config.path,
+                unsettled_tasks = self.parts.engine.unsettled_tasks(&opened.config.name),
                 "an upstream was removed; its tasks can be read at this path until the gateway is restarted, and nowhere \
                  after that"
             );

@@ -1,6 +1,7 @@
 //! Counts tasks by upstream, with handles that are looked up once: a look-up costs more than the count.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub(super) struct TaskMetrics {
 struct UpstreamTaskMetrics {
     created: Counter,
     in_flight: Gauge,
+    /// The same number, to be read. Below zero for a moment where a task settles before its handle is given out.
+    unsettled: AtomicI64,
     age: Histogram,
     /// By outcome, as far as there was one: there are a few dozen.
     settled: Mutex<Vec<(&'static str, Counter)>>,
@@ -35,18 +38,18 @@ impl TaskMetrics {
     pub(super) fn created(&self, upstream: &Arc<str>) {
         let metrics = self.of(upstream);
         metrics.created.increment(1);
-        metrics.in_flight.increment(1.0);
+        metrics.in_flight_by(1);
     }
 
     /// A task of an earlier life goes on in this one.
     pub(super) fn taken_over(&self, upstream: &Arc<str>) {
-        self.of(upstream).in_flight.increment(1.0);
+        self.of(upstream).in_flight_by(1);
     }
 
     /// A task settled at this age.
     pub(super) fn settled(&self, upstream: &Arc<str>, outcome: &'static str, age: Duration) {
         let metrics = self.of(upstream);
-        metrics.in_flight.decrement(1.0);
+        metrics.in_flight_by(-1);
         metrics.age.record(age.as_secs_f64());
         let mut settled = metrics.settled.lock();
         if let Some((_, counter)) = settled.iter().find(|(known, _)| *known == outcome) {
@@ -58,6 +61,12 @@ impl TaskMetrics {
         settled.push((outcome, counter));
     }
 
+    /// Tasks that clients have handles of and that are not done.
+    pub(super) fn unsettled(&self, upstream: &str) -> u64 {
+        let known = self.upstreams.read().get(upstream).map(|metrics| metrics.unsettled.load(Ordering::Relaxed));
+        known.and_then(|count| u64::try_from(count).ok()).unwrap_or_default()
+    }
+
     fn of(&self, upstream: &Arc<str>) -> Arc<UpstreamTaskMetrics> {
         if let Some(known) = self.upstreams.read().get(upstream) {
             return Arc::clone(known);
@@ -67,8 +76,16 @@ impl TaskMetrics {
             created: metrics::counter!(metric::TASKS_CREATED, "upstream" => of_upstream()),
             in_flight: metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => of_upstream()),
             age: metrics::histogram!(metric::TASK_AGE, "upstream" => of_upstream()),
+            unsettled: AtomicI64::new(0),
             settled: Mutex::default(),
         };
         Arc::clone(self.upstreams.write().entry(of_upstream()).or_insert_with(|| Arc::new(new())))
+    }
+}
+
+impl UpstreamTaskMetrics {
+    fn in_flight_by(&self, change: i32) {
+        self.in_flight.increment(f64::from(change));
+        self.unsettled.fetch_add(i64::from(change), Ordering::Relaxed);
     }
 }

@@ -17,6 +17,10 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
+/// What lists of processes call a supervisor; its file has no name of its own there.
+pub(crate) const SHOWN_NAME: &str = "taskgate";
+#[cfg(target_os = "linux")]
+const THREAD_NAME: &std::ffi::CStr = c"taskgate";
 /// The first argument that makes the program a supervisor.
 const NAME: &str = "supervise";
 /// How long a program may take to end once its standard input is closed, and after SIGTERM.
@@ -88,6 +92,7 @@ fn confine(limits: &ProgramLimits) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         rustix::thread::set_no_new_privs(true)?;
+        rustix::thread::set_name(THREAD_NAME)?;
         // Any process will do: it is a switch.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     }

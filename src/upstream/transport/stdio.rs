@@ -144,6 +144,7 @@ impl StdioTransport {
             memory_bytes_max: settings.memory_bytes_max.map(|bytes| bytes as u64),
         };
         let mut command = Command::new(supervisor::program()?);
+        command.arg0(supervisor::SHOWN_NAME);
         command.args(supervisor::arguments(&limits)).arg(&settings.program).args(&settings.arguments);
         command.env_clear();
         command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));

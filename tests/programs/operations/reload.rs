@@ -121,6 +121,7 @@ async fn f66_tasks_of_an_upstream_that_is_gone_finish_and_are_read() {
     worker.calls(1).await;
     folder.write(&block("other", &other.server));
     program.says(READ, 1).await;
+    program.says("\"unsettled_tasks\":1", 1).await;
     assert_eq!(Call::plain(&json!({})).send(program.clients, "/up/mcp").await.status, 404);
     let named = Call::new("tools/call", &json!({"name": "work", "arguments": {}}));
     assert_eq!(named.send(program.clients, "/up/mcp").await.status, 404);

@@ -165,7 +165,7 @@ impl Host {
     }
 
     /// What came from it and lives, without itself.
-    fn processes(&self) -> Vec<u32> {
+    pub(crate) fn processes(&self) -> Vec<u32> {
         marked(self.dir.path()).into_iter().filter(|id| Some(*id) != self.child.id()).collect()
     }
 

@@ -1,5 +1,6 @@
 //! What a host of each kind gets.
 
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use serde_json::{Value, json};
@@ -66,6 +67,19 @@ async fn both_kinds_of_messages_may_come_over_one_pipe() {
     host.ask(3, "tools/call", alone(greet(), false)).await;
     assert!(host.answer(3).await["result"]["resultType"].is_string());
     assert!(host.answer(2).await["result"].get("resultType").is_none());
+}
+
+/// What lists of processes show of the process that stands between the gateway and the program.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_process_that_supervises_the_program_is_listed_by_the_gateways_name() {
+    let mut host = Host::new(GRACE);
+    host.initialize().await;
+    let read = |id: u32, file: &str| fs::read_to_string(format!("/proc/{id}/{file}")).unwrap_or_default();
+    let listed: Vec<_> = host.processes().into_iter().map(|id| (read(id, "comm"), read(id, "cmdline"))).collect();
+    let supervises = |(_, line): &&(String, String)| line.split('\0').nth(1) == Some("supervise");
+    let (name, line) = listed.iter().find(supervises).unwrap_or_else(|| panic!("{listed:?}"));
+    assert_eq!((name.trim_end(), line.split('\0').next()), ("taskgate", Some("taskgate")));
 }
 
 #[tokio::test]

@@ -236,6 +236,10 @@ fn parse_and(
     let known: Vec<String> = known_keys().into_keys().collect();
     for key in &unknown {
         report.mistake(&key.place, advice(key, &known));
+        if let Some(near) = near(key) {
+            // Nothing follows from its absence.
+            report.blame(key.place.key.trim_end_matches(&key.key).to_owned() + near);
+        }
     }
     let config = resolve::resolve(&raw, &mut report);
     report.seen(look(&config), &lines);
@@ -277,13 +281,16 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     if !tables.is_empty() {
         return format!("unknown key here; it belongs to {}", tables.join(" or "));
     }
-    let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
-    match near {
-        Some((distance, known)) if distance <= 2 && distance < known.len() => {
-            format!("unknown key; did you mean `{known}`?")
-        }
-        _ => format!("unknown key; this table has {}", unknown.siblings.join(", ")),
+    match near(unknown) {
+        Some(known) => format!("unknown key; did you mean `{known}`?"),
+        None => format!("unknown key; this table has {}", unknown.siblings.join(", ")),
     }
+}
+
+/// The key of the same table that it is most likely a slip of.
+fn near(unknown: &UnknownKey) -> Option<&'static str> {
+    let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
+    near.filter(|(distance, known)| *distance <= 2 && *distance < known.len()).map(|(_, known)| known)
 }
 
 /// What other programs' keys are called here. A table is told by a key that it alone has.

@@ -103,6 +103,11 @@ impl MistakeCollector {
         self.blamed.insert(place.key.clone());
     }
 
+    /// Notes that nothing follows from the absence of a key.
+    pub(super) fn blame(&mut self, key: String) {
+        self.blamed.insert(key);
+    }
+
     /// A mistake that has no key: the text is not TOML, or cannot be read at all.
     pub(super) fn unreadable(&mut self, line: Option<usize>, message: impl Into<String>) {
         let found = self.found(line, None, message.into());

@@ -251,6 +251,21 @@ async fn what_is_wrong_with_an_address_is_said_once_with_its_cause() {
     }
 }
 
+/// A server that speaks TLS alone answers a request without it by an alert.
+#[tokio::test]
+async fn an_address_without_tls_of_a_server_that_has_it_is_told_from_one_that_is_no_server() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    TaskTracker::new().spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let _ = stream.read(&mut vec![0; 64 * 1024]).await;
+            let _ = stream.write_all(b"\x15\x03\x01\x00\x02\x02\x46").await;
+        }
+    });
+    let said = String::from_utf8(probe(&[&url]).await.stderr).unwrap();
+    assert!(said.contains("it does not speak HTTP here; over TLS an address begins with https://"), "{said}");
+}
+
 /// A program is given what it needs by name, and one that is not there is said once.
 #[tokio::test]
 async fn a_program_is_given_the_variables_that_are_named_and_the_block_names_them() {

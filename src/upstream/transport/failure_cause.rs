@@ -33,6 +33,11 @@ pub(crate) fn cause(failure: &(dyn Error + 'static)) -> String {
         if let Some(tls) = cause.downcast_ref::<rustls::Error>() {
             return tls::in_words(tls);
         }
+        // Told by its words: of all that cannot be parsed, this alone says that it is not HTTP.
+        let garbled = cause.downcast_ref::<hyper::Error>().filter(|error| error.is_parse());
+        if garbled.is_some_and(|error| error.to_string().contains("HTTP version")) {
+            return "it does not speak HTTP here; over TLS an address begins with https://".to_owned();
+        }
         if cause.is::<tokio::time::error::Elapsed>() {
             return "no connection in time".to_owned();
         }

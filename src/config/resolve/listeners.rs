@@ -78,11 +78,14 @@ fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSetti
 }
 
 fn check_admin(raw: &RawConfig, report: &mut MistakeCollector) {
-    if let Some(written) = &raw.admin.address
-        && !is_loopback(written.value)
-        && raw.admin.tokens.is_empty()
-        && !report.blames("admin.tokens")
-    {
+    let Some(written) = raw.admin.address.as_ref().filter(|written| !is_loopback(written.value)) else { return };
+    if !raw.admin.tokens.is_empty() {
+        report.warning(
+            &written.place,
+            "operators' tokens can be read by whoever is on the way: nothing is encrypted here; keep to a network that is \
+             safe, or write a loopback address and let a proxy that speaks TLS reach it",
+        );
+    } else if !report.blames("admin.tokens") {
         report.mistake(
             &written.place,
             "other machines can reach this address, and nobody there is asked for a token; write [[admin.tokens]] with a \

@@ -117,13 +117,14 @@ impl Gateway {
         let (started, current) = (config.clone(), config.clone());
         files::check(&config, SystemClock.now())?;
         let callers = files::callers(&config)?;
-        let sealer = Arc::new(sealer(&config.folder)?);
+        let (sealer, is_new) = sealer(&config.folder)?;
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         // Ends what is in the background if something below cannot be had.
         let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
         let task_store::OpenedStore { store, disk, clock } = task_store::open(&config, &life, &readiness).await?;
+        tell_of_new_key(is_new && store.usage().tasks > 0, &config.folder);
         let limits = config.store.limits();
         let engine = Engine::new(
             store,
@@ -136,8 +137,7 @@ impl Gateway {
             },
         );
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
-        let leaving = CancellationToken::new();
-        let ending = CancellationToken::new();
+        let (leaving, ending) = (CancellationToken::new(), CancellationToken::new());
         let listeners = ListenPermits::new(ending.clone());
         let (rates, streams) = (Arc::default(), SseStreams::default());
         let (permits, processes) = Default::default();
@@ -330,8 +330,9 @@ struct GatewayParts {
     leaving: CancellationToken,
 }
 
-/// Seals with the keys in `folder`, which are made at the first start.
-fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
+/// Seals with the keys in `folder`, which are made at the first start; whether they are new.
+fn sealer(folder: &Path) -> Result<(Arc<Sealer>, bool), FileMistakes> {
+    let is_new = sealing_key::read(folder)?.is_none();
     let ring = match sealing_key::read_or_make(folder) {
         Ok(ring) => ring,
         // The store is in memory: nothing else outlives this process either.
@@ -341,7 +342,18 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
         }
         Err(error) => return Err(error.into()),
     };
-    Ok(Sealer::new(ring))
+    Ok((Arc::new(Sealer::new(ring)), is_new))
+}
+
+/// Logs where the store is older than the key beside it, as one is that came back from a backup.
+fn tell_of_new_key(is_newer: bool, folder: &Path) {
+    if is_newer {
+        tracing::warn!(
+            folder = %folder.display(),
+            "seal.key was not there and is made anew: sessions of clients and open questions have ended; a backup of the \
+             store has its seal.key beside it"
+        );
+    }
 }
 
 /// Puts together what one upstream is served with.

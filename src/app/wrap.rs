@@ -102,11 +102,11 @@ struct WrappedGateway {
 impl WrappedGateway {
     async fn start(config: Config) -> anyhow::Result<Self> {
         files::check(&config, SystemClock.now())?;
-        let sealer = Arc::new(match config.store {
+        let sealer = match config.store {
             // Nothing outlives this process, so no key need.
-            StoreSettings::Memory(_) => Sealer::new(super::sealing_key::ephemeral()),
-            StoreSettings::Disk { .. } => sealer(&config.folder)?,
-        });
+            StoreSettings::Memory(_) => Arc::new(Sealer::new(super::sealing_key::ephemeral())),
+            StoreSettings::Disk { .. } => sealer(&config.folder)?.0,
+        };
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let unless_ended = life.stop.clone().drop_guard();
         let task_store::OpenedStore { store, disk, clock } =

@@ -126,3 +126,23 @@ async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
     let data = &lost["error"]["data"];
     assert_eq!((&data["reason"], &data["executed"]), (&json!("gateway_restart"), &json!("unknown")), "{lost}");
 }
+
+/// What a backup without its key leads to.
+#[tokio::test]
+async fn a_start_without_the_sealing_key_says_what_that_ends_where_tasks_are_kept() {
+    const SAID: &str = "seal.key was not there and is made anew";
+    let (worker, folder) = (Worker::start().await, Folder::on_disk());
+    folder.write(&block("up", &worker.server));
+    for (kept, is_told) in [(true, false), (true, false), (false, true), (true, false)] {
+        if !kept {
+            std::fs::remove_file(folder.path().join("data/seal.key")).unwrap();
+        }
+        let mut program = Program::serve(&folder).await;
+        assert_eq!(program.log().contains(SAID), is_told, "{}", program.log());
+        program.task("/up/mcp", "k").await;
+        worker.calls(1).await;
+        program.signal("TERM");
+        program.signal("TERM");
+        program.ended().await;
+    }
+}

@@ -54,6 +54,7 @@ pub struct Engine {
     changes: change::RunningChanges,
     doubts: doubtful_writes::DoubtfulWrites,
     trees: runner::TreeSizes,
+    unstored: runner::UnstoredTaskLog,
     metrics: task_metrics::TaskMetrics,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
@@ -84,6 +85,7 @@ impl Engine {
             changes: change::RunningChanges::default(),
             doubts: doubtful_writes::DoubtfulWrites::default(),
             trees: runner::TreeSizes::default(),
+            unstored: runner::UnstoredTaskLog::default(),
             metrics: task_metrics::TaskMetrics::default(),
             leaving: CancellationToken::new(),
         })

@@ -109,7 +109,12 @@ fn tell(health: StoreHealth, readiness: &Readiness) {
         StoreHealth::Ended => Some(STORE_ENDED),
     };
     for reason in [STORE_FULL, STORE_FAILING, STORE_DAMAGED, STORE_ENDED] {
-        if Some(reason) == why { readiness.block(reason) } else { readiness.clear(reason) }
+        match why {
+            // What is there is read, and calls that need no new task are served.
+            Some(STORE_FULL) if reason == STORE_FULL => readiness.limit(reason),
+            Some(why) if why == reason => readiness.block(reason),
+            Some(_) | None => readiness.clear(reason),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The same layers stand in front of it as in front of the clients' listener (B66).
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -27,7 +27,16 @@ const DRAIN_MAX: Duration = Duration::from_secs(2);
 
 /// Whether new work may be sent here: yes while nothing is listed against it. Clones share one list.
 #[derive(Clone, Debug, Default)]
-pub struct Readiness(Arc<RwLock<BTreeSet<&'static str>>>);
+pub struct Readiness(Arc<RwLock<BTreeMap<&'static str, ReasonWeight>>>);
+
+/// What a reason means for work that is sent here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReasonWeight {
+    /// None may be sent here.
+    Blocks,
+    /// Most of it is done.
+    Limits,
+}
 
 impl Readiness {
     #[must_use]
@@ -37,7 +46,12 @@ impl Readiness {
 
     /// Not ready until [`Readiness::clear`] is called with the same reason.
     pub fn block(&self, reason: &'static str) {
-        self.0.write().insert(reason);
+        self.0.write().insert(reason, ReasonWeight::Blocks);
+    }
+
+    /// Ready, but not for everything, until [`Readiness::clear`] is called with the same reason.
+    pub fn limit(&self, reason: &'static str) {
+        self.0.write().insert(reason, ReasonWeight::Limits);
     }
 
     pub fn clear(&self, reason: &'static str) {
@@ -47,7 +61,17 @@ impl Readiness {
     /// What stands against it, in alphabetical order.
     #[must_use]
     pub fn reasons(&self) -> Vec<&'static str> {
-        self.0.read().iter().copied().collect()
+        self.of(ReasonWeight::Blocks)
+    }
+
+    /// What it is not ready for, in alphabetical order.
+    #[must_use]
+    pub fn limits(&self) -> Vec<&'static str> {
+        self.of(ReasonWeight::Limits)
+    }
+
+    fn of(&self, meant: ReasonWeight) -> Vec<&'static str> {
+        self.0.read().iter().filter(|(_, weight)| **weight == meant).map(|(reason, _)| *reason).collect()
     }
 }
 
@@ -113,9 +137,10 @@ impl Endpoint for AdminPage {
                 let reasons = readiness.reasons();
                 let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
                 if let Some(upstreams) = upstreams.as_ref().filter(|_| is_verbose(request.query.as_deref())) {
-                    return verbose(status, &reasons, &upstreams.looks());
+                    return verbose(status, readiness, &upstreams.looks());
                 }
-                text(status, if reasons.is_empty() { "ready".to_owned() } else { reasons.join("\n") } + "\n")
+                let first = if reasons.is_empty() { vec!["ready"] } else { reasons };
+                text(status, [first, readiness.limits()].concat().join("\n") + "\n")
             }
             Self::Metrics(metrics) => text(StatusCode::OK, in_order(&metrics.render())),
         }
@@ -135,8 +160,11 @@ fn is_verbose(query: Option<&str>) -> bool {
 }
 
 /// Readiness and the upstreams, as JSON.
-fn verbose(status: StatusCode, reasons: &[&str], upstreams: &[HealthReport]) -> FaceResponse {
-    let whole = serde_json::json!({ "ready": reasons.is_empty(), "reasons": reasons, "upstreams": upstreams });
+fn verbose(status: StatusCode, readiness: &Readiness, upstreams: &[HealthReport]) -> FaceResponse {
+    let (reasons, limits) = (readiness.reasons(), readiness.limits());
+    let whole = serde_json::json!({
+        "ready": reasons.is_empty(), "reasons": reasons, "limits": limits, "upstreams": upstreams,
+    });
     let mut response = text(status, format!("{whole}\n"));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response

@@ -87,7 +87,7 @@ impl Runner {
         first: Option<Question>,
     ) -> Result<Arc<Task>, GatewayFault> {
         self.try_insert(shown, first).await.map_err(|error| {
-            tracing::warn!(error = %CauseChain(&error), "a task could not be stored");
+            self.engine.unstored.refused(&error);
             not_stored(error)
         })
     }
@@ -137,6 +137,7 @@ impl Runner {
                 return Err(error);
             }
         };
+        self.engine.unstored.stored();
         failpoint::hit("handle-durable");
         *self.concerned.lock() = BugRecipient::Task(key.clone());
         tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));

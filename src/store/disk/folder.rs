@@ -39,13 +39,17 @@ pub(super) struct DiskSpace {
 
 impl DiskSpace {
     /// Whether new tasks are refused, so that those at work can be finished.
-    pub(super) const fn is_low(self) -> bool {
-        let share = self.all / FREE_SHARE_MIN;
-        self.free < FREE_BYTES_MIN || (self.free < share && self.free < FREE_BYTES_ENOUGH)
+    pub(super) fn is_low(self) -> bool {
+        self.free < self.wanted()
+    }
+
+    /// From how much free room on new tasks are taken.
+    pub(super) fn wanted(self) -> u64 {
+        (self.all / FREE_SHARE_MIN).clamp(FREE_BYTES_MIN, FREE_BYTES_ENOUGH)
     }
 
     /// Whether the ballast can be laid down without making room scarce.
-    pub(super) const fn has_room_for_ballast(self) -> bool {
+    pub(super) fn has_room_for_ballast(self) -> bool {
         let left = self.free.saturating_sub(2 * BALLAST_BYTES);
         !Self { free: left, all: self.all }.is_low()
     }

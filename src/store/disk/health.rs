@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+use super::folder::DiskSpace;
 
 /// How the store is. What is there can be read and finished in all of these, as far as the disk lets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +30,8 @@ struct StoreHealthFacts {
     has_ended: bool,
     is_damaged: bool,
     is_failing: bool,
-    is_low: bool,
+    /// The room that there is, where it is too little.
+    short: Option<DiskSpace>,
 }
 
 #[derive(Debug)]
@@ -60,8 +64,9 @@ impl StoreHealthMonitor {
         self.note(|known| known.is_failing = is_failing);
     }
 
-    pub(super) fn low(&self, is_low: bool) {
-        self.note(|known| known.is_low = is_low);
+    /// How much room there is on the disk.
+    pub(super) fn room(&self, space: DiskSpace) {
+        self.note(|known| known.short = space.is_low().then_some(space));
     }
 
     fn note(&self, change: impl FnOnce(&mut StoreHealthFacts)) {
@@ -71,8 +76,8 @@ impl StoreHealthMonitor {
             StoreHealthFacts { has_ended: true, .. } => StoreHealth::Ended,
             StoreHealthFacts { is_damaged: true, .. } => StoreHealth::Damaged,
             StoreHealthFacts { is_failing: true, .. } => StoreHealth::Failing,
-            StoreHealthFacts { is_low: true, .. } => StoreHealth::Full,
-            StoreHealthFacts { has_ended: false, is_damaged: false, is_failing: false, is_low: false } => {
+            StoreHealthFacts { short: Some(_), .. } => StoreHealth::Full,
+            StoreHealthFacts { has_ended: false, is_damaged: false, is_failing: false, short: None } => {
                 StoreHealth::Good
             }
         };
@@ -81,7 +86,8 @@ impl StoreHealthMonitor {
             match now {
                 StoreHealth::Good => tracing::info!("the task store takes new tasks again"),
                 StoreHealth::Full => {
-                    tracing::warn!("the disk is nearly full: no new tasks until there is room")
+                    let [free, wanted] = known.short.map_or([0; 2], |space| [space.free, space.wanted()]).map(ByteSize);
+                    tracing::warn!(%free, %wanted, "the disk is nearly full: no new tasks until there is room")
                 }
                 StoreHealth::Failing => {
                     tracing::error!("the task store cannot write: no new tasks until it can")

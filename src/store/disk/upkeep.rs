@@ -90,7 +90,7 @@ impl DiskWriter {
         {
             tracing::warn!(%error, "the ballast cannot be laid down");
         }
-        self.monitor.low(space.is_low());
+        self.monitor.room(space);
         space.is_low()
     }
 

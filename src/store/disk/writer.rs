@@ -20,7 +20,7 @@ use super::check::FileCheck;
 use super::clock::ClockTrust;
 use super::columns::is_corrupt;
 use super::doubtful_rows::DoubtfulRows;
-use super::folder::Ballast;
+use super::folder::{Ballast, DiskSpace};
 use super::health::{StoreHealth, StoreHealthMonitor};
 use super::resident::ResidentRows;
 use super::{DiskTuning, FaultHooks, OpenError, failed, opening, rows, schema};
@@ -242,7 +242,9 @@ impl DiskWriter {
 
     /// The disk is full: gives up the ballast, takes no new tasks, and tries the rest once more.
     fn attempt_with_less(&mut self, waiting: &mut Vec<PendingWrite>) -> rusqlite::Result<WriteResults> {
-        self.monitor.low(true);
+        // Whatever the system says, there is none for this store.
+        let all = self.hooks.space(&self.folder).map_or(0, |space| space.all);
+        self.monitor.room(DiskSpace { free: 0, all });
         metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
         self.conn = None;
         if let Some(ballast) = &self.ballast {

@@ -46,6 +46,10 @@ async fn readiness_names_what_stands_against_it() {
     readiness.clear("store");
     readiness.clear("draining");
     check(&ask(&running, "GET", "/readyz", "localhost").await, "200", "ready\n");
+    readiness.limit("store full");
+    check(&ask(&running, "GET", "/readyz", "localhost").await, "200", "ready\nstore full\n");
+    readiness.block("draining");
+    check(&ask(&running, "GET", "/readyz", "localhost").await, "503", "draining\nstore full\n");
 }
 
 #[tokio::test]

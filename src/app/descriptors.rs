@@ -46,13 +46,19 @@ impl ConnectionCapacity {
 pub(super) struct DescriptorShortage {
     granted: usize,
     wanted: usize,
+    named: NonZeroUsize,
     connections_max: NonZeroUsize,
 }
 
 impl DescriptorShortage {
     /// Logs it.
     pub(super) fn tell(self) {
-        let Self { granted, wanted, connections_max } = self;
+        let Self { granted, wanted, named, connections_max } = self;
+        // One part in ten is missed by nobody.
+        if connections_max.get() >= named.get() - named.get() / 10 {
+            tracing::info!(descriptors = granted, wanted, connections_max, "the limit on open files is a little low");
+            return;
+        }
         tracing::warn!(
             descriptors = granted,
             wanted,
@@ -69,24 +75,31 @@ fn provide(config: &mut Config) -> Option<DescriptorShortage> {
     if granted >= needed(config) {
         return None;
     }
+    let named = config.listen.connections_max;
     fit(config, granted);
-    Some(DescriptorShortage { granted, wanted, connections_max: config.listen.connections_max })
+    Some(DescriptorShortage { granted, wanted, named, connections_max: config.listen.connections_max })
 }
 
+/// What all upstreams may run at a time.
 fn calls(config: &Config) -> usize {
     config.upstreams.iter().map(|upstream| upstream.permits.in_flight_max.get()).fold(0, usize::saturating_add)
 }
 
+/// What they are likely to: where there are many, few of them are ever full.
+fn likely_calls(config: &Config) -> usize {
+    calls(config).min(config.listen.connections_max.get())
+}
+
 /// What there should be: calls may come on connections of their own.
 fn wanted(config: &Config) -> usize {
-    let places = config.listen.connections_max.get().saturating_add(calls(config));
+    let places = config.listen.connections_max.get().saturating_add(likely_calls(config));
     places.saturating_mul(PER_CONNECTION).saturating_add(RESERVE)
 }
 
-/// With less than this, not every place can be taken.
+/// With less than this, not every place that is likely to be can be taken.
 fn needed(config: &Config) -> usize {
     let connections = config.listen.connections_max.get().saturating_mul(PER_CONNECTION);
-    connections.saturating_add(calls(config)).saturating_add(RESERVE)
+    connections.saturating_add(likely_calls(config)).saturating_add(RESERVE)
 }
 
 /// Raises the limit to `wanted` or as far as it may be; returns what it is then.
@@ -136,6 +149,20 @@ mod tests {
             let taken = PER_CONNECTION * found.0 + found.1;
             assert!(taken <= granted, "{granted}: {taken}");
         }
+    }
+
+    /// 200 upstreams are served by what the unit grants.
+    #[test]
+    fn b174_calls_count_for_no_more_than_there_are_connections() {
+        let server = CommandLineServer::demo("http://127.0.0.1:9000/mcp".parse().unwrap());
+        let mut config = CommandLineConfig { servers: vec![server], ..CommandLineConfig::default() }
+            .resolve(&|_| None)
+            .unwrap()
+            .config;
+        config.upstreams = vec![config.upstreams[0].clone(); 200];
+        assert_eq!(needed(&config), 30_256);
+        fit(&mut config, 1_024);
+        assert!(calls(&config) <= 1_024, "where it is scarce, none goes over it");
     }
 
     #[test]

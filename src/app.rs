@@ -31,7 +31,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, ServerSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{AdmissionLimits, Engine, sweeper};
+use crate::engine::{Engine, sweeper};
 use crate::face::listen_permits::ListenPermits;
 use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
 use crate::face::rates::Rates;
@@ -43,8 +43,9 @@ use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, StartError};
-use crate::store::DiskStore;
-use crate::task::{Clock as _, SystemClock};
+use crate::shared_limits::SharedLimits;
+use crate::store::{DiskStore, TaskStore};
+use crate::task::{Clock, SystemClock};
 use crate::upstream::TaskScope;
 use crate::upstream::http::SessionUpstream;
 use crate::upstream::limits::CallPermitsByName;
@@ -125,23 +126,8 @@ impl Gateway {
         readiness.block(STARTING);
         let task_store::OpenedStore { store, disk, clock } = task_store::open(&config, &life, &readiness).await?;
         tell_of_new_key(is_new && store.usage().tasks > 0, &config.folder);
-        let limits = config.store.limits();
-        let engine = Engine::new(
-            store,
-            clock,
-            Box::new(random_bits),
-            AdmissionLimits {
-                tasks_max: limits.tasks_max,
-                tasks_per_principal_max: limits.tasks_per_principal_max,
-                stored_bytes_per_principal_max: limits.stored_bytes_per_principal_max,
-            },
-        );
-        life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
-        let (leaving, ending) = (CancellationToken::new(), CancellationToken::new());
-        let listeners = ListenPermits::new(ending.clone());
-        let (rates, streams) = (Arc::default(), SseStreams::default());
-        let (permits, processes) = Default::default();
-        let parts = GatewayParts { engine, permits, processes, life, sealer, leaving, listeners, rates, streams };
+        let ending = CancellationToken::new();
+        let parts = GatewayParts::new((store, clock), sealer, &config, life, ending.clone());
         let retired = RetiredUpstreams::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut origins = CallTargets::default();
@@ -318,6 +304,7 @@ fn add_operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, he
 /// What all upstreams share.
 #[derive(Clone, Debug)]
 struct GatewayParts {
+    limits: SharedLimits,
     rates: Arc<Rates>,
     streams: SseStreams,
     listeners: Arc<ListenPermits>,
@@ -328,6 +315,35 @@ struct GatewayParts {
     life: TaskScope,
     sealer: Arc<Sealer>,
     leaving: CancellationToken,
+}
+
+impl GatewayParts {
+    /// Nothing is served yet; what has expired is swept from the store from now on. Once `ending` is cancelled, whoever
+    /// listens is told that it is over.
+    fn new(
+        (store, clock): (Arc<dyn TaskStore>, Arc<dyn Clock>),
+        sealer: Arc<Sealer>,
+        config: &Config,
+        life: TaskScope,
+        ending: CancellationToken,
+    ) -> Self {
+        let limits = SharedLimits::new(Arc::clone(&config.principals));
+        let tasks_max = config.store.limits().tasks_max;
+        let engine = Engine::new(store, clock, Box::new(random_bits), tasks_max, limits.clone());
+        life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
+        Self {
+            rates: Arc::new(Rates::new(limits.clone())),
+            streams: SseStreams::new(limits.clone()),
+            listeners: ListenPermits::new(ending, limits.clone()),
+            engine,
+            permits: Arc::new(CallPermitsByName::new(limits.clone())),
+            processes: Arc::new(CallPermitsByName::new(limits.clone())),
+            life,
+            sealer,
+            leaving: CancellationToken::new(),
+            limits,
+        }
+    }
 }
 
 /// Seals with the keys in `folder`, which are made at the first start; whether they are new.

@@ -30,7 +30,7 @@ use crate::engine::ServiceSettings;
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::ToolNames;
+use crate::task::{PrincipalLimitTable, ToolNames};
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
@@ -56,6 +56,8 @@ pub struct Config {
     pub store: StoreSettings,
     /// Who may come.
     pub auth: AuthSettings,
+    /// What each of them may have.
+    pub principals: Arc<PrincipalLimitTable>,
     /// In the order of the file; names and paths are unique. Never empty.
     pub upstreams: Vec<UpstreamConfig>,
 }

@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use admission::{AdmissionLimits, TaskAdmission};
+pub use admission::TaskAdmission;
 pub use apply::TaskError;
 use apply::record_shown;
 pub use call::{
@@ -36,6 +36,7 @@ pub use list_all::SURVEY_MAX;
 pub use subtask_tree::SubtaskTree;
 pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 
+use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
 use crate::task::{Clock, Principal, Summary, Task, TaskId, TaskKey, Timestamp};
 
@@ -72,13 +73,14 @@ impl Engine {
         store: Arc<dyn TaskStore>,
         clock: Arc<dyn Clock>,
         draw_bits: Box<DrawBits>,
-        limits: AdmissionLimits,
+        tasks_max: usize,
+        principals: SharedLimits,
     ) -> Arc<Self> {
         Arc::new(Self {
             store,
             clock,
             draw_bits,
-            admission: Arc::new(TaskAdmission::new(limits)),
+            admission: Arc::new(TaskAdmission::new(tasks_max, principals)),
             watchers: ChangeSubscribers::default(),
             live: runner::LiveRunners::default(),
             runners: TaskTracker::new(),
@@ -123,7 +125,13 @@ impl Engine {
         self.store.usage()
     }
 
-    /// Places for unsettled tasks that are taken, those of calls that may yet become one included.
+    /// Places for unsettled tasks that one principal has taken, those of calls that may yet become one included.
+    #[must_use]
+    pub fn places_taken_by(&self, owner: &Principal) -> usize {
+        self.admission.taken_by(owner)
+    }
+
+    /// The same of all principals.
     #[must_use]
     pub fn places_taken(&self) -> usize {
         self.admission.taken()
@@ -135,9 +143,9 @@ impl Engine {
         self.metrics.unsettled(upstream)
     }
 
-    /// Bounds on unsettled tasks from now on; those that are there stay.
-    pub fn set_limits(&self, limits: AdmissionLimits) {
-        self.admission.set_limits(limits);
+    /// How many unsettled tasks there may be from now on; those that are there stay.
+    pub fn set_tasks_max(&self, tasks_max: usize) {
+        self.admission.set_tasks_max(tasks_max);
     }
 
     /// Counts and logs that a client asked how its task stands, and was told.

@@ -13,6 +13,8 @@ pub mod names;
 pub mod policy;
 pub mod principal;
 pub mod principal_counts;
+pub mod principal_limits;
+pub mod rate_refusal;
 pub mod reference;
 pub mod summary;
 pub mod time;
@@ -35,6 +37,8 @@ pub use policy::{
 };
 pub use principal::{OperatorRight, Principal};
 pub use principal_counts::PrincipalCounts;
+pub use principal_limits::{PlaceShare, PrincipalLimitTable, PrincipalLimits};
+pub use rate_refusal::{RateBound, RateRefusal};
 pub use summary::{PhaseKind, Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

@@ -15,7 +15,6 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, files, open};
 use crate::config::{Config, UpstreamConfig};
-use crate::engine::AdmissionLimits;
 use crate::face::closing::ClosingEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::served::Served;
@@ -201,6 +200,7 @@ impl Gateway {
             fresh.push(if is_kept { None } else { Some(ServedUpstream::new(one.clone(), &self.parts)?) });
         }
         // Nothing below can fail.
+        self.parts.limits.replace(Arc::clone(&config.principals));
         let mut before = std::mem::take(&mut self.upstreams);
         let mut changes =
             ReloadSummary { need_restart: config.need_restart(&self.started), ..ReloadSummary::default() };
@@ -224,12 +224,7 @@ impl Gateway {
         changes.retired = before.len();
         self.retire(before);
         self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
-        let limits = config.store.limits();
-        self.parts.engine.set_limits(AdmissionLimits {
-            tasks_max: limits.tasks_max,
-            tasks_per_principal_max: limits.tasks_per_principal_max,
-            stored_bytes_per_principal_max: limits.stored_bytes_per_principal_max,
-        });
+        self.parts.engine.set_tasks_max(config.store.limits().tasks_max);
         self.clients.replace(&config.listen, callers, routes(&self.upstreams, &self.gone));
         self.admin.replace(&self.operators.settings, operators, self.operators.routes.clone());
         changes.others = self.adopt(config);
@@ -280,7 +275,8 @@ impl Gateway {
         let is_new = before.listen != config.listen
             || before.auth != config.auth
             || before.admin.tokens != config.admin.tokens
-            || before.store.limits() != config.store.limits();
+            || before.store.limits() != config.store.limits()
+            || before.principals != config.principals;
         self.drain_max = config.listen.drain_max;
         self.current = config;
         is_new

@@ -12,14 +12,12 @@ use tokio_util::task::TaskTracker;
 use super::prepared_config::{PreparedConfig, ReportedWarnings};
 use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
-use super::{GatewayParts, files, random_bits, sealer, task_store};
+use super::{GatewayParts, files, sealer, task_store};
 use crate::config::{Config, LoadedConfig, StoreSettings};
+use crate::engine::Engine;
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
-use crate::face::listen_permits::ListenPermits;
 use crate::face::sealed::Sealer;
-use crate::face::sse::SseStreams;
 use crate::face::stdio;
 use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
@@ -111,19 +109,8 @@ impl WrappedGateway {
         let unless_ended = life.stop.clone().drop_guard();
         let task_store::OpenedStore { store, disk, clock } =
             task_store::open(&config, &life, &Readiness::new()).await?;
-        let limits = config.store.limits();
-        let limits = AdmissionLimits {
-            tasks_max: limits.tasks_max,
-            tasks_per_principal_max: limits.tasks_per_principal_max,
-            stored_bytes_per_principal_max: limits.stored_bytes_per_principal_max,
-        };
-        let engine = Engine::new(store, clock, Box::new(random_bits), limits);
-        life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         let ending = CancellationToken::new();
-        let listeners = ListenPermits::new(ending.clone());
-        let (leaving, rates, streams) = (CancellationToken::new(), Arc::default(), SseStreams::default());
-        let (permits, processes) = Default::default();
-        let parts = GatewayParts { engine, permits, processes, life, sealer, leaving, listeners, rates, streams };
+        let parts = GatewayParts::new((store, clock), sealer, &config, life, ending.clone());
         let one = config.upstreams.into_iter().next().context("there is no server")?;
         let name = Arc::clone(&one.name);
         let (path, message_bytes_max) = (one.path.clone(), one.service.result_bytes_max.saturating_add(ENVELOPE_BYTES));

@@ -5,6 +5,7 @@
 
 pub(super) mod command;
 mod drafts;
+mod principal_limits;
 mod upstream_headers;
 
 use std::net::SocketAddr;
@@ -25,6 +26,7 @@ use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, OperatorRight, TaskMod
 use crate::wire::ProtocolVersion;
 use command::RawCommand;
 pub(super) use drafts::RawDrafts;
+pub(super) use principal_limits::RawPrincipalLimits;
 pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 
 /// The whole file.
@@ -91,9 +93,8 @@ pub(super) struct RawLimits {
     pub(super) body_bytes_max: Option<LocatedValue<usize>>,
     pub(super) result_bytes_max: Option<LocatedValue<usize>>,
     pub(super) tasks_max: Option<LocatedValue<u32>>,
-    pub(super) tasks_per_principal_max: Option<LocatedValue<u32>>,
     pub(super) stored_bytes_max: Option<LocatedValue<usize>>,
-    pub(super) stored_bytes_per_principal_max: Option<LocatedValue<usize>>,
+    pub(super) principal: RawPrincipalLimits,
     pub(super) connections_max: Option<LocatedValue<u32>>,
     pub(super) drain_max: Option<LocatedValue<Duration>>,
 }
@@ -121,6 +122,8 @@ pub(super) struct RawApiKey {
     pub(super) is_inline: bool,
     pub(super) key_file: Option<LocatedValue<PathBuf>>,
     pub(super) key_sha256: Option<LocatedValue<ApiKey>>,
+    /// What its holder may have, where that is not what everybody may.
+    pub(super) limits: RawPrincipalLimits,
 }
 
 #[derive(Debug)]
@@ -285,14 +288,18 @@ fn read_auth(mut section: Section<'_, '_>) -> RawAuth {
 }
 
 fn read_api_key(mut section: Section<'_, '_>) -> RawApiKey {
-    let key = RawApiKey {
+    let mut key = RawApiKey {
         place: section.place(),
         id: section.require("id", &PRINCIPAL_ID),
         is_inline: !section.has_variable("key"),
         key: section.read("key", &API_KEY),
         key_file: section.read("key_file", &KEY_FILE),
         key_sha256: section.read("key_sha256", &API_KEY_DIGEST),
+        limits: RawPrincipalLimits::default(),
     };
+    let mut own = section.section("limits");
+    key.limits = RawPrincipalLimits::read(&mut own);
+    own.close();
     section.close();
     key
 }
@@ -302,9 +309,8 @@ fn read_limits(mut section: Section<'_, '_>) -> RawLimits {
         body_bytes_max: section.read("body_bytes_max", &SIZE),
         result_bytes_max: section.read("result_bytes_max", &SIZE),
         tasks_max: section.count("tasks_max", 1),
-        tasks_per_principal_max: section.count("tasks_per_principal_max", 1),
         stored_bytes_max: section.read("stored_bytes_max", &SIZE),
-        stored_bytes_per_principal_max: section.read("stored_bytes_per_principal_max", &SIZE),
+        principal: RawPrincipalLimits::read(&mut section),
         connections_max: section.count("connections_max", 1),
         drain_max: section.read("drain_max", &DURATION),
     };

@@ -8,6 +8,7 @@ mod drafts;
 mod exposure;
 pub(super) mod listeners;
 mod paths;
+mod principal_limits;
 mod tool_names;
 mod upstream_headers;
 
@@ -31,8 +32,8 @@ use crate::engine::ServiceSettings;
 use crate::server::api_keys::AuthSettings;
 use crate::store::StoreLimits;
 use crate::task::{
-    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, SplitRule, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy,
-    ToolRules,
+    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, PrincipalLimits, SplitRule, TTL_MAX_ANONYMOUS, TaskMode,
+    ToolNames, ToolPolicy, ToolRules,
 };
 use crate::tls::IdentityFiles;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
@@ -68,7 +69,8 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let anonymous = value_or(raw.auth.anonymous.as_ref(), false);
     let auth = auth::resolve(&raw.auth, report);
     let listeners::Listeners { listen, admin, metrics } = listeners::resolve(raw, report);
-    let store = resolve_store(&raw.store, &raw.limits, report);
+    let principals = Arc::new(principal_limits::resolve(raw, report));
+    let store = resolve_store(&raw.store, &raw.limits, &principals.others, report);
     let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
     let asks_for_keys = matches!(auth, AuthSettings::ApiKeys(_));
@@ -82,7 +84,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     for url in raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()) {
         check_not_own(url, &own, listen.public_url.as_deref().map(|public| (public, upstreams.as_slice())), report);
     }
-    Config { listen, admin, metrics, folder, store, auth, upstreams }
+    Config { listen, admin, metrics, folder, store, auth, principals, upstreams }
 }
 
 /// A gateway that calls itself would do so for ever.
@@ -117,27 +119,34 @@ pub(super) fn is_at(url: &Url, own: SocketAddr) -> bool {
     is_here && own.port() != 0 && url.port_or_known_default() == Some(own.port())
 }
 
-fn resolve_store(store: &RawStore, limits: &RawLimits, report: &mut MistakeCollector) -> StoreSettings {
+fn resolve_store(
+    store: &RawStore,
+    limits: &RawLimits,
+    each: &PrincipalLimits,
+    report: &mut MistakeCollector,
+) -> StoreSettings {
     match value_or(store.kind.as_ref(), StoreKind::Disk) {
-        StoreKind::Memory => StoreSettings::Memory(resolve_limits(limits, GIB, report)),
+        StoreKind::Memory => StoreSettings::Memory(resolve_limits((limits, each), GIB, report)),
         StoreKind::Disk => StoreSettings::Disk {
-            limits: resolve_limits(limits, 8 * GIB, report),
+            limits: resolve_limits((limits, each), 8 * GIB, report),
             is_ephemeral: value_or(store.ephemeral.as_ref(), false),
         },
     }
 }
 
-fn resolve_limits(raw: &RawLimits, stored_bytes_max: usize, report: &mut MistakeCollector) -> StoreLimits {
+fn resolve_limits(
+    (raw, each): (&RawLimits, &PrincipalLimits),
+    stored_bytes_max: usize,
+    report: &mut MistakeCollector,
+) -> StoreLimits {
     let limits = StoreLimits {
         tasks_max: count_or(raw.tasks_max.as_ref(), 100_000),
-        tasks_per_principal_max: count_or(raw.tasks_per_principal_max.as_ref(), 1_000),
         stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), stored_bytes_max),
-        stored_bytes_per_principal_max: value_or(raw.stored_bytes_per_principal_max.as_ref(), 256 * MIB),
     };
-    if limits.tasks_per_principal_max > limits.tasks_max
-        && let Some(place) = first_place([raw.tasks_per_principal_max.as_ref(), raw.tasks_max.as_ref()])
+    if each.tasks_max > limits.tasks_max
+        && let Some(place) = first_place([raw.principal.tasks_max.as_ref(), raw.tasks_max.as_ref()])
     {
-        let (one, all) = (limits.tasks_per_principal_max, limits.tasks_max);
+        let (one, all) = (each.tasks_max, limits.tasks_max);
         report.warning(place, format!("one principal may have {one} tasks, but all together only {all}"));
     }
     let result_bytes_max = value_or(raw.result_bytes_max.as_ref(), 32 * MIB);
@@ -145,8 +154,8 @@ fn resolve_limits(raw: &RawLimits, stored_bytes_max: usize, report: &mut Mistake
         && let Some(place) = first_place([raw.stored_bytes_max.as_ref(), raw.result_bytes_max.as_ref()])
     {
         report.warning(place, "one result may be larger than all that the store holds");
-    } else if result_bytes_max > limits.stored_bytes_per_principal_max
-        && let Some(place) = first_place([raw.stored_bytes_per_principal_max.as_ref(), raw.result_bytes_max.as_ref()])
+    } else if result_bytes_max > each.stored_bytes_max
+        && let Some(place) = first_place([raw.principal.stored_bytes_max.as_ref(), raw.result_bytes_max.as_ref()])
     {
         report.warning(place, "one result may be larger than all that a principal may have in the store");
     }

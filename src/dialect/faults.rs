@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use crate::task::{Executed, Failure, GatewayFault, ProcessExit, Reason};
+use crate::task::{Executed, Failure, GatewayFault, ProcessExit, RateRefusal, Reason};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, one_line, rpc_error};
 
 /// What is wrong with a request.
@@ -165,6 +165,12 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
         exit_status,
         exit_signal,
     })
+}
+
+/// The error for a request that came too often: names the bound, and whom it holds for.
+#[must_use]
+pub fn rate_error(refusal: &RateRefusal) -> RpcError {
+    RpcError { message: refusal.to_string(), ..gateway_error(&refusal.fault()) }
 }
 
 #[derive(serde::Serialize)]
@@ -349,9 +355,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::TooMuchStored => {
             "Your tasks and their results take as much room as they may (`stored_bytes_per_principal_max`)"
         }
-        Reason::RateLimited => {
-            "There are too many requests (50 a second and 100 at once are served, 20 a minute for tasks that are not there)"
-        }
+        Reason::RateLimited => "There are too many requests",
         Reason::TooManyTasks => {
             "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
         }

@@ -9,34 +9,29 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::metric;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Principal, PrincipalCounts, Reason};
 
-/// Bounds on unsettled tasks, hidden ones and reserved places included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AdmissionLimits {
-    pub tasks_max: usize,
-    pub tasks_per_principal_max: usize,
-    /// Bytes that one principal may have in the store. Several results that come at once may pass it together.
-    pub stored_bytes_per_principal_max: usize,
-}
-
-/// The count of places taken.
+/// The count of places taken, hidden tasks and reserved places included.
 #[derive(Debug)]
 pub struct TaskAdmission {
     taken: Mutex<AdmissionState>,
+    principals: SharedLimits,
 }
 
 #[derive(Debug)]
 struct AdmissionState {
-    limits: AdmissionLimits,
+    /// Of all together.
+    tasks_max: usize,
     closed: bool,
     counts: PrincipalCounts,
 }
 
 impl TaskAdmission {
     #[must_use]
-    pub fn new(limits: AdmissionLimits) -> Self {
-        Self { taken: Mutex::new(AdmissionState { limits, closed: false, counts: PrincipalCounts::default() }) }
+    pub fn new(tasks_max: usize, principals: SharedLimits) -> Self {
+        let taken = AdmissionState { tasks_max, closed: false, counts: PrincipalCounts::default() };
+        Self { taken: Mutex::new(taken), principals }
     }
 
     /// Takes a place.
@@ -52,13 +47,14 @@ impl TaskAdmission {
     /// # Errors
     /// As [`TaskAdmission::take`].
     pub fn take_many(self: &Arc<Self>, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
+        let own_max = self.principals.of(owner).tasks_max;
         let mut taken = self.taken.lock();
         if taken.closed {
             return Err(Reason::Draining);
         }
         let limit = match () {
-            () if taken.counts.of(owner) + number.get() > taken.limits.tasks_per_principal_max => Some("principal"),
-            () if taken.counts.all() + number.get() > taken.limits.tasks_max => Some("all"),
+            () if taken.counts.of(owner) + number.get() > own_max => Some("principal"),
+            () if taken.counts.all() + number.get() > taken.tasks_max => Some("all"),
             () => None,
         };
         if let Some(limit) = limit {
@@ -77,8 +73,8 @@ impl TaskAdmission {
 
     /// Whether what one principal has in the store may grow from `before` to `after`; what shrinks always may.
     #[must_use]
-    pub(super) fn has_room(&self, before: usize, after: usize) -> bool {
-        let fits = after <= before || after <= self.taken.lock().limits.stored_bytes_per_principal_max;
+    pub(super) fn has_room(&self, owner: &Principal, before: usize, after: usize) -> bool {
+        let fits = after <= before || after <= self.principals.of(owner).stored_bytes_max;
         if !fits {
             metrics::counter!(metric::QUOTA_REFUSED, "limit" => "principal_bytes").increment(1);
         }
@@ -92,8 +88,8 @@ impl TaskAdmission {
     }
 
     /// Holds from the next place on: places that are taken stay so.
-    pub fn set_limits(&self, limits: AdmissionLimits) {
-        self.taken.lock().limits = limits;
+    pub fn set_tasks_max(&self, tasks_max: usize) {
+        self.taken.lock().tasks_max = tasks_max;
     }
 
     /// Gives out no more places.
@@ -105,6 +101,12 @@ impl TaskAdmission {
     #[must_use]
     pub fn taken(&self) -> usize {
         self.taken.lock().counts.all()
+    }
+
+    /// Places that one principal has taken.
+    #[must_use]
+    pub fn taken_by(&self, owner: &Principal) -> usize {
+        self.taken.lock().counts.of(owner)
     }
 }
 
@@ -133,11 +135,15 @@ impl Drop for TaskPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::{PrincipalLimitTable, PrincipalLimits};
 
-    fn admission(tasks_max: usize, tasks_per_principal_max: usize) -> Arc<TaskAdmission> {
-        let stored_bytes_per_principal_max = 100;
-        let limits = AdmissionLimits { tasks_max, tasks_per_principal_max, stored_bytes_per_principal_max };
-        Arc::new(TaskAdmission::new(limits))
+    fn of_each(tasks_max: usize) -> Arc<PrincipalLimitTable> {
+        let others = PrincipalLimits { tasks_max, stored_bytes_max: 100, ..PrincipalLimits::default() };
+        Arc::new(PrincipalLimitTable { others, ..PrincipalLimitTable::default() })
+    }
+
+    fn admission(tasks_max: usize, of_each_max: usize) -> Arc<TaskAdmission> {
+        Arc::new(TaskAdmission::new(tasks_max, SharedLimits::new(of_each(of_each_max))))
     }
 
     #[test]
@@ -181,15 +187,14 @@ mod tests {
     fn other_bounds_hold_from_the_next_place_on() {
         let admission = admission(2, 2);
         let owner = Principal::local();
-        let bounds = |tasks_max| AdmissionLimits {
-            tasks_max,
-            tasks_per_principal_max: tasks_max,
-            stored_bytes_per_principal_max: 100,
+        let bound = |tasks_max| {
+            admission.principals.replace(of_each(tasks_max));
+            admission.set_tasks_max(tasks_max);
         };
         let _two = [admission.take(&owner).unwrap(), admission.take(&owner).unwrap()];
-        admission.set_limits(bounds(3));
+        bound(3);
         let third = admission.take(&owner).unwrap();
-        admission.set_limits(bounds(1));
+        bound(1);
         drop(third);
         assert_eq!((admission.take(&owner).unwrap_err(), admission.taken()), (Reason::TooManyTasks, 2));
     }
@@ -200,7 +205,7 @@ mod tests {
         for (before, after, fits) in
             [(0, 100, true), (0, 101, false), (200, 200, true), (200, 201, false), (200, 150, true)]
         {
-            assert_eq!(admission.has_room(before, after), fits, "{before} to {after}");
+            assert_eq!(admission.has_room(&Principal::local(), before, after), fits, "{before} to {after}");
         }
     }
 

@@ -205,7 +205,7 @@ impl Engine {
         let (old, new) = (before.stored_bytes(), after.stored_bytes());
         if new > old {
             let all = self.store.usage_of(&after.key.owner).bytes;
-            if !self.admission.has_room(all, all + new - old) {
+            if !self.admission.has_room(&after.key.owner, all, all + new - old) {
                 return Err(StoreError::OwnerFull);
             }
         }

@@ -1,6 +1,7 @@
 //! Writes answers to clients: which bytes, under which HTTP status (T-19).
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
@@ -8,8 +9,8 @@ use http::{HeaderValue, StatusCode};
 
 use super::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body, joined_body};
 use crate::dialect::RequestError;
-use crate::dialect::faults::gateway_error;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::dialect::faults::{gateway_error, rate_error};
+use crate::task::{Executed, GatewayFault, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, ScanError, rpc_error};
@@ -85,8 +86,16 @@ impl Addressee {
         let status = if is_quota { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::SERVICE_UNAVAILABLE };
         let mut response = self.error(status, &gateway_error(fault));
         if may_pass(fault) {
-            response.headers_mut().insert(RETRY_AFTER, retry_after(fault));
+            response.headers_mut().insert(RETRY_AFTER, retry_after(fault.retry_after));
         }
+        response
+    }
+
+    /// 429 for a request that came too often.
+    #[must_use]
+    pub(super) fn too_often(&self, refusal: &RateRefusal) -> FaceResponse {
+        let mut response = self.error(StatusCode::TOO_MANY_REQUESTS, &rate_error(refusal));
+        response.headers_mut().insert(RETRY_AFTER, retry_after(Some(refusal.wait)));
         response
     }
 
@@ -133,18 +142,23 @@ pub(super) fn missed(mut response: FaceResponse) -> FaceResponse {
 }
 
 /// In whole seconds, rounded up: whoever comes back then is served.
-fn retry_after(fault: &GatewayFault) -> HeaderValue {
-    let seconds =
-        fault.retry_after.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+fn retry_after(wait: Option<Duration>) -> HeaderValue {
+    let seconds = wait.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
     HeaderValue::from(seconds.max(1))
 }
 
-/// 429 for what has no id that an error could name.
+/// 429 for what would hold too much, and has no id that an error could name.
 #[must_use]
-pub fn too_often(fault: &GatewayFault) -> FaceResponse {
+pub fn too_many(fault: &GatewayFault) -> FaceResponse {
     let mut response = bare(StatusCode::TOO_MANY_REQUESTS);
-    response.headers_mut().insert(RETRY_AFTER, retry_after(fault));
+    response.headers_mut().insert(RETRY_AFTER, retry_after(fault.retry_after));
     response
+}
+
+/// 429 for what came too often, and has no id.
+#[must_use]
+pub(super) fn too_often(refusal: &RateRefusal) -> FaceResponse {
+    Addressee { id: None, version: ProtocolVersion::NEWEST_SESSION, accepted: AcceptedTypes::Json }.too_often(refusal)
 }
 
 fn json(body: ResponseBody) -> FaceResponse {

@@ -16,8 +16,8 @@ use super::served::Served;
 use super::session::{self, SessionFace, refuse};
 use super::stateless::{MessageContext, StatelessFace};
 use crate::dialect::RequestError;
-use crate::dialect::faults::gateway_error;
-use crate::task::{GatewayFault, Principal};
+use crate::dialect::faults::rate_error;
+use crate::task::{Principal, RateRefusal};
 use crate::wire::envelope::{self, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
 
@@ -66,11 +66,10 @@ impl UpstreamEndpoint {
         if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
             return Box::pin(self.serve_batch(&inbound)).await;
         }
-        let admitted = self.served.rates.admit(&inbound.counted_as(), 1);
         if inbound.method != Method::POST {
-            return match admitted {
+            return match self.served.rates.admit(&inbound.counted_as(), 1) {
                 Ok(()) => Box::pin(self.operate(&inbound)).await,
-                Err(fault) => too_often(&fault),
+                Err(refusal) => too_often(&refusal),
             };
         }
         let read = match inbound.message.take() {
@@ -79,10 +78,10 @@ impl UpstreamEndpoint {
         };
         match read {
             // Boxed: the waits below would each hold it twice.
-            Ok(message) => self.serve_message(Box::new(inbound), Box::new(message), admitted).await,
+            Ok(message) => self.serve_message(Box::new(inbound), Box::new(message)).await,
             Err(error) => {
-                if let Err(fault) = admitted {
-                    return too_often(&fault);
+                if let Err(refusal) = self.served.rates.admit(&inbound.counted_as(), 1) {
+                    return too_often(&refusal);
                 }
                 let (id, complaint) = unreadable(error);
                 if header_is_stateless(&inbound.headers) {
@@ -104,16 +103,11 @@ impl UpstreamEndpoint {
         if inbound.method == Method::GET { self.session.get(inbound).await } else { self.session.delete(inbound).await }
     }
 
-    async fn serve_message(
-        &self,
-        inbound: Box<Inbound>,
-        message: Box<Message>,
-        admitted: Result<(), GatewayFault>,
-    ) -> FaceResponse {
+    async fn serve_message(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
         let face = era_of(&message, &inbound.headers);
         let asker = RateLimitedRequest::of(&message, face, &inbound);
-        if let Err(fault) = admitted {
-            return asker.refuse(&fault);
+        if let Err(refusal) = self.admit(&asker, &inbound, &message) {
+            return asker.refuse(&refusal);
         }
         let response = match face {
             Face::Stateless => self.serve_stateless(&inbound, message).await,
@@ -124,7 +118,18 @@ impl UpstreamEndpoint {
         }
         match self.served.rates.missed(&asker.principal) {
             Ok(()) => response,
-            Err(fault) => asker.refuse(&fault),
+            Err(refusal) => asker.refuse(&refusal),
+        }
+    }
+
+    /// Counts a message. Whoever has many tasks asks often how they stand.
+    fn admit(&self, asker: &RateLimitedRequest, inbound: &Inbound, message: &Message) -> Result<(), RateRefusal> {
+        let Served { rates, engine, .. } = &*self.served;
+        match message {
+            Message::Request(request) if matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT) => {
+                rates.poll(&asker.principal, engine.places_taken_by(&inbound.principal))
+            }
+            Message::Request(_) | Message::Notification(_) | Message::Response(_) => rates.admit(&asker.principal, 1),
         }
     }
 
@@ -134,8 +139,8 @@ impl UpstreamEndpoint {
             Ok(items) => items,
             Err(error) => return refuse(&addressee, &unreadable(error).1),
         };
-        if let Err(fault) = self.served.rates.admit(&inbound.counted_as(), items.len()) {
-            return too_often(&fault);
+        if let Err(refusal) = self.served.rates.admit(&inbound.counted_as(), items.len()) {
+            return too_often(&refusal);
         }
         let batch: Vec<_> = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
         let is_mixed = batch.iter().any(|(read, _)| match read {
@@ -171,6 +176,7 @@ impl UpstreamEndpoint {
             headers: &inbound.headers,
             body: &inbound.body,
             principal: inbound.principal.clone(),
+            counted_as: inbound.counted_as(),
             accepted: inbound.accepted,
             arrived: inbound.received_at,
             carriage: inbound.carriage,
@@ -201,11 +207,11 @@ impl RateLimitedRequest {
     }
 
     /// 429, but for requests of session clients, which drop their connection then (GW-04).
-    fn refuse(&self, fault: &GatewayFault) -> FaceResponse {
+    fn refuse(&self, refusal: &RateRefusal) -> FaceResponse {
         match (self.face, &self.addressee.id) {
-            (_, None) => too_often(fault),
-            (Face::Stateless, Some(_)) => self.addressee.fault(fault),
-            (Face::Session, Some(_)) => self.addressee.error(StatusCode::OK, &gateway_error(fault)),
+            (_, None) => too_often(refusal),
+            (Face::Stateless, Some(_)) => self.addressee.too_often(refusal),
+            (Face::Session, Some(_)) => self.addressee.error(StatusCode::OK, &rate_error(refusal)),
         }
     }
 }

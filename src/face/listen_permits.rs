@@ -12,11 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::face::http::ResponseBody;
 use crate::metric;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
 use crate::wire::framing::BodyPart;
 
-/// Most open streams of one principal (B159).
-pub const LISTENERS_PER_PRINCIPAL_MAX: usize = 64;
 /// Most open streams in all.
 pub const LISTENERS_MAX: usize = 4_096;
 
@@ -24,21 +23,22 @@ pub const LISTENERS_MAX: usize = 4_096;
 #[derive(Debug)]
 pub struct ListenPermits {
     taken: Mutex<PrincipalCounts>,
+    limits: SharedLimits,
     ending: CancellationToken,
 }
 
 impl ListenPermits {
     /// No listeners yet. Once `ending` is cancelled every stream ends with its result, and none begins.
     #[must_use]
-    pub fn new(ending: CancellationToken) -> Arc<Self> {
-        Arc::new(Self { taken: Mutex::default(), ending })
+    pub fn new(ending: CancellationToken, limits: SharedLimits) -> Arc<Self> {
+        Arc::new(Self { taken: Mutex::default(), limits, ending })
     }
 
     pub(super) const fn ending(&self) -> &CancellationToken {
         &self.ending
     }
 
-    /// Takes a place. The principal's own bound is asked before the one of all.
+    /// Takes a place for `owner`, as its requests are counted. The principal's own bound is asked before the one of all (B159).
     ///
     /// # Errors
     /// `Draining` or `TooManyListeners`.
@@ -50,8 +50,9 @@ impl ListenPermits {
         if self.ending.is_cancelled() {
             return Err(GatewayFault::new(Reason::Draining, Executed::No));
         }
+        let own_max = self.limits.of(owner).streams_max;
         let mut taken = self.taken.lock();
-        if taken.of(owner) >= LISTENERS_PER_PRINCIPAL_MAX || taken.all() >= LISTENERS_MAX {
+        if taken.of(owner) >= own_max || taken.all() >= LISTENERS_MAX {
             metrics::counter!(metric::LISTENERS_REFUSED, "upstream" => Arc::clone(upstream)).increment(1);
             return Err(GatewayFault::new(Reason::TooManyListeners, Executed::No));
         }
@@ -108,17 +109,18 @@ impl Drop for ListenPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::PrincipalLimits;
 
     #[test]
     fn b159_a_principal_meets_its_own_bound_and_all_meet_theirs() {
-        let listeners = ListenPermits::new(CancellationToken::new());
+        let listeners = ListenPermits::new(CancellationToken::new(), SharedLimits::default());
+        let of_each = PrincipalLimits::default().streams_max;
         let upstream: Arc<str> = Arc::from("reports");
-        let owners: Vec<_> =
-            (0..=LISTENERS_MAX / LISTENERS_PER_PRINCIPAL_MAX).map(|n| Principal::new(&format!("key:{n}"))).collect();
+        let owners: Vec<_> = (0..=LISTENERS_MAX / of_each).map(|n| Principal::new(&format!("key:{n}"))).collect();
         let (last, full) = owners.split_last().unwrap();
         let mut places: Vec<_> = full
             .iter()
-            .flat_map(|owner| (0..LISTENERS_PER_PRINCIPAL_MAX).map(move |_| owner))
+            .flat_map(|owner| (0..of_each).map(move |_| owner))
             .map(|owner| listeners.take(owner, &upstream).unwrap())
             .collect();
         let refused = |owner| listeners.take(owner, &upstream).unwrap_err().reason;

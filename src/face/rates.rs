@@ -1,8 +1,10 @@
-//! Limits how often one principal may ask, and how often it may ask for tasks that are not there (GW-40). Logs who asks for
-//! many of those (L25-62): one or two are a client that came too late, many in a short time are somebody who guesses.
+//! Limits how often one principal may ask and poll, and how often it may ask for tasks that are not there (GW-40). Logs who
+//! is refused, and who asks for many tasks that are not there (L25-62): one or two are a client that came too late, many in
+//! a short time are somebody who guesses.
 //!
-//! The one person behind a loopback listener meets neither bound. A principal that was not heard of for a while is
-//! forgotten, which gives it no more than its burst.
+//! Polls are counted apart: whoever has many tasks polls often and is right to. The one person behind a loopback listener
+//! meets none of these bounds. A principal that was not heard of for a while is forgotten, which gives it no more than its
+//! burst.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -18,12 +20,16 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::metric;
+use crate::shared_limits::SharedLimits;
 use crate::task::reference::LoggedPrincipal;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Principal, PrincipalLimits, RateBound, RateRefusal};
 
-/// Requests of one principal, and how many may come at once.
-const REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
-const REQUESTS_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
+/// What all polls of a second cost. What one costs depends on how many may be made.
+const POLL_UNITS: NonZeroU32 = NonZeroU32::new(1_000_000).unwrap();
+/// A task that ended a moment ago is polled once more: for so long, and for so long again, it counts as unfinished.
+const POLLED_ON: Duration = Duration::from_secs(10);
+/// How often one principal's refusals are logged, for each bound.
+const LOG_EVERY: Duration = Duration::from_secs(60);
 /// Task ids that are not there, of one principal (B124).
 const MISSES_PER_MINUTE: NonZeroU32 = NonZeroU32::new(20).unwrap();
 /// Principals that are watched at a time; further ones are refused until one was idle for long enough.
@@ -59,17 +65,87 @@ type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<D
 /// What is counted of one principal.
 #[derive(Debug)]
 struct RateCounts {
+    limits: PrincipalLimits,
     requests: Limiter,
+    /// In units, of which each poll takes as many as its share of a second is worth.
+    polls: Limiter,
     misses: Limiter,
+    unfinished: Mutex<RecentPeak>,
+    log: Mutex<[RefusalLog; 3]>,
 }
 
 impl RateCounts {
-    fn new(clock: &TokioClock) -> Self {
+    fn new(clock: &TokioClock, limits: PrincipalLimits) -> Self {
         let limiter = |quota| RateLimiter::direct_with_clock(quota, clock.clone());
         Self {
-            requests: limiter(Quota::per_second(REQUESTS_PER_SECOND).allow_burst(REQUESTS_BURST)),
+            limits,
+            requests: limiter(Quota::per_second(limits.requests_per_second).allow_burst(limits.requests_burst)),
+            polls: limiter(Quota::per_second(POLL_UNITS)),
             misses: limiter(Quota::per_minute(MISSES_PER_MINUTE)),
+            unfinished: Mutex::default(),
+            log: Mutex::default(),
         }
+    }
+
+    /// Counts requests that come together; an array is never longer than the burst, so that it fits at some time.
+    fn ask(&self, many: NonZeroU32, now: Duration) -> Result<(), Duration> {
+        match self.requests.check_n(many.min(self.limits.requests_burst)) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(early)) => Err(early.wait_time_from(now)),
+            Err(_) => Err(IDLE),
+        }
+    }
+
+    /// Counts a poll of somebody who has so many unfinished tasks at the moment.
+    fn poll(&self, unfinished: usize, now: Duration) -> Result<(), (u32, Duration)> {
+        let unfinished = self.unfinished.lock().note(unfinished, now);
+        let of_tasks = u32::try_from(unfinished).unwrap_or(u32::MAX).saturating_mul(self.limits.polls_per_task.get());
+        let per_second = of_tasks.saturating_add(PrincipalLimits::POLLS_BESIDES);
+        let cost = NonZeroU32::new(POLL_UNITS.get() / per_second).unwrap_or(NonZeroU32::MIN);
+        match self.polls.check_n(cost) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(early)) => Err((per_second, early.wait_time_from(now))),
+            Err(_) => Err((per_second, IDLE)),
+        }
+    }
+}
+
+/// The most that was noted of late: in a window of [`POLLED_ON`], and in the one before.
+#[derive(Debug, Default)]
+struct RecentPeak {
+    since: Duration,
+    before: usize,
+    peak: usize,
+}
+
+impl RecentPeak {
+    fn note(&mut self, number: usize, now: Duration) -> usize {
+        let age = now.saturating_sub(self.since);
+        if age >= POLLED_ON {
+            let before = if age < 2 * POLLED_ON { self.peak } else { 0 };
+            *self = Self { since: now, before, peak: 0 };
+        }
+        self.peak = self.peak.max(number);
+        self.peak.max(self.before)
+    }
+}
+
+/// When refusals were logged last, and how many there were since.
+#[derive(Clone, Copy, Debug, Default)]
+struct RefusalLog {
+    last: Option<Duration>,
+    refused: u64,
+}
+
+impl RefusalLog {
+    /// How many there were since the last line, where it is time for another.
+    fn note(&mut self, now: Duration) -> Option<u64> {
+        self.refused += 1;
+        if self.last.is_some_and(|last| now.saturating_sub(last) < LOG_EVERY) {
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.refused))
     }
 }
 
@@ -106,10 +182,12 @@ impl WatchedPrincipals {
 /// The counts of all principals, whatever upstream they ask for.
 pub struct Rates {
     clock: TokioClock,
+    limits: SharedLimits,
     principals: Mutex<WatchedPrincipals>,
     /// Of all together whose credential nobody has checked, and for whom there is no room.
     beyond: Arc<RateCounts>,
     requests_refused: Counter,
+    polls_refused: Counter,
     misses_refused: Counter,
 }
 
@@ -119,68 +197,94 @@ impl std::fmt::Debug for Rates {
     }
 }
 
-impl Default for Rates {
-    /// The metrics recorder must be installed before.
-    fn default() -> Self {
+impl Rates {
+    /// The metrics recorder must be installed before. Limits that are replaced hold from the next request on.
+    #[must_use]
+    pub fn new(limits: SharedLimits) -> Self {
         let refused = |limit: &'static str| metrics::counter!(metric::RATE_LIMITED, "limit" => limit);
         let clock = TokioClock(Instant::now());
         Self {
-            beyond: Arc::new(RateCounts::new(&clock)),
+            beyond: Arc::new(RateCounts::new(&clock, PrincipalLimits::default())),
             clock,
+            limits,
             principals: Mutex::default(),
             requests_refused: refused("requests"),
+            polls_refused: refused("polls"),
             misses_refused: refused("unknown_tasks"),
         }
     }
-}
 
-impl Rates {
     /// Counts `requests` that come together.
     ///
     /// # Errors
-    /// `RateLimited`, with the time after which they will fit. Nothing is counted then.
-    pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), GatewayFault> {
-        if *principal == Principal::local() {
-            return Ok(());
-        }
+    /// With the time after which they will fit. Nothing is counted then.
+    pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), RateRefusal> {
         let many = u32::try_from(requests).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
-        // An array is never longer than the burst, so that it fits at some time.
-        let many = many.min(REQUESTS_BURST);
-        let wait = match self.counts(principal) {
-            None => IDLE,
-            Some(counts) => match counts.requests.check_n(many) {
-                Ok(Ok(())) => return Ok(()),
-                Ok(Err(early)) => early.wait_time_from(self.clock.now()),
-                Err(_) => IDLE,
-            },
-        };
-        self.requests_refused.increment(1);
-        tracing::debug!(principal = %LoggedPrincipal(principal), "the request rate of a principal is reached");
-        Err(limited(wait))
+        self.count(principal, |counts, now| {
+            let PrincipalLimits { requests_per_second: per_second, requests_burst: burst, .. } = counts.limits;
+            counts.ask(many, now).map_err(|wait| (RateBound::Requests { per_second, burst }, wait))
+        })
+    }
+
+    /// Counts a poll of a principal that has so many unfinished tasks.
+    ///
+    /// # Errors
+    /// As [`Rates::admit`].
+    pub(super) fn poll(&self, principal: &Principal, unfinished: usize) -> Result<(), RateRefusal> {
+        self.count(principal, |counts, now| {
+            counts.poll(unfinished, now).map_err(|(per_second, wait)| (RateBound::Polls { per_second }, wait))
+        })
     }
 
     /// Counts a task id that is not there, or not this principal's.
     ///
     /// # Errors
-    /// `RateLimited`, as [`Rates::admit`].
-    pub(super) fn missed(&self, principal: &Principal) -> Result<(), GatewayFault> {
+    /// As [`Rates::admit`].
+    pub(super) fn missed(&self, principal: &Principal) -> Result<(), RateRefusal> {
+        self.count(principal, |counts, now| {
+            let early = |early: governor::NotUntil<Duration>| early.wait_time_from(now);
+            let per_minute = MISSES_PER_MINUTE;
+            counts.misses.check().map_err(|wait| (RateBound::UnknownTasks { per_minute }, early(wait)))
+        })
+    }
+
+    fn count(
+        &self,
+        principal: &Principal,
+        take: impl FnOnce(&RateCounts, Duration) -> Result<(), (RateBound, Duration)>,
+    ) -> Result<(), RateRefusal> {
         if *principal == Principal::local() {
             return Ok(());
         }
-        let Some(counts) = self.counts(principal) else { return Err(limited(IDLE)) };
-        let Err(early) = counts.misses.check() else { return Ok(()) };
-        self.misses_refused.increment(1);
-        // That they are many is in the log already, once a minute.
-        tracing::debug!(principal = %LoggedPrincipal(principal), "a principal asks for many tasks that are not there");
-        Err(limited(early.wait_time_from(self.clock.now())))
+        let now = self.clock.now();
+        let Some(counts) = self.counts(principal) else {
+            self.requests_refused.increment(1);
+            return Err(RateRefusal { bound: RateBound::Principals, whom: principal.clone(), wait: IDLE });
+        };
+        let Err((bound, wait)) = take(&counts, now) else { return Ok(()) };
+        let (counter, log) = match bound {
+            RateBound::Requests { .. } | RateBound::Principals => (&self.requests_refused, 0),
+            RateBound::Polls { .. } => (&self.polls_refused, 1),
+            RateBound::UnknownTasks { .. } => (&self.misses_refused, 2),
+        };
+        counter.increment(1);
+        if let Some(refused) = counts.log.lock()[log].note(now) {
+            let principal = LoggedPrincipal(principal);
+            tracing::warn!(%principal, %bound, refused, "requests of a principal are refused, as there are too many");
+        }
+        Err(RateRefusal { bound, whom: principal.clone(), wait })
     }
 
     /// `None` where too many principals are watched already.
     fn counts(&self, principal: &Principal) -> Option<Arc<RateCounts>> {
         let now = self.clock.now();
         let mut principals = self.principals.lock();
+        let limits = self.limits.of(principal);
         if let Some(watched) = principals.all.get_mut(principal) {
             watched.last = now;
+            if watched.counts.limits != limits {
+                watched.counts = Arc::new(RateCounts::new(&self.clock, limits));
+            }
             return Some(Arc::clone(&watched.counts));
         }
         if !principals.has_room_for(principal) {
@@ -189,15 +293,11 @@ impl Rates {
         if !principals.has_room_for(principal) {
             return principal.is_unchecked().then(|| Arc::clone(&self.beyond));
         }
-        let counts = Arc::new(RateCounts::new(&self.clock));
+        let counts = Arc::new(RateCounts::new(&self.clock, limits));
         principals.all.insert(principal.clone(), PrincipalRates { counts: Arc::clone(&counts), last: now });
         principals.unchecked += usize::from(principal.is_unchecked());
         Some(counts)
     }
-}
-
-const fn limited(wait: Duration) -> GatewayFault {
-    GatewayFault { retry_after: Some(wait), ..GatewayFault::new(Reason::RateLimited, Executed::No) }
 }
 
 /// The misses of late, by principal.
@@ -243,7 +343,8 @@ impl UnknownTaskWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::faults::gateway_error;
+    use crate::dialect::faults::rate_error;
+    use crate::task::PrincipalLimitTable;
 
     fn admitted(rates: &Rates, principal: &Principal, tries: usize) -> usize {
         (0..tries).filter(|_| rates.admit(principal, 1).is_ok()).count()
@@ -251,15 +352,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn b125_a_principal_has_its_burst_and_then_its_rate_and_others_do_not_feel_it() {
-        let rates = Rates::default();
+        let rates = Rates::new(SharedLimits::default());
         let (ada, bob) = (Principal::new("key:ada"), Principal::new("key:bob"));
         assert_eq!(admitted(&rates, &ada, 300), 100);
-        let fault = rates.admit(&ada, 1).unwrap_err();
-        assert_eq!((fault.reason, fault.executed), (Reason::RateLimited, Executed::No));
-        assert_eq!(fault.retry_after, Some(Duration::from_millis(20)));
-        let (rate, misses) = (REQUESTS_PER_SECOND, MISSES_PER_MINUTE);
-        let words = format!("{rate} a second and {REQUESTS_BURST} at once are served, {misses} a minute for tasks");
-        assert!(gateway_error(&fault).message.contains(&words), "{words}");
+        let refusal = rates.admit(&ada, 1).unwrap_err();
+        assert_eq!(refusal.wait, Duration::from_millis(20));
+        assert!(rate_error(&refusal).message.contains("50 requests a second, 100 at once"), "{refusal}");
         assert_eq!(admitted(&rates, &bob, 1), 1);
         assert_eq!(admitted(&rates, &Principal::local(), 1_000), 1_000, "loopback is one person's own");
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -269,13 +367,66 @@ mod tests {
         assert!(rates.admit(&ada, 1).is_err());
     }
 
+    /// A fleet whose every task is polled each second, and that makes as many polls again, meets no bound; not when all its
+    /// tasks end at once either, each of which is polled once more.
+    #[tokio::test(start_paused = true)]
+    async fn honest_pollers_are_never_refused_and_one_task_polled_like_mad_is() {
+        let rates = Rates::new(SharedLimits::default());
+        let (fleet, hasty) = (Principal::new("key:fleet"), Principal::new("key:hasty"));
+        for _ in 0..30 {
+            // Within one tenth of each second.
+            for tenth in 0..10 {
+                let polls = if tenth == 0 { 2_000 } else { 0 };
+                assert!((0..polls).all(|_| rates.poll(&fleet, 1_000).is_ok()));
+                tokio::time::advance(Duration::from_millis(100)).await;
+            }
+        }
+        assert!((0..2_000).all(|_| rates.poll(&fleet, 0).is_ok()), "they ended a moment ago");
+        tokio::time::advance(2 * POLLED_ON).await;
+        assert_eq!((0..2_000).filter(|_| rates.poll(&fleet, 0).is_ok()).count(), 50);
+        let mut served = 0;
+        for _ in 0..200 {
+            served += usize::from(rates.poll(&hasty, 1).is_ok());
+            tokio::time::advance(Duration::from_millis(5)).await;
+        }
+        assert!((52..=104).contains(&served), "{served}");
+        let refusal = (0..200).find_map(|_| rates.poll(&hasty, 1).err()).unwrap();
+        assert_eq!(refusal.bound, RateBound::Polls { per_second: 52 });
+        assert_eq!(admitted(&rates, &hasty, 300), 100, "polls are counted apart");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn limits_of_one_principal_are_its_own_and_hold_from_the_next_request_on() {
+        let (ada, bob) = (Principal::new("key:ada"), Principal::new("key:bob"));
+        let number = |number| NonZeroU32::new(number).unwrap();
+        let own = |burst| PrincipalLimits { requests_burst: number(burst), ..PrincipalLimits::default() };
+        let table = |burst| {
+            let own = HashMap::from([(ada.clone(), own(burst))]);
+            Arc::new(PrincipalLimitTable { own, ..PrincipalLimitTable::default() })
+        };
+        let limits = SharedLimits::new(table(7));
+        let rates = Rates::new(limits.clone());
+        assert_eq!((admitted(&rates, &ada, 300), admitted(&rates, &bob, 300)), (7, 100));
+        limits.replace(table(200));
+        assert_eq!((admitted(&rates, &ada, 300), admitted(&rates, &bob, 300)), (200, 0));
+    }
+
+    #[test]
+    fn refusals_are_logged_once_a_minute_with_their_number() {
+        let mut log = RefusalLog::default();
+        let at = Duration::from_secs;
+        for (second, expected) in [(0, Some(1)), (1, None), (59, None), (60, Some(3)), (61, None), (500, Some(2))] {
+            assert_eq!(log.note(at(second)), expected, "{second}");
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn b124_twenty_unknown_tasks_a_minute_are_answered() {
-        let rates = Rates::default();
+        let rates = Rates::new(SharedLimits::default());
         let ada = Principal::new("key:ada");
         let missed = |n: usize| (0..n).filter(|_| rates.missed(&ada).is_ok()).count();
         assert_eq!(missed(1_000), 20);
-        assert_eq!(rates.missed(&ada).unwrap_err().retry_after, Some(Duration::from_secs(3)));
+        assert_eq!(rates.missed(&ada).unwrap_err().wait, Duration::from_secs(3));
         tokio::time::advance(Duration::from_secs(60)).await;
         assert_eq!(missed(1_000), 20);
         assert!((0..1_000).all(|_| rates.missed(&Principal::local()).is_ok()));
@@ -283,10 +434,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn watched_principals_are_bounded_and_idle_ones_make_room() {
-        let rates = Rates::default();
+        let rates = Rates::new(SharedLimits::default());
         let nth = |n: usize| Principal::new(&format!("key:{n}"));
         assert!((0..PRINCIPALS_MAX).all(|n| rates.admit(&nth(n), 1).is_ok()));
-        assert_eq!(rates.admit(&nth(PRINCIPALS_MAX), 1).unwrap_err().reason, Reason::RateLimited);
+        assert_eq!(rates.admit(&nth(PRINCIPALS_MAX), 1).unwrap_err().bound, RateBound::Principals);
         tokio::time::advance(IDLE).await;
         assert!(rates.admit(&nth(0), 1).is_ok());
         assert!(rates.admit(&nth(PRINCIPALS_MAX), 1).is_ok());
@@ -296,7 +447,7 @@ mod tests {
     /// Whoever likes can send another credential with each request.
     #[tokio::test(start_paused = true)]
     async fn credentials_that_nobody_has_checked_leave_room_for_everybody_else() {
-        let rates = Rates::default();
+        let rates = Rates::new(SharedLimits::default());
         let nth = |n: usize| Principal::bearing(format!("Bearer {n}").as_bytes());
         for n in 0..2 * PRINCIPALS_MAX {
             let _ = rates.admit(&nth(n), 1);

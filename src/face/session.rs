@@ -30,7 +30,7 @@ use http::header::ALLOW;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Addressee, accepted, addressee, bare, mark, too_often};
+use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
 use super::argument_limits;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
@@ -225,10 +225,10 @@ impl SessionFace {
         if inbound.carriage == MessageChannel::Stream {
             return self.open_stream(session, inbound).await;
         }
-        let place = match self.shared.served.listeners.take(&inbound.principal, self.shared.served.channel.name()) {
+        let place = match self.shared.served.listeners.take(&inbound.counted_as(), self.shared.served.channel.name()) {
             Ok(place) => place,
             Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
-            Err(fault) => return too_often(&fault),
+            Err(fault) => return too_many(&fault),
         };
         self.open_stream(session, inbound).await.map(|body| place.keep(body))
     }

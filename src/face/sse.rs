@@ -18,7 +18,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{accepted, addressee, bare, event_stream, too_often, unreadable};
+use super::answer::{accepted, addressee, bare, event_stream, too_many, too_often, unreadable};
 use super::call_stream::stream;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
 use super::sealed::TokenPurpose;
@@ -26,11 +26,12 @@ use super::served::Served;
 use super::session::refuse;
 use super::stream_client::{self, ClientMessage};
 use crate::metric;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
 use events::SseEventStream;
-pub use streams::{STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
+pub use streams::STREAMS_MAX;
 use streams::{SseStreamKey, SseStreamTable};
 
 /// Messages of one client that are taken and not looked at yet. Further POSTs wait for their 202.
@@ -45,8 +46,16 @@ const TAKEN_MAX: Duration = Duration::from_secs(30);
 const STREAM: &str = "session_id";
 
 /// All open streams of a gateway.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct SseStreams(Arc<SseStreamTable<mpsc::Sender<ClientMessage>>>);
+
+impl SseStreams {
+    /// None yet.
+    #[must_use]
+    pub fn new(limits: SharedLimits) -> Self {
+        Self(Arc::new(SseStreamTable::new(limits)))
+    }
+}
 
 /// What clients of HTTP+SSE of one upstream are served with.
 #[derive(Clone, Debug)]
@@ -93,9 +102,9 @@ impl SseEndpoint {
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
         let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
         let (outgoing, said) = mpsc::channel(OUTGOING_MAX);
-        let place = match streams.0.open(key, || inlet) {
+        let place = match streams.0.open(key, inbound.counted_as(), || inlet) {
             Ok(place) => place,
-            Err(fault) => return too_often(&fault),
+            Err(fault) => return too_many(&fault),
         };
         let client = stream_client::StreamClient {
             endpoint: Arc::clone(&self.endpoint),
@@ -133,7 +142,7 @@ impl SseEndpoint {
             Err(mpsc::error::SendTimeoutError::Closed(_)) => bare(StatusCode::NOT_FOUND),
             Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
                 metrics::counter!(metric::HTTP_REFUSED, "reason" => "stream_unread").increment(1);
-                too_often(&GatewayFault::new(Reason::QueueFull, Executed::No))
+                too_many(&GatewayFault::new(Reason::QueueFull, Executed::No))
             }
         }
     }
@@ -143,7 +152,7 @@ impl SseEndpoint {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         match self.sse.served.rates.admit(&inbound.counted_as(), 1) {
             Ok(()) => answer(),
-            Err(fault) => too_often(&fault),
+            Err(refusal) => too_often(&refusal),
         }
     }
 
@@ -158,7 +167,7 @@ impl Endpoint for SseEndpoint {
         match inbound.method {
             Method::GET => match self.sse.served.rates.admit(&inbound.counted_as(), 1) {
                 Ok(()) => self.open(inbound),
-                Err(fault) => too_often(&fault),
+                Err(refusal) => too_often(&refusal),
             },
             Method::POST => self.take(inbound).await,
             _ => not_allowed("GET, POST"),

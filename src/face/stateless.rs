@@ -84,6 +84,7 @@ impl ServerIdentity {
 struct StatelessRequestContext<'a> {
     addressee: Addressee,
     principal: Principal,
+    counted_as: Principal,
     said: StatelessRequest,
     request: &'a Request,
     /// The request as it came.
@@ -121,6 +122,8 @@ pub struct MessageContext<'a> {
     /// The message as it came.
     pub body: &'a Bytes,
     pub principal: Principal,
+    /// Whose request it is where requests are counted.
+    pub counted_as: Principal,
     pub accepted: AcceptedTypes,
     pub arrived: Instant,
     pub carriage: MessageChannel,
@@ -201,6 +204,7 @@ impl StatelessFace {
         Ok(StatelessRequestContext {
             addressee: addressee.clone(),
             principal: around.principal,
+            counted_as: around.counted_as,
             said,
             request,
             body: around.body,

@@ -72,12 +72,8 @@ pub enum StoreError {
 pub struct StoreLimits {
     /// Unsettled tasks, reserved places included. Kept by the engine's admission.
     pub tasks_max: usize,
-    /// The same for one principal.
-    pub tasks_per_principal_max: usize,
     /// All rows, settled ones too. Kept by the store.
     pub stored_bytes_max: usize,
-    /// The same for one principal. Kept by the engine.
-    pub stored_bytes_per_principal_max: usize,
 }
 
 /// What a store holds at the moment.

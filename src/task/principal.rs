@@ -8,6 +8,8 @@ use super::digest::digest;
 
 /// The scheme of those who are known by a credential for the server behind.
 const UNCHECKED: &str = "cred:";
+/// The scheme of those who hold a key.
+const KEY: &str = "key:";
 const ANONYMOUS: &str = "anon";
 /// What stands for those at one address in counts, who are nobody in particular all the same.
 const AT_ADDRESS: &str = "anon@";
@@ -51,6 +53,12 @@ impl Principal {
         Self::new(&text)
     }
 
+    /// Whoever holds a key of the gateway's, by the id that the configuration gives them.
+    #[must_use]
+    pub fn holding(id: &str) -> Self {
+        Self::new(&format!("{KEY}{id}"))
+    }
+
     /// An operator who came with a token.
     #[must_use]
     pub fn operator(may: OperatorRight) -> Self {
@@ -80,6 +88,18 @@ impl Principal {
             Some(address) if !self.is_identified() => Self::new(&format!("{AT_ADDRESS}{address}")),
             Some(_) | None => self.clone(),
         }
+    }
+
+    /// The id that the configuration gives the holder of a key.
+    #[must_use]
+    pub fn key_id(&self) -> Option<&str> {
+        self.0.strip_prefix(KEY)
+    }
+
+    /// The address that stands for those who are nobody in particular, where requests are counted.
+    #[must_use]
+    pub fn address(&self) -> Option<&str> {
+        self.0.strip_prefix(AT_ADDRESS)
     }
 
     /// Whether it is made of a credential that nobody has checked here, or of an address: whoever likes can be any number of

@@ -65,11 +65,11 @@ impl fmt::Display for LoggedTask<'_> {
 }
 
 /// What operators see of a principal, the same for all tasks of one: the id that the configuration gives its key, which is
-/// no secret, or [`SHORT`] hex digits.
+/// no secret, the address that stands for nobody in particular, or [`SHORT`] hex digits.
 #[must_use]
 pub fn principal_reference(principal: &Principal) -> String {
-    if let Some(id) = principal.as_str().strip_prefix("key:") {
-        return id.to_owned();
+    if let Some(shown) = principal.key_id().or_else(|| principal.address()) {
+        return shown.to_owned();
     }
     short(&digest([b"principal", principal.as_str().as_bytes()]))
 }

@@ -2,8 +2,8 @@
 //!
 //! Knows nothing of what a call is; whoever holds a [`CallPermit`] has a place until it is dropped. Those who wait do so in
 //! a lane for each principal, served in turn, so that many calls of one do not put off those of the others. One of
-//! several principals has at most three quarters of the places, and of those that wait: what is in progress may last
-//! for hours, and is ended for nobody.
+//! several principals has at most its share of the places, and of those that wait: what is in progress may last for hours,
+//! and is ended for nobody.
 
 mod state;
 
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::metric;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use state::{CallPermitsState, PermitWaiter};
 
@@ -43,24 +44,33 @@ struct CallPermitsInner {
 /// The places of upstreams by their names, as long as anybody holds them: whatever else a reload replaces, the calls
 /// that run at a server go on counting.
 #[derive(Debug, Default)]
-pub struct CallPermitsByName(Mutex<HashMap<Arc<str>, Weak<CallPermitsInner>>>);
+pub struct CallPermitsByName {
+    all: Mutex<HashMap<Arc<str>, Weak<CallPermitsInner>>>,
+    limits: SharedLimits,
+}
 
 impl CallPermitsByName {
+    /// None yet. One of several principals has at most the share that `limits` give it.
+    #[must_use]
+    pub fn new(limits: SharedLimits) -> Self {
+        Self { all: Mutex::default(), limits }
+    }
+
     /// The places of an upstream: those that are there, with the bounds that they have until [`CallPermits::rebound`] is
     /// called, else new ones. The metrics recorder must be installed before.
     #[must_use]
     pub fn of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
-        self.shared(upstream, || CallPermits::new(Arc::clone(upstream), settings))
+        self.shared(upstream, || CallPermits::new(Arc::clone(upstream), settings, self.limits.clone()))
     }
 
     /// The same for places of something else than calls, which no metric shows.
     #[must_use]
     pub fn unmetered_of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
-        self.shared(upstream, || CallPermits::unmetered(settings.in_flight_max.get(), settings.queue_max))
+        self.shared(upstream, || CallPermits::unmetered(settings, self.limits.clone()))
     }
 
     fn shared(&self, upstream: &Arc<str>, make: impl FnOnce() -> CallPermits) -> CallPermits {
-        let mut all = self.0.lock();
+        let mut all = self.all.lock();
         all.retain(|_, permits| permits.strong_count() > 0);
         if let Some(shared) = all.get(upstream).and_then(Weak::upgrade) {
             return CallPermits(shared);
@@ -71,18 +81,12 @@ impl CallPermitsByName {
     }
 }
 
-/// How many of `max` one of several principals may have: the rest is for the others. The one person behind a loopback
-/// listener has nobody beside; of fewer than four there is nothing to set aside.
-pub(crate) fn share(owner: &Principal, max: usize) -> usize {
-    if *owner == Principal::local() { max } else { (max - max / 4).max(1) }
-}
-
 impl CallPermits {
     /// The metrics recorder must be installed before.
     #[must_use]
-    pub fn new(upstream: Arc<str>, settings: CallPermitSettings) -> Self {
+    pub fn new(upstream: Arc<str>, settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
-            state: Mutex::new(CallPermitsState::new(settings.in_flight_max.get(), settings.queue_max)),
+            state: Mutex::new(CallPermitsState::new(settings.in_flight_max.get(), settings.queue_max, limits)),
             in_flight: metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => Arc::clone(&upstream)),
             queued: metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => Arc::clone(&upstream)),
             shed: metrics::counter!(metric::UPSTREAM_SHED, "upstream" => upstream),
@@ -90,9 +94,9 @@ impl CallPermits {
     }
 
     /// Places of something else than calls, which no metric shows.
-    pub(crate) fn unmetered(max: usize, queue_max: usize) -> Self {
+    pub(crate) fn unmetered(settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
-            state: Mutex::new(CallPermitsState::new(max, queue_max)),
+            state: Mutex::new(CallPermitsState::new(settings.in_flight_max.get(), settings.queue_max, limits)),
             in_flight: Gauge::noop(),
             queued: Gauge::noop(),
             shed: Counter::noop(),

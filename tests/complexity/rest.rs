@@ -9,11 +9,12 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
-use taskgate::engine::{AdmissionLimits, Engine};
+use taskgate::engine::Engine;
 use taskgate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, full_body};
 use taskgate::face::operators::Operators;
 use taskgate::face::stdio;
 use taskgate::face::stream_client::StreamClient;
+use taskgate::shared_limits::SharedLimits;
 use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{
     Attempt, CallOrigin, ClientKind, Clock as _, InputKey, ManualClock, Phase, Principal, Recovery, Summary, Task,
@@ -32,8 +33,6 @@ const PLENTY: usize = 1 << 30;
 /// An engine that knows so many tasks of one owner, and the key of one of them.
 async fn engine(tasks: usize) -> (Arc<Engine>, TaskKey) {
     let (store, clock) = (Arc::new(MemoryStore::new(PLENTY)), Arc::new(ManualClock::default()));
-    let limits =
-        AdmissionLimits { tasks_max: PLENTY, tasks_per_principal_max: PLENTY, stored_bytes_per_principal_max: PLENTY };
     let made = |number: usize| Task {
         key: TaskKey {
             owner: Principal::local(),
@@ -58,7 +57,7 @@ async fn engine(tasks: usize) -> (Arc<Engine>, TaskKey) {
     for number in 0..tasks {
         store.insert(&made(number)).await.unwrap();
     }
-    let engine = Engine::new(store, clock.clone(), Box::new(|| 7), limits);
+    let engine = Engine::new(store, clock.clone(), Box::new(|| 7), PLENTY, SharedLimits::default());
     // Giving up what it holds is no part of what is counted.
     KEPT.lock().push(Arc::clone(&engine));
     (engine, made(tasks / 2).key)

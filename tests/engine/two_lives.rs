@@ -16,7 +16,8 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 use taskgate::engine::recovery::{self, CallTargets};
-use taskgate::engine::{AdmissionLimits, CallEvent, CallTarget, Engine};
+use taskgate::engine::{CallEvent, CallTarget, Engine};
+use taskgate::shared_limits::SharedLimits;
 use taskgate::store::TaskStore;
 use taskgate::task::{
     Answer, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Principal, SystemClock, Task, TaskKey, TaskMode,
@@ -78,17 +79,17 @@ impl Process {
         };
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let upstream: Arc<dyn Upstream> = Arc::new(SessionUpstream::new(settings, life).unwrap());
-        let limits =
-            AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
+        let limits = SharedLimits::default();
         let engine = Engine::new(
             Arc::clone(&kept.store) as Arc<dyn TaskStore>,
             Arc::new(SystemClock),
             Box::new(move || first_id),
-            limits,
+            10,
+            limits.clone(),
         );
         let in_flight_max = NonZeroUsize::MIN;
         let settings = CallPermitSettings { in_flight_max, queue_max: 1 };
-        let permits = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
+        let permits = Arc::new(CallPermits::new(Arc::from("scripted"), settings, limits));
         drop(_inside);
         Self { engine, upstream, permits, runtime: Some(runtime) }
     }

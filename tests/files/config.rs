@@ -15,7 +15,7 @@ use taskgate::task::{AfterCrash, EarlyInput, Principal, TaskMode};
 use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
-const BAD_FILES: usize = 57;
+const BAD_FILES: usize = 58;
 const GOOD_FILES: usize = 24;
 const SAMPLE_FILES: usize = 4;
 
@@ -182,12 +182,7 @@ fn the_quick_start_has_the_defaults() {
     assert_eq!(config.listen.connections_max.get(), 10_000);
     assert_eq!(config.listen.drain_max, Duration::from_secs(30));
     assert_eq!(config.admin.address.to_string(), "127.0.0.1:9090");
-    let limits = StoreLimits {
-        tasks_max: 100_000,
-        tasks_per_principal_max: 1_000,
-        stored_bytes_max: 8 << 30,
-        stored_bytes_per_principal_max: 256 << 20,
-    };
+    let limits = StoreLimits { tasks_max: 100_000, stored_bytes_max: 8 << 30 };
     assert_eq!(config.store, StoreSettings::Disk { limits, is_ephemeral: true });
     assert_eq!(config.auth, AuthSettings::Everyone(Principal::local()));
     assert_eq!((config.folder.to_str(), &config.listen.tls), (Some("taskgate-data"), &None));
@@ -221,12 +216,7 @@ fn the_quick_start_has_the_defaults() {
 /// What is promised depends on the medium, so a file has to say that it may be none (B171).
 #[test]
 fn b171_tasks_rest_on_disk_unless_the_file_says_otherwise() {
-    let base = StoreLimits {
-        tasks_max: 100_000,
-        tasks_per_principal_max: 1_000,
-        stored_bytes_max: 8 << 30,
-        stored_bytes_per_principal_max: 256 << 20,
-    };
+    let base = StoreLimits { tasks_max: 100_000, stored_bytes_max: 8 << 30 };
     let small = StoreLimits { stored_bytes_max: 1 << 30, ..base };
     for (written, expected) in [
         ("", StoreSettings::Disk { limits: base, is_ephemeral: false }),

@@ -46,7 +46,7 @@ fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeyS
         report.mistake(&raw.place, "needs one of `key`, `key_file` and `key_sha256`, and no more");
     }
     let (source, place) = sources.pop()?;
-    let principal = Principal::new(&format!("key:{}", raw.id.as_ref()?.value));
+    let principal = Principal::holding(&raw.id.as_ref()?.value);
     Some(ApiKeySettings { principal, source, place: place.key.clone() })
 }
 

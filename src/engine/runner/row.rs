@@ -176,7 +176,7 @@ impl Runner {
     /// Whether the owner may have as many bytes more in the store.
     pub(super) fn has_room_for(&self, bytes: usize) -> bool {
         let all = self.engine.store.usage_of(&self.spec.owner).bytes;
-        self.engine.admission.has_room(all, all + bytes)
+        self.engine.admission.has_room(&self.spec.owner, all, all + bytes)
     }
 
     /// The hidden task becomes the one that the client gets to know: same row, same id.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::engine::{AdmissionLimits, SURVEY_MAX};
+use crate::engine::SURVEY_MAX;
+use crate::shared_limits::SharedLimits;
 use crate::store::{MemoryStore, TaskStore as _, contract};
 use crate::task::{ManualClock, Outcome, Phase, TaskVisibility, TreePlace};
 
@@ -19,10 +20,8 @@ async fn operators(tasks: usize) -> Operators {
 }
 
 fn over(store: Arc<MemoryStore>) -> Operators {
-    let limits =
-        AdmissionLimits { tasks_max: 1, tasks_per_principal_max: 1, stored_bytes_per_principal_max: usize::MAX };
     let clock = Arc::new(ManualClock::at(contract::task("key:ada", 0).created_at));
-    let engine = Engine::new(store, clock, Box::new(|| 7), limits);
+    let engine = Engine::new(store, clock, Box::new(|| 7), 1, SharedLimits::default());
     Operators::new(engine, Box::new(|| unreachable!("nobody asks how the process stands")))
 }
 

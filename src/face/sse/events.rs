@@ -47,12 +47,13 @@ mod tests {
     use crate::face::call_stream::silence::LIFE_SIGN as SIGN;
     use crate::face::call_stream::stream;
     use crate::face::http::{AcceptedTypes, ResponseBody};
+    use crate::shared_limits::SharedLimits;
     use crate::task::Principal;
 
     fn open() -> (mpsc::Sender<OutgoingMessage>, ResponseBody) {
         let key = SseStreamKey { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
-        let place =
-            Arc::<SseStreamTable<mpsc::Sender<ClientMessage>>>::default().open(key, || mpsc::channel(1).0).unwrap();
+        let table = Arc::new(SseStreamTable::new(SharedLimits::default()));
+        let place = table.open(key, Principal::local(), || mpsc::channel(1).0).unwrap();
         let (saying, said) = mpsc::channel(4);
         let first = Some(Bytes::from_static(b"address").into());
         (saying, stream(SseEventStream::new(said, place), addressee(None, AcceptedTypes::EventStream), first))

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, Reason};
+use crate::shared_limits::SharedLimits;
+use crate::task::{Executed, GatewayFault, Principal, PrincipalCounts, PrincipalLimits, Reason};
 
-/// Most open streams of one principal (SEC-11): each is a session, and holds what its client has not read yet.
-pub const STREAMS_PER_PRINCIPAL_MAX: usize = 256;
 /// Most open streams in all.
 pub const STREAMS_MAX: usize = 4_096;
 
@@ -24,50 +23,57 @@ pub(super) struct SseStreamKey {
 }
 
 /// All open streams, whatever upstream they lead to; `I` takes messages in.
-pub(super) struct SseStreamTable<I>(Mutex<OpenSseStreams<I>>);
+pub(super) struct SseStreamTable<I> {
+    open: Mutex<OpenSseStreams<I>>,
+    limits: SharedLimits,
+}
 
 struct OpenSseStreams<I> {
     inlets: HashMap<SseStreamKey, I>,
     counts: PrincipalCounts,
 }
 
-impl<I> Default for SseStreamTable<I> {
-    fn default() -> Self {
-        Self(Mutex::new(OpenSseStreams { inlets: HashMap::new(), counts: PrincipalCounts::default() }))
+impl<I> SseStreamTable<I> {
+    pub(super) fn new(limits: SharedLimits) -> Self {
+        let open = OpenSseStreams { inlets: HashMap::new(), counts: PrincipalCounts::default() };
+        Self { open: Mutex::new(open), limits }
     }
 }
 
 impl<I> fmt::Debug for SseStreamTable<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Table").field("streams", &self.0.lock().inlets.len()).finish_non_exhaustive()
+        f.debug_struct("Table").field("streams", &self.open.lock().inlets.len()).finish_non_exhaustive()
     }
 }
 
 impl<I: Clone> SseStreamTable<I> {
-    /// Takes a place and makes the stream known. The principal's own bound is asked before the one of all.
+    /// Takes a place and makes the stream known. The principal's own bound is asked before the one of all (SEC-11): each stream
+    /// is a session, and holds what its client has not read yet.
     ///
     /// # Errors
     /// `TooManyListeners`.
     pub(super) fn open(
         self: &Arc<Self>,
         key: SseStreamKey,
+        counted_as: Principal,
         inlet: impl FnOnce() -> I,
     ) -> Result<SseStreamPermit<I>, GatewayFault> {
         let upstream = Arc::clone(&key.upstream);
-        let mut open = self.0.lock();
-        if open.counts.of(&key.owner) >= STREAMS_PER_PRINCIPAL_MAX || open.counts.all() >= STREAMS_MAX {
+        let own_max = PrincipalLimits::SSE_STREAMS.saturating_mul(self.limits.of(&counted_as).streams_max);
+        let mut open = self.open.lock();
+        if open.counts.of(&counted_as) >= own_max || open.counts.all() >= STREAMS_MAX {
             metrics::counter!(metric::SSE_STREAMS_REFUSED, "upstream" => upstream).increment(1);
             return Err(GatewayFault::new(Reason::TooManyListeners, Executed::No));
         }
-        open.counts.add(&key.owner);
+        open.counts.add(&counted_as);
         open.inlets.insert(key.clone(), inlet());
         metrics::gauge!(metric::SSE_STREAMS, "upstream" => upstream).increment(1.0);
-        Ok(SseStreamPermit { table: Arc::clone(self), key })
+        Ok(SseStreamPermit { table: Arc::clone(self), key, counted_as })
     }
 
     /// What takes messages in for a stream; `None` for one that is not open, or not this principal's.
     pub(super) fn find(&self, key: &SseStreamKey) -> Option<I> {
-        self.0.lock().inlets.get(key).cloned()
+        self.open.lock().inlets.get(key).cloned()
     }
 }
 
@@ -75,14 +81,15 @@ impl<I: Clone> SseStreamTable<I> {
 pub(super) struct SseStreamPermit<I> {
     table: Arc<SseStreamTable<I>>,
     key: SseStreamKey,
+    counted_as: Principal,
 }
 
 impl<I> Drop for SseStreamPermit<I> {
     fn drop(&mut self) {
         metrics::gauge!(metric::SSE_STREAMS, "upstream" => Arc::clone(&self.key.upstream)).decrement(1.0);
-        let mut open = self.table.0.lock();
+        let mut open = self.table.open.lock();
         let inlet = open.inlets.remove(&self.key);
-        open.counts.remove(&self.key.owner);
+        open.counts.remove(&self.counted_as);
         drop(open);
         // Outside the lock: nobody knows what its end sets in motion.
         drop(inlet);
@@ -99,8 +106,8 @@ mod tests {
 
     #[test]
     fn sec_02_a_stream_is_found_by_its_owner_at_its_upstream_while_it_is_open() {
-        let table = Arc::<SseStreamTable<u8>>::default();
-        let place = table.open(key("key:ada", 7), || 1).unwrap();
+        let table = Arc::new(SseStreamTable::<u8>::new(SharedLimits::default()));
+        let place = table.open(key("key:ada", 7), Principal::new("key:ada"), || 1).unwrap();
         assert_eq!(table.find(&key("key:ada", 7)), Some(1));
         let elsewhere = SseStreamKey { upstream: Arc::from("letters"), ..key("key:ada", 7) };
         for foreign in [key("key:bob", 7), key("key:ada", 8), elsewhere] {
@@ -112,19 +119,20 @@ mod tests {
 
     #[test]
     fn a_principal_meets_its_own_bound_and_all_meet_theirs() {
-        let table = Arc::<SseStreamTable<()>>::default();
-        let owners = STREAMS_MAX / STREAMS_PER_PRINCIPAL_MAX;
-        let keys = (0..owners).flat_map(|owner| {
-            (0..STREAMS_PER_PRINCIPAL_MAX).map(move |nonce| key(&format!("key:{owner}"), nonce as u128))
-        });
-        let mut places: Vec<_> = keys.map(|key| table.open(key, || ()).unwrap()).collect();
-        let refused = |owner: &str| table.open(key(owner, u128::MAX), || ()).map(drop).unwrap_err().reason;
+        let table = Arc::new(SseStreamTable::<()>::new(SharedLimits::default()));
+        let of_each = PrincipalLimits::SSE_STREAMS * PrincipalLimits::default().streams_max;
+        let owners = STREAMS_MAX / of_each;
+        let keys =
+            (0..owners).flat_map(|owner| (0..of_each).map(move |nonce| key(&format!("key:{owner}"), nonce as u128)));
+        let open = |key: SseStreamKey| table.open(key.clone(), key.owner, || ());
+        let mut places: Vec<_> = keys.map(|key| open(key).unwrap()).collect();
+        let refused = |owner: &str| open(key(owner, u128::MAX)).map(drop).unwrap_err().reason;
         assert_eq!((places.len(), refused("key:another")), (STREAMS_MAX, Reason::TooManyListeners));
         places.pop();
         assert_eq!(refused("key:0"), Reason::TooManyListeners, "its own bound");
-        drop(table.open(key("key:another", 1), || ()).unwrap());
+        drop(open(key("key:another", 1)).unwrap());
         places.clear();
-        let open = table.0.lock();
+        let open = table.open.lock();
         assert!(open.counts.is_empty() && open.inlets.is_empty());
     }
 }

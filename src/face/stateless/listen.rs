@@ -80,7 +80,7 @@ impl StatelessFace {
         }
         let wishes = SubscriptionFilter::read(inquiry.params)?;
         let listeners = &self.served.listeners;
-        let place = listeners.take(&inquiry.principal, self.served.upstream.name()).map_err(ListenRefusal::Fault)?;
+        let place = listeners.take(&inquiry.counted_as, self.served.upstream.name()).map_err(ListenRefusal::Fault)?;
         let (ear, mut granted) = self.ear(inquiry, wishes).await?;
         let watched = WatchedTasks::new(
             Arc::clone(&self.served.engine),

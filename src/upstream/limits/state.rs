@@ -5,7 +5,8 @@ use std::collections::{HashMap, VecDeque};
 
 use tokio::sync::oneshot;
 
-use super::{CallPermit, share};
+use super::CallPermit;
+use crate::shared_limits::SharedLimits;
 use crate::task::Principal;
 
 /// While a place is free, those who wait have all that they may have.
@@ -13,6 +14,7 @@ use crate::task::Principal;
 pub(super) struct CallPermitsState {
     max: usize,
     queue_max: usize,
+    limits: SharedLimits,
     taken: usize,
     /// Never none.
     held: HashMap<Principal, usize>,
@@ -32,10 +34,11 @@ pub(super) struct PermitWaiter {
 }
 
 impl CallPermitsState {
-    pub(super) fn new(max: usize, queue_max: usize) -> Self {
+    pub(super) fn new(max: usize, queue_max: usize, limits: SharedLimits) -> Self {
         Self {
             max,
             queue_max,
+            limits,
             taken: 0,
             held: HashMap::new(),
             waiting: 0,
@@ -58,13 +61,13 @@ impl CallPermitsState {
     }
 
     pub(super) fn has_share(&self, owner: &Principal) -> bool {
-        self.held_by(owner) >= share(owner, self.max)
+        self.held_by(owner) >= self.limits.places(owner, self.max)
     }
 
     /// Whether nobody else of this owner may wait.
     pub(super) fn has_full_queue(&self, owner: &Principal) -> bool {
         let of_owner = self.lanes.get(owner).map_or(0, VecDeque::len);
-        self.waiting >= self.queue_max || of_owner >= share(owner, self.queue_max)
+        self.waiting >= self.queue_max || of_owner >= self.limits.places(owner, self.queue_max)
     }
 
     /// Takes a place if there is one for this owner.
@@ -72,7 +75,7 @@ impl CallPermitsState {
         if self.taken >= self.max {
             return false;
         }
-        let share = share(owner, self.max);
+        let share = self.limits.places(owner, self.max);
         match self.held.entry(owner.clone()) {
             Entry::Occupied(held) if *held.get() >= share => return false,
             Entry::Occupied(mut held) => *held.get_mut() += 1,

@@ -11,7 +11,7 @@ use super::*;
 fn permits(in_flight_max: usize, queue_max: usize) -> CallPermits {
     let in_flight_max = NonZeroUsize::new(in_flight_max).unwrap();
     let settings = CallPermitSettings { in_flight_max, queue_max };
-    CallPermits::new(Arc::from("reports"), settings)
+    CallPermits::new(Arc::from("reports"), settings, SharedLimits::default())
 }
 
 fn owner(n: usize) -> Principal {

@@ -13,9 +13,8 @@ use tokio::time::Instant;
 use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream, initialize};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Executed, GatewayFault, Principal, PrincipalLimitTable, Reason};
 use crate::upstream::BeginError;
-use crate::upstream::limits::share;
 use crate::upstream::outgoing::SessionHeaders;
 
 /// Most sessions at one upstream.
@@ -181,7 +180,7 @@ impl SessionPool {
     /// many capabilities its clients declare; where the pool is full, a session without calls of whoever has most gives
     /// way, whatever it was used last.
     fn make_room(&self, places: &mut HashMap<SessionKey, PooledSession>, owner: &Principal) -> Result<(), BeginError> {
-        let share = share(owner, SESSIONS_MAX);
+        let share = PrincipalLimitTable::default().of(owner).places.of(SESSIONS_MAX);
         if places.len() < share {
             return Ok(());
         }

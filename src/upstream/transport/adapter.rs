@@ -16,6 +16,7 @@ mod stateless;
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -135,7 +136,7 @@ impl TransportAdapter {
     pub(crate) fn new(
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
-        sessions_max: usize,
+        sessions_max: NonZeroUsize,
         life: TaskScope,
     ) -> Self {
         Self::within(health, wire, connection_permits::new(sessions_max), life)

@@ -5,6 +5,7 @@
 //! over the stream alone; what it answers a POST with only says whether it took the message. Nothing can be
 //! resumed: when the stream is over, so is the session.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,7 +27,7 @@ use crate::upstream::{ForwardedHeaders, TaskScope};
 use crate::wire::framing::SseEvent;
 
 /// Streams at one server, which are sessions.
-pub(crate) const SESSIONS_MAX: usize = 4_096;
+pub(crate) const SESSIONS_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 /// How long a server may take to name the address for POSTs, connecting included.
 const ENDPOINT_WAIT: Duration = Duration::from_secs(10);
 /// Longest address that is looked at.

@@ -10,11 +10,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value, json};
 use support::serving;
 use taskgate::engine::recovery::{self, CallTargets};
-use taskgate::engine::{AdmissionLimits, CallSpec, CallStream, CallTarget, Engine, RoundSupport};
+use taskgate::engine::{CallSpec, CallStream, CallTarget, Engine, RoundSupport};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
 use taskgate::face::listen_permits::ListenPermits;
 use taskgate::face::served::Served;
+use taskgate::shared_limits::SharedLimits;
 use taskgate::store::TaskStore;
 use taskgate::task::{Clock, Plan, Principal, Task, TaskKey, Timestamp};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
@@ -107,21 +108,21 @@ impl World {
     fn alive(rules: Rules, started: Instant, store: Arc<GatedStore>, upstream: Arc<Scripted>, first_id: u64) -> Self {
         let life = Process::default();
         let mortal: Arc<dyn Upstream> = Arc::new(Mortal::new(&upstream, &life, rules.durable));
-        let (tasks_max, stored_bytes_per_principal_max) = (rules.tasks_max, usize::MAX);
-        let limits = AdmissionLimits { tasks_max, tasks_per_principal_max: tasks_max, stored_bytes_per_principal_max };
+        let limits = SharedLimits::default();
         let next_id = AtomicU64::new(first_id);
         let engine = Engine::new(
             Arc::new(Mortal::new(&store, &life, rules.durable)),
             Arc::new(PausedClock(started)),
             Box::new(move || u128::from(next_id.fetch_add(1, Ordering::Relaxed)) << 64),
-            limits,
+            rules.tasks_max,
+            limits.clone(),
         );
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
         let settings = CallPermitSettings { in_flight_max, queue_max: 100 };
-        let permits = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
+        let permits = Arc::new(CallPermits::new(Arc::from("scripted"), settings, limits.clone()));
         let ending = CancellationToken::new();
         let face = Arc::new(UpstreamEndpoint::new(Arc::new(Served {
-            listeners: ListenPermits::new(ending.clone()),
+            listeners: ListenPermits::new(ending.clone(), limits),
             clock: Arc::new(PausedClock(started)),
             ..served(rules, mortal, &permits, &engine)
         })));

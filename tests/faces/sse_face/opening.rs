@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http_body_util::Full;
 use serde_json::{Value, json};
-use taskgate::face::sse::STREAMS_PER_PRINCIPAL_MAX;
+use taskgate::task::PrincipalLimits;
 
 use super::client::{ADA, BOB, Gate, Stream, exchange, request, whole};
 use super::program;
@@ -244,7 +244,7 @@ async fn sec_11_streams_of_one_principal_are_bounded_and_an_end_makes_room() {
     let gate = Gate::open(ScriptedServer::polite().await, "").await;
     let address = gate.gateway.address();
     let mut streams = Vec::new();
-    for _ in 0..STREAMS_PER_PRINCIPAL_MAX {
+    for _ in 0..PrincipalLimits::SSE_STREAMS * PrincipalLimits::default().streams_max {
         streams.push(Stream::open(address, ADA).await);
     }
     let get = || request("GET", "/up/sse", ADA).header("accept", "text/event-stream").body(Full::default()).unwrap();

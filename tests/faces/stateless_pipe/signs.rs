@@ -135,7 +135,15 @@ async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) 
     }
     let arrived = Instant::now();
     let (principal, carriage) = (Principal::local(), MessageChannel::Request);
-    let around = MessageContext { headers: &headers, body: &body, principal, accepted, arrived, carriage };
+    let around = MessageContext {
+        headers: &headers,
+        body: &body,
+        counted_as: principal.clone(),
+        principal,
+        accepted,
+        arrived,
+        carriage,
+    };
     let response = face.serve(&request, around).await;
     let head = arrived.elapsed();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();

@@ -135,13 +135,17 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
     if table == "admin.tokens" {
         parts.insert(table, if key == "file" { String::new() } else { "file = \"ops.token\"".to_owned() });
     }
+    if table == "auth.api_keys.limits" {
+        parts.insert("auth", "mode = \"api_keys\"".to_owned());
+        parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
+    }
     if table == "upstreams.NAME.tools.split" {
         parts.insert("upstreams.NAME.tools", "match = \"any\"".to_owned());
         parts.insert(table, if key == "argument" { String::new() } else { "argument = \"any\"".to_owned() });
     }
     let text = |parts: &BTreeMap<&str, String>| {
         let header = |table: &str| {
-            if table.ends_with(".tools") || table == "admin.tokens" {
+            if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys"].contains(&table) {
                 format!("[[{table}]]")
             } else {
                 format!("[{table}]")
@@ -190,7 +194,10 @@ fn the_defaults_of_the_reference_are_those_of_the_reader_and_of_the_example() {
 /// Whether the reader takes this value, whatever it says of other keys.
 fn is_taken(table: &str, key: &str, value: &str) -> bool {
     let (with, _) = files(table, key, &format!("{key} = {value}"));
-    let path = format!("{table}.{key}").replace("NAME", "reports").replace(".tools.", ".tools[0].");
+    let path = format!("{table}.{key}")
+        .replace("NAME", "reports")
+        .replace(".tools.", ".tools[0].")
+        .replace("api_keys.", "api_keys[0].");
     let error = config::parse("test.toml", &with, &env).err();
     error.is_none_or(|error| !error.mistakes.iter().any(|mistake| mistake.key.as_deref() == Some(&path)))
 }
@@ -234,7 +241,7 @@ fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_bey
 }
 
 /// Another value for each key outside of the upstreams, and whatever else a file with it needs.
-const OTHERS: [(&str, &str); 28] = [
+const OTHERS: [(&str, &str); 40] = [
     ("listen.address", "[listen]\naddress = \"127.0.0.1:7777\""),
     ("listen.plaintext", "[listen]\nplaintext = true"),
     ("listen.allowed_hosts", "[listen]\nallowed_hosts = [\"mcp.example\"]"),
@@ -256,6 +263,39 @@ const OTHERS: [(&str, &str); 28] = [
     ("limits.tasks_per_principal_max", "[limits]\ntasks_per_principal_max = 77"),
     ("limits.stored_bytes_max", "[limits]\nstored_bytes_max = \"7GiB\""),
     ("limits.stored_bytes_per_principal_max", "[limits]\nstored_bytes_per_principal_max = \"77MiB\""),
+    ("limits.requests_per_second", "[limits]\nrequests_per_second = 7"),
+    ("limits.requests_burst", "[limits]\nrequests_burst = 7"),
+    ("limits.polls_per_task", "[limits]\npolls_per_task = 7"),
+    ("limits.streams_per_principal_max", "[limits]\nstreams_per_principal_max = 7"),
+    ("limits.places_percent_max", "[limits]\nplaces_percent_max = 7"),
+    (
+        "auth.api_keys.limits.requests_per_second",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.requests_per_second = 7",
+    ),
+    (
+        "auth.api_keys.limits.requests_burst",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.requests_burst = 7",
+    ),
+    (
+        "auth.api_keys.limits.polls_per_task",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.polls_per_task = 7",
+    ),
+    (
+        "auth.api_keys.limits.streams_per_principal_max",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.streams_per_principal_max = 7",
+    ),
+    (
+        "auth.api_keys.limits.places_percent_max",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.places_percent_max = 7",
+    ),
+    (
+        "auth.api_keys.limits.tasks_per_principal_max",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.tasks_per_principal_max = 7",
+    ),
+    (
+        "auth.api_keys.limits.stored_bytes_per_principal_max",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.stored_bytes_per_principal_max = \"7MiB\"",
+    ),
     ("limits.connections_max", "[limits]\nconnections_max = 77"),
     ("limits.drain_max", "[limits]\ndrain_max = \"7s\""),
     ("auth.mode", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),

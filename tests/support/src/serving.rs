@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use taskgate::engine::{AdmissionLimits, CallMaker, CallTarget, Engine, ServiceSettings};
+use taskgate::engine::{CallMaker, CallTarget, Engine, ServiceSettings};
 use taskgate::face::listen_permits::ListenPermits;
+use taskgate::face::rates::Rates;
 use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::served::Served;
 use taskgate::face::unmatched_rules::UnmatchedRules;
+use taskgate::shared_limits::SharedLimits;
 use taskgate::store::MemoryStore;
 use taskgate::task::{
     AfterCrash, CallLimits, ClientKind, Drafts, EarlyInput, Executed, FallbackPolicy, GatewayFault, ManualClock,
@@ -65,22 +67,21 @@ pub fn settings(policy: ToolPolicy) -> ServiceSettings {
 
 /// What one server is served with: an empty store in memory, ten permits, a clock that stands still.
 pub fn served(upstream: Arc<dyn Upstream>, channel: Arc<dyn OwnSessionChannel>) -> Served {
-    let limits =
-        AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
+    let limits = SharedLimits::default();
     let (store, clock) = (Arc::new(MemoryStore::new(1 << 20)), Arc::new(ManualClock::default()));
     let permits = CallPermitSettings { in_flight_max: NonZeroUsize::new(10).expect("ten"), queue_max: 10 };
     Served {
         settings: Arc::new(settings(policy(TaskMode::Auto))),
         unmatched_rules: Arc::new(UnmatchedRules::none(upstream.name())),
-        engine: Engine::new(store, Arc::<ManualClock>::clone(&clock), Box::new(|| 7), limits),
-        permits: Arc::new(CallPermits::new(Arc::clone(upstream.name()), permits)),
+        engine: Engine::new(store, Arc::<ManualClock>::clone(&clock), Box::new(|| 7), 10, limits.clone()),
+        permits: Arc::new(CallPermits::new(Arc::clone(upstream.name()), permits, limits.clone())),
         pool: Arc::clone(&upstream),
         stateless: Arc::clone(&upstream),
         upstream,
         channel,
         is_stateless: false,
-        rates: Arc::default(),
-        listeners: ListenPermits::new(CancellationToken::new()),
+        rates: Arc::new(Rates::new(limits.clone())),
+        listeners: ListenPermits::new(CancellationToken::new(), limits),
         sealer: Arc::new(Sealer::new(SealingKeys::ephemeral([7; 32]))),
         clock,
         random: || 7,

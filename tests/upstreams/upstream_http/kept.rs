@@ -10,7 +10,8 @@ use ::bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use support::serving;
-use taskgate::engine::{AdmissionLimits, CallEvent, CallSpec, Engine};
+use taskgate::engine::{CallEvent, CallSpec, Engine};
+use taskgate::shared_limits::SharedLimits;
 use taskgate::store::{MemoryStore, TaskStore};
 use taskgate::task::{
     Failure, ManualClock, Outcome, Phase, Plan, Principal, Task, TaskKey, TaskMode, Timestamp, ToolPolicy,
@@ -76,10 +77,10 @@ fn spec(upstream: Arc<dyn Upstream>) -> CallSpec {
 /// Makes a call, waits for what is wanted of its task, and takes the task out of its store: nobody else has it.
 async fn kept(upstream: Arc<dyn Upstream>, is_there: impl Fn(&Task) -> bool) -> Task {
     let store = Arc::new(MemoryStore::new(1 << 30));
-    let limits = AdmissionLimits { tasks_max: 9, tasks_per_principal_max: 9, stored_bytes_per_principal_max: 1 << 30 };
+    let limits = SharedLimits::default();
     let next = AtomicU64::new(1);
     let ids = Box::new(move || u128::from(next.fetch_add(1, Ordering::Relaxed)));
-    let engine = Engine::new(Arc::<MemoryStore>::clone(&store), Arc::new(ManualClock::default()), ids, limits);
+    let engine = Engine::new(Arc::<MemoryStore>::clone(&store), Arc::new(ManualClock::default()), ids, 9, limits);
     let mut stream = engine.call(spec(upstream));
     let key = match in_time(stream.next()).await {
         Some(CallEvent::Created(task)) => task.key.clone(),

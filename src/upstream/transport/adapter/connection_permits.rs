@@ -1,16 +1,18 @@
 //! Decides who may open one more connection, and which one gives way for it.
 //!
-//! One of several principals has at most its share of the places ([`share`](crate::upstream::limits::share)), so that
+//! One of several principals has at most its share of the places, so that
 //! no other waits for one. Where none is left, an idle connection of whoever has most gives way, whatever it was used
 //! last and whoever listens on it: its session is opened anew when it is next used. A call in progress is never ended
 //! for another, nor is a connection on which the server runs a task.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use super::TransportAdapter;
 use super::connection::AdapterConnection;
+use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::limits::{CallPermit, CallPermits};
+use crate::upstream::limits::{CallPermit, CallPermitSettings, CallPermits};
 
 /// A connection that nobody uses gives its place to whoever has as many after this.
 const YIELDS_AFTER: Duration = Duration::from_secs(10);
@@ -32,8 +34,9 @@ pub(super) enum PermitWait {
     Waits,
 }
 
-pub(super) fn new(max: usize) -> CallPermits {
-    CallPermits::unmetered(max, WAITING_MAX)
+pub(super) fn new(max: NonZeroUsize) -> CallPermits {
+    let settings = CallPermitSettings { in_flight_max: max, queue_max: WAITING_MAX };
+    CallPermits::unmetered(settings, SharedLimits::default())
 }
 
 /// Why a connection may give way to whoever wants its place.

@@ -1,5 +1,7 @@
 //! Whose requests go where, over wires that only take note.
 
+use std::num::NonZeroUsize;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -77,8 +79,12 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
     let wire = RecordingTransport::default();
     let (heard, opened) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened));
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let stand =
-        TransportAdapter::new(Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
+    let stand = TransportAdapter::new(
+        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+        Box::new(wire),
+        NonZeroUsize::new(8).unwrap(),
+        life.clone(),
+    );
     let mut answers = Vec::new();
     for (principal, method, connection) in [
         ("anon", method::DISCOVER, 0),
@@ -118,8 +124,12 @@ async fn nobody_waits_for_another_principals_connection() {
     let wire = RecordingTransport { held_up: vec![1], ..RecordingTransport::default() };
     let (heard, opened, let_go) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened), wire.let_go.clone());
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let stand =
-        TransportAdapter::new(Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
+    let stand = TransportAdapter::new(
+        Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")),
+        Box::new(wire),
+        NonZeroUsize::new(8).unwrap(),
+        life.clone(),
+    );
     let send = async |principal: &str| stand.send(&post(principal, method::TOOLS_CALL), &HandedOver::default()).await;
     let first = send("ada").await.unwrap();
     let others = async {

@@ -1,0 +1,48 @@
+//! Decides what one principal may have: what stands beside its key, else what [limits] says.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+
+use super::super::error::MistakeCollector;
+use super::super::raw::{RawApiKey, RawConfig, RawPrincipalLimits};
+use super::super::section::LocatedValue;
+use super::{count_or, value_or};
+use crate::task::{PlaceShare, Principal, PrincipalLimitTable, PrincipalLimits};
+
+pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> PrincipalLimitTable {
+    let others = limits(&raw.limits.principal, &PrincipalLimits::default());
+    let mut own: HashMap<Principal, (PrincipalLimits, &RawApiKey)> = HashMap::new();
+    for key in &raw.auth.api_keys {
+        let Some(id) = &key.id else { continue };
+        let its = limits(&key.limits, &others);
+        match own.get(&Principal::holding(&id.value)) {
+            // Both keys are its own while they are exchanged, and it may not depend on the one that it shows.
+            Some((before, first)) if *before != its => {
+                let line = first.place.line;
+                let message =
+                    format!("{:?} has a key in line {line} with other limits; write the same at both", id.value);
+                report.mistake(&key.place, message);
+            }
+            Some(_) => (),
+            None => drop(own.insert(Principal::holding(&id.value), (its, key))),
+        }
+    }
+    let own = own.into_iter().map(|(principal, (its, _))| (principal, its)).filter(|(_, its)| *its != others).collect();
+    PrincipalLimitTable { others, own }
+}
+
+fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits {
+    let rate = |raw: &Option<LocatedValue<u32>>, other| {
+        raw.as_ref().and_then(|written| NonZeroU32::new(written.value)).unwrap_or(other)
+    };
+    let places = raw.places_percent.as_ref().and_then(|written| PlaceShare::percent(u8::try_from(written.value).ok()?));
+    PrincipalLimits {
+        requests_per_second: rate(&raw.requests_per_second, others.requests_per_second),
+        requests_burst: rate(&raw.requests_burst, others.requests_burst),
+        polls_per_task: rate(&raw.polls_per_task, others.polls_per_task),
+        tasks_max: count_or(raw.tasks_max.as_ref(), others.tasks_max),
+        stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), others.stored_bytes_max),
+        streams_max: count_or(raw.streams_max.as_ref(), others.streams_max),
+        places: places.unwrap_or(others.places),
+    }
+}

@@ -1,0 +1,115 @@
+//! Defines why a request came too often.
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use super::{Executed, GatewayFault, Principal, Reason};
+
+/// The bound that was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RateBound {
+    Requests {
+        per_second: NonZeroU32,
+        burst: NonZeroU32,
+    },
+    /// By as many tasks as there are at the moment.
+    Polls {
+        per_second: u32,
+    },
+    /// Task ids that are not there.
+    UnknownTasks {
+        per_minute: NonZeroU32,
+    },
+    /// Too many principals ask at a time.
+    Principals,
+}
+
+impl fmt::Display for RateBound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Requests { per_second, burst } => {
+                write!(f, "{per_second} requests a second, {burst} at once (`requests_per_second`, `requests_burst`)")
+            }
+            Self::Polls { per_second } => {
+                write!(f, "{per_second} polls a second for as many unfinished tasks as there are (`polls_per_task`)")
+            }
+            Self::UnknownTasks { per_minute } => {
+                write!(f, "{per_minute} requests a minute for tasks that are not there")
+            }
+            Self::Principals => f.write_str("requests of 10,000 clients within a minute"),
+        }
+    }
+}
+
+/// Why a request is refused. Nothing was done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RateRefusal {
+    pub bound: RateBound,
+    /// Whose requests are counted together.
+    pub whom: Principal,
+    /// When a repetition has a chance.
+    pub wait: Duration,
+}
+
+impl RateRefusal {
+    #[must_use]
+    pub const fn fault(&self) -> GatewayFault {
+        GatewayFault { retry_after: Some(self.wait), ..GatewayFault::new(Reason::RateLimited, Executed::No) }
+    }
+}
+
+impl fmt::Display for RateRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("There are too many requests; served are at most ")?;
+        if self.bound == RateBound::Principals {
+            return write!(f, "{}", self.bound);
+        }
+        write!(f, "{}, for ", self.bound)?;
+        // Who it is that asks, they know.
+        match self.whom.key_id() {
+            Some(id) => write!(f, "the key `{id}`"),
+            None if self.whom.address().is_some() || !self.whom.is_identified() => f.write_str("each address"),
+            None => f.write_str("each credential"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_bound_and_principal_and_shows_no_credential() {
+        let number = |number| NonZeroU32::new(number).unwrap();
+        let requests = RateBound::Requests { per_second: number(50), burst: number(100) };
+        let address = Principal::anonymous().counted_at(Some("192.0.2.7"));
+        for (whom, bound, expected) in [
+            (
+                Principal::new("key:ada"),
+                requests,
+                "50 requests a second, 100 at once (`requests_per_second`, `requests_burst`), for the key `ada`",
+            ),
+            (
+                Principal::bearing(b"Bearer secret"),
+                requests,
+                "50 requests a second, 100 at once (`requests_per_second`, `requests_burst`), for each credential",
+            ),
+            (
+                address,
+                RateBound::Polls { per_second: 52 },
+                "52 polls a second for as many unfinished tasks as there are (`polls_per_task`), for each address",
+            ),
+            (
+                Principal::anonymous(),
+                RateBound::UnknownTasks { per_minute: number(20) },
+                "20 requests a minute for tasks that are not there, for each address",
+            ),
+            (Principal::new("key:ada"), RateBound::Principals, "requests of 10,000 clients within a minute"),
+        ] {
+            let refusal = RateRefusal { bound, whom, wait: Duration::from_millis(20) };
+            assert_eq!(refusal.to_string(), format!("There are too many requests; served are at most {expected}"));
+            assert_eq!(refusal.fault().retry_after, Some(Duration::from_millis(20)));
+        }
+    }
+}

@@ -13,6 +13,7 @@ pub mod flavour;
 mod follow;
 mod health;
 mod import;
+mod keys;
 pub mod media;
 mod offers;
 mod printable;
@@ -152,6 +153,11 @@ enum CliCommand {
     /// Exit codes: 0; with --call 1 if the tool failed and 2 for a JSON-RPC error; 64 for a mistake in the command line;
     /// 69 if nothing there speaks MCP, or the call has no answer.
     Probe(probe::ProbeArguments),
+    /// Makes API keys for clients.
+    Keys {
+        #[command(subcommand)]
+        order: keys::KeysCommand,
+    },
     /// Asks a running gateway whether it is ready: a probe for containers.
     ///
     /// Where operators are asked for a token, it is taken from TASKGATE_ADMIN_TOKEN; the listener of [metrics] asks for none.
@@ -215,6 +221,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Prompts(arguments) => Ok(Box::pin(offers::run(arguments, OfferKind::Prompts)).await),
         CliCommand::Wrap(arguments) => Box::pin(wrap::run(arguments)).await,
         CliCommand::Probe(arguments) => Box::pin(probe::arguments::run(arguments)).await,
+        CliCommand::Keys { order } => keys::run(&order),
         CliCommand::Health(arguments) => Ok(Box::pin(health::run(&arguments)).await),
         CliCommand::Tasks { order, admin } => Box::pin(operate(&order, &admin)).await,
     };
@@ -371,6 +378,7 @@ mod tests {
                 "prompts",
                 "wrap",
                 "probe",
+                "keys",
                 "health",
                 "tasks",
             ]

@@ -39,6 +39,7 @@ pub use raw::command::is_command_line;
 pub use resolve::GRACE_MAX;
 pub use resolve::listeners::usual_listener_at;
 pub use toml_writer::{escaped, fallback_name, fitting_name, key, key_variable, quoted, string, variable_name};
+pub use value::check_principal_id;
 pub use value::{is_credential_header, is_variable_name};
 
 /// Larger files are refused unread (B166).

@@ -167,6 +167,18 @@ fn because(error: ApiKeyError) -> ValueError {
     ValueError::Because(error.explanation())
 }
 
+/// Reads who somebody is that has keys.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn check_principal_id(text: &str) -> Result<(), &'static str> {
+    match principal_id(text) {
+        Ok(_) => Ok(()),
+        Err(ValueError::Because(why)) => Err(why),
+        Err(ValueError::Form) => Err(PRINCIPAL_ID.wanted),
+    }
+}
+
 fn principal_id(text: &str) -> Result<String, ValueError> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte);
     if !(1..=PRINCIPAL_ID_LEN_MAX).contains(&text.len()) || !text.bytes().all(fits) {

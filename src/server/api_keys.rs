@@ -13,7 +13,9 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 
 use super::grant::Grant;
+use crate::random;
 use crate::task::Principal;
+use crate::task::digest::hex;
 
 /// What every key begins with, so that scanners for leaked secrets can tell one.
 const PREFIX: &str = "tg_";
@@ -62,6 +64,27 @@ impl fmt::Debug for ApiKey {
 }
 
 impl ApiKey {
+    /// Makes a key for the principal `id` from the system's randomness: the whole text, which nobody is shown again, and what is
+    /// known of it.
+    ///
+    /// # Panics
+    /// If the operating system has no randomness.
+    #[must_use]
+    pub fn mint(id: &str) -> (String, Self) {
+        // Somebody who exchanges a key has two, which are told apart by their IDs.
+        let whose: String = id.chars().filter(char::is_ascii_alphanumeric).take(ID_LEN_MAX - 8).collect();
+        let id = format!("{whose}{}", hex(&random::key::<4>()));
+        let text = format!("{PREFIX}{id}_{}", hex(&random::key::<32>()));
+        let key = Self { digest: digest_of(&text), id: id.into() };
+        (text, key)
+    }
+
+    /// `ID:SHA256`, as [`ApiKey::read_digest`] reads it. Not a secret.
+    #[must_use]
+    pub fn known_as(&self) -> String {
+        format!("{}:{}", self.id, hex(&self.digest))
+    }
+
     /// Reads a key.
     ///
     /// # Errors
@@ -268,6 +291,19 @@ mod tests {
 
     fn key(id: &str) -> String {
         format!("tg_{id}_{HEX}")
+    }
+
+    #[test]
+    fn a_key_that_was_made_is_strong_and_known_by_its_digest() {
+        let long = "a.b@".repeat(16);
+        for (id, begins) in
+            [("ada", "tg_ada"), ("team-a.b_c@d", "tg_teamabcd"), ("-", "tg_"), (long.as_str(), "tg_abab")]
+        {
+            let ((text, key), (other, _)) = (ApiKey::mint(id), ApiKey::mint(id));
+            assert!(text.starts_with(begins) && text != other, "{id}: {text}");
+            assert_eq!(ApiKey::read(&text).as_ref(), Ok(&key), "{id}");
+            assert_eq!(ApiKey::read_digest(&key.known_as()).as_ref(), Ok(&key), "{id}");
+        }
     }
 
     #[test]

@@ -1,0 +1,36 @@
+//! Makes API keys (`taskgate keys`).
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+use super::{refuse, write_line};
+use crate::config::{check_principal_id, quoted};
+use crate::server::api_keys::ApiKey;
+
+/// What is done with keys.
+#[derive(Debug, clap::Subcommand)]
+pub(super) enum KeysCommand {
+    /// Makes a key, which is shown this once, on stderr; the block for the configuration goes to stdout.
+    New {
+        /// Whose key it is: the principal to which tasks and bounds belong.
+        id: String,
+    },
+}
+
+/// # Errors
+/// If nothing can be printed.
+pub(super) fn run(order: &KeysCommand) -> anyhow::Result<ExitCode> {
+    let KeysCommand::New { id } = order;
+    if let Err(why) = check_principal_id(id) {
+        return Ok(refuse(format_args!("ID {why}")));
+    }
+    let (secret, key) = ApiKey::mint(id);
+    // What nobody was shown must not stand in a configuration.
+    write_line(format_args!("The key of {id}, shown this once; clients send it as `Authorization: Bearer KEY`:"));
+    write_line(&secret);
+    let block = format!("[[auth.api_keys]]\nid = {}\nkey_sha256 = {}\n", quoted(id), quoted(&key.known_as()));
+    io::stdout().write_all(block.as_bytes()).context("cannot print the block")?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,54 @@
+//! `taskgate keys new`: a key that the configuration knows by its digest alone.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+fn taskgate(folder: &TempDir, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    command.current_dir(folder.path()).args(arguments).env_remove("TASKGATE_LOG").output().unwrap()
+}
+
+#[test]
+fn new_keys_of_one_principal_go_into_a_configuration_that_does_not_show_them() {
+    let folder = TempDir::new().unwrap();
+    let mut toml = "[upstreams.up]\nurl = \"http://127.0.0.1:9/mcp\"\n[auth]\nmode = \"api_keys\"\n".to_owned();
+    let mut secrets = Vec::new();
+    for _ in 0..2 {
+        let made = taskgate(&folder, &["keys", "new", "team-a"]);
+        assert!(made.status.success());
+        toml += std::str::from_utf8(&made.stdout).unwrap();
+        let said = String::from_utf8(made.stderr).unwrap();
+        secrets.extend(said.lines().filter(|line| line.starts_with("tg_teama")).map(str::to_owned));
+    }
+    assert_eq!((secrets.len(), toml.matches("id = \"team-a\"").count()), (2, 2), "{toml}");
+    let hidden = secrets.iter().all(|key| !toml.contains(key.rsplit('_').next().unwrap()));
+    assert!(hidden, "{toml}");
+    fs::write(folder.path().join("taskgate.toml"), &toml).unwrap();
+    let checked = taskgate(&folder, &["check", "taskgate.toml"]);
+    assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
+}
+
+#[test]
+fn what_cannot_be_somebody_gets_no_key() {
+    let folder = TempDir::new().unwrap();
+    let long = "x".repeat(65);
+    for (arguments, why) in [
+        (vec!["new", ""], "ID has 1 to 64 characters"),
+        (vec!["new", "team a"], "ID has 1 to 64 characters"),
+        (vec!["new", "ädä"], "ID has 1 to 64 characters"),
+        (vec!["new", &long], "ID has 1 to 64 characters"),
+        (vec!["new"], "required"),
+        (vec!["new", "a", "b"], "unexpected argument"),
+        (vec!["old", "a"], "unrecognized subcommand"),
+        (vec![], "Usage"),
+    ] {
+        let refused = taskgate(&folder, &[&["keys"], arguments.as_slice()].concat());
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(64), "{arguments:?}: {said}");
+        assert!(said.contains(why) && refused.stdout.is_empty(), "{arguments:?}: {said}");
+    }
+}

@@ -73,7 +73,15 @@ setup:
 	done
 	if [ "$${#missing[@]}" != 0 ]; then
 		[ "$$(id -u)" = 0 ] || { echo "programs are missing: run 'apt-get install $${missing[*]}' as root" >&2; exit 1; }
+		# What is installed for the tests serves nothing by itself, not after a restart of the machine either.
+		services=()
+		for program in "$${missing[@]}"; do
+			case "$$program" in nginx|caddy|haproxy) [ ! -d /run/systemd/system ] || services+=("$$program") ;; esac
+		done
+		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime mask "$${services[@]}"
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}"
+		[ "$${#services[@]}" = 0 ] || systemctl --quiet disable "$${services[@]}"
+		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime unmask "$${services[@]}"
 	fi
 	$(call step,setup: cargo-deny $(DENY_VERSION))
 	@if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then

@@ -90,6 +90,8 @@ pub struct Inbound {
     /// When the head had been read.
     pub received_at: Instant,
     pub carriage: MessageChannel,
+    /// Whether whoever hands it over has counted it: then no rate is asked, and no place of a stream taken.
+    pub is_counted: bool,
 }
 
 impl Inbound {

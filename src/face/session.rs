@@ -35,7 +35,7 @@ use super::argument_limits;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use super::pipe::pipe_metrics::PipeMetrics;
-use super::sealed::digest_of;
+use super::sealed::{Sealer, digest_of};
 use super::served::Served;
 use crate::dialect::RequestError;
 use crate::engine::ServiceSettings;
@@ -77,7 +77,7 @@ pub struct SessionFace {
 }
 
 /// Why a request has no session.
-enum SessionLookupError {
+pub(super) enum SessionLookupError {
     /// It names none.
     Missing,
     /// It names one that is not this client's, or has ended.
@@ -222,7 +222,7 @@ impl SessionFace {
     /// The same in a session. What a stream holds is bounded for its principal, as for all who listen; a client over one
     /// ordered stream has its place already.
     async fn get_in(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
-        if inbound.carriage == MessageChannel::Stream {
+        if inbound.is_counted || inbound.carriage == MessageChannel::Stream {
             return self.open_stream(session, inbound).await;
         }
         let place = match self.shared.served.listeners.take(&inbound.counted_as(), self.shared.served.channel.name()) {
@@ -261,24 +261,33 @@ impl SessionFace {
 
     /// The session that a request names.
     fn session(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
-        check_version(&inbound.headers).map_err(in_session)?;
-        let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(in_session)?;
-        let sealed = sealed.ok_or(SessionLookupError::Missing)?;
-        let open = || {
-            let token = self.shared.served.sealer.open_session(sealed)?;
-            let is_ours = token.upstream == **self.shared.served.channel.name()
-                && token.principal == digest_of(&inbound.principal);
-            is_ours.then_some(token)
-        };
-        let mut session =
-            self.shared.sessions.open(sealed, &inbound.principal, open).ok_or(SessionLookupError::Unknown)?;
-        session.own.forwarded = self.shared.served.settings.forwarding.of(&inbound.headers);
+        let served = &self.shared.served;
+        let mut session = session_of(inbound, served.channel.name(), &served.sealer, &self.shared.sessions)?;
+        session.own.forwarded = served.settings.forwarding.of(&inbound.headers);
         Ok(session)
     }
 }
 
+/// The session that a request names, if it was opened by its principal for `opened_for`: an upstream, or an endpoint of
+/// several.
+pub(super) fn session_of(
+    inbound: &Inbound,
+    opened_for: &str,
+    sealer: &Sealer,
+    sessions: &ClientSessionCache,
+) -> Result<ClientSession, SessionLookupError> {
+    check_version(&inbound.headers).map_err(in_session)?;
+    let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(in_session)?;
+    let sealed = sealed.ok_or(SessionLookupError::Missing)?;
+    let open = || {
+        let token = sealer.open_session(sealed)?;
+        (token.upstream == opened_for && token.principal == digest_of(&inbound.principal)).then_some(token)
+    };
+    sessions.open(sealed, &inbound.principal, open).ok_or(SessionLookupError::Unknown)
+}
+
 impl SessionLookupError {
-    fn answer(&self, addressee: &Addressee) -> FaceResponse {
+    pub(super) fn answer(&self, addressee: &Addressee) -> FaceResponse {
         let unknown = || RequestError::NotARequest(Cow::Borrowed("the session is unknown or has ended"));
         let (status, complaint) = match self {
             Self::Missing => (

@@ -85,6 +85,7 @@ struct StatelessRequestContext<'a> {
     addressee: Addressee,
     principal: Principal,
     counted_as: Principal,
+    is_counted: bool,
     said: StatelessRequest,
     request: &'a Request,
     /// The request as it came.
@@ -124,6 +125,8 @@ pub struct MessageContext<'a> {
     pub principal: Principal,
     /// Whose request it is where requests are counted.
     pub counted_as: Principal,
+    /// Whether whoever hands it over has counted it.
+    pub is_counted: bool,
     pub accepted: AcceptedTypes,
     pub arrived: Instant,
     pub carriage: MessageChannel,
@@ -205,6 +208,7 @@ impl StatelessFace {
             addressee: addressee.clone(),
             principal: around.principal,
             counted_as: around.counted_as,
+            is_counted: around.is_counted,
             said,
             request,
             body: around.body,

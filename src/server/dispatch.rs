@@ -89,6 +89,7 @@ fn inbound(
         accepted,
         received_at,
         carriage: MessageChannel::Request,
+        is_counted: false,
     }
 }
 

@@ -60,7 +60,7 @@ pub(in crate::face) struct ClientSessionCache {
 }
 
 impl ClientSessionCache {
-    pub(super) fn new() -> Self {
+    pub(in crate::face) fn new() -> Self {
         Self {
             task_clients: RecentMap::new(TASK_CLIENTS_MAX),
             ended: RecentMap::new(ENDED_MAX),
@@ -70,7 +70,7 @@ impl ClientSessionCache {
 
     /// The session that a sealed id stands for, by `open` where it is not known from before. `None` where
     /// `open` gives none, and for one that has ended.
-    pub(super) fn open(
+    pub(in crate::face) fn open(
         &self,
         sealed: &str,
         owner: &Principal,
@@ -90,7 +90,7 @@ impl ClientSessionCache {
         (!self.ended.contains(session.token.nonce)).then_some(session)
     }
 
-    pub(super) fn ended(&self, nonce: u128) {
+    pub(in crate::face) fn ended(&self, nonce: u128) {
         self.ended.insert(nonce, ());
         self.task_clients.remove(nonce);
     }

@@ -80,7 +80,12 @@ impl StatelessFace {
         }
         let wishes = SubscriptionFilter::read(inquiry.params)?;
         let listeners = &self.served.listeners;
-        let place = listeners.take(&inquiry.counted_as, self.served.upstream.name()).map_err(ListenRefusal::Fault)?;
+        let place = match inquiry.is_counted {
+            true => None,
+            false => {
+                Some(listeners.take(&inquiry.counted_as, self.served.upstream.name()).map_err(ListenRefusal::Fault)?)
+            }
+        };
         let (ear, mut granted) = self.ear(inquiry, wishes).await?;
         let watched = WatchedTasks::new(
             Arc::clone(&self.served.engine),
@@ -139,7 +144,8 @@ struct ListenStream {
     /// Ends the stream in order; `None` once it has.
     ending: Option<CancellationToken>,
     server_info: Payload,
-    _place: ListenPermit,
+    /// `None` where whoever reads the stream has one for it.
+    _place: Option<ListenPermit>,
 }
 
 impl CallMessages for ListenStream {

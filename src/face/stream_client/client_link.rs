@@ -146,6 +146,7 @@ impl ClientLink {
             accepted: AcceptedTypes::Both,
             received_at,
             carriage: MessageChannel::Stream,
+            is_counted: false,
         }
     }
 }

@@ -1,0 +1,226 @@
+//! Takes one request of a path: counts it, reads its message, tells which kind of client it comes from, and answers what no
+//! face serves.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, StatusCode};
+
+use super::answer::{Addressee, UnknownTaskMarker, accepted, addressee, only_post, too_often, unreadable};
+use super::classify::{Face, face_of, header_is_stateless};
+use super::headers;
+use super::http::{FaceResponse, Inbound};
+use super::served::Served;
+use super::session::refuse;
+use crate::dialect::RequestError;
+use crate::dialect::faults::rate_error;
+use crate::task::{Principal, RateRefusal};
+use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
+use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
+
+/// The items of an array, each as it was read and as it came.
+pub(super) type BatchItems = Vec<(Result<Message, EnvelopeError>, Bytes)>;
+
+/// What serves the clients of one path, of either era.
+pub(super) trait PathFaces: Send + Sync {
+    /// What their requests are counted with.
+    fn served(&self) -> &Served;
+
+    /// Answers a request that stands alone.
+    fn stateless(&self, inbound: &Inbound, request: Request) -> impl Future<Output = FaceResponse> + Send;
+
+    /// Answers one message of a session.
+    fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> impl Future<Output = FaceResponse> + Send;
+
+    /// Answers an array of a session.
+    fn post_batch(&self, inbound: &Inbound, batch: BatchItems) -> impl Future<Output = FaceResponse> + Send;
+
+    /// Opens a stream of a session, or takes one up.
+    fn get(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
+
+    /// Ends a session.
+    fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
+}
+
+/// Answers one request.
+pub(super) async fn answer(faces: &impl PathFaces, mut inbound: Inbound) -> FaceResponse {
+    if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
+        return Box::pin(serve_batch(faces, &inbound)).await;
+    }
+    if inbound.method != Method::POST {
+        return match admit_many(faces, &inbound, 1) {
+            Ok(()) => Box::pin(operate(faces, &inbound)).await,
+            Err(refusal) => too_often(&refusal),
+        };
+    }
+    let read = match inbound.message.take() {
+        Some(message) => Ok(message),
+        None => envelope::read(&inbound.body, ScanLimits::CLIENT),
+    };
+    match read {
+        // Boxed: the waits below would each hold it twice.
+        Ok(message) => serve_message(faces, Box::new(inbound), Box::new(message)).await,
+        Err(error) => {
+            if let Err(refusal) = admit_many(faces, &inbound, 1) {
+                return too_often(&refusal);
+            }
+            let (id, complaint) = unreadable(error);
+            if header_is_stateless(&inbound.headers) {
+                stateless_addressee(&inbound, id).complaint(&complaint)
+            } else {
+                refuse(&addressee(id.as_ref(), inbound.accepted), &complaint)
+            }
+        }
+    }
+}
+
+/// GET and DELETE are operations on a session; stateless clients have none (B53).
+async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
+    let is_session =
+        inbound.headers.contains_key(headers::SESSION_ID) || inbound.headers.contains_key(headers::PROTOCOL_VERSION);
+    if !is_session || header_is_stateless(&inbound.headers) {
+        return only_post();
+    }
+    if inbound.method == Method::GET { faces.get(inbound).await } else { faces.delete(inbound).await }
+}
+
+async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
+    let face = era_of(&message, &inbound.headers);
+    let asker = RateLimitedRequest::of(&message, face, &inbound);
+    if let Err(refusal) = admit(faces, &asker, &inbound, &message) {
+        return asker.refuse(&refusal);
+    }
+    let is_counted = inbound.is_counted;
+    let response = match face {
+        Face::Stateless => serve_stateless(faces, &inbound, message).await,
+        Face::Session => faces.post(inbound, message).await,
+    };
+    if is_counted || response.extensions().get::<UnknownTaskMarker>().is_none() {
+        return response;
+    }
+    match faces.served().rates.missed(&asker.principal) {
+        Ok(()) => response,
+        Err(refusal) => asker.refuse(&refusal),
+    }
+}
+
+/// Counts requests that come together, unless somebody has.
+fn admit_many(faces: &impl PathFaces, inbound: &Inbound, many: usize) -> Result<(), RateRefusal> {
+    if inbound.is_counted { Ok(()) } else { faces.served().rates.admit(&inbound.counted_as(), many) }
+}
+
+/// Counts a message. Whoever has many tasks asks often how they stand.
+fn admit(
+    faces: &impl PathFaces,
+    asker: &RateLimitedRequest,
+    inbound: &Inbound,
+    message: &Message,
+) -> Result<(), RateRefusal> {
+    if inbound.is_counted {
+        return Ok(());
+    }
+    let Served { rates, engine, .. } = faces.served();
+    match message {
+        Message::Request(request) if matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT) => {
+            rates.poll(&asker.principal, engine.places_taken_by(&inbound.principal))
+        }
+        Message::Request(_) | Message::Notification(_) | Message::Response(_) => rates.admit(&asker.principal, 1),
+    }
+}
+
+async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
+    let addressee = addressee(None, inbound.accepted);
+    let items = match split_batch(&inbound.body, ScanLimits::CLIENT, envelope::BATCH_MAX) {
+        Ok(items) => items,
+        Err(error) => return refuse(&addressee, &unreadable(error).1),
+    };
+    if let Err(refusal) = admit_many(faces, inbound, items.len()) {
+        return too_often(&refusal);
+    }
+    let batch: BatchItems = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
+    let is_mixed = batch.iter().any(|(read, _)| match read {
+        Ok(message) => era_of(message, &inbound.headers) == Face::Stateless,
+        Err(_) => false,
+    });
+    if is_mixed {
+        let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
+        return refuse(&addressee, &complaint);
+    }
+    faces.post_batch(inbound, batch).await
+}
+
+async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box<Message>) -> FaceResponse {
+    let request = match *message {
+        Message::Request(request) => request,
+        // Nothing that a stateless client notifies has an effect; cancelling is done by leaving (EXT-46).
+        Message::Notification(notification) if is_request(&notification.method) => {
+            let complaint = RequestError::NotARequest(Cow::Borrowed("this method needs an id"));
+            return stateless_addressee(inbound, None).complaint(&complaint);
+        }
+        Message::Notification(_) => return accepted(),
+        Message::Response(_) => {
+            let complaint = RequestError::NotARequest(Cow::Borrowed("clients send no responses"));
+            return stateless_addressee(inbound, None).complaint(&complaint);
+        }
+    };
+    if is_handshake_without_metadata(&request) {
+        let what = Cow::Borrowed("initialize is not sent with the header of a stateless version");
+        return stateless_addressee(inbound, Some(request.id)).complaint(&RequestError::Header(what));
+    }
+    // On the heap, so that a request of a session, which needs less, is not as large.
+    Box::pin(faces.stateless(inbound, request)).await
+}
+
+/// Whoever is told that this is too much: what is left of a request once it is with its face.
+struct RateLimitedRequest {
+    principal: Principal,
+    addressee: Addressee,
+    face: Face,
+}
+
+impl RateLimitedRequest {
+    fn of(message: &Message, face: Face, inbound: &Inbound) -> Self {
+        let id = match message {
+            Message::Request(request) => Some(request.id.clone()),
+            Message::Notification(_) | Message::Response(_) => None,
+        };
+        let addressee = match face {
+            Face::Stateless => stateless_addressee(inbound, id),
+            Face::Session => addressee(id.as_ref(), inbound.accepted),
+        };
+        Self { principal: inbound.counted_as(), addressee, face }
+    }
+
+    /// 429, but for requests of session clients, which drop their connection then (GW-04).
+    fn refuse(&self, refusal: &RateRefusal) -> FaceResponse {
+        match (self.face, &self.addressee.id) {
+            (_, None) => too_often(refusal),
+            (Face::Stateless, Some(_)) => self.addressee.too_often(refusal),
+            (Face::Session, Some(_)) => self.addressee.error(StatusCode::OK, &rate_error(refusal)),
+        }
+    }
+}
+
+/// Who an answer of our own to a stateless client is for.
+pub(super) fn stateless_addressee(inbound: &Inbound, id: Option<RequestId>) -> Addressee {
+    Addressee { id, version: ProtocolVersion::STATELESS, accepted: inbound.accepted }
+}
+
+/// Which kind of client a message comes from.
+fn era_of(message: &Message, all: &HeaderMap) -> Face {
+    let params = match message {
+        Message::Request(request) => request.params.object(),
+        Message::Notification(notification) => notification.params.object(),
+        Message::Response(_) => None,
+    };
+    face_of(params, all)
+}
+
+fn is_handshake_without_metadata(request: &Request) -> bool {
+    request.method == method::INITIALIZE && !crate::dialect::negotiate::names_version(request.params.object())
+}
+
+/// Methods that make no sense without an answer (B104).
+fn is_request(name: &str) -> bool {
+    !name.starts_with("notifications/")
+}

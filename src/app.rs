@@ -12,6 +12,7 @@ mod program;
 pub mod reload;
 mod reload_trigger;
 pub mod sealing_key;
+mod served_endpoint;
 pub mod service_manager;
 pub mod sockets;
 pub mod task_store;
@@ -32,6 +33,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::{Config, ServerSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{Engine, sweeper};
+use crate::face::combined::CombinedSessions;
 use crate::face::listen_permits::ListenPermits;
 use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
 use crate::face::rates::Rates;
@@ -54,6 +56,7 @@ use crate::wire::ProtocolVersion;
 use files::FileMistakes;
 pub use program::{ServedConfig, serve};
 use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
+use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
 pub use wrap::wrap;
 
@@ -83,6 +86,8 @@ pub struct Gateway {
     /// Where tasks rest, if that has to be closed.
     disk: Option<Arc<DiskStore>>,
     upstreams: Vec<ServedUpstream>,
+    /// Paths that serve several of them.
+    endpoints: Vec<ServedEndpoint>,
     /// How they stand, for operators.
     healths: UpstreamHealthList,
     /// Upstreams that are served no more, and have calls still.
@@ -136,7 +141,9 @@ impl Gateway {
             origins = origins.with(opened.served.target());
             upstreams.push(opened);
         }
-        let (routes, gone) = (reload::routes(&upstreams, &[]), Vec::new());
+        let endpoints: Vec<_> =
+            config.endpoints.iter().map(|settings| ServedEndpoint::new(settings, &upstreams, &parts)).collect();
+        let (routes, gone) = (add_endpoints(reload::routes(&upstreams, &[]), &endpoints), Vec::new());
         let drain_max = config.listen.drain_max;
         let healths = UpstreamHealthList::default();
         healths.set(upstreams.iter().map(ServedUpstream::health).collect());
@@ -160,6 +167,7 @@ impl Gateway {
             parts,
             disk,
             upstreams,
+            endpoints,
             healths,
             retired,
             gone,
@@ -307,6 +315,7 @@ struct GatewayParts {
     limits: SharedLimits,
     rates: Arc<Rates>,
     streams: SseStreams,
+    combined: Arc<CombinedSessions>,
     listeners: Arc<ListenPermits>,
     engine: Arc<Engine>,
     permits: Arc<CallPermitsByName>,
@@ -334,6 +343,7 @@ impl GatewayParts {
         Self {
             rates: Arc::new(Rates::new(limits.clone())),
             streams: SseStreams::new(limits.clone()),
+            combined: CombinedSessions::new(),
             listeners: ListenPermits::new(ending, limits.clone()),
             engine,
             permits: Arc::new(CallPermitsByName::new(limits.clone())),

@@ -27,6 +27,7 @@ pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
 
 use crate::engine::ServiceSettings;
+use crate::face::combined::CombinedSettings;
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
@@ -61,6 +62,8 @@ pub struct Config {
     pub principals: Arc<PrincipalLimitTable>,
     /// In the order of the file; names and paths are unique. Never empty.
     pub upstreams: Vec<UpstreamConfig>,
+    /// Paths that serve several of them, in the order of the file.
+    pub endpoints: Vec<CombinedSettings>,
 }
 
 /// Where tasks rest.
@@ -260,7 +263,7 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
 /// Every key that a file may have, and what it takes; `NAME` stands for an upstream's name.
 #[must_use]
 pub fn known_keys() -> BTreeMap<String, KeyContent> {
-    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
+    let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
     raw::read(source.root(tree.get_ref()));
@@ -274,7 +277,7 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     }
     let suffix = format!(".{}", unknown.key);
     let header = |table: &str| {
-        if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys"].contains(&table) {
+        if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys", "endpoints"].contains(&table) {
             format!("[[{table}]]")
         } else {
             format!("[{table}]")

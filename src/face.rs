@@ -10,11 +10,14 @@ pub mod call_stream;
 pub mod catalog;
 pub mod classify;
 pub mod closing;
+pub mod combined;
+
 pub mod endpoint;
 mod fallback;
 pub mod headers;
 pub mod http;
 pub mod idempotency_key;
+mod intake;
 pub mod listen_permits;
 mod notification_subscriber;
 pub mod operators;

@@ -72,6 +72,8 @@ pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
 pub const PIPED: &str = "taskgate_piped_messages_total";
 /// Upstream sessions opened anew behind their clients' backs, by `upstream` and `outcome` (`renewed`, `failed`).
 pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
+/// Times that an upstream was missing in what an endpoint of several shows, by `upstream`.
+pub const ENDPOINT_ABSENCES: &str = "taskgate_endpoint_absences_total";
 /// Open `subscriptions/listen` streams, by `upstream`.
 pub const LISTENERS: &str = "taskgate_listen_streams";
 /// `subscriptions/listen` refused because too many are open, by `upstream`.

@@ -19,7 +19,7 @@ pub(super) enum Announcement {
     Hosts,
 }
 
-/// An upstream's name and the path that it is served at.
+/// An upstream's name and the path that it is served at; an endpoint of several has its path in both.
 pub(super) type ServedPath = (String, String);
 
 impl Announcement {

@@ -75,7 +75,9 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
     }
-    let paths: Vec<_> = config.upstreams.iter().map(|one| (one.name.to_string(), one.path.clone())).collect();
+    let endpoints = config.endpoints.iter().map(|one| (one.path.to_string(), one.path.to_string()));
+    let upstreams = config.upstreams.iter().map(|one| (one.name.to_string(), one.path.clone()));
+    let paths: Vec<_> = endpoints.chain(upstreams).collect();
     let upkeep = TaskTracker::new();
     upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
     // Those who come meanwhile wait at the sockets for the next process; no balancer has to notice anything.

@@ -12,6 +12,7 @@ use aws_lc_rs::digest::{Context, SHA256};
 use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::served_endpoint::{self, add_endpoints};
 use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, files, open};
 use crate::config::{Config, UpstreamConfig};
@@ -74,6 +75,8 @@ impl ServedUpstream {
         let endpoint = Arc::new(UpstreamEndpoint::new(Arc::clone(&served)));
         let older = SseServed {
             served: Arc::clone(&served),
+            name: Arc::clone(&config.name),
+            result_bytes_max: served.settings.result_bytes_max,
             path: Arc::from(config.path.as_str()),
             streams: own.streams.clone(),
             leaving: own.leaving.child_token(),
@@ -223,9 +226,12 @@ impl Gateway {
         changes.kept = self.upstreams.len() - changes.opened;
         changes.retired = before.len();
         self.retire(before);
+        let endpoints = std::mem::take(&mut self.endpoints);
+        self.endpoints = served_endpoint::renewed(&config.endpoints, endpoints, &self.upstreams, &self.parts);
         self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
         self.parts.engine.set_tasks_max(config.store.limits().tasks_max);
-        self.clients.replace(&config.listen, callers, routes(&self.upstreams, &self.gone));
+        let routes = add_endpoints(routes(&self.upstreams, &self.gone), &self.endpoints);
+        self.clients.replace(&config.listen, callers, routes);
         self.admin.replace(&self.operators.settings, operators, self.operators.routes.clone());
         changes.others = self.adopt(config);
         Ok(changes)
@@ -276,6 +282,7 @@ impl Gateway {
             || before.auth != config.auth
             || before.admin.tokens != config.admin.tokens
             || before.store.limits() != config.store.limits()
+            || before.endpoints != config.endpoints
             || before.principals != config.principals;
         self.drain_max = config.listen.drain_max;
         self.current = config;

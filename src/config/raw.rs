@@ -5,6 +5,7 @@
 
 pub(super) mod command;
 mod drafts;
+mod endpoints;
 mod principal_limits;
 mod upstream_headers;
 
@@ -26,6 +27,7 @@ use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, OperatorRight, TaskMod
 use crate::wire::ProtocolVersion;
 use command::RawCommand;
 pub(super) use drafts::RawDrafts;
+pub(super) use endpoints::RawEndpoint;
 pub(super) use principal_limits::RawPrincipalLimits;
 pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 
@@ -39,6 +41,7 @@ pub(super) struct RawConfig {
     pub(super) limits: RawLimits,
     pub(super) auth: RawAuth,
     pub(super) upstreams: Vec<RawUpstream>,
+    pub(super) endpoints: Vec<RawEndpoint>,
 }
 
 #[derive(Debug, Default)]
@@ -225,8 +228,9 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let limits = read_limits(root.section("limits"));
     let auth = read_auth(root.section("auth"));
     let upstreams = root.named("upstreams", read_upstream);
+    let endpoints = root.each("endpoints", endpoints::read);
     root.close();
-    RawConfig { listen, admin, metrics_address, store, limits, auth, upstreams }
+    RawConfig { listen, admin, metrics_address, store, limits, auth, upstreams, endpoints }
 }
 
 fn read_store(mut section: Section<'_, '_>) -> RawStore {

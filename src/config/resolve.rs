@@ -5,6 +5,7 @@
 
 mod auth;
 mod drafts;
+mod endpoints;
 mod exposure;
 pub(super) mod listeners;
 mod paths;
@@ -12,6 +13,7 @@ mod principal_limits;
 mod tool_names;
 mod upstream_headers;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -75,32 +77,36 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
     let asks_for_keys = matches!(auth, AuthSettings::ApiKeys(_));
     let shared = UpstreamDefaults { anonymous, result_bytes_max, asks_for_keys };
-    let upstreams = resolve_upstreams(&raw.upstreams, &shared, report);
+    let mut taken = paths::TakenPaths::default();
+    let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
+    let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
+    let endpoints = endpoints::resolve(&raw.endpoints, &known, &mut taken, report);
     let own = [
         ("listen.address", Some(listen.address)),
         ("admin.address", Some(admin.address)),
         ("metrics.address", metrics),
     ];
+    let paths = upstreams.iter().flat_map(|upstream| [upstream.path.as_str(), upstream.sse_path.as_str()]);
+    let paths: Vec<&str> =
+        paths.chain(endpoints.iter().flat_map(|endpoint| [&*endpoint.path, endpoint.sse_path.as_str()])).collect();
     for url in raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()) {
-        check_not_own(url, &own, listen.public_url.as_deref().map(|public| (public, upstreams.as_slice())), report);
+        check_not_own(url, &own, listen.public_url.as_deref().map(|public| (public, paths.as_slice())), report);
     }
-    Config { listen, admin, metrics, folder, store, auth, principals, upstreams }
+    Config { listen, admin, metrics, folder, store, auth, principals, upstreams, endpoints }
 }
 
 /// A gateway that calls itself would do so for ever.
 fn check_not_own(
     url: &LocatedValue<Url>,
     own: &[(&str, Option<SocketAddr>)],
-    public: Option<(&str, &[UpstreamConfig])>,
+    public: Option<(&str, &[&str])>,
     report: &mut MistakeCollector,
 ) {
     let is_own = |(_, address): &&(&str, Option<SocketAddr>)| address.is_some_and(|address| is_at(&url.value, address));
     let key = own.iter().find(is_own).map(|(key, _)| *key);
     // A proxy may have other servers at other paths of the same name.
-    let path = url.value.path();
-    let is_served = |upstream: &UpstreamConfig| upstream.path == path || upstream.sse_path == path;
-    let is_public = public.is_some_and(|(public, upstreams)| {
-        public == url.value.origin().ascii_serialization() && upstreams.iter().any(is_served)
+    let is_public = public.is_some_and(|(public, paths)| {
+        public == url.value.origin().ascii_serialization() && paths.contains(&url.value.path())
     });
     if let Some(key) = key.or_else(|| is_public.then_some("listen.public_url")) {
         report.mistake(&url.place, format!("is the gateway itself (`{key}`)"));
@@ -162,9 +168,10 @@ fn resolve_limits(
     limits
 }
 
-fn resolve_upstreams(
-    raw: &[RawUpstream],
+fn resolve_upstreams<'a>(
+    raw: &'a [RawUpstream],
     shared: &UpstreamDefaults,
+    taken: &mut paths::TakenPaths<'a>,
     report: &mut MistakeCollector,
 ) -> Vec<UpstreamConfig> {
     if raw.is_empty() && !report.blames("upstreams") {
@@ -173,13 +180,12 @@ fn resolve_upstreams(
     }
     let mut in_file_order: Vec<&RawUpstream> = raw.iter().collect();
     in_file_order.sort_by_key(|upstream| upstream.place.line);
-    let mut taken = paths::TakenPaths::default();
     let mut upstreams = Vec::new();
     for raw in in_file_order {
         if let Err(message) = check_name(&raw.name) {
             report.mistake(&raw.place, message);
         }
-        let paths = paths::resolve(raw, &mut taken, report);
+        let paths = paths::resolve(raw, taken, report);
         check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
         let credential = upstream_headers::credential(raw, report);

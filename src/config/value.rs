@@ -63,6 +63,9 @@ pub(super) const UPSTREAM_URL: StringFormat<Url> =
 /// The path that an upstream is served at.
 pub(super) const SERVED_PATH: StringFormat<String> =
     StringFormat { wanted: "a path such as \"/reports/mcp\"", read: served_path };
+/// The name of an upstream of the same file.
+pub(super) const UPSTREAM_NAME: StringFormat<String> =
+    StringFormat { wanted: "the name of an upstream such as \"reports\"", read: not_empty };
 pub(super) const PATTERN: StringFormat<String> =
     StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
 /// A draft of the protocol that is built.

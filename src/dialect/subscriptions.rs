@@ -45,7 +45,8 @@ impl ListKind {
         }
     }
 
-    const fn notification(self) -> &'static str {
+    #[must_use]
+    pub const fn notification(self) -> &'static str {
         match self {
             Self::Tools => method::TOOLS_CHANGED,
             Self::Prompts => method::PROMPTS_CHANGED,

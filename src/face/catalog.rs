@@ -38,15 +38,15 @@ const FRESH_FOR: Duration = Duration::from_secs(5);
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// A list this young is not fetched again for a name that it lacks.
-const MISS_AFTER: Duration = Duration::from_secs(1);
+pub(super) const MISS_AFTER: Duration = Duration::from_secs(1);
 
 /// The longest that fetching all pages may take.
 const FETCH_MAX: Duration = Duration::from_secs(60);
 
 /// Bounds of one list (U35): beyond them it is cut off. A page is bounded by what is kept of any result.
-const PAGES_MAX: usize = 200;
-const TOOLS_MAX: usize = 10_000;
-const BYTES_MAX: usize = 32 << 20;
+pub(super) const PAGES_MAX: usize = 200;
+pub(super) const TOOLS_MAX: usize = 10_000;
+pub(super) const BYTES_MAX: usize = 32 << 20;
 
 /// Lists kept at a time.
 const LISTS_MAX: u64 = 1_000;

@@ -57,11 +57,16 @@ impl SseStreams {
     }
 }
 
-/// What clients of HTTP+SSE of one upstream are served with.
+/// What clients of HTTP+SSE of one upstream, or of one endpoint of several, are served with.
 #[derive(Clone, Debug)]
 pub struct SseServed {
+    /// What is the same for all upstreams is of use here, and nothing else.
     pub served: Arc<Served>,
-    /// Where the upstream is served to everybody else.
+    /// What they are served: the name of the upstream, or the endpoint's path.
+    pub name: Arc<str>,
+    /// Largest result that they may be given.
+    pub result_bytes_max: usize,
+    /// Where it is served to everybody else.
     pub path: Arc<str>,
     pub streams: SseStreams,
     /// Streams end from then on, each once nothing is under way on it.
@@ -92,7 +97,7 @@ impl SseEndpoint {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
-        let SseServed { served, path, streams, leaving } = &self.sse;
+        let SseServed { served, name, result_bytes_max, path, streams, leaving } = &self.sse;
         if leaving.is_cancelled() {
             return bare(StatusCode::SERVICE_UNAVAILABLE);
         }
@@ -108,11 +113,11 @@ impl SseEndpoint {
         };
         let client = stream_client::StreamClient {
             endpoint: Arc::clone(&self.endpoint),
-            upstream: Arc::clone(served.upstream.name()),
+            upstream: Arc::clone(name),
             path: path.to_string(),
             principal: inbound.principal,
             address: inbound.client,
-            message_bytes_max: served.settings.result_bytes_max.saturating_add(ENVELOPE_BYTES),
+            message_bytes_max: result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
         served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
         let address = framing::sse_endpoint(&address).into();
@@ -157,7 +162,7 @@ impl SseEndpoint {
     }
 
     fn key(&self, inbound: &Inbound, nonce: u128) -> SseStreamKey {
-        SseStreamKey { owner: inbound.principal.clone(), upstream: Arc::clone(self.sse.served.upstream.name()), nonce }
+        SseStreamKey { owner: inbound.principal.clone(), upstream: Arc::clone(&self.sse.name), nonce }
     }
 }
 

@@ -266,6 +266,13 @@ pub(super) const FAMILIES: [MetricFamily; 47] = [
         first: FirstSeries::Upstream(&[("outcome", "renewed"), ("outcome", "failed")]),
     },
     MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::ENDPOINT_ABSENCES,
+        unit: Unit::Count,
+        text: "Times that an upstream was missing at an endpoint of several",
+        first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::LISTENERS,
         unit: Unit::Count,

@@ -1,16 +1,19 @@
-//! Decides the paths of an upstream: one for each of the two HTTP transports, all of them different.
+//! Decides the paths of an upstream, or of an endpoint of several: one for each of the two HTTP transports, all of them
+//! different.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
-use super::super::error::MistakeCollector;
+use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::RawUpstream;
+use super::super::section::LocatedValue;
 
 /// What ends the path of the current transport, unless the file says otherwise.
 const CURRENT: &str = "/mcp";
 /// What ends that of the transport of 2024-11-05.
 const EVENTS: &str = "/sse";
 
-/// The paths of one upstream.
+/// The paths of one upstream, or of one endpoint.
 #[derive(Debug)]
 pub(super) struct UpstreamPaths {
     pub(super) current: String,
@@ -19,7 +22,33 @@ pub(super) struct UpstreamPaths {
 
 /// Whose a path is, for all paths that were decided.
 #[derive(Debug, Default)]
-pub(super) struct TakenPaths<'a>(BTreeMap<String, &'a str>);
+pub(super) struct TakenPaths<'a>(BTreeMap<String, PathOwner<'a>>);
+
+/// Whose a path is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PathOwner<'a> {
+    Upstream(&'a str),
+    /// By its path for the current transport.
+    Endpoint(&'a str),
+}
+
+impl fmt::Display for PathOwner<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Upstream(name) => write!(f, "upstream `{name}`"),
+            Self::Endpoint(path) => write!(f, "endpoint `{path}`"),
+        }
+    }
+}
+
+/// What is written of the paths of one owner.
+struct WrittenPaths<'a> {
+    owner: PathOwner<'a>,
+    /// Where the owner itself stands.
+    place: &'a ConfigLocation,
+    current: Option<&'a LocatedValue<String>>,
+    events: Option<&'a LocatedValue<String>>,
+}
 
 /// Decides one upstream's paths, and notes those that somebody has already.
 pub(super) fn resolve<'a>(
@@ -27,24 +56,49 @@ pub(super) fn resolve<'a>(
     taken: &mut TakenPaths<'a>,
     report: &mut MistakeCollector,
 ) -> UpstreamPaths {
-    let current = raw.path.as_ref().map_or_else(|| format!("/{}{CURRENT}", raw.name), |path| path.value.clone());
-    let events = raw.sse_path.as_ref().map_or_else(|| beside(&current), |path| path.value.clone());
+    let owner = PathOwner::Upstream(&raw.name);
+    let (current, events) = (raw.path.as_ref(), raw.sse_path.as_ref());
+    decide(&WrittenPaths { owner, place: &raw.place, current, events }, &raw.name, taken, report)
+}
+
+/// The same for an endpoint, whose path is written.
+pub(super) fn of_endpoint<'a>(
+    place: &'a ConfigLocation,
+    (path, events): (&'a LocatedValue<String>, Option<&'a LocatedValue<String>>),
+    taken: &mut TakenPaths<'a>,
+    report: &mut MistakeCollector,
+) -> UpstreamPaths {
+    let owner = PathOwner::Endpoint(&path.value);
+    decide(&WrittenPaths { owner, place, current: Some(path), events }, "", taken, report)
+}
+
+fn decide<'a>(
+    raw: &WrittenPaths<'a>,
+    name: &str,
+    taken: &mut TakenPaths<'a>,
+    report: &mut MistakeCollector,
+) -> UpstreamPaths {
+    let current = raw.current.map_or_else(|| format!("/{name}{CURRENT}"), |path| path.value.clone());
+    let events = raw.events.map_or_else(|| beside(&current), |path| path.value.clone());
     let unknown = report.blames(&format!("{}.path", raw.place.key));
     let mut is_new = true;
-    if !unknown && let Some(other) = taken.0.insert(current.clone(), &raw.name) {
-        let place = raw.path.as_ref().map_or(&raw.place, |path| &path.place);
-        report.mistake(place, format!("the upstream `{other}` has the same path; give one another `path`"));
+    if !unknown && let Some(other) = taken.0.insert(current.clone(), raw.owner) {
+        let place = raw.current.map_or(raw.place, |path| &path.place);
+        report.mistake(place, format!("the {other} has the same path; give one another `path`"));
         is_new = false;
     }
     // One that follows from a path that is wrong would be wrong for the same reason.
-    let is_own = raw.sse_path.is_some();
+    let is_own = raw.events.is_some();
     let is_known = !report.blames(&format!("{}.sse_path", raw.place.key)) && (is_own || (!unknown && is_new));
-    if is_known && let Some(other) = taken.0.insert(events.clone(), &raw.name) {
-        let place = raw.sse_path.as_ref().map_or(&raw.place, |path| &path.place);
-        let message = match &raw.sse_path {
-            Some(_) if other == raw.name => "is the `path` of the same upstream; give it another one".to_owned(),
-            Some(_) => format!("the upstream `{other}` has the same path; give one of them another one"),
-            None => format!("its path for HTTP+SSE, {events}, is one of the upstream `{other}`; write a `sse_path`"),
+    if is_known && let Some(other) = taken.0.insert(events.clone(), raw.owner) {
+        let place = raw.events.map_or(raw.place, |path| &path.place);
+        let message = match raw.events {
+            Some(_) if other == raw.owner => match other {
+                PathOwner::Upstream(_) => "is the `path` of the same upstream; give it another one".to_owned(),
+                PathOwner::Endpoint(_) => "is the `path` of the same endpoint; give it another one".to_owned(),
+            },
+            Some(_) => format!("the {other} has the same path; give one of them another one"),
+            None => format!("its path for HTTP+SSE, {events}, is one of the {other}; write a `sse_path`"),
         };
         report.mistake(place, message);
     }

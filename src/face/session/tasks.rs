@@ -122,7 +122,7 @@ impl ClientSession {
 }
 
 /// What a client is offered in `initialize`; `None` for versions without tasks.
-pub(super) fn offer(version: ProtocolVersion, principal: &Principal, drafts: Drafts) -> Option<Payload> {
+pub(in crate::face) fn offer(version: ProtocolVersion, principal: &Principal, drafts: Drafts) -> Option<Payload> {
     let lists = match principal.is_identified() {
         false => ListSupport::Withheld,
         true if drafts.has(Draft::Sep1904) => ListSupport::Filtered,

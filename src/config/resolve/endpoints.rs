@@ -1,0 +1,73 @@
+//! Decides the endpoints of several upstreams: their members and their paths.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::super::error::{ConfigLocation, MistakeCollector};
+use super::super::raw::RawEndpoint;
+use super::paths::{self, TakenPaths};
+use super::value_or;
+use crate::face::combined::{CombinedSettings, PrefixPolicy, prefixes_clash};
+
+/// Most upstreams that one endpoint may have: each list of a client is asked of all of them.
+const MEMBERS_MAX: usize = 64;
+
+/// Decides all endpoints. `taken` has the paths of all upstreams already, and `known` their names.
+pub(super) fn resolve<'a>(
+    raw: &'a [RawEndpoint],
+    known: &BTreeSet<Arc<str>>,
+    taken: &mut TakenPaths<'a>,
+    report: &mut MistakeCollector,
+) -> Vec<CombinedSettings> {
+    let resolved = raw.iter().filter_map(|raw| {
+        let members = members(raw, known, report);
+        let path = raw.path.as_ref()?;
+        let events = raw.sse_path.as_ref();
+        let paths = paths::of_endpoint(&raw.place, (path, events), taken, report);
+        let prefix = value_or(raw.prefix.as_ref(), PrefixPolicy::Always);
+        Some(CombinedSettings { path: Arc::from(paths.current), sse_path: paths.events, upstreams: members, prefix })
+    });
+    resolved.collect()
+}
+
+fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) -> Vec<Arc<str>> {
+    let Some(named) = &raw.upstreams else {
+        if !report.blames(&format!("{}.upstreams", raw.place.key)) {
+            let place = ConfigLocation { line: raw.place.line, key: format!("{}.upstreams", raw.place.key) };
+            report.mistake(&place, "is missing; write the names of upstreams, such as [\"reports\", \"files\"]");
+        }
+        return Vec::new();
+    };
+    if named.value.is_empty() && !report.blames(&named.place.key) {
+        report.mistake(&named.place, "names no upstream; write at least one, such as [\"reports\", \"files\"]");
+    }
+    if named.value.len() > MEMBERS_MAX {
+        report.mistake(&named.place, format!("names more than {MEMBERS_MAX} upstreams; write several endpoints"));
+    }
+    let mut members: Vec<Arc<str>> = Vec::new();
+    for name in &named.value {
+        if members.iter().any(|other| **other == **name) {
+            report.mistake(&named.place, format!("names `{name}` twice, and two upstreams cannot have one prefix"));
+            continue;
+        }
+        if !known.contains(name.as_str()) {
+            report.mistake(&named.place, unknown(name, known));
+            continue;
+        }
+        if let Some(other) = members.iter().find(|other| prefixes_clash(other, name)) {
+            let message = format!(
+                "`{other}` and `{name}`: tools of one would look like tools of the other, whose names begin with \
+                 `{other}__` and `{name}__`; give one of the two upstreams another name"
+            );
+            report.mistake(&named.place, message);
+        }
+        members.push(Arc::from(name.as_str()));
+    }
+    members
+}
+
+fn unknown(name: &str, known: &BTreeSet<Arc<str>>) -> String {
+    let names: Vec<&str> = known.iter().map(|name| &**name).take(8).collect();
+    let more = if known.len() > names.len() { " and others" } else { "" };
+    format!("there is no upstream `{name}`; there are {}{more}", names.join(", "))
+}

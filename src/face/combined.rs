@@ -1,0 +1,211 @@
+//! Serves several upstreams at one path, as if they were one server.
+//!
+//! Nothing here speaks to a server. Each message is handed, in this process, to what serves the upstream at its own path,
+//! in the words and the era of the client; so rules, limits, tasks, questions and translation are the upstream's, by its own
+//! names. Here is decided whose a message is (`routing`), names are edited (`names`, `messages`), and what all upstreams
+//! say is put together (`lists`, `merge`, `listen`, `own_stream`).
+
+mod listen;
+mod lists;
+mod member_request;
+mod merge;
+mod messages;
+mod names;
+mod own_stream;
+mod routing;
+mod session;
+mod stateless;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::{HeaderName, HeaderValue};
+use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::endpoint::UpstreamEndpoint;
+use super::fallback::FallbackToolService;
+use super::http::{Endpoint, FaceResponse, Inbound};
+use super::intake::{self, BatchItems, PathFaces};
+use super::served::Served;
+use crate::metric;
+use crate::wire::Message;
+use crate::wire::envelope::Request;
+use lists::ListOwners;
+use merge::ServerSummary;
+pub use names::{PrefixPolicy, prefixes_clash};
+pub use session::CombinedSessions;
+
+/// How often one upstream's absence is logged.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+/// Which upstreams are served at one path, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CombinedSettings {
+    pub path: Arc<str>,
+    /// The path that the transport of 2024-11-05 is served at.
+    pub sse_path: String,
+    /// Their names, in the order that decides where two offer the same. Never empty, and none twice.
+    pub upstreams: Vec<Arc<str>>,
+    pub prefix: PrefixPolicy,
+}
+
+/// One of the upstreams of an endpoint.
+#[derive(Clone, Debug)]
+pub struct EndpointMember {
+    pub served: Arc<Served>,
+    /// What serves it at its own path.
+    pub endpoint: Arc<UpstreamEndpoint>,
+}
+
+/// What an endpoint knows of one of its upstreams.
+struct KnownMember {
+    served: Arc<Served>,
+    endpoint: Arc<UpstreamEndpoint>,
+    /// Whether it has the tools that stand for task methods.
+    offers_fallback: bool,
+    /// What it said of itself last, where it says the same to everybody.
+    summary: RwLock<Option<Arc<ServerSummary>>>,
+    /// When it was logged that it is away.
+    logged: Mutex<Option<Instant>>,
+}
+
+/// One path that serves several upstreams.
+pub struct CombinedEndpoint(Arc<CombinedUpstreams>);
+
+/// The upstreams of one endpoint.
+struct CombinedUpstreams {
+    settings: CombinedSettings,
+    /// In the order of the settings.
+    members: Vec<KnownMember>,
+    sessions: Arc<CombinedSessions>,
+    owners: ListOwners,
+    /// Ends the streams of those who listen, once something else serves the path.
+    leaving: CancellationToken,
+}
+
+impl CombinedEndpoint {
+    /// Serves these upstreams, which are those that the settings name, in this order; there is at least one. What
+    /// `sessions` remembers may be of an endpoint that served the path before.
+    #[must_use]
+    pub fn new(
+        settings: CombinedSettings,
+        members: Vec<EndpointMember>,
+        sessions: Arc<CombinedSessions>,
+        leaving: CancellationToken,
+    ) -> Self {
+        let known = |EndpointMember { served, endpoint }| KnownMember {
+            offers_fallback: FallbackToolService::new(&served.settings.rules).is_some(),
+            served,
+            endpoint,
+            summary: RwLock::default(),
+            logged: Mutex::default(),
+        };
+        let members = members.into_iter().map(known).collect();
+        Self(Arc::new(CombinedUpstreams { settings, members, sessions, owners: ListOwners::new(), leaving }))
+    }
+
+    /// Whether it is served with just these settings by just these upstreams.
+    #[must_use]
+    pub fn is_made_of(&self, settings: &CombinedSettings, members: &[EndpointMember]) -> bool {
+        let known = &self.0.members;
+        let is_same = |(known, other): (&KnownMember, &EndpointMember)| Arc::ptr_eq(&known.endpoint, &other.endpoint);
+        self.0.settings == *settings && known.len() == members.len() && known.iter().zip(members).all(is_same)
+    }
+
+    /// What its clients of the older transport are served with beside it.
+    #[must_use]
+    pub fn any_served(&self) -> &Arc<Served> {
+        &self.0.members[0].served
+    }
+
+    /// Largest result that any of the upstreams may give.
+    #[must_use]
+    pub fn result_bytes_max(&self) -> usize {
+        self.0.result_bytes_max()
+    }
+}
+
+impl CombinedUpstreams {
+    /// What is the same for all upstreams: clock, keys, rates, the engine.
+    fn common(&self) -> &Served {
+        &self.members[0].served
+    }
+
+    fn result_bytes_max(&self) -> usize {
+        self.members.iter().map(|member| member.served.settings.result_bytes_max).max().unwrap_or_default()
+    }
+
+    fn position(&self, upstream: &str) -> Option<usize> {
+        self.settings.upstreams.iter().position(|name| **name == *upstream)
+    }
+
+    /// Tells operators that an upstream is missing in what a client is shown.
+    fn note_absence(&self, at: usize, why: &str) {
+        let (path, upstream) = (&self.settings.path, &self.settings.upstreams[at]);
+        metrics::counter!(metric::ENDPOINT_ABSENCES, "upstream" => Arc::clone(upstream)).increment(1);
+        let mut logged = self.members[at].logged.lock();
+        if logged.is_none_or(|last| last.elapsed() >= LOG_EVERY) {
+            *logged = Some(Instant::now());
+            tracing::warn!(endpoint = %path, %upstream, why, "an upstream is away: what it offers is missing at the endpoint");
+        }
+    }
+
+    /// Learns what an upstream says of itself. One that tells its users apart may say another thing to each.
+    fn learn(&self, at: usize, summary: &Arc<ServerSummary>) {
+        let member = &self.members[at];
+        if !member.served.settings.forwarding.has(&http::header::AUTHORIZATION) {
+            *member.summary.write() = Some(Arc::clone(summary));
+        }
+    }
+}
+
+impl fmt::Debug for CombinedEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CombinedEndpoint").field("settings", &self.0.settings).finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Endpoint for CombinedEndpoint {
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+        intake::answer(&self.0, inbound).await
+    }
+
+    fn forwards(&self, header: &HeaderName) -> bool {
+        self.0.members.iter().any(|member| member.endpoint.forwards(header))
+    }
+
+    fn allow(&self) -> HeaderValue {
+        super::session::ALLOWED
+    }
+}
+
+impl PathFaces for Arc<CombinedUpstreams> {
+    fn served(&self) -> &Served {
+        self.common()
+    }
+
+    async fn stateless(&self, inbound: &Inbound, request: Request) -> FaceResponse {
+        self.serve_stateless(inbound, request).await
+    }
+
+    async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
+        Box::pin(self.post_in_session(inbound, message)).await
+    }
+
+    async fn post_batch(&self, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
+        self.post_batch_in_session(inbound, batch).await
+    }
+
+    async fn get(&self, inbound: &Inbound) -> FaceResponse {
+        self.get_in_session(inbound).await
+    }
+
+    async fn delete(&self, inbound: &Inbound) -> FaceResponse {
+        self.delete_in_session(inbound).await
+    }
+}

@@ -1,0 +1,277 @@
+//! `subscriptions/listen` at an endpoint of several upstreams: one stream of those that the upstreams give.
+//!
+//! Each upstream is asked under the id of the client's own request, so that what it tells bears the right mark already. One
+//! that is away, or ends its stream, is asked again; since something may have been missed by then, all that it was to tell
+//! is said to have changed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use http::StatusCode;
+use http_body_util::BodyExt as _;
+use tokio::time::{sleep, timeout};
+
+use super::CombinedUpstreams;
+use super::member_request::{ANSWER_MAX, EndpointClient, MemberRefusal};
+use super::own_stream::is_event_stream;
+use super::routing::RequestTarget;
+use crate::dialect::initialize::own_identity;
+use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
+use crate::face::answer::{Addressee, bare, event_stream};
+use crate::face::call_stream::{CallMessage, CallMessages, stream};
+use crate::face::http::{FaceResponse, Inbound, ResponseBody};
+use crate::face::listen_permits::ListenPermit;
+use crate::wire::envelope::Request;
+use crate::wire::framing::{BodyPart, SseDecoder};
+use crate::wire::{Message, Object, ScanLimits, method};
+
+/// How long an upstream that ended its stream is left alone, at first and at most.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// The stream of one upstream.
+struct MemberListen {
+    at: usize,
+    /// What it is to tell.
+    part: SubscriptionFilter,
+    body: ResponseBody,
+    decoder: SseDecoder,
+    /// Messages that came with others.
+    ready: VecDeque<Bytes>,
+}
+
+/// What one upstream says next.
+enum ListenNews {
+    Said(MemberListen, Bytes),
+    /// It has been asked again.
+    Back(MemberListen),
+    Over {
+        at: usize,
+        part: SubscriptionFilter,
+        pause: Duration,
+    },
+}
+
+/// The request that all upstreams are asked with.
+#[derive(Clone)]
+struct ListenRequest {
+    upstreams: Arc<CombinedUpstreams>,
+    client: EndpointClient,
+    request: Arc<Request>,
+}
+
+impl ListenRequest {
+    /// Asks one upstream for its part, and reads what it grants.
+    async fn begin(
+        &self,
+        at: usize,
+        part: &SubscriptionFilter,
+    ) -> Result<(MemberListen, SubscriptionFilter), Box<FaceResponse>> {
+        let Some(params) = self.request.params.object() else { return Err(Box::new(bare(StatusCode::BAD_REQUEST))) };
+        let addressee = crate::face::answer::addressee(Some(&self.request.id), crate::face::http::AcceptedTypes::Both);
+        let refused = |refusal: MemberRefusal| Box::new(refusal.into_response(&addressee));
+        let params = params.edit().set("notifications", part.written()).finish();
+        let beginning = async {
+            let original = Bytes::new();
+            let asking = self.client.pass(&self.upstreams, at, (&self.request, &original), Some(params));
+            let answer = asking.await.map_err(refused)?;
+            if !is_event_stream(&answer) {
+                return Err(Box::new(answer));
+            }
+            let decoder = SseDecoder::new(self.upstreams.members[at].served.settings.result_bytes_max);
+            let (body, ready) = (answer.into_body(), VecDeque::new());
+            let mut member = MemberListen { at, part: part.clone(), body, decoder, ready };
+            loop {
+                let Some(text) = member.text().await else { return Err(refused(MemberRefusal::late())) };
+                if let Some(acknowledged) = acknowledged(&text) {
+                    return Ok((member, acknowledged));
+                }
+            }
+        };
+        timeout(ANSWER_MAX, beginning).await.unwrap_or_else(|_| Err(refused(MemberRefusal::late())))
+    }
+
+    async fn again(self, at: usize, part: SubscriptionFilter, pause: Duration) -> ListenNews {
+        sleep(pause).await;
+        match self.begin(at, &part).await {
+            Ok((member, _)) => ListenNews::Back(member),
+            Err(_) => ListenNews::Over { at, part, pause: PAUSE_MAX.min(pause * 2) },
+        }
+    }
+}
+
+impl MemberListen {
+    /// The next message; `None` at the end.
+    async fn text(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(text) = self.ready.pop_front() {
+                return Some(text);
+            }
+            let part = self.body.frame().await?.ok()?.into_data().ok()?;
+            let events = self.decoder.take(&part).ok()?;
+            let messages = events.into_iter().filter(|event| event.is_message() && !event.data.is_empty());
+            self.ready.extend(messages.map(|event| event.data.into_bytes()));
+        }
+    }
+
+    async fn next(mut self) -> ListenNews {
+        loop {
+            match self.text().await {
+                Some(text) if is_news(&text) => return ListenNews::Said(self, text),
+                // The result of the request: the upstream's last word, and not the client's.
+                Some(_) => (),
+                None => return ListenNews::Over { at: self.at, part: self.part, pause: PAUSE_MIN },
+            }
+        }
+    }
+}
+
+/// What an acknowledgement grants; `None` for any other message.
+fn acknowledged(text: &Bytes) -> Option<SubscriptionFilter> {
+    let Ok(Message::Notification(notification)) = crate::wire::envelope::read(text, ScanLimits::UPSTREAM) else {
+        return None;
+    };
+    let params = notification.params.object().filter(|_| notification.method == method::LISTEN_ACKNOWLEDGED)?;
+    SubscriptionFilter::read(params).ok()
+}
+
+fn is_news(text: &Bytes) -> bool {
+    matches!(
+        crate::wire::envelope::read(text, ScanLimits::UPSTREAM),
+        Ok(Message::Notification(notification)) if notification.method != method::LISTEN_ACKNOWLEDGED
+    )
+}
+
+impl CombinedUpstreams {
+    /// Answers `subscriptions/listen`.
+    pub(super) async fn listen(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        inbound: &Inbound,
+        request: &Request,
+        addressee: &Addressee,
+    ) -> FaceResponse {
+        if !inbound.accepted.takes_stream() {
+            return bare(StatusCode::NOT_ACCEPTABLE);
+        }
+        let empty = Object::of(&crate::wire::Payload::empty_object());
+        let wishes = match request.params.object().or(empty.as_ref()).map(SubscriptionFilter::read) {
+            Some(Ok(wishes)) => wishes,
+            Some(Err(complaint)) => return addressee.complaint(&complaint),
+            None => return bare(StatusCode::BAD_REQUEST),
+        };
+        let listeners = &self.common().listeners;
+        let place = match listeners.take(&inbound.counted_as(), &self.settings.path) {
+            Ok(place) => place,
+            Err(fault) => return addressee.fault(&fault),
+        };
+        let parts = self.parts(client, wishes).await;
+        let asked =
+            ListenRequest { upstreams: Arc::clone(self), client: client.clone(), request: Arc::new(request.clone()) };
+        let beginnings = parts.into_iter().map(|(at, part)| {
+            let asked = &asked;
+            async move { (at, asked.begin(at, &part).await, part) }
+        });
+        let subscription = Subscription::new(request.id.clone());
+        let waiting = FuturesUnordered::new();
+        let (mut granted, mut refused, mut begun) = (SubscriptionFilter::default(), None, 0);
+        for (at, beginning, part) in join_all(beginnings).await {
+            match beginning {
+                Ok((member, acknowledged)) => {
+                    begun += 1;
+                    granted.extend(&acknowledged);
+                    granted.tasks = granted.tasks.take().or(acknowledged.tasks);
+                    waiting.push(member.next().boxed());
+                }
+                Err(response) => {
+                    self.note_absence(at, &format!("HTTP {}", response.status().as_u16()));
+                    refused = refused.or(Some(response));
+                    waiting.push(asked.clone().again(at, part, PAUSE_MIN).boxed());
+                }
+            }
+        }
+        if let (0, Some(response)) = (begun, refused) {
+            return *response;
+        }
+        let due = VecDeque::from([subscription.acknowledged(&granted)]);
+        let merged = MergedListen { asked, subscription, waiting, due, has_ended: false, _place: place };
+        event_stream(stream(merged, addressee.clone(), None))
+    }
+
+    /// What each upstream is to tell of what a client wants to hear. Tasks are the gateway's own: any may tell of them.
+    async fn parts(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        wishes: SubscriptionFilter,
+    ) -> Vec<(usize, SubscriptionFilter)> {
+        let lists = SubscriptionFilter { lists: wishes.lists, ..SubscriptionFilter::default() };
+        let mut parts = vec![lists; self.members.len()];
+        parts[0].tasks = wishes.tasks;
+        for uri in wishes.resources.into_iter().flatten() {
+            let at = match self.at_address(client, &uri).await {
+                RequestTarget::Member(at, _) => at,
+                RequestTarget::Unlisted(some) => some.first().copied().unwrap_or_default(),
+                RequestTarget::List(_) => 0,
+            };
+            parts[at].resources.get_or_insert_default().insert(uri);
+        }
+        let is_wanted = |(_, part): &(usize, SubscriptionFilter)| part.concern_the_upstream() || part.tasks.is_some();
+        parts.into_iter().enumerate().filter(is_wanted).collect()
+    }
+}
+
+/// One open stream. It looks for news when its client reads.
+struct MergedListen {
+    asked: ListenRequest,
+    subscription: Subscription,
+    waiting: FuturesUnordered<BoxFuture<'static, ListenNews>>,
+    /// What is to be said next.
+    due: VecDeque<Bytes>,
+    has_ended: bool,
+    _place: ListenPermit,
+}
+
+impl CallMessages for MergedListen {
+    async fn next(&mut self) -> Option<CallMessage> {
+        loop {
+            if let Some(message) = self.due.pop_front() {
+                return Some(CallMessage::Event(BodyPart::message(message)));
+            }
+            if self.has_ended {
+                return None;
+            }
+            let upstreams = &self.asked.upstreams;
+            let ending = async {
+                tokio::select! {
+                    () = upstreams.common().listeners.ending().cancelled() => (),
+                    () = upstreams.leaving.cancelled() => (),
+                }
+            };
+            tokio::select! {
+                biased;
+                () = ending => {
+                    self.has_ended = true;
+                    self.due.push_back(self.subscription.ended(&own_identity()));
+                }
+                Some(news) = self.waiting.next(), if !self.waiting.is_empty() => match news {
+                    ListenNews::Said(member, text) => {
+                        self.due.push_back(text);
+                        self.waiting.push(member.next().boxed());
+                    }
+                    ListenNews::Back(member) => {
+                        self.due.extend(self.subscription.anything(&member.part));
+                        self.waiting.push(member.next().boxed());
+                    }
+                    ListenNews::Over { at, part, pause } => {
+                        self.waiting.push(self.asked.clone().again(at, part, pause).boxed());
+                    }
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Puts together the lists of several upstreams, and remembers whose what in them is.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, timeout};
+
+use super::CombinedUpstreams;
+use super::member_request::{ANSWER_MAX, EndpointClient, MemberRefusal};
+use super::names::NamePublisher;
+use crate::dialect::RequestError;
+use crate::dialect::fallback_tools::FallbackTool;
+use crate::face::catalog::{BYTES_MAX, MISS_AFTER, PAGES_MAX, TOOLS_MAX, no_such_cursor};
+use crate::task::Principal;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, method};
+
+/// Items on one page. Many clients read no further than the first.
+const PAGE_ITEMS_MAX: usize = 5_000;
+/// Names that are remembered, of all clients together.
+const NAMES_MAX: u64 = 200_000;
+/// How long names are remembered that nobody asks for.
+const KEPT_FOR: Duration = Duration::from_secs(300);
+
+/// The lists that all upstreams have a part in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum MergedList {
+    Tools,
+    Prompts,
+    Resources,
+    Templates,
+}
+
+impl MergedList {
+    const ALL: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
+
+    pub(super) fn of_method(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|list| list.method() == name)
+    }
+
+    const fn method(self) -> &'static str {
+        match self {
+            Self::Tools => method::TOOLS_LIST,
+            Self::Prompts => method::PROMPTS_LIST,
+            Self::Resources => method::RESOURCES_LIST,
+            Self::Templates => method::RESOURCES_TEMPLATES_LIST,
+        }
+    }
+
+    /// The member of its result that has the items.
+    const fn items(self) -> &'static str {
+        match self {
+            Self::Tools => "tools",
+            Self::Prompts => "prompts",
+            Self::Resources => "resources",
+            Self::Templates => "resourceTemplates",
+        }
+    }
+
+    /// The member of an item that says which it is.
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Tools | Self::Prompts => "name",
+            Self::Resources => "uri",
+            Self::Templates => "uriTemplate",
+        }
+    }
+
+    /// What a server declares that has such a list.
+    const fn capability(self) -> &'static str {
+        match self {
+            Self::Tools => "tools",
+            Self::Prompts => "prompts",
+            Self::Resources | Self::Templates => "resources",
+        }
+    }
+
+    /// Whether its items get names of the endpoint's; addresses stay as they are.
+    const fn has_names(self) -> bool {
+        matches!(self, Self::Tools | Self::Prompts)
+    }
+}
+
+/// Whose an item is, and what that upstream calls it.
+pub(super) type ItemOwner = (usize, Arc<str>);
+
+/// One list of all upstreams, in their order.
+#[derive(Debug, Default)]
+pub(super) struct GatheredList {
+    /// What clients are shown, each with the upstream that it is of and its place in that one's list.
+    items: Vec<(usize, usize, Payload)>,
+    owners: HashMap<Arc<str>, ItemOwner>,
+    /// Those that answered.
+    answered: usize,
+    refusals: Vec<MemberRefusal>,
+}
+
+/// Whose the items of lists are, as clients were shown them last.
+pub(super) struct ListOwners(moka::sync::Cache<(Principal, MergedList), Arc<KnownOwners>>);
+
+/// One such list.
+struct KnownOwners {
+    owners: HashMap<Arc<str>, ItemOwner>,
+    fetched_at: Instant,
+}
+
+impl ListOwners {
+    pub(super) fn new() -> Self {
+        let weigh = |_: &(Principal, MergedList), known: &Arc<KnownOwners>| {
+            u32::try_from(known.owners.len()).unwrap_or(u32::MAX).saturating_add(1)
+        };
+        Self(moka::sync::Cache::builder().max_capacity(NAMES_MAX).weigher(weigh).time_to_idle(KEPT_FOR).build())
+    }
+}
+
+impl fmt::Debug for ListOwners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListOwners").field("lists", &self.0.entry_count()).finish_non_exhaustive()
+    }
+}
+
+impl CombinedUpstreams {
+    /// A page of a list, as the client is to see it, behind `cursor`.
+    ///
+    /// # Errors
+    /// If the cursor is none of this list's; what an upstream says, if all of them refuse.
+    pub(super) async fn page(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        list: MergedList,
+        cursor: Option<&Payload>,
+    ) -> Result<Result<Payload, RequestError>, MemberRefusal> {
+        let start = match cursor.filter(|cursor| cursor.as_str() != "null").map(|cursor| self.read_cursor(cursor)) {
+            Some(None) => return Ok(Err(no_such_cursor())),
+            Some(start) => start,
+            None => None,
+        };
+        let mut gathered = self.gather(client, list).await;
+        if gathered.answered == 0
+            && let Some(refusal) = gathered.refusals.pop()
+        {
+            return Err(refusal);
+        }
+        let from = start.map_or(0, |start| gathered.items.partition_point(|(at, index, _)| (*at, *index) < start));
+        let until = gathered.items.len().min(from + PAGE_ITEMS_MAX);
+        let items: Vec<&Payload> = gathered.items[from..until].iter().map(|(.., item)| item).collect();
+        let writer = ObjectWriter::new().member(list.items(), &Payload::of(&items));
+        let writer = match gathered.items.get(until) {
+            // By the name of the upstream, so that it holds when another one goes away.
+            Some((at, index, _)) => writer.text("nextCursor", &format!("{}:{index}", self.settings.upstreams[*at])),
+            None => writer,
+        };
+        Ok(Ok(writer.finish()))
+    }
+
+    fn read_cursor(&self, cursor: &Payload) -> Option<(usize, usize)> {
+        let text: String = cursor.read().ok()?;
+        let (upstream, index) = text.split_once(':')?;
+        Some((self.position(upstream)?, index.parse().ok()?))
+    }
+
+    /// Whose an item of a list is, by the name that clients know it by: as it was listed last, or else as it is listed now.
+    pub(super) async fn owner(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        list: MergedList,
+        name: &str,
+    ) -> Option<ItemOwner> {
+        let known = self.known_owners(client, list).await;
+        if let Some(owner) = known.owners.get(name) {
+            return Some(owner.clone());
+        }
+        if known.fetched_at.elapsed() < MISS_AFTER {
+            return None;
+        }
+        self.gather(client, list).await.owners.get(name).cloned()
+    }
+
+    /// The upstream one of whose templates an address may be made from.
+    pub(super) async fn template_owner(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> Option<usize> {
+        let known = self.known_owners(client, MergedList::Templates).await;
+        let owners = known.owners.iter().filter(|(template, _)| may_be_of(template, uri));
+        owners.map(|(_, (at, _))| *at).min()
+    }
+
+    async fn known_owners(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> Arc<KnownOwners> {
+        let key = (client.principal().clone(), list);
+        if let Some(known) = self.owners.0.get(&key) {
+            return known;
+        }
+        let gathered = self.gather(client, list).await;
+        self.owners
+            .0
+            .get(&key)
+            .unwrap_or_else(|| Arc::new(KnownOwners { owners: gathered.owners, fetched_at: Instant::now() }))
+    }
+
+    /// Asks all upstreams for a list, side by side, and remembers whose what is. One that is away has no part in it.
+    async fn gather(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> GatheredList {
+        let asked = (0..self.members.len()).map(|at| self.items_of(client, list, at));
+        let mut lists = Vec::with_capacity(self.members.len());
+        let mut gathered = GatheredList::default();
+        for (at, answer) in join_all(asked).await.into_iter().enumerate() {
+            match answer {
+                Ok(items) => {
+                    gathered.answered += 1;
+                    lists.push((at, items));
+                }
+                Err(refusal) => {
+                    self.note_absence(at, &refusal.words());
+                    gathered.refusals.push(refusal);
+                }
+            }
+        }
+        self.put_together(list, &lists, &mut gathered);
+        let owners = gathered.owners.clone();
+        let known = KnownOwners { owners, fetched_at: Instant::now() };
+        self.owners.0.insert((client.principal().clone(), list), Arc::new(known));
+        gathered
+    }
+
+    /// All pages of one upstream's list; none of a server that has no such list.
+    async fn items_of(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        list: MergedList,
+        at: usize,
+    ) -> Result<Vec<Object>, MemberRefusal> {
+        let lacks = |summary: &Arc<super::ServerSummary>| !summary.has(list.capability());
+        // What was never declared is not asked for; tools alone are had by servers that declare nothing.
+        if list != MergedList::Tools && self.members[at].summary.read().as_ref().is_some_and(lacks) {
+            return Ok(Vec::new());
+        }
+        match timeout(ANSWER_MAX, self.pages_of(client, list, at)).await {
+            Ok(Err(refusal)) if refusal.is_unknown_method() => Ok(Vec::new()),
+            Ok(items) => items,
+            Err(_) => Err(MemberRefusal::late()),
+        }
+    }
+
+    async fn pages_of(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        list: MergedList,
+        at: usize,
+    ) -> Result<Vec<Object>, MemberRefusal> {
+        let (mut items, mut bytes, mut cursor) = (Vec::new(), 0, None);
+        for _ in 0..PAGES_MAX {
+            let params = client.params(cursor.take().map(|cursor| ("cursor", cursor)));
+            let page = client.ask(self, at, list.method(), params).await?;
+            bytes += page.payload().len();
+            if let Some(array) = page.get(list.items()) {
+                items.extend(array.items().filter_map(|item| Object::of(&item)));
+            }
+            cursor = page.get("nextCursor").filter(|cursor| cursor.as_str() != "null");
+            if cursor.is_none() || items.len() >= TOOLS_MAX || bytes >= BYTES_MAX {
+                break;
+            }
+        }
+        items.truncate(TOOLS_MAX);
+        Ok(items)
+    }
+
+    /// Names the items for clients. Of two with one address the first upstream's is shown, and of the gateway's own tools,
+    /// which are the same at each upstream, one.
+    fn put_together(&self, list: MergedList, lists: &[(usize, Vec<Object>)], gathered: &mut GatheredList) {
+        let read = lists.iter().map(|(at, items)| {
+            let mut seen = HashSet::new();
+            let named = items.iter().enumerate().filter_map(|(index, item)| {
+                let key = item.get_string(list.key())?;
+                seen.insert(key.clone()).then_some((index, key, item))
+            });
+            (*at, named.collect::<Vec<_>>())
+        });
+        let read: Vec<_> = read.collect();
+        let is_shared = |at: usize, name: &str| {
+            list == MergedList::Tools && self.members[at].offers_fallback && is_fallback_tool(name)
+        };
+        let own_names = read.iter().flat_map(|(at, items)| items.iter().map(move |(_, name, _)| (*at, name.as_str())));
+        let own_names = own_names.filter(|(at, name)| list.has_names() && !is_shared(*at, name));
+        let publisher =
+            NamePublisher::new(self.settings.prefix, &self.settings.upstreams, own_names.map(|(_, name)| name));
+        for (at, items) in &read {
+            for (index, name, item) in items {
+                let (shown, text) = match list.has_names() && !is_shared(*at, name) {
+                    true => {
+                        let shown = publisher.published(*at, name);
+                        let text = item.edit().set(list.key(), Payload::text(&shown)).finish();
+                        (Arc::from(&*shown), text)
+                    }
+                    false => (Arc::from(name.as_str()), item.payload().clone()),
+                };
+                if !gathered.owners.contains_key(&shown) {
+                    gathered.owners.insert(shown, (*at, Arc::from(name.as_str())));
+                    gathered.items.push((*at, *index, text));
+                }
+            }
+        }
+    }
+}
+
+/// Whether a name is one of the tools that stand for task methods, as they are called where a server has none of that name.
+pub(super) fn is_fallback_tool(name: &str) -> bool {
+    FallbackTool::ALL.into_iter().any(|tool| tool.base() == name)
+}
+
+/// Whether an address may be made from a template (RFC 6570): its literal parts stand in it, in their order. What stands
+/// between them is not looked at.
+fn may_be_of(template: &str, uri: &str) -> bool {
+    let mut literals = Vec::new();
+    let mut rest = template;
+    while let Some((literal, behind)) = rest.split_once('{') {
+        literals.push(literal);
+        rest = behind.split_once('}').map_or("", |(_, behind)| behind);
+    }
+    let (Some((first, middle)), last) = (literals.split_first(), rest) else { return template == uri };
+    let Some(mut left) = uri.strip_prefix(first).and_then(|left| left.strip_suffix(last)) else { return false };
+    middle.iter().all(|literal| match left.find(literal) {
+        Some(at) => {
+            left = &left[at + literal.len()..];
+            true
+        }
+        None => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_told_by_what_stands_between_the_expressions_of_a_template() {
+        for (template, uri, fits) in [
+            ("demo://report/{id}", "demo://report/7", true),
+            ("demo://report/{id}", "demo://reports/7", false),
+            ("demo://{kind}/{id}/text", "demo://a/b/text", true),
+            ("demo://{kind}/{id}/text", "demo://a/b/image", false),
+            ("{+any}", "x:y", true),
+            ("demo://plain", "demo://plain", true),
+            ("demo://plain", "demo://plain/", false),
+            ("demo://{broken", "demo://x", true),
+            ("a{x}b{y}b", "ab", false),
+            ("a{x}b{y}c", "abbc", true),
+        ] {
+            assert_eq!(may_be_of(template, uri), fits, "{template} {uri}");
+        }
+    }
+}

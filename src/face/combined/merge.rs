@@ -1,0 +1,128 @@
+//! Puts together what several servers say of themselves.
+//!
+//! Pure. Where two say different things of one member, the first of them is heard.
+
+use std::collections::BTreeMap;
+
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload};
+
+/// Longest instructions in bytes, of one server: whoever has more is quoted no further.
+const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
+
+/// What one server says of itself.
+#[derive(Clone, Debug)]
+pub(super) struct ServerSummary {
+    pub(super) capabilities: Payload,
+    pub(super) instructions: Option<String>,
+}
+
+impl ServerSummary {
+    /// Reads the result of `initialize` or `server/discover`.
+    pub(super) fn of(result: &Object) -> Self {
+        let capabilities = result.get("capabilities").filter(|all| Object::of(all).is_some());
+        Self {
+            capabilities: capabilities.unwrap_or_else(Payload::empty_object).detached(),
+            instructions: result.get_string("instructions").filter(|text| !text.trim().is_empty()),
+        }
+    }
+
+    /// Whether the server says that it has something: `tools`, `prompts`, `resources`.
+    pub(super) fn has(&self, capability: &str) -> bool {
+        Object::of(&self.capabilities).is_some_and(|all| all.contains(capability))
+    }
+}
+
+/// All that any of the servers can do: capabilities of one name are one, and what one of them can within it is possible.
+pub(super) fn union<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
+    joined(capabilities.filter_map(Object::of), LEVELS)
+}
+
+/// How deep capabilities are looked into: an area, what is possible in it, and what that can.
+const LEVELS: usize = 3;
+
+fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
+    let mut members: BTreeMap<String, Vec<Payload>> = BTreeMap::new();
+    let mut order = Vec::new();
+    for object in objects {
+        for (key, value) in object.entries() {
+            members
+                .entry(key.clone().into_owned())
+                .or_insert_with(|| {
+                    order.push(key.into_owned());
+                    Vec::new()
+                })
+                .push(value);
+        }
+    }
+    let mut writer = ObjectWriter::new();
+    for key in &order {
+        let Some(values) = members.get(key) else { continue };
+        let objects = || values.iter().filter_map(Object::of);
+        let value = match values.iter().find(|value| value.as_str() == "true").or_else(|| values.first()) {
+            Some(_) if levels > 1 && objects().next().is_some() => joined(objects(), levels - 1),
+            Some(value) => value.clone(),
+            None => continue,
+        };
+        writer = writer.member(key, &value);
+    }
+    writer.finish()
+}
+
+/// What the servers want models to know, each under its name; `None` where none says anything.
+pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerSummary)>) -> Option<Payload> {
+    let told: Vec<String> = servers
+        .filter_map(|(name, server)| {
+            let text = server.instructions.as_deref()?;
+            let end = text.floor_char_boundary(INSTRUCTIONS_BYTES_MAX);
+            Some(format!("# {name}\n\n{}", &text[..end]))
+        })
+        .collect();
+    (!told.is_empty()).then(|| Payload::text(&told.join("\n\n")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn payload(text: &str) -> Payload {
+        Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).unwrap()
+    }
+
+    #[track_caller]
+    fn check(servers: &[&str], expected: &str) {
+        let servers: Vec<_> = servers.iter().map(|text| payload(text)).collect();
+        assert_eq!(union(servers.iter()).as_str(), expected, "{servers:?}");
+    }
+
+    #[test]
+    fn what_any_server_can_do_is_possible() {
+        check(&[], "{}");
+        check(&[r#"{"tools":{}}"#, r#"{"prompts":{}}"#], r#"{"tools":{},"prompts":{}}"#);
+        check(
+            &[
+                r#"{"tools":{"listChanged":false},"resources":{"subscribe":true}}"#,
+                r#"{"resources":{"listChanged":true},"tools":{"listChanged":true}}"#,
+            ],
+            r#"{"tools":{"listChanged":true},"resources":{"subscribe":true,"listChanged":true}}"#,
+        );
+        check(
+            &[r#"{"extensions":{"a/b":{"n":1.10}}}"#, r#"{"extensions":{"a/b":{"n":2},"c/d":{}}}"#],
+            r#"{"extensions":{"a/b":{"n":1.10},"c/d":{}}}"#,
+        );
+        check(&[r#"{"logging":null}"#, "[]", r#"{"logging":{}}"#], r#"{"logging":{}}"#);
+    }
+
+    #[test]
+    fn instructions_stand_under_the_name_of_their_server_and_have_a_bound() {
+        let server = |text: &str| ServerSummary::of(&Object::of(&payload(text)).unwrap());
+        let (kind, silent) = (server(r#"{"instructions":"be kind"}"#), server(r#"{"instructions":" "}"#));
+        let told = instructions([("a", &kind), ("b", &silent), ("c", &kind)].into_iter()).unwrap();
+        assert_eq!(told.as_str(), r##""# a\n\nbe kind\n\n# c\n\nbe kind""##);
+        assert!(instructions([("b", &silent)].into_iter()).is_none());
+        let long = server(&format!(r#"{{"instructions":"{}"}}"#, "é".repeat(INSTRUCTIONS_BYTES_MAX)));
+        let told = instructions([("a", &long)].into_iter()).unwrap();
+        assert!(told.len() < INSTRUCTIONS_BYTES_MAX + 64, "{}", told.len());
+    }
+}

@@ -1,0 +1,373 @@
+//! Shows streams of upstreams to the client of their endpoint, and makes one of those that are the sessions' own.
+
+use std::collections::{HashSet, VecDeque};
+use std::future::pending;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::{FutureExt as _, TryFutureExt as _};
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::CombinedUpstreams;
+use super::member_request::EndpointClient;
+use super::messages::{StreamKind, shown as shown_message};
+use super::session::CombinedSession;
+use crate::dialect::subscriptions::{ListKind, untagged_notification};
+use crate::face::answer::{addressee, bare, event_stream, too_many};
+use crate::face::call_stream::{CallMessage, CallMessages, stream};
+use crate::face::headers;
+use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody};
+use crate::task::Reason;
+use crate::wire::framing::{BodyPart, SseDecoder, StreamEvent};
+
+/// How long a stream that an upstream ended is left alone, at first and at most.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// How often upstreams that refused a session are asked again while a client listens.
+const RETRY_EVERY: Duration = Duration::from_secs(30);
+
+/// An upstream's answer for the client of its endpoint. What is no event stream stays as it is.
+pub(super) fn shown(
+    answer: FaceResponse,
+    upstream: &Arc<str>,
+    kind: StreamKind,
+    event_bytes_max: usize,
+) -> FaceResponse {
+    if !is_event_stream(&answer) {
+        return answer;
+    }
+    let upstream = Arc::clone(upstream);
+    answer.map(|source| ShownEvents::new(source, upstream, kind, event_bytes_max).boxed_unsync())
+}
+
+pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
+    answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// An event stream whose ids and questions bear the name of their upstream.
+struct ShownEvents {
+    source: ResponseBody,
+    decoder: SseDecoder,
+    upstream: Arc<str>,
+    kind: StreamKind,
+    ready: VecDeque<BodyPart>,
+}
+
+impl ShownEvents {
+    fn new(source: ResponseBody, upstream: Arc<str>, kind: StreamKind, event_bytes_max: usize) -> Self {
+        const ENVELOPE_BYTES: usize = 64 << 10;
+        let decoder = SseDecoder::new(event_bytes_max.saturating_add(ENVELOPE_BYTES));
+        Self { source, decoder, upstream, kind, ready: VecDeque::new() }
+    }
+
+    fn take(&mut self, part: BodyPart) -> io::Result<()> {
+        // A sign of life between events.
+        if part.is_comment() && self.decoder.is_between_events() {
+            self.ready.push_back(part);
+            return Ok(());
+        }
+        for mut event in self.decoder.take(&part).map_err(io::Error::other)? {
+            event.id = event.id.map(|id| self.kind.event_id(&self.upstream, &id));
+            if event.is_message() {
+                event.data = shown_message(&self.upstream, event.data);
+            }
+            self.ready.push_back(BodyPart::Event(StreamEvent::of(event)));
+        }
+        Ok(())
+    }
+}
+
+impl Body for ShownEvents {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(part) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(part))));
+            }
+            match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
+                Some(Ok(frame)) => {
+                    if let Ok(part) = frame.into_data()
+                        && let Err(error) = this.take(part)
+                    {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+/// Opens the session's own stream, on which all upstreams speak that have a session open, now or later; or takes up a stream
+/// of one upstream behind the event that the client had last.
+pub(super) async fn open(
+    upstreams: &Arc<CombinedUpstreams>,
+    client: EndpointClient,
+    session: Arc<CombinedSession>,
+    inbound: &Inbound,
+) -> FaceResponse {
+    let last = match inbound.headers.get(headers::LAST_EVENT_ID) {
+        Some(last) => {
+            let read = last.to_str().ok().and_then(StreamKind::read_event_id);
+            match read.and_then(|(kind, upstream, id)| Some((kind, upstreams.position(upstream)?, id))) {
+                Some((kind, at, id)) => Some((kind, at, id.to_owned())),
+                // Not 404, which says that the session has ended.
+                None => return bare(StatusCode::BAD_REQUEST),
+            }
+        }
+        None => None,
+    };
+    let place = match inbound.is_counted || inbound.carriage == MessageChannel::Stream {
+        true => None,
+        false => match upstreams.common().listeners.take(&inbound.counted_as(), &upstreams.settings.path) {
+            Ok(place) => Some(place),
+            Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
+            Err(fault) => return too_many(&fault),
+        },
+    };
+    let response = match last {
+        Some((StreamKind::Answer, at, id)) => {
+            let answer = reopened(upstreams, &client, at, Some(&id)).await;
+            shown(answer, &upstreams.settings.upstreams[at], StreamKind::Answer, upstreams.result_bytes_max())
+        }
+        Some((StreamKind::Own, at, id)) => {
+            event_stream(MergedStream::begin(upstreams, client, session, Some((at, id))))
+        }
+        None => event_stream(MergedStream::begin(upstreams, client, session, None)),
+    };
+    match place {
+        Some(place) => response.map(|body| place.keep(body)),
+        None => response,
+    }
+}
+
+/// The answer of one upstream to a GET in the client's session there.
+async fn reopened(
+    upstreams: &Arc<CombinedUpstreams>,
+    client: &EndpointClient,
+    at: usize,
+    last_event: Option<&str>,
+) -> FaceResponse {
+    let opening = client.inbound(upstreams, at, (bytes::Bytes::new(), None));
+    let inbound = match opening.await {
+        Ok(inbound) => inbound,
+        Err(refusal) => return refusal.into_response(&addressee(None, AcceptedTypes::Both)),
+    };
+    let mut inbound = Inbound { method: Method::GET, accepted: AcceptedTypes::EventStream, ..inbound };
+    inbound.headers.remove(headers::LAST_EVENT_ID);
+    if let Some(id) = last_event.and_then(|id| HeaderValue::from_str(id).ok()) {
+        inbound.headers.insert(headers::LAST_EVENT_ID, id);
+    }
+    upstreams.members[at].endpoint.serve(inbound).await
+}
+
+/// The own stream of one session at an upstream.
+struct MemberStream {
+    at: usize,
+    /// As the upstream knows it.
+    last_event: Option<String>,
+    /// How long it is left alone once it ends.
+    pause: Duration,
+    body: ResponseBody,
+    decoder: SseDecoder,
+}
+
+/// What is next of one of the streams.
+enum MemberNews {
+    Said(MemberStream, Vec<BodyPart>),
+    /// It ended; whether it can be opened again, and behind which event.
+    Over {
+        at: usize,
+        last_event: Option<String>,
+        pause: Option<Duration>,
+    },
+    /// Those that had refused a session were asked again; whether one has come back.
+    Retried {
+        has_come: bool,
+    },
+}
+
+/// The own stream of a session at an endpoint. It looks for news when its client reads.
+struct MergedStream {
+    upstreams: Arc<CombinedUpstreams>,
+    client: EndpointClient,
+    session: Arc<CombinedSession>,
+    openings: watch::Receiver<()>,
+    /// The upstreams whose streams are read, or about to be.
+    read: HashSet<usize>,
+    waiting: FuturesUnordered<BoxFuture<'static, MemberNews>>,
+    due: VecDeque<BodyPart>,
+    retry_at: Instant,
+}
+
+impl MergedStream {
+    fn begin(
+        upstreams: &Arc<CombinedUpstreams>,
+        client: EndpointClient,
+        session: Arc<CombinedSession>,
+        resumed: Option<(usize, String)>,
+    ) -> ResponseBody {
+        let mut merged = Self {
+            upstreams: Arc::clone(upstreams),
+            client,
+            openings: session.openings(),
+            session,
+            read: HashSet::new(),
+            waiting: FuturesUnordered::new(),
+            due: VecDeque::new(),
+            retry_at: Instant::now() + RETRY_EVERY,
+        };
+        if let Some((at, id)) = resumed {
+            merged.read(at, Some(id), Duration::ZERO, PAUSE_MIN);
+        }
+        merged.read_all_open();
+        stream(merged, addressee(None, AcceptedTypes::Both), None)
+    }
+
+    fn read_all_open(&mut self) {
+        for (upstream, _) in self.session.open_members() {
+            if let Some(at) = self.upstreams.position(&upstream) {
+                self.read(at, None, Duration::ZERO, PAUSE_MIN);
+            }
+        }
+    }
+
+    /// Reads the stream of one upstream, in `wait` from now; one that is read already is not read twice.
+    fn read(&mut self, at: usize, last_event: Option<String>, wait: Duration, pause: Duration) {
+        if !self.read.insert(at) {
+            return;
+        }
+        let (upstreams, client) = (Arc::clone(&self.upstreams), self.client.clone());
+        let opening = async move {
+            if !wait.is_zero() {
+                sleep(wait).await;
+            }
+            let answer = reopened(&upstreams, &client, at, last_event.as_deref()).await;
+            if is_event_stream(&answer) {
+                let decoder = SseDecoder::new(upstreams.members[at].served.settings.result_bytes_max);
+                let stream = MemberStream { at, last_event, pause, body: answer.into_body(), decoder };
+                return stream.next(&upstreams).await;
+            }
+            // A server without such a stream has none later either; one that is away may.
+            let status = answer.status();
+            let is_passing = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
+            MemberNews::Over { at, last_event: None, pause: is_passing.then_some(pause) }
+        };
+        self.waiting.push(opening.boxed());
+    }
+
+    fn heard(&mut self, news: MemberNews) {
+        match news {
+            MemberNews::Said(member, parts) => {
+                self.due.extend(parts);
+                let upstreams = Arc::clone(&self.upstreams);
+                self.waiting.push(async move { member.next(&upstreams).await }.boxed());
+            }
+            MemberNews::Over { at, last_event, pause: Some(pause) } => {
+                self.read.remove(&at);
+                self.read(at, last_event, pause, PAUSE_MAX.min(pause * 2));
+            }
+            // It stays among those that are read: it is not asked again.
+            MemberNews::Over { pause: None, .. } | MemberNews::Retried { has_come: false } => (),
+            MemberNews::Retried { has_come: true } => {
+                let changed = ListKind::ALL.into_iter().map(|list| untagged_notification(list.notification(), None));
+                self.due.extend(changed.map(BodyPart::message));
+            }
+        }
+    }
+
+    /// Asks those again that refused a session; whether one of them has come back.
+    fn retry(&mut self) {
+        let refused = self.session.refused_members();
+        self.retry_at = Instant::now() + RETRY_EVERY;
+        if refused.is_empty() {
+            return;
+        }
+        let (upstreams, client, session) =
+            (Arc::clone(&self.upstreams), self.client.clone(), Arc::clone(&self.session));
+        let retrying = async move {
+            let mut has_come = false;
+            for at in refused.iter().filter_map(|upstream| upstreams.position(upstream)) {
+                has_come |= upstreams.member_session(&session, at, &client).map_ok(|_| ()).await.is_ok();
+            }
+            MemberNews::Retried { has_come }
+        };
+        self.waiting.push(retrying.boxed());
+    }
+}
+
+impl MemberStream {
+    /// The next that the upstream says.
+    async fn next(mut self, upstreams: &CombinedUpstreams) -> MemberNews {
+        let upstream = &upstreams.settings.upstreams[self.at];
+        loop {
+            let Some(Ok(frame)) = self.body.frame().await else {
+                let (at, last_event) = (self.at, self.last_event);
+                return MemberNews::Over { at, last_event, pause: Some(self.pause) };
+            };
+            let Ok(part) = frame.into_data() else { continue };
+            let Ok(events) = self.decoder.take(&part) else {
+                return MemberNews::Over { at: self.at, last_event: None, pause: Some(PAUSE_MAX) };
+            };
+            let mut parts = Vec::with_capacity(events.len());
+            for mut event in events {
+                self.last_event = event.id.clone().or(self.last_event);
+                // A stream that says something is well.
+                self.pause = PAUSE_MIN;
+                event.id = event.id.map(|id| StreamKind::Own.event_id(upstream, &id));
+                event.retry_ms = None;
+                if event.data.is_empty() {
+                    continue;
+                }
+                if event.is_message() {
+                    event.data = shown_message(upstream, event.data);
+                }
+                parts.push(BodyPart::Event(StreamEvent::of(event)));
+            }
+            if !parts.is_empty() {
+                return MemberNews::Said(self, parts);
+            }
+        }
+    }
+}
+
+impl CallMessages for MergedStream {
+    async fn next(&mut self) -> Option<CallMessage> {
+        loop {
+            if let Some(part) = self.due.pop_front() {
+                return Some(CallMessage::Event(part));
+            }
+            let leaving = async {
+                tokio::select! {
+                    () = self.upstreams.leaving.cancelled() => (),
+                    () = self.upstreams.common().leaving.cancelled() => (),
+                    () = self.session.ended.cancelled() => (),
+                }
+            };
+            tokio::select! {
+                biased;
+                () = leaving => return None,
+                Some(news) = self.waiting.next(), if !self.waiting.is_empty() => self.heard(news),
+                opened = self.openings.changed() => match opened {
+                    Ok(()) => self.read_all_open(),
+                    Err(_) => pending::<()>().await,
+                },
+                () = sleep_until(self.retry_at) => self.retry(),
+            }
+        }
+    }
+}

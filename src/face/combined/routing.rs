@@ -1,0 +1,150 @@
+//! Decides which of several upstreams a request of a client is for.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::CombinedUpstreams;
+use super::lists::{MergedList, is_fallback_tool};
+use super::member_request::EndpointClient;
+use super::names::{PrefixPolicy, split};
+use crate::dialect::RequestError;
+use crate::task::{TaskId, TaskKey};
+use crate::wire::envelope::Request;
+use crate::wire::{Object, Payload, method};
+
+/// Who is to answer a request.
+#[derive(Debug)]
+pub(super) enum RequestTarget {
+    /// All upstreams have a part in the answer.
+    List(MergedList),
+    /// One upstream, which is told these params in place of the client's where names in them are the endpoint's.
+    Member(usize, Option<Payload>),
+    /// One of these upstreams, nobody knows which: they are asked in turn until one knows what it is about.
+    Unlisted(Vec<usize>),
+}
+
+impl CombinedUpstreams {
+    /// Who is to answer a request that names something.
+    ///
+    /// # Errors
+    /// If what it names is nobody's, or nobody could tell what it names.
+    pub(super) async fn target(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        request: &Request,
+    ) -> Result<RequestTarget, RequestError> {
+        if let Some(list) = MergedList::of_method(&request.method) {
+            return Ok(RequestTarget::List(list));
+        }
+        let params = request.params.object();
+        match request.method.as_str() {
+            method::TOOLS_CALL => self.named(client, MergedList::Tools, params).await,
+            method::PROMPTS_GET => self.named(client, MergedList::Prompts, params).await,
+            method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => {
+                let uri = params.and_then(|params| params.get_string("uri"));
+                let uri = uri.ok_or(RequestError::Params(Cow::Borrowed("uri must be a string")))?;
+                Ok(self.at_address(client, &uri).await)
+            }
+            method::COMPLETE => self.completion(client, params).await,
+            method::TASKS_LIST => Ok(RequestTarget::Member(self.any_open(client), None)),
+            name if name.starts_with("tasks/") => Ok(RequestTarget::Member(self.of_task(client, params).await, None)),
+            _ => Err(RequestError::UnknownMethod(request.method.clone())),
+        }
+    }
+
+    /// Whose a tool or a prompt is.
+    async fn named(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        list: MergedList,
+        params: Option<&Object>,
+    ) -> Result<RequestTarget, RequestError> {
+        let name = params.and_then(|params| params.get_string("name"));
+        // Whoever gives no name hears so in the words of a face that looks for one.
+        let (Some(params), Some(name)) = (params, name) else { return Ok(RequestTarget::Member(0, None)) };
+        match self.owner_of_name(client, list, &name).await {
+            Some((at, own)) if *own == *name => Ok(RequestTarget::Member(at, None)),
+            Some((at, own)) => {
+                Ok(RequestTarget::Member(at, Some(params.edit().set("name", Payload::text(&own)).finish())))
+            }
+            None if list == MergedList::Tools => Err(RequestError::unknown_tool(Some(params))),
+            None => Err(RequestError::Params(Cow::Borrowed("name is that of no prompt"))),
+        }
+    }
+
+    async fn owner_of_name(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        list: MergedList,
+        name: &str,
+    ) -> Option<(usize, Arc<str>)> {
+        if let Some((at, own)) = split(&self.settings.upstreams, name) {
+            return Some((at, Arc::from(own)));
+        }
+        if list == MergedList::Tools && is_fallback_tool(name) {
+            let shared = self.members.iter().position(|member| member.offers_fallback);
+            return Some((shared?, Arc::from(name)));
+        }
+        match self.settings.prefix {
+            PrefixPolicy::Always => None,
+            PrefixPolicy::Auto => self.owner(client, list, name).await,
+        }
+    }
+
+    /// Whose a resource is. One that nobody lists may be had all the same: who it is of is found out by asking.
+    pub(super) async fn at_address(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> RequestTarget {
+        if let Some((at, _)) = self.owner(client, MergedList::Resources, uri).await {
+            return RequestTarget::Member(at, None);
+        }
+        if let Some(at) = self.template_owner(client, uri).await {
+            return RequestTarget::Member(at, None);
+        }
+        let has_resources =
+            |at: &usize| self.members[*at].summary.read().as_ref().is_none_or(|summary| summary.has("resources"));
+        match (0..self.members.len()).filter(has_resources).collect::<Vec<_>>() {
+            none if none.is_empty() => RequestTarget::Member(0, None),
+            some => RequestTarget::Unlisted(some),
+        }
+    }
+
+    /// Whose the prompt or the template is that an argument is completed for.
+    async fn completion(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        params: Option<&Object>,
+    ) -> Result<RequestTarget, RequestError> {
+        let reference = params.and_then(|params| Some((params, params.get_object("ref")?)));
+        let Some((params, reference)) = reference else {
+            return Err(RequestError::Params(Cow::Borrowed("ref must be an object")));
+        };
+        if let Some(uri) = reference.get_string("uri") {
+            return Ok(match self.owner(client, MergedList::Templates, &uri).await {
+                Some((at, _)) => RequestTarget::Member(at, None),
+                None => self.at_address(client, &uri).await,
+            });
+        }
+        match self.named(client, MergedList::Prompts, Some(&reference)).await? {
+            RequestTarget::Member(at, Some(edited)) => {
+                Ok(RequestTarget::Member(at, Some(params.edit().set("ref", edited).finish())))
+            }
+            other => Ok(other),
+        }
+    }
+
+    /// Where a task runs. Whoever names none that there is hears so at any upstream.
+    async fn of_task(&self, client: &EndpointClient, params: Option<&Object>) -> usize {
+        let id = params.and_then(|params| params.get_str("taskId")).and_then(|text| TaskId::parse(&text));
+        let Some(id) = id else { return self.any_open(client) };
+        let key = TaskKey { owner: client.principal().clone(), id };
+        match self.common().engine.get(&key).await {
+            Ok(task) => self.position(&task.origin.upstream).unwrap_or_else(|| self.any_open(client)),
+            Err(_) => self.any_open(client),
+        }
+    }
+
+    /// An upstream that a client of sessions has one at, so that none need be opened; else the first.
+    fn any_open(&self, client: &EndpointClient) -> usize {
+        let open = client.session.as_ref().and_then(|session| session.open_members().into_iter().next());
+        open.and_then(|(upstream, _)| self.position(&upstream)).unwrap_or(0)
+    }
+}

@@ -1,0 +1,552 @@
+//! Clients with sessions at an endpoint of several upstreams.
+//!
+//! The session at the endpoint is its sealed id, as everywhere. Its sessions at the upstreams, each of them the client's own
+//! there, are opened when something is asked of that upstream, in the client's own words; their ids are kept here, and lost with
+//! the process or under a flood of sessions: then they are opened anew.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt as _, Shared, join_all};
+use futures_util::stream::{self, StreamExt as _};
+use http::{HeaderValue, Method, StatusCode};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::CombinedUpstreams;
+use super::member_request::{ANSWER_MAX, EndpointClient, MemberRefusal, read_result, whole};
+use super::merge::{self, ServerSummary};
+use super::messages::{self, StreamKind};
+use super::own_stream;
+use super::routing::RequestTarget;
+use crate::dialect::RequestError;
+use crate::dialect::initialize::own_identity;
+use crate::dialect::lifecycle::SessionServerDescription;
+use crate::dialect::session_results::initialize_result;
+use crate::face::answer::{Addressee, accepted, addressee, bare};
+use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::headers;
+use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, full_body};
+use crate::face::intake::BatchItems;
+use crate::face::rewrite::{ClientInitialize, introduction_result};
+use crate::face::sealed::{SessionToken, digest_of};
+use crate::face::session::session_cache::ClientSessionCache;
+use crate::face::session::{self, SessionLookupError, refuse};
+use crate::task::Drafts;
+use crate::upstream::recent_map::RecentMap;
+use crate::wire::envelope::{self, Notification, Request, Response};
+use crate::wire::{Message, Object, Payload, RequestId, method};
+
+/// Sessions whose sessions at upstreams are remembered; those of the one used longest ago are opened anew.
+const REMEMBERED_MAX: usize = 20_000;
+/// Messages of an array that are served at a time.
+const BATCH_PARALLEL: usize = 16;
+
+/// The sessions at all endpoints. What is remembered of them outlives a reload.
+#[derive(Debug)]
+pub struct CombinedSessions {
+    tokens: ClientSessionCache,
+    known: RecentMap<Arc<CombinedSession>>,
+}
+
+impl CombinedSessions {
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { tokens: ClientSessionCache::new(), known: RecentMap::new(REMEMBERED_MAX) })
+    }
+}
+
+/// One client's session at an endpoint, as far as it is remembered.
+#[derive(Debug, Default)]
+pub(super) struct CombinedSession {
+    state: Mutex<CombinedSessionState>,
+    /// Told whenever a session at an upstream was opened.
+    opened: watch::Sender<()>,
+    /// Cancelled when the client ends it.
+    pub(super) ended: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct CombinedSessionState {
+    /// The params of `logging/setLevel`.
+    level: Option<Payload>,
+    /// Sessions at upstreams, by their names.
+    members: HashMap<Arc<str>, MemberSession>,
+}
+
+#[derive(Debug)]
+enum MemberSession {
+    Opening(MemberOpening),
+    Open(OpenedMember),
+    /// It was to be had no more when it was opened last.
+    Refused,
+}
+
+/// A session at an upstream: its id, and what the upstream said of itself when it was opened.
+#[derive(Clone, Debug)]
+pub(super) struct OpenedMember {
+    pub(super) id: HeaderValue,
+    pub(super) summary: Arc<ServerSummary>,
+}
+
+/// A handshake that all who need it wait for.
+type MemberOpening = Shared<BoxFuture<'static, Result<OpenedMember, MemberRefusal>>>;
+
+impl CombinedSession {
+    /// The sessions at upstreams that are open: names and ids.
+    pub(super) fn open_members(&self) -> Vec<(Arc<str>, HeaderValue)> {
+        let open = |(upstream, member): (&Arc<str>, &MemberSession)| match member {
+            MemberSession::Open(opened) => Some((Arc::clone(upstream), opened.id.clone())),
+            MemberSession::Opening(_) | MemberSession::Refused => None,
+        };
+        self.state.lock().members.iter().filter_map(open).collect()
+    }
+
+    /// The upstreams that refused a session when one was asked for last.
+    pub(super) fn refused_members(&self) -> Vec<Arc<str>> {
+        let state = self.state.lock();
+        let refused = state.members.iter().filter(|(_, member)| matches!(member, MemberSession::Refused));
+        refused.map(|(upstream, _)| Arc::clone(upstream)).collect()
+    }
+
+    /// Hears when a session at an upstream is opened.
+    pub(super) fn openings(&self) -> watch::Receiver<()> {
+        self.opened.subscribe()
+    }
+
+    fn level(&self) -> Option<Payload> {
+        self.state.lock().level.clone()
+    }
+
+    fn note(&self, upstream: &Arc<str>, opened: &Result<OpenedMember, MemberRefusal>) {
+        let member = opened.as_ref().map_or(MemberSession::Refused, |opened| MemberSession::Open(opened.clone()));
+        self.state.lock().members.insert(Arc::clone(upstream), member);
+        self.opened.send_replace(());
+    }
+}
+
+/// The messages with which a session at one upstream is opened.
+struct MemberHandshake {
+    upstream: Arc<str>,
+    endpoint: Arc<UpstreamEndpoint>,
+    inbound: Inbound,
+    result_bytes_max: usize,
+}
+
+impl MemberHandshake {
+    /// Opens the session, and tells it what the client has told others already.
+    async fn run(self, session: Arc<CombinedSession>) -> Result<OpenedMember, MemberRefusal> {
+        let answer = self.endpoint.serve(self.inbound.clone()).await;
+        let id = answer.headers().get(headers::SESSION_ID).cloned();
+        let result = read_result(answer, self.result_bytes_max).await?;
+        let Some(id) = id else { return Err(MemberRefusal::late()) };
+        let say = |message: Bytes| {
+            let mut inbound = Inbound { body: message, ..self.inbound.clone() };
+            inbound.headers.insert(headers::SESSION_ID, id.clone());
+            self.endpoint.serve(inbound)
+        };
+        let _ = say(envelope::notification(method::INITIALIZED, None)).await;
+        if let Some(level) = session.level() {
+            let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&level));
+            // A server without log messages knows no such method.
+            let _ = whole(say(request).await.into_body(), self.result_bytes_max).await;
+        }
+        Ok(OpenedMember { id, summary: Arc::new(ServerSummary::of(&result)) })
+    }
+}
+
+impl CombinedUpstreams {
+    /// The client's session at the upstream at `at`, opened now if there is none.
+    ///
+    /// # Errors
+    /// If the upstream agrees to none.
+    pub(super) async fn member_session(
+        self: &Arc<Self>,
+        session: &Arc<CombinedSession>,
+        at: usize,
+        client: &EndpointClient,
+    ) -> Result<OpenedMember, MemberRefusal> {
+        let upstream = &self.settings.upstreams[at];
+        let opening = {
+            let mut state = session.state.lock();
+            match state.members.get(upstream) {
+                Some(MemberSession::Open(opened)) => return Ok(opened.clone()),
+                Some(MemberSession::Opening(opening)) => opening.clone(),
+                Some(MemberSession::Refused) | None => {
+                    let opening = self.opening(session, at, client);
+                    state.members.insert(Arc::clone(upstream), MemberSession::Opening(opening.clone()));
+                    opening
+                }
+            }
+        };
+        opening.await
+    }
+
+    /// Begins to open a session, which is done to its end whoever leaves.
+    fn opening(self: &Arc<Self>, session: &Arc<CombinedSession>, at: usize, client: &EndpointClient) -> MemberOpening {
+        let member = &self.members[at];
+        let mut inbound = client.head();
+        inbound.headers.remove(headers::SESSION_ID);
+        inbound.accepted = AcceptedTypes::Json;
+        inbound.body = client.introduction();
+        let handshake = MemberHandshake {
+            upstream: Arc::clone(&self.settings.upstreams[at]),
+            endpoint: Arc::clone(&member.endpoint),
+            inbound,
+            result_bytes_max: member.served.settings.result_bytes_max,
+        };
+        let (shared, session) = (Arc::clone(self), Arc::clone(session));
+        let (upstream, endpoint) = (Arc::clone(&handshake.upstream), Arc::clone(&handshake.endpoint));
+        let mut ending = client.head();
+        let opening = async move {
+            let opened = handshake.run(Arc::clone(&session)).await;
+            if let Ok(opened) = &opened {
+                shared.learn(at, &opened.summary);
+            }
+            if let (Ok(opened), true) = (&opened, session.ended.is_cancelled()) {
+                ending.method = Method::DELETE;
+                ending.headers.insert(headers::SESSION_ID, opened.id.clone());
+                let _ = endpoint.serve(ending).await;
+            }
+            session.note(&upstream, &opened);
+            opened
+        };
+        let opening = opening.boxed().shared();
+        let stop = self.common().life.stop.clone();
+        self.common().life.tracker.spawn(stop.run_until_cancelled_owned(opening.clone().map(|_| ())));
+        opening
+    }
+
+    /// The session at the endpoint that a request names.
+    fn session(&self, inbound: &Inbound) -> Result<(Arc<SessionToken>, Arc<CombinedSession>), SessionLookupError> {
+        let sealer = &self.common().sealer;
+        let found = session::session_of(inbound, &self.settings.path, sealer, &self.sessions.tokens)?;
+        let known = self.sessions.known.get_or_default(found.token.nonce);
+        Ok((found.token, known))
+    }
+
+    pub(super) async fn post_in_session(
+        self: &Arc<Self>,
+        inbound: Box<Inbound>,
+        message: Box<Message>,
+    ) -> FaceResponse {
+        let request = match &*message {
+            Message::Request(request) if request.method == method::INITIALIZE => {
+                return self.initialize(&inbound, request).await;
+            }
+            Message::Request(request) => Some(request),
+            Message::Notification(_) | Message::Response(_) => None,
+        };
+        let addressee = addressee(request.map(|request| &request.id), inbound.accepted);
+        let (token, session) = match self.session(&inbound) {
+            Ok(session) => session,
+            Err(none) => return none.answer(&addressee),
+        };
+        let client = EndpointClient::in_session(&inbound, &token, &session);
+        match *message {
+            Message::Request(request) => {
+                let asked = self.asked(&client, &request, &inbound.body, &addressee);
+                asked.await.unwrap_or_else(|refusal| refusal.into_response(&addressee))
+            }
+            Message::Notification(notification) => self.noted(&client, &session, notification, &inbound.body).await,
+            Message::Response(response) => self.answered(&client, &session, &response, &inbound.body).await,
+        }
+    }
+
+    /// Answers a request of a session.
+    async fn asked(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        request: &Request,
+        body: &Bytes,
+        addressee: &Addressee,
+    ) -> Result<FaceResponse, MemberRefusal> {
+        match request.method.as_str() {
+            method::PING => return Ok(addressee.result(Payload::empty_object())),
+            method::SET_LEVEL => return self.set_level(client, request, addressee).await,
+            _ => (),
+        }
+        let target = match self.target(client, request).await {
+            Ok(target) => target,
+            Err(complaint) => return Ok(refuse(addressee, &complaint)),
+        };
+        match target {
+            RequestTarget::List(list) => {
+                let cursor = request.params.object().and_then(|params| params.get("cursor"));
+                Ok(match self.page(client, list, cursor.as_ref()).await? {
+                    Ok(page) => addressee.result(page),
+                    Err(complaint) => refuse(addressee, &complaint),
+                })
+            }
+            RequestTarget::Member(at, params) => {
+                let answer = client.pass(self, at, (request, body), params).await?;
+                Ok(own_stream::shown(answer, &self.settings.upstreams[at], StreamKind::Answer, self.result_bytes_max()))
+            }
+            RequestTarget::Unlisted(some) => self.first_that_knows(client, &some, request, addressee).await,
+        }
+    }
+
+    /// Asks upstreams in turn about something that none of them lists, until one knows it.
+    pub(super) async fn first_that_knows(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        some: &[usize],
+        request: &Request,
+        addressee: &Addressee,
+    ) -> Result<FaceResponse, MemberRefusal> {
+        let mut unknown = None;
+        for at in some {
+            let params = request.params.object().map_or_else(Payload::empty_object, |params| params.payload().clone());
+            match client.ask(self, *at, &request.method, params).await {
+                Ok(result) => return Ok(addressee.result(result.payload().clone())),
+                Err(refusal) if refusal.may_be_known_elsewhere() => unknown = unknown.or(Some(refusal)),
+                Err(refusal) => return Err(refusal),
+            }
+        }
+        Err(unknown.unwrap_or_else(MemberRefusal::late))
+    }
+
+    /// Tells all open sessions which log messages are wanted. Those that are opened later hear it then.
+    async fn set_level(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        request: &Request,
+        addressee: &Addressee,
+    ) -> Result<FaceResponse, MemberRefusal> {
+        let Some(params) = request.params.object() else {
+            return Ok(refuse(addressee, &RequestError::Params(Cow::Borrowed("params must be an object"))));
+        };
+        let Some(session) = &client.session else { return Err(MemberRefusal::late()) };
+        session.state.lock().level = Some(params.payload().detached());
+        let open = session.open_members();
+        let open = open.iter().filter_map(|(upstream, _)| self.position(upstream));
+        let told = open.map(|at| client.ask(self, at, method::SET_LEVEL, params.payload().clone()));
+        let told = join_all(told).await;
+        let refusal = told.into_iter().filter_map(Result::err).find(|refusal| refusal.is_about_params());
+        refusal.map_or_else(|| Ok(addressee.result(Payload::empty_object())), Err)
+    }
+
+    /// Passes a notification on: to the upstream that it is about, or to all in which a session is open.
+    async fn noted(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        session: &Arc<CombinedSession>,
+        notification: Notification,
+        body: &Bytes,
+    ) -> FaceResponse {
+        if notification.method == method::INITIALIZED {
+            return accepted();
+        }
+        let (only, text) = match messages::progress(&notification) {
+            Some((upstream, text)) => (Some(upstream), text),
+            None => (None, body.clone()),
+        };
+        self.tell(client, session, (only.as_deref(), &text)).await
+    }
+
+    /// Passes an answer on to the upstream that asked.
+    async fn answered(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        session: &Arc<CombinedSession>,
+        response: &Response,
+        body: &Bytes,
+    ) -> FaceResponse {
+        let marked = messages::answer(response);
+        let (only, text) = match &marked {
+            Some((upstream, text)) => (Some(upstream.as_str()), text),
+            None => (None, body),
+        };
+        self.tell(client, session, (only, text)).await
+    }
+
+    /// Hands a message that wants no answer to open sessions: to that at one upstream, or to all.
+    async fn tell(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        session: &Arc<CombinedSession>,
+        (only, text): (Option<&str>, &Bytes),
+    ) -> FaceResponse {
+        let open = session.open_members();
+        let open = open.iter().filter(|(upstream, _)| only.is_none_or(|only| **upstream == *only));
+        let telling = open.filter_map(|(upstream, _)| self.position(upstream)).map(|at| async move {
+            let inbound = client.inbound(self, at, (text.clone(), None)).await.ok()?;
+            Some(self.members[at].endpoint.serve(inbound).await)
+        });
+        let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
+        match answers.len() {
+            // As one server would: what only one hears is answered by it.
+            1 => answers.remove(0),
+            _ => accepted(),
+        }
+    }
+
+    /// Answers `initialize`: with what all upstreams can do, of those that are there.
+    async fn initialize(self: &Arc<Self>, inbound: &Inbound, request: &Request) -> FaceResponse {
+        let addressee = addressee(Some(&request.id), inbound.accepted);
+        let Some(introduction) = ClientInitialize::read(request) else {
+            let what = "initialize needs protocolVersion, capabilities and clientInfo";
+            return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
+        };
+        let token = SessionToken {
+            upstream: self.settings.path.to_string(),
+            principal: digest_of(&inbound.principal),
+            nonce: (self.common().random)(),
+            client_version: introduction.version,
+            upstream_version: introduction.version,
+            capabilities: introduction.capabilities,
+            client_info: introduction.client_info,
+            issued_at: self.common().clock.now(),
+            upstream_session: None,
+            tasks: crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport::default(),
+            declares_tasks: introduction.declares_tasks,
+        };
+        let sealed = self.common().sealer.seal_session(&token).ok().and_then(|id| HeaderValue::try_from(id).ok());
+        let Some(sealed) = sealed else {
+            let what = "the capabilities are too large for a session id";
+            return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
+        };
+        let session = self.sessions.known.get_or_default(token.nonce);
+        let client = EndpointClient::in_session(inbound, &Arc::new(token), &session);
+        let summaries = match self.summaries(&client).await {
+            Ok(summaries) => summaries,
+            Err(refusal) => return refusal.into_response(&addressee),
+        };
+        let instructions = merge::instructions(summaries.iter().map(|(name, summary)| (&**name, &**summary)));
+        let description = SessionServerDescription {
+            capabilities: &merge::union(summaries.iter().map(|(_, summary)| &summary.capabilities)),
+            instructions: instructions.as_ref(),
+            server_info: &own_identity(),
+        };
+        let result = initialize_result(description, introduction.version);
+        let offer = session::tasks::offer(introduction.version, &inbound.principal, Drafts::default());
+        let Some(result) = Object::of(&result).map(|result| introduction_result(&result, introduction.version, offer))
+        else {
+            return bare(StatusCode::INTERNAL_SERVER_ERROR);
+        };
+        let mut response = addressee.result(result);
+        response.headers_mut().insert(headers::SESSION_ID, sealed);
+        response
+    }
+
+    /// What the upstream at `at` says of itself to this client.
+    async fn introduced(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        at: usize,
+    ) -> Result<Arc<ServerSummary>, MemberRefusal> {
+        if let Some(session) = &client.session {
+            return self.member_session(session, at, client).await.map(|opened| opened.summary);
+        }
+        let said = client.ask(self, at, method::DISCOVER, client.params(None)).await?;
+        let summary = Arc::new(ServerSummary::of(&said));
+        self.learn(at, &summary);
+        Ok(summary)
+    }
+
+    /// What each upstream says of itself, as far as it is known or said in time. An upstream that nobody has asked yet is
+    /// opened a session at.
+    pub(super) async fn summaries(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+    ) -> Result<Vec<(Arc<str>, Arc<ServerSummary>)>, MemberRefusal> {
+        let asking = (0..self.members.len()).map(|at| async move {
+            if let Some(known) = self.members[at].summary.read().clone() {
+                return Ok(known);
+            }
+            timeout(ANSWER_MAX, self.introduced(client, at)).await.unwrap_or_else(|_| Err(MemberRefusal::late()))
+        });
+        let (mut summaries, mut refused) = (Vec::new(), None);
+        for (at, summary) in join_all(asking).await.into_iter().enumerate() {
+            match summary {
+                Ok(summary) => summaries.push((Arc::clone(&self.settings.upstreams[at]), summary)),
+                Err(refusal) => {
+                    self.note_absence(at, &refusal.words());
+                    refused = refused.or(Some(refusal));
+                }
+            }
+        }
+        match refused {
+            Some(refusal) if summaries.is_empty() => Err(refusal),
+            Some(_) | None => Ok(summaries),
+        }
+    }
+
+    pub(super) async fn post_batch_in_session(self: &Arc<Self>, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
+        let addressee = addressee(None, inbound.accepted);
+        let (token, _) = match self.session(inbound) {
+            Ok(session) => session,
+            Err(none) => return none.answer(&addressee),
+        };
+        if !token.client_version.traits().has_batches {
+            let complaint =
+                RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
+            return refuse(&addressee, &complaint);
+        }
+        let bytes_max = self.result_bytes_max();
+        let serving = batch.into_iter().map(|(read, text)| async move {
+            let item = Inbound { body: text, accepted: AcceptedTypes::Json, is_counted: true, ..inbound.clone() };
+            let answer = match read {
+                Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
+                    let complaint = RequestError::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
+                    refuse(&Addressee { id: Some(request.id), ..addressee_of(&item) }, &complaint)
+                }
+                Ok(message) => Box::pin(self.post_in_session(Box::new(item), Box::new(message))).await,
+                Err(error) => {
+                    let (id, complaint) = crate::face::answer::unreadable(error);
+                    refuse(&Addressee { id, ..addressee_of(&item) }, &complaint)
+                }
+            };
+            whole(answer.into_body(), bytes_max).await.filter(|text| !text.is_empty())
+        });
+        let answers: Vec<Bytes> =
+            stream::iter(serving).buffered(BATCH_PARALLEL).filter_map(std::future::ready).collect().await;
+        if answers.is_empty() {
+            return accepted();
+        }
+        let array = Bytes::from([b"[", answers.join(&b',').as_slice(), b"]"].concat());
+        let mut response = FaceResponse::new(full_body(array));
+        response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response
+    }
+
+    /// Opens the session's own stream, or takes up a stream that was lost.
+    pub(super) async fn get_in_session(self: &Arc<Self>, inbound: &Inbound) -> FaceResponse {
+        if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
+            return bare(StatusCode::NOT_ACCEPTABLE);
+        }
+        match self.session(inbound) {
+            Ok((token, session)) => {
+                let client = EndpointClient::in_session(inbound, &token, &session);
+                own_stream::open(self, client, session, inbound).await
+            }
+            Err(none) => none.answer(&addressee(None, inbound.accepted)),
+        }
+    }
+
+    /// Ends a session, and those at upstreams that belong to it.
+    pub(super) async fn delete_in_session(self: &Arc<Self>, inbound: &Inbound) -> FaceResponse {
+        let (token, session) = match self.session(inbound) {
+            Ok(session) => session,
+            Err(none) => return none.answer(&addressee(None, AcceptedTypes::Json)),
+        };
+        session.ended.cancel();
+        let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
+            let mut inbound = Inbound { is_counted: true, ..inbound.clone() };
+            inbound.headers.insert(headers::SESSION_ID, id);
+            Some(self.members[self.position(&upstream)?].endpoint.serve(inbound))
+        });
+        join_all(ending).await;
+        self.sessions.known.remove(token.nonce);
+        self.sessions.tokens.ended(token.nonce);
+        bare(StatusCode::OK)
+    }
+}
+
+fn addressee_of(inbound: &Inbound) -> Addressee {
+    addressee(None, inbound.accepted)
+}

@@ -1,0 +1,83 @@
+//! Clients whose requests stand alone (2026-07-28) at an endpoint of several upstreams.
+
+use std::sync::Arc;
+
+use super::CombinedUpstreams;
+use super::member_request::{EndpointClient, MemberRefusal};
+use super::merge;
+use super::routing::RequestTarget;
+use crate::dialect::RequestError;
+use crate::dialect::initialize::own_identity;
+use crate::dialect::lifecycle::{SessionServerDescription, discover_result, stateless_result};
+use crate::dialect::negotiate::StatelessRequest;
+use crate::face::answer::Addressee;
+use crate::face::headers;
+use crate::face::http::{FaceResponse, Inbound, MessageChannel};
+use crate::face::intake::stateless_addressee;
+use crate::wire::envelope::Request;
+use crate::wire::method;
+
+impl CombinedUpstreams {
+    pub(super) async fn serve_stateless(self: &Arc<Self>, inbound: &Inbound, request: Request) -> FaceResponse {
+        let addressee = stateless_addressee(inbound, Some(request.id.clone()));
+        if let Err(complaint) = check_headers(inbound, &request) {
+            return addressee.complaint(&complaint);
+        }
+        let client = EndpointClient::stateless(inbound, request.params.object());
+        let asked = match request.method.as_str() {
+            method::DISCOVER => self.discover(&client, &addressee).await,
+            method::LISTEN => return self.listen(&client, inbound, &request, &addressee).await,
+            _ => self.asked_alone(&client, inbound, &request, &addressee).await,
+        };
+        asked.unwrap_or_else(|refusal| refusal.into_response(&addressee))
+    }
+
+    async fn discover(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        addressee: &Addressee,
+    ) -> Result<FaceResponse, MemberRefusal> {
+        let summaries = self.summaries(client).await?;
+        let instructions = merge::instructions(summaries.iter().map(|(name, summary)| (&**name, &**summary)));
+        let description = SessionServerDescription {
+            capabilities: &merge::union(summaries.iter().map(|(_, summary)| &summary.capabilities)),
+            instructions: instructions.as_ref(),
+            server_info: &own_identity(),
+        };
+        Ok(addressee.result(discover_result(description)))
+    }
+
+    async fn asked_alone(
+        self: &Arc<Self>,
+        client: &EndpointClient,
+        inbound: &Inbound,
+        request: &Request,
+        addressee: &Addressee,
+    ) -> Result<FaceResponse, MemberRefusal> {
+        let target = match self.target(client, request).await {
+            Ok(target) => target,
+            Err(complaint) => return Ok(addressee.complaint(&complaint)),
+        };
+        match target {
+            RequestTarget::List(list) => {
+                let cursor = request.params.object().and_then(|params| params.get("cursor"));
+                Ok(match self.page(client, list, cursor.as_ref()).await? {
+                    Ok(page) => addressee.result(stateless_result(&request.method, &page, &own_identity())),
+                    Err(complaint) => addressee.complaint(&complaint),
+                })
+            }
+            RequestTarget::Member(at, params) => client.pass(self, at, (request, &inbound.body), params).await,
+            RequestTarget::Unlisted(some) => self.first_that_knows(client, &some, request, addressee).await,
+        }
+    }
+}
+
+/// Compares the headers with the body, as far as what all upstreams answer together does not reach a face that does. Which
+/// version is served, the upstreams say.
+fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestError> {
+    let (named, _) = StatelessRequest::check_shape(request.params.object())?;
+    match inbound.carriage {
+        MessageChannel::Request => headers::check_request(&inbound.headers, &named, &request.method),
+        MessageChannel::Stream => Ok(()),
+    }
+}

@@ -103,7 +103,9 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         }
     };
     let notice = if are_kept { Duration::ZERO } else { notice };
-    service_manager::tell_stopping(notice + gateway.drain_max);
+    let drain_max = notice + gateway.drain_max;
+    service_manager::tell_stopping(drain_max);
+    upkeep.spawn(service_manager::keep_stopping(drain_max));
     tokio::select! {
         () = gateway.drain(notice) => (),
         _ = signals.next() => tracing::warn!("ended before the drain was done"),

@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use sd_notify::NotifyState;
+use tokio::time::Instant;
 
 /// Beyond the drain itself, for what follows it.
 const TO_END: Duration = Duration::from_secs(10);
+/// The most that a manager is asked to wait at a time, and how often it is asked: what it is told at once ends at 71 minutes.
+const PATIENCE_MAX: Duration = Duration::from_mins(2);
+const ASK_EVERY: Duration = Duration::from_secs(30);
 
 fn tell(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
@@ -26,10 +30,26 @@ pub fn tell_reloading() {
     }
 }
 
-/// The gateway drains, which may take this long.
+/// The gateway drains, which may take this long. [`keep_stopping`] must follow.
 pub fn tell_stopping(drain: Duration) {
-    let micros = u32::try_from((drain + TO_END).as_micros()).unwrap_or(u32::MAX);
-    tell(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(micros)]);
+    tell(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(patience(drain + TO_END))]);
+}
+
+/// Asks the manager for more time until a drain that has begun should be over. Never returns.
+pub async fn keep_stopping(drain: Duration) {
+    let began = Instant::now();
+    loop {
+        tokio::time::sleep(ASK_EVERY).await;
+        let left = (drain + TO_END).saturating_sub(began.elapsed());
+        if !left.is_zero() {
+            tell(&[NotifyState::ExtendTimeoutUsec(patience(left))]);
+        }
+    }
+}
+
+/// How many microseconds to ask for where so much is left.
+fn patience(left: Duration) -> u32 {
+    u32::try_from(left.min(PATIENCE_MAX).as_micros()).unwrap_or(u32::MAX)
 }
 
 /// Shows signs of life as often as the manager wants them. Never returns where it wants any.
@@ -38,5 +58,17 @@ pub async fn keep_watched() {
     loop {
         tell(&[NotifyState::Watchdog]);
         tokio::time::sleep(within / 2).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manager_is_asked_for_no_more_than_is_left_and_for_hours_in_turns() {
+        let seconds = |left| patience(Duration::from_secs(left)) / 1_000_000;
+        assert_eq!([0, 1, 119, 120, 121, 24 * 60 * 60].map(seconds), [0, 1, 119, 120, 120, 120]);
+        assert!(ASK_EVERY * 2 < PATIENCE_MAX, "one that is late is no end");
     }
 }

@@ -180,7 +180,7 @@ fn the_quick_start_has_the_defaults() {
     assert_eq!(config.listen.address.to_string(), "127.0.0.1:8080");
     assert_eq!(config.listen.body_bytes_max.get(), 4 << 20);
     assert_eq!(config.listen.connections_max.get(), 10_000);
-    assert_eq!(config.listen.drain_max, Duration::from_secs(30));
+    assert_eq!(config.listen.drain_max, Duration::from_secs(300));
     assert_eq!(config.admin.address.to_string(), "127.0.0.1:9090");
     let limits = StoreLimits { tasks_max: 100_000, stored_bytes_max: 8 << 30 };
     assert_eq!(config.store, StoreSettings::Disk { limits, is_ephemeral: true });

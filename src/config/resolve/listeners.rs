@@ -15,6 +15,9 @@ use crate::task::{OperatorRight, Principal};
 
 pub(in crate::config) const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 pub(in crate::config) const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+/// As long as clients wait for a call by themselves: some libraries for 60 s, others for 300 s. More would hold up everybody
+/// for the sake of what nobody waits for.
+const DRAIN_MAX: Duration = Duration::from_mins(5);
 
 /// The listener that is at this address unless the file says otherwise.
 #[must_use]
@@ -73,7 +76,7 @@ fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSetti
         trusted_proxies: raw.listen.trusted_proxies.clone(),
         body_bytes_max: not_zero(value_or(raw.limits.body_bytes_max.as_ref(), 4 * MIB)),
         connections_max: not_zero(count_or(raw.limits.connections_max.as_ref(), 10_000)),
-        drain_max: value_or(raw.limits.drain_max.as_ref(), Duration::from_secs(30)),
+        drain_max: value_or(raw.limits.drain_max.as_ref(), DRAIN_MAX),
     }
 }
 

@@ -41,11 +41,6 @@ impl ServedEndpoint {
         let (settings, endpoint) = (settings.clone(), Arc::new(combined));
         Self { settings, endpoint, older, _leaving: leaving.drop_guard() }
     }
-
-    /// What serves its clients.
-    pub(super) const fn endpoint(&self) -> &Arc<CombinedEndpoint> {
-        &self.endpoint
-    }
 }
 
 /// The endpoints of a new configuration: those of `before` that are the same still go on, and nobody notices.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// Beyond the drain itself, for what follows it.
 const TO_END: Duration = Duration::from_secs(10);
 /// The most that a manager is asked to wait at a time, and how often it is asked: what it is told at once ends at 71 minutes.
-const PATIENCE_MAX: Duration = Duration::from_mins(2);
+const PATIENCE_MAX: Duration = Duration::from_secs(120);
 const ASK_EVERY: Duration = Duration::from_secs(30);
 
 fn tell(state: &[NotifyState<'_>]) {

@@ -36,7 +36,7 @@ pub(super) struct MetricFamily {
 }
 
 /// In the order of [`metric`].
-pub(super) const FAMILIES: [MetricFamily; 47] = [
+pub(super) const FAMILIES: [MetricFamily; 48] = [
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::BUILD_INFO,

@@ -17,7 +17,7 @@ pub(in crate::config) const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr:
 pub(in crate::config) const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
 /// As long as clients wait for a call by themselves: some libraries for 60 s, others for 300 s. More would hold up everybody
 /// for the sake of what nobody waits for.
-const DRAIN_MAX: Duration = Duration::from_mins(5);
+const DRAIN_MAX: Duration = Duration::from_secs(300);
 
 /// The listener that is at this address unless the file says otherwise.
 #[must_use]

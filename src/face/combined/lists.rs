@@ -1,5 +1,6 @@
 //! Puts together the lists of several upstreams, and remembers whose what in them is.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -293,8 +294,8 @@ impl CombinedUpstreams {
                     }
                     false => (Arc::from(name.as_str()), item.payload().clone()),
                 };
-                if !gathered.owners.contains_key(&shown) {
-                    gathered.owners.insert(shown, (*at, Arc::from(name.as_str())));
+                if let Entry::Vacant(free) = gathered.owners.entry(shown) {
+                    free.insert((*at, Arc::from(name.as_str())));
                     gathered.items.push((*at, *index, text));
                 }
             }

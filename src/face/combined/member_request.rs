@@ -43,16 +43,24 @@ pub(super) struct EndpointClient {
 
 /// Why an upstream gave no result.
 #[derive(Clone, Debug)]
-pub(super) struct MemberRefusal {
+pub(super) struct MemberRefusal(Arc<RefusedAnswer>);
+
+/// The answer that was none.
+#[derive(Debug)]
+struct RefusedAnswer {
     status: StatusCode,
     headers: HeaderMap,
     error: Option<RpcError>,
 }
 
 impl MemberRefusal {
+    fn of(status: StatusCode, headers: HeaderMap, error: Option<RpcError>) -> Self {
+        Self(Arc::new(RefusedAnswer { status, headers, error }))
+    }
+
     fn fault(reason: Reason) -> Self {
         let error = gateway_error(&GatewayFault::new(reason, Executed::No));
-        Self { status: StatusCode::OK, headers: HeaderMap::new(), error: Some(error) }
+        Self::of(StatusCode::OK, HeaderMap::new(), Some(error))
     }
 
     /// That it did not answer in time.
@@ -66,36 +74,39 @@ impl MemberRefusal {
 
     /// Whether the server does not know what it was asked for: it has nothing of the kind.
     pub(super) fn is_unknown_method(&self) -> bool {
-        self.error.as_ref().is_some_and(|error| error.code == rpc_error::METHOD_NOT_FOUND)
+        self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::METHOD_NOT_FOUND)
     }
 
     /// Whether another upstream may know what this one does not.
     pub(super) fn may_be_known_elsewhere(&self) -> bool {
         const RESOURCE_NOT_FOUND: i64 = -32002;
         let codes = [RESOURCE_NOT_FOUND, rpc_error::INVALID_PARAMS, rpc_error::METHOD_NOT_FOUND];
-        self.error.as_ref().is_some_and(|error| codes.contains(&error.code))
+        self.0.error.as_ref().is_some_and(|error| codes.contains(&error.code))
     }
 
     /// Whether it is the client's mistake.
     pub(super) fn is_about_params(&self) -> bool {
-        self.error.as_ref().is_some_and(|error| error.code == rpc_error::INVALID_PARAMS)
+        self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::INVALID_PARAMS)
     }
 
     /// For a line of the log.
     pub(super) fn words(&self) -> String {
-        match &self.error {
+        match &self.0.error {
             Some(error) => crate::wire::one_line::name(&error.message),
-            None => format!("HTTP {}", self.status.as_u16()),
+            None => format!("HTTP {}", self.0.status.as_u16()),
         }
     }
 
     /// The same answer for a client of the endpoint.
     pub(super) fn into_response(self, addressee: &Addressee) -> FaceResponse {
-        let error =
-            self.error.unwrap_or_else(|| gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
-        let mut response = addressee.error(self.status, &error);
+        let error = self
+            .0
+            .error
+            .clone()
+            .unwrap_or_else(|| gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
+        let mut response = addressee.error(self.0.status, &error);
         for name in [WWW_AUTHENTICATE, RETRY_AFTER] {
-            for value in self.headers.get_all(&name) {
+            for value in self.0.headers.get_all(&name) {
                 response.headers_mut().append(name.clone(), value.clone());
             }
         }
@@ -260,12 +271,12 @@ pub(super) async fn read_result(answer: FaceResponse, bytes_max: usize) -> Resul
             return Err(MemberRefusal::malformed());
         }
         Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => {
-            return Err(MemberRefusal { status: head.status, headers: head.headers, error: None });
+            return Err(MemberRefusal::of(head.status, head.headers, None));
         }
     };
     match outcome {
         Ok(result) => Object::of(&result).ok_or_else(MemberRefusal::malformed),
-        Err(error) => Err(MemberRefusal { status: head.status, headers: head.headers, error: Some(error) }),
+        Err(error) => Err(MemberRefusal::of(head.status, head.headers, Some(error))),
     }
 }
 

@@ -74,7 +74,10 @@ pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a Serve
     let told: Vec<String> = servers
         .filter_map(|(name, server)| {
             let text = server.instructions.as_deref()?;
-            let end = text.floor_char_boundary(INSTRUCTIONS_BYTES_MAX);
+            let mut end = text.len().min(INSTRUCTIONS_BYTES_MAX);
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
             Some(format!("# {name}\n\n{}", &text[..end]))
         })
         .collect();

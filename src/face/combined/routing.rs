@@ -127,7 +127,7 @@ impl CombinedUpstreams {
             RequestTarget::Member(at, Some(edited)) => {
                 Ok(RequestTarget::Member(at, Some(params.edit().set("ref", edited).finish())))
             }
-            other => Ok(other),
+            other @ (RequestTarget::Member(_, None) | RequestTarget::List(_) | RequestTarget::Unlisted(_)) => Ok(other),
         }
     }
 

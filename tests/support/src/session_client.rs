@@ -57,9 +57,13 @@ impl TestGateway {
 
     /// `listen` stands in the section of the listener, and may open others behind it.
     pub async fn open(listen: &str, url: &str, keys: &str) -> Self {
+        Self::serving(&format!("{listen}\n[upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\n{keys}\n")).await
+    }
+
+    /// What is served begins in the section of the listener, and has upstreams behind it.
+    pub async fn serving(served: &str) -> Self {
         let text = format!(
-            "[store]\nkind = \"memory\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{listen}\n\
-             [upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\n{keys}\n"
+            "[store]\nkind = \"memory\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{served}\n"
         );
         let mut loaded = config::parse("test", &text, &|_| None).unwrap();
         let folder = tempfile::tempdir().unwrap();

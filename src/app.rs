@@ -141,8 +141,9 @@ impl Gateway {
             origins = origins.with(opened.served.target());
             upstreams.push(opened);
         }
+        let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
         let endpoints: Vec<_> =
-            config.endpoints.iter().map(|settings| ServedEndpoint::new(settings, &upstreams, &parts)).collect();
+            config.endpoints.iter().map(|settings| ServedEndpoint::new(settings, &members, &parts)).collect();
         let (routes, gone) = (add_endpoints(reload::routes(&upstreams, &[]), &endpoints), Vec::new());
         let drain_max = config.listen.drain_max;
         let healths = UpstreamHealthList::default();

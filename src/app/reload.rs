@@ -17,6 +17,7 @@ use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, files, open};
 use crate::config::{Config, UpstreamConfig};
 use crate::face::closing::ClosingEndpoint;
+use crate::face::combined::EndpointMember;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
@@ -90,6 +91,11 @@ impl ServedUpstream {
     /// What serves its clients.
     pub(super) const fn endpoint(&self) -> &Arc<UpstreamEndpoint> {
         &self.endpoint
+    }
+
+    /// What an endpoint of several has of it.
+    pub(super) fn member(&self) -> EndpointMember {
+        EndpointMember { served: Arc::clone(&self.served), endpoint: Arc::clone(&self.endpoint) }
     }
 
     /// How it stands.
@@ -227,7 +233,8 @@ impl Gateway {
         changes.retired = before.len();
         self.retire(before);
         let endpoints = std::mem::take(&mut self.endpoints);
-        self.endpoints = served_endpoint::renewed(&config.endpoints, endpoints, &self.upstreams, &self.parts);
+        let members: Vec<_> = self.upstreams.iter().map(ServedUpstream::member).collect();
+        self.endpoints = served_endpoint::renewed(&config.endpoints, endpoints, &members, &self.parts);
         self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
         self.parts.engine.set_tasks_max(config.store.limits().tasks_max);
         let routes = add_endpoints(routes(&self.upstreams, &self.gone), &self.endpoints);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use tokio_util::sync::DropGuard;
 
 use super::GatewayParts;
-use super::reload::ServedUpstream;
 use crate::face::combined::{CombinedEndpoint, CombinedSettings, EndpointMember};
 use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
@@ -23,7 +22,7 @@ pub(super) struct ServedEndpoint {
 
 impl ServedEndpoint {
     /// Serves those of `upstreams` that the settings name.
-    pub(super) fn new(settings: &CombinedSettings, upstreams: &[ServedUpstream], parts: &GatewayParts) -> Self {
+    pub(super) fn new(settings: &CombinedSettings, upstreams: &[EndpointMember], parts: &GatewayParts) -> Self {
         Self::of_members(settings, members(settings, upstreams), parts)
     }
 
@@ -47,7 +46,7 @@ impl ServedEndpoint {
 pub(super) fn renewed(
     settings: &[CombinedSettings],
     mut before: Vec<ServedEndpoint>,
-    upstreams: &[ServedUpstream],
+    upstreams: &[EndpointMember],
     parts: &GatewayParts,
 ) -> Vec<ServedEndpoint> {
     let renew = |settings: &CombinedSettings| {
@@ -60,11 +59,9 @@ pub(super) fn renewed(
     settings.iter().map(renew).collect()
 }
 
-fn members(settings: &CombinedSettings, upstreams: &[ServedUpstream]) -> Vec<EndpointMember> {
+fn members(settings: &CombinedSettings, upstreams: &[EndpointMember]) -> Vec<EndpointMember> {
     let named = |name: &Arc<str>| upstreams.iter().find(|one| one.served.upstream.name() == name);
-    let member =
-        |one: &ServedUpstream| EndpointMember { served: Arc::clone(&one.served), endpoint: Arc::clone(one.endpoint()) };
-    settings.upstreams.iter().filter_map(named).map(member).collect()
+    settings.upstreams.iter().filter_map(named).cloned().collect()
 }
 
 /// Adds the paths of endpoints.

@@ -7,6 +7,7 @@ pub(super) mod command;
 mod drafts;
 mod endpoints;
 mod principal_limits;
+mod split;
 mod upstream_headers;
 
 use std::net::SocketAddr;
@@ -18,8 +19,8 @@ use url::Url;
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
-    ADDRESS, ADDRESS_RANGE, API_KEY, API_KEY_DIGEST, ARGUMENT, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE,
-    NEW_NAME, ORIGIN, PATTERN, PEM_FILE, PRINCIPAL_ID, PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
+    ADDRESS, ADDRESS_RANGE, API_KEY, API_KEY_DIGEST, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME,
+    ORIGIN, PATTERN, PEM_FILE, PRINCIPAL_ID, PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
 use crate::server::forwarded::AddressRange;
@@ -29,6 +30,7 @@ use command::RawCommand;
 pub(super) use drafts::RawDrafts;
 pub(super) use endpoints::RawEndpoint;
 pub(super) use principal_limits::RawPrincipalLimits;
+pub(super) use split::RawSplit;
 pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 
 /// The whole file.
@@ -201,17 +203,6 @@ pub(super) struct RawTool {
     pub(super) hide: Option<LocatedValue<bool>>,
     pub(super) rename: Option<LocatedValue<String>>,
     pub(super) process_per_call: Option<LocatedValue<bool>>,
-}
-
-/// Elements of a list that one call may be split by.
-const SPLIT_MAX: u32 = 1_000;
-
-/// How calls with a list are split.
-#[derive(Clone, Debug)]
-pub(super) struct RawSplit {
-    pub(super) argument: Option<LocatedValue<String>>,
-    pub(super) parallel: Option<LocatedValue<u32>>,
-    pub(super) max: Option<LocatedValue<u32>>,
 }
 
 /// Reads the file's outermost table.
@@ -432,29 +423,13 @@ fn read_tool(mut section: Section<'_, '_>) -> RawTool {
         arguments_bytes_max: section.read("arguments_bytes_max", &SIZE),
         call_first_byte_max: section.read("call_first_byte_max", &DURATION_NOT_ZERO),
         call_idle_max: section.read("call_idle_max", &DURATION_NOT_ZERO),
-        split: read_split(section.section("split")),
+        split: split::read(section.section("split")),
         ..rules
     };
     let (hide, rename) = (section.flag("hide"), section.read("rename", &NEW_NAME));
     let process_per_call = section.flag("process_per_call");
     section.close();
     RawTool { place, pattern, rules, hide, rename, process_per_call }
-}
-
-fn read_split(mut section: Section<'_, '_>) -> Option<RawSplit> {
-    // Read where it is not written, too: so it is learned which keys there are.
-    let is_written = section.is_written();
-    let argument = match is_written {
-        true => section.require("argument", &ARGUMENT),
-        false => section.read("argument", &ARGUMENT),
-    };
-    let split = RawSplit {
-        argument,
-        parallel: section.count_in("parallel", 1..=SPLIT_MAX),
-        max: section.count_in("max", 1..=SPLIT_MAX),
-    };
-    section.close();
-    is_written.then_some(split)
 }
 
 impl RawUpstream {

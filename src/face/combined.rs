@@ -7,7 +7,9 @@
 
 mod listen;
 mod lists;
+mod member_answer;
 mod member_request;
+mod member_session;
 mod merge;
 mod messages;
 mod names;
@@ -35,9 +37,9 @@ use crate::metric;
 use crate::wire::Message;
 use crate::wire::envelope::Request;
 use lists::ListOwners;
+pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
-pub use session::CombinedSessions;
 
 /// How often one upstream's absence is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);

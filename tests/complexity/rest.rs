@@ -107,6 +107,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
         accepted: AcceptedTypes::Both,
         received_at: Instant::now(),
         carriage: MessageChannel::Request,
+        is_counted: false,
     }
 }
 

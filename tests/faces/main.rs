@@ -1,5 +1,6 @@
 //! Suites of one flavour of client each: they write to the socket of its face, and read what comes back.
 
+mod combined_wire;
 mod listen_wire;
 mod session_bridge;
 mod session_draft;

@@ -17,7 +17,8 @@ use http_body_util::BodyExt as _;
 use tokio::time::{sleep, timeout};
 
 use super::CombinedUpstreams;
-use super::member_request::{ANSWER_MAX, EndpointClient, MemberRefusal};
+use super::member_answer::MemberRefusal;
+use super::member_request::{ANSWER_MAX, EndpointClient};
 use super::own_stream::is_event_stream;
 use super::routing::RequestTarget;
 use crate::dialect::initialize::own_identity;

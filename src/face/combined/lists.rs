@@ -10,7 +10,8 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, timeout};
 
 use super::CombinedUpstreams;
-use super::member_request::{ANSWER_MAX, EndpointClient, MemberRefusal};
+use super::member_answer::MemberRefusal;
+use super::member_request::{ANSWER_MAX, EndpointClient};
 use super::names::NamePublisher;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;

@@ -1,29 +1,23 @@
-//! Puts a request of an endpoint's client to one of the upstreams, in that client's name, and reads a whole answer.
+//! Puts a request of an endpoint's client to one of the upstreams, in that client's name.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use http_body_util::BodyExt as _;
-use hyper::body::Body as _;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method};
 
 use super::CombinedUpstreams;
+use super::member_answer::{MemberRefusal, read_result};
+use super::member_session::{ClientWords, CombinedSession, OpenedMember};
 use super::messages::metadata_alone;
-use super::session::CombinedSession;
-use crate::dialect::faults::gateway_error;
-use crate::dialect::initialize::initialize_request;
-use crate::face::answer::Addressee;
 use crate::face::headers;
-use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, ResponseBody};
+use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::sealed::SessionToken;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::Principal;
 use crate::upstream::header_annotations;
 use crate::wire::envelope::{self, Request};
-use crate::wire::framing::BodyPart;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, rpc_error};
+use crate::wire::{Message, Object, Payload, RequestId};
 
 /// How long an upstream may take to say what it is or has, before it is taken for one that is away.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -41,79 +35,6 @@ pub(super) struct EndpointClient {
     metadata: Payload,
 }
 
-/// Why an upstream gave no result.
-#[derive(Clone, Debug)]
-pub(super) struct MemberRefusal(Arc<RefusedAnswer>);
-
-/// The answer that was none.
-#[derive(Debug)]
-struct RefusedAnswer {
-    status: StatusCode,
-    headers: HeaderMap,
-    error: Option<RpcError>,
-}
-
-impl MemberRefusal {
-    fn of(status: StatusCode, headers: HeaderMap, error: Option<RpcError>) -> Self {
-        Self(Arc::new(RefusedAnswer { status, headers, error }))
-    }
-
-    fn fault(reason: Reason) -> Self {
-        let error = gateway_error(&GatewayFault::new(reason, Executed::No));
-        Self::of(StatusCode::OK, HeaderMap::new(), Some(error))
-    }
-
-    /// That it did not answer in time.
-    pub(super) fn late() -> Self {
-        Self::fault(Reason::UpstreamTimeout)
-    }
-
-    fn malformed() -> Self {
-        Self::fault(Reason::UpstreamMalformed)
-    }
-
-    /// Whether the server does not know what it was asked for: it has nothing of the kind.
-    pub(super) fn is_unknown_method(&self) -> bool {
-        self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::METHOD_NOT_FOUND)
-    }
-
-    /// Whether another upstream may know what this one does not.
-    pub(super) fn may_be_known_elsewhere(&self) -> bool {
-        const RESOURCE_NOT_FOUND: i64 = -32002;
-        let codes = [RESOURCE_NOT_FOUND, rpc_error::INVALID_PARAMS, rpc_error::METHOD_NOT_FOUND];
-        self.0.error.as_ref().is_some_and(|error| codes.contains(&error.code))
-    }
-
-    /// Whether it is the client's mistake.
-    pub(super) fn is_about_params(&self) -> bool {
-        self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::INVALID_PARAMS)
-    }
-
-    /// For a line of the log.
-    pub(super) fn words(&self) -> String {
-        match &self.0.error {
-            Some(error) => crate::wire::one_line::name(&error.message),
-            None => format!("HTTP {}", self.0.status.as_u16()),
-        }
-    }
-
-    /// The same answer for a client of the endpoint.
-    pub(super) fn into_response(self, addressee: &Addressee) -> FaceResponse {
-        let error = self
-            .0
-            .error
-            .clone()
-            .unwrap_or_else(|| gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
-        let mut response = addressee.error(self.0.status, &error);
-        for name in [WWW_AUTHENTICATE, RETRY_AFTER] {
-            for value in self.0.headers.get_all(&name) {
-                response.headers_mut().append(name.clone(), value.clone());
-            }
-        }
-        response
-    }
-}
-
 impl EndpointClient {
     /// Of a request that stands alone, with these params.
     pub(super) fn stateless(inbound: &Inbound, params: Option<&Object>) -> Self {
@@ -126,23 +47,27 @@ impl EndpointClient {
         Self { head: head_of(inbound), session, token, metadata: Payload::empty_object() }
     }
 
-    /// The client's own words with which a session at an upstream is begun.
-    pub(super) fn introduction(&self) -> Bytes {
-        let Some(token) = &self.token else { return Bytes::new() };
-        let declared = Object::of(&token.capabilities).filter(|_| token.declares_tasks);
-        let with_tasks = declared.map(|declared| declared.edit().set("tasks", Payload::empty_object()).finish());
-        let capabilities = with_tasks.as_ref().unwrap_or(&token.capabilities);
-        let id = RequestId::text("taskgate-initialize");
-        initialize_request(&id, token.client_version, capabilities, token.client_info.as_ref())
-    }
-
-    pub(super) const fn principal(&self) -> &crate::task::Principal {
+    pub(super) const fn principal(&self) -> &Principal {
         &self.head.principal
     }
 
     /// The request in hand without its message, as another one of the same client.
     pub(super) fn head(&self) -> Inbound {
         self.head.clone()
+    }
+
+    /// The client's session at the upstream at `at`, opened now if there is none.
+    ///
+    /// # Errors
+    /// If the upstream agrees to none.
+    pub(super) async fn opened(
+        &self,
+        upstreams: &Arc<CombinedUpstreams>,
+        session: &Arc<CombinedSession>,
+        at: usize,
+    ) -> Result<OpenedMember, MemberRefusal> {
+        let Some(token) = &self.token else { return Err(MemberRefusal::late()) };
+        upstreams.member_session(session, at, ClientWords { head: &self.head, token }).await
     }
 
     /// A message of this client for the upstream at `at`, in its session there.
@@ -157,7 +82,7 @@ impl EndpointClient {
     ) -> Result<Inbound, MemberRefusal> {
         let mut inbound = Inbound { body: text, message, ..self.head() };
         if let Some(session) = &self.session {
-            let opened = upstreams.member_session(session, at, self).await?;
+            let opened = self.opened(upstreams, session, at).await?;
             inbound.headers.insert(headers::SESSION_ID, opened.id);
         }
         Ok(inbound)
@@ -211,7 +136,7 @@ impl EndpointClient {
         if self.session.is_none()
             && let Some(params) = params.as_ref().and_then(Object::of)
         {
-            renamed(&mut inbound.headers, request, &params);
+            renamed(&mut inbound.headers, &request.method, &params);
         }
         Ok(upstreams.members[at].endpoint.serve(inbound).await)
     }
@@ -246,53 +171,10 @@ fn named(all: &mut HeaderMap, method: &str, name: Option<HeaderValue>) {
     }
 }
 
-/// The same for a request whose params were edited. A header that said another thing than the body stays, and is refused by
-/// whoever reads both (MOD-06).
-fn renamed(all: &mut HeaderMap, request: &Request, edited: &Object) {
-    let Some(member) = headers::naming_member(&request.method) else { return };
-    if headers::check_name(all, &request.method, request.params.object()).is_err() || !all.contains_key(headers::NAME) {
-        return;
-    }
+/// The same for a request whose params were edited. Its headers agreed with its body before.
+fn renamed(all: &mut HeaderMap, method: &str, edited: &Object) {
+    let Some(member) = headers::naming_member(method).filter(|_| all.contains_key(headers::NAME)) else { return };
     if let Some(name) = edited.get_string(member).and_then(|name| header_annotations::encode(&name)) {
         all.insert(headers::NAME, name);
     }
-}
-
-/// Reads the result out of a whole answer.
-///
-/// # Errors
-/// If it holds none.
-pub(super) async fn read_result(answer: FaceResponse, bytes_max: usize) -> Result<Object, MemberRefusal> {
-    let (head, body) = answer.into_parts();
-    let Some(text) = whole(body, bytes_max).await else { return Err(MemberRefusal::malformed()) };
-    let outcome = match envelope::read(&text, ScanLimits::UPSTREAM) {
-        Ok(Message::Response(response)) => response.into_outcome(),
-        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) if head.status.is_success() => {
-            return Err(MemberRefusal::malformed());
-        }
-        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => {
-            return Err(MemberRefusal::of(head.status, head.headers, None));
-        }
-    };
-    match outcome {
-        Ok(result) => Object::of(&result).ok_or_else(MemberRefusal::malformed),
-        Err(error) => Err(MemberRefusal::of(head.status, head.headers, Some(error))),
-    }
-}
-
-/// A whole body of at most `bytes_max` bytes and its envelope.
-pub(super) async fn whole(mut body: ResponseBody, bytes_max: usize) -> Option<Bytes> {
-    const ENVELOPE_BYTES: usize = 64 << 10;
-    let mut all = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(bytes) = frame.ok()?.into_data().map(BodyPart::into_bytes) else { continue };
-        if all.len() + bytes.len() > bytes_max.saturating_add(ENVELOPE_BYTES) {
-            return None;
-        }
-        if all.is_empty() && body.is_end_stream() {
-            return Some(bytes);
-        }
-        all.extend_from_slice(&bytes);
-    }
-    Some(all.freeze())
 }

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use futures_util::{FutureExt as _, TryFutureExt as _};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::BodyExt as _;
@@ -20,8 +20,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::CombinedUpstreams;
 use super::member_request::EndpointClient;
+use super::member_session::CombinedSession;
 use super::messages::{StreamKind, shown as shown_message};
-use super::session::CombinedSession;
 use crate::dialect::subscriptions::{ListKind, untagged_notification};
 use crate::face::answer::{addressee, bare, event_stream, too_many};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
@@ -302,7 +302,7 @@ impl MergedStream {
         let retrying = async move {
             let mut has_come = false;
             for at in refused.iter().filter_map(|upstream| upstreams.position(upstream)) {
-                has_come |= upstreams.member_session(&session, at, &client).map_ok(|_| ()).await.is_ok();
+                has_come |= client.opened(&upstreams, &session, at).await.is_ok();
             }
             MemberNews::Retried { has_come }
         };

@@ -5,20 +5,18 @@
 //! the process or under a flood of sessions: then they are opened anew.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt as _, Shared, join_all};
+use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt as _};
-use http::{HeaderValue, Method, StatusCode};
-use parking_lot::Mutex;
-use tokio::sync::watch;
+use http::{HeaderValue, StatusCode};
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
 
 use super::CombinedUpstreams;
-use super::member_request::{ANSWER_MAX, EndpointClient, MemberRefusal, read_result, whole};
+use super::member_answer::{MemberRefusal, whole};
+use super::member_request::{ANSWER_MAX, EndpointClient};
+use super::member_session::CombinedSession;
 use super::merge::{self, ServerSummary};
 use super::messages::{self, StreamKind};
 use super::own_stream;
@@ -28,199 +26,20 @@ use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::session_results::initialize_result;
 use crate::face::answer::{Addressee, accepted, addressee, bare};
-use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, full_body};
 use crate::face::intake::BatchItems;
 use crate::face::rewrite::{ClientInitialize, introduction_result};
 use crate::face::sealed::{SessionToken, digest_of};
-use crate::face::session::session_cache::ClientSessionCache;
 use crate::face::session::{self, SessionLookupError, refuse};
 use crate::task::Drafts;
-use crate::upstream::recent_map::RecentMap;
-use crate::wire::envelope::{self, Notification, Request, Response};
-use crate::wire::{Message, Object, Payload, RequestId, method};
+use crate::wire::envelope::{Notification, Request, Response};
+use crate::wire::{Message, Object, Payload, method};
 
-/// Sessions whose sessions at upstreams are remembered; those of the one used longest ago are opened anew.
-const REMEMBERED_MAX: usize = 20_000;
 /// Messages of an array that are served at a time.
 const BATCH_PARALLEL: usize = 16;
 
-/// The sessions at all endpoints. What is remembered of them outlives a reload.
-#[derive(Debug)]
-pub struct CombinedSessions {
-    tokens: ClientSessionCache,
-    known: RecentMap<Arc<CombinedSession>>,
-}
-
-impl CombinedSessions {
-    #[must_use]
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self { tokens: ClientSessionCache::new(), known: RecentMap::new(REMEMBERED_MAX) })
-    }
-}
-
-/// One client's session at an endpoint, as far as it is remembered.
-#[derive(Debug, Default)]
-pub(super) struct CombinedSession {
-    state: Mutex<CombinedSessionState>,
-    /// Told whenever a session at an upstream was opened.
-    opened: watch::Sender<()>,
-    /// Cancelled when the client ends it.
-    pub(super) ended: CancellationToken,
-}
-
-#[derive(Debug, Default)]
-struct CombinedSessionState {
-    /// The params of `logging/setLevel`.
-    level: Option<Payload>,
-    /// Sessions at upstreams, by their names.
-    members: HashMap<Arc<str>, MemberSession>,
-}
-
-#[derive(Debug)]
-enum MemberSession {
-    Opening(MemberOpening),
-    Open(OpenedMember),
-    /// It was to be had no more when it was opened last.
-    Refused,
-}
-
-/// A session at an upstream: its id, and what the upstream said of itself when it was opened.
-#[derive(Clone, Debug)]
-pub(super) struct OpenedMember {
-    pub(super) id: HeaderValue,
-    pub(super) summary: Arc<ServerSummary>,
-}
-
-/// A handshake that all who need it wait for.
-type MemberOpening = Shared<BoxFuture<'static, Result<OpenedMember, MemberRefusal>>>;
-
-impl CombinedSession {
-    /// The sessions at upstreams that are open: names and ids.
-    pub(super) fn open_members(&self) -> Vec<(Arc<str>, HeaderValue)> {
-        let open = |(upstream, member): (&Arc<str>, &MemberSession)| match member {
-            MemberSession::Open(opened) => Some((Arc::clone(upstream), opened.id.clone())),
-            MemberSession::Opening(_) | MemberSession::Refused => None,
-        };
-        self.state.lock().members.iter().filter_map(open).collect()
-    }
-
-    /// The upstreams that refused a session when one was asked for last.
-    pub(super) fn refused_members(&self) -> Vec<Arc<str>> {
-        let state = self.state.lock();
-        let refused = state.members.iter().filter(|(_, member)| matches!(member, MemberSession::Refused));
-        refused.map(|(upstream, _)| Arc::clone(upstream)).collect()
-    }
-
-    /// Hears when a session at an upstream is opened.
-    pub(super) fn openings(&self) -> watch::Receiver<()> {
-        self.opened.subscribe()
-    }
-
-    fn level(&self) -> Option<Payload> {
-        self.state.lock().level.clone()
-    }
-
-    fn note(&self, upstream: &Arc<str>, opened: &Result<OpenedMember, MemberRefusal>) {
-        let member = opened.as_ref().map_or(MemberSession::Refused, |opened| MemberSession::Open(opened.clone()));
-        self.state.lock().members.insert(Arc::clone(upstream), member);
-        self.opened.send_replace(());
-    }
-}
-
-/// The messages with which a session at one upstream is opened.
-struct MemberHandshake {
-    upstream: Arc<str>,
-    endpoint: Arc<UpstreamEndpoint>,
-    inbound: Inbound,
-    result_bytes_max: usize,
-}
-
-impl MemberHandshake {
-    /// Opens the session, and tells it what the client has told others already.
-    async fn run(self, session: Arc<CombinedSession>) -> Result<OpenedMember, MemberRefusal> {
-        let answer = self.endpoint.serve(self.inbound.clone()).await;
-        let id = answer.headers().get(headers::SESSION_ID).cloned();
-        let result = read_result(answer, self.result_bytes_max).await?;
-        let Some(id) = id else { return Err(MemberRefusal::late()) };
-        let say = |message: Bytes| {
-            let mut inbound = Inbound { body: message, ..self.inbound.clone() };
-            inbound.headers.insert(headers::SESSION_ID, id.clone());
-            self.endpoint.serve(inbound)
-        };
-        let _ = say(envelope::notification(method::INITIALIZED, None)).await;
-        if let Some(level) = session.level() {
-            let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&level));
-            // A server without log messages knows no such method.
-            let _ = whole(say(request).await.into_body(), self.result_bytes_max).await;
-        }
-        Ok(OpenedMember { id, summary: Arc::new(ServerSummary::of(&result)) })
-    }
-}
-
 impl CombinedUpstreams {
-    /// The client's session at the upstream at `at`, opened now if there is none.
-    ///
-    /// # Errors
-    /// If the upstream agrees to none.
-    pub(super) async fn member_session(
-        self: &Arc<Self>,
-        session: &Arc<CombinedSession>,
-        at: usize,
-        client: &EndpointClient,
-    ) -> Result<OpenedMember, MemberRefusal> {
-        let upstream = &self.settings.upstreams[at];
-        let opening = {
-            let mut state = session.state.lock();
-            match state.members.get(upstream) {
-                Some(MemberSession::Open(opened)) => return Ok(opened.clone()),
-                Some(MemberSession::Opening(opening)) => opening.clone(),
-                Some(MemberSession::Refused) | None => {
-                    let opening = self.opening(session, at, client);
-                    state.members.insert(Arc::clone(upstream), MemberSession::Opening(opening.clone()));
-                    opening
-                }
-            }
-        };
-        opening.await
-    }
-
-    /// Begins to open a session, which is done to its end whoever leaves.
-    fn opening(self: &Arc<Self>, session: &Arc<CombinedSession>, at: usize, client: &EndpointClient) -> MemberOpening {
-        let member = &self.members[at];
-        let mut inbound = client.head();
-        inbound.headers.remove(headers::SESSION_ID);
-        inbound.accepted = AcceptedTypes::Json;
-        inbound.body = client.introduction();
-        let handshake = MemberHandshake {
-            upstream: Arc::clone(&self.settings.upstreams[at]),
-            endpoint: Arc::clone(&member.endpoint),
-            inbound,
-            result_bytes_max: member.served.settings.result_bytes_max,
-        };
-        let (shared, session) = (Arc::clone(self), Arc::clone(session));
-        let (upstream, endpoint) = (Arc::clone(&handshake.upstream), Arc::clone(&handshake.endpoint));
-        let mut ending = client.head();
-        let opening = async move {
-            let opened = handshake.run(Arc::clone(&session)).await;
-            if let Ok(opened) = &opened {
-                shared.learn(at, &opened.summary);
-            }
-            if let (Ok(opened), true) = (&opened, session.ended.is_cancelled()) {
-                ending.method = Method::DELETE;
-                ending.headers.insert(headers::SESSION_ID, opened.id.clone());
-                let _ = endpoint.serve(ending).await;
-            }
-            session.note(&upstream, &opened);
-            opened
-        };
-        let opening = opening.boxed().shared();
-        let stop = self.common().life.stop.clone();
-        self.common().life.tracker.spawn(stop.run_until_cancelled_owned(opening.clone().map(|_| ())));
-        opening
-    }
-
     /// The session at the endpoint that a request names.
     fn session(&self, inbound: &Inbound) -> Result<(Arc<SessionToken>, Arc<CombinedSession>), SessionLookupError> {
         let sealer = &self.common().sealer;
@@ -321,7 +140,7 @@ impl CombinedUpstreams {
             return Ok(refuse(addressee, &RequestError::Params(Cow::Borrowed("params must be an object"))));
         };
         let Some(session) = &client.session else { return Err(MemberRefusal::late()) };
-        session.state.lock().level = Some(params.payload().detached());
+        session.set_level(params.payload());
         let open = session.open_members();
         let open = open.iter().filter_map(|(upstream, _)| self.position(upstream));
         let told = open.map(|at| client.ask(self, at, method::SET_LEVEL, params.payload().clone()));
@@ -440,7 +259,7 @@ impl CombinedUpstreams {
         at: usize,
     ) -> Result<Arc<ServerSummary>, MemberRefusal> {
         if let Some(session) = &client.session {
-            return self.member_session(session, at, client).await.map(|opened| opened.summary);
+            return client.opened(self, session, at).await.map(|opened| opened.summary);
         }
         let said = client.ask(self, at, method::DISCOVER, client.params(None)).await?;
         let summary = Arc::new(ServerSummary::of(&said));

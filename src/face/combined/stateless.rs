@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::CombinedUpstreams;
-use super::member_request::{EndpointClient, MemberRefusal};
+use super::member_answer::MemberRefusal;
+use super::member_request::EndpointClient;
 use super::merge;
 use super::routing::RequestTarget;
 use crate::dialect::RequestError;
@@ -15,7 +16,7 @@ use crate::face::headers;
 use crate::face::http::{FaceResponse, Inbound, MessageChannel};
 use crate::face::intake::stateless_addressee;
 use crate::wire::envelope::Request;
-use crate::wire::method;
+use crate::wire::{ProtocolVersion, method};
 
 impl CombinedUpstreams {
     pub(super) async fn serve_stateless(self: &Arc<Self>, inbound: &Inbound, request: Request) -> FaceResponse {
@@ -72,12 +73,17 @@ impl CombinedUpstreams {
     }
 }
 
-/// Compares the headers with the body, as far as what all upstreams answer together does not reach a face that does. Which
-/// version is served, the upstreams say.
+/// Compares the headers with the body while they say the same names (MOD-04 to MOD-06). The rest is checked by whoever
+/// answers.
 fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestError> {
-    let (named, _) = StatelessRequest::check_shape(request.params.object())?;
-    match inbound.carriage {
-        MessageChannel::Request => headers::check_request(&inbound.headers, &named, &request.method),
-        MessageChannel::Stream => Ok(()),
+    let params = request.params.object();
+    let (named, _) = StatelessRequest::check_shape(params)?;
+    if inbound.carriage == MessageChannel::Stream {
+        return Ok(());
     }
+    headers::check_request(&inbound.headers, &named, &request.method)?;
+    if ProtocolVersion::parse(&named).is_none_or(|version| !version.is_stateless()) {
+        return Err(RequestError::Version { requested: named });
+    }
+    headers::check_name(&inbound.headers, &request.method, params)
 }

@@ -47,6 +47,7 @@ impl<'w> Caller<'w> {
             accepted,
             received_at: Instant::now(),
             carriage: MessageChannel::Request,
+            is_counted: false,
         };
         Answer::of(self.world.face.serve(inbound).await, self.world.started)
     }

@@ -363,6 +363,7 @@ impl Ask {
             accepted: self.accepted,
             received_at: self.arrived.unwrap_or_else(Instant::now),
             carriage: MessageChannel::Request,
+            is_counted: false,
         }
     }
 }

@@ -185,6 +185,7 @@ impl Caller {
             accepted: self.accepted,
             received_at: Instant::now(),
             carriage: MessageChannel::Request,
+            is_counted: false,
         }
     }
 }

@@ -140,6 +140,7 @@ async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) 
         body: &body,
         counted_as: principal.clone(),
         principal,
+        is_counted: false,
         accepted,
         arrived,
         carriage,

@@ -135,6 +135,11 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
     if table == "admin.tokens" {
         parts.insert(table, if key == "file" { String::new() } else { "file = \"ops.token\"".to_owned() });
     }
+    if table == "endpoints" {
+        let needed = [("path", "path = \"/all/mcp\""), ("upstreams", "upstreams = [\"reports\"]")];
+        let needed = needed.iter().filter(|(name, _)| *name != key);
+        parts.insert(table, needed.map(|(_, line)| *line).collect::<Vec<_>>().join("\n"));
+    }
     if table == "auth.api_keys.limits" {
         parts.insert("auth", "mode = \"api_keys\"".to_owned());
         parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
@@ -145,7 +150,7 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
     }
     let text = |parts: &BTreeMap<&str, String>| {
         let header = |table: &str| {
-            if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys"].contains(&table) {
+            if table.ends_with(".tools") || ["admin.tokens", "auth.api_keys", "endpoints"].contains(&table) {
                 format!("[[{table}]]")
             } else {
                 format!("[{table}]")
@@ -241,7 +246,11 @@ fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_bey
 }
 
 /// Another value for each key outside of the upstreams, and whatever else a file with it needs.
-const OTHERS: [(&str, &str); 40] = [
+const OTHERS: [(&str, &str); 44] = [
+    ("endpoints.path", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
+    ("endpoints.upstreams", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
+    ("endpoints.prefix", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]\nprefix = \"auto\""),
+    ("endpoints.sse_path", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]\nsse_path = \"/x\""),
     ("listen.address", "[listen]\naddress = \"127.0.0.1:7777\""),
     ("listen.plaintext", "[listen]\nplaintext = true"),
     ("listen.allowed_hosts", "[listen]\nallowed_hosts = [\"mcp.example\"]"),

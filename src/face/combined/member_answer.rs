@@ -1,0 +1,128 @@
+//! Reads whole answers of one of the upstreams, or why there is none.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderMap, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
+
+use crate::dialect::faults::gateway_error;
+use crate::face::answer::Addressee;
+use crate::face::http::{FaceResponse, ResponseBody};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::framing::BodyPart;
+use crate::wire::{Message, Object, RpcError, ScanLimits, envelope, one_line, rpc_error};
+
+/// Why an upstream gave no result.
+#[derive(Clone, Debug)]
+pub(super) struct MemberRefusal(Arc<RefusedAnswer>);
+
+/// The answer that was none.
+#[derive(Debug)]
+struct RefusedAnswer {
+    status: StatusCode,
+    headers: HeaderMap,
+    error: Option<RpcError>,
+}
+
+impl MemberRefusal {
+    fn of(status: StatusCode, headers: HeaderMap, error: Option<RpcError>) -> Self {
+        Self(Arc::new(RefusedAnswer { status, headers, error }))
+    }
+
+    fn fault(reason: Reason) -> Self {
+        let error = gateway_error(&GatewayFault::new(reason, Executed::No));
+        Self::of(StatusCode::OK, HeaderMap::new(), Some(error))
+    }
+
+    /// That it did not answer in time.
+    pub(super) fn late() -> Self {
+        Self::fault(Reason::UpstreamTimeout)
+    }
+
+    fn malformed() -> Self {
+        Self::fault(Reason::UpstreamMalformed)
+    }
+
+    /// Whether the server does not know what it was asked for: it has nothing of the kind.
+    pub(super) fn is_unknown_method(&self) -> bool {
+        self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::METHOD_NOT_FOUND)
+    }
+
+    /// Whether another upstream may know what this one does not.
+    pub(super) fn may_be_known_elsewhere(&self) -> bool {
+        const RESOURCE_NOT_FOUND: i64 = -32002;
+        let codes = [RESOURCE_NOT_FOUND, rpc_error::INVALID_PARAMS, rpc_error::METHOD_NOT_FOUND];
+        self.0.error.as_ref().is_some_and(|error| codes.contains(&error.code))
+    }
+
+    /// Whether it is the client's mistake.
+    pub(super) fn is_about_params(&self) -> bool {
+        self.0.error.as_ref().is_some_and(|error| error.code == rpc_error::INVALID_PARAMS)
+    }
+
+    /// For a line of the log.
+    pub(super) fn words(&self) -> String {
+        match &self.0.error {
+            Some(error) => one_line::name(&error.message),
+            None => format!("HTTP {}", self.0.status.as_u16()),
+        }
+    }
+
+    /// The same answer for a client of the endpoint.
+    pub(super) fn into_response(self, addressee: &Addressee) -> FaceResponse {
+        let error = self
+            .0
+            .error
+            .clone()
+            .unwrap_or_else(|| gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
+        let mut response = addressee.error(self.0.status, &error);
+        for name in [WWW_AUTHENTICATE, RETRY_AFTER] {
+            for value in self.0.headers.get_all(&name) {
+                response.headers_mut().append(name.clone(), value.clone());
+            }
+        }
+        response
+    }
+}
+
+/// Reads the result out of a whole answer.
+///
+/// # Errors
+/// If it holds none.
+pub(super) async fn read_result(answer: FaceResponse, bytes_max: usize) -> Result<Object, MemberRefusal> {
+    let (head, body) = answer.into_parts();
+    let Some(text) = whole(body, bytes_max).await else { return Err(MemberRefusal::malformed()) };
+    let outcome = match envelope::read(&text, ScanLimits::UPSTREAM) {
+        Ok(Message::Response(response)) => response.into_outcome(),
+        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) if head.status.is_success() => {
+            return Err(MemberRefusal::malformed());
+        }
+        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => {
+            return Err(MemberRefusal::of(head.status, head.headers, None));
+        }
+    };
+    match outcome {
+        Ok(result) => Object::of(&result).ok_or_else(MemberRefusal::malformed),
+        Err(error) => Err(MemberRefusal::of(head.status, head.headers, Some(error))),
+    }
+}
+
+/// A whole body of at most `bytes_max` bytes and its envelope.
+pub(super) async fn whole(mut body: ResponseBody, bytes_max: usize) -> Option<Bytes> {
+    const ENVELOPE_BYTES: usize = 64 << 10;
+    let mut all = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(bytes) = frame.ok()?.into_data().map(BodyPart::into_bytes) else { continue };
+        if all.len() + bytes.len() > bytes_max.saturating_add(ENVELOPE_BYTES) {
+            return None;
+        }
+        if all.is_empty() && body.is_end_stream() {
+            return Some(bytes);
+        }
+        all.extend_from_slice(&bytes);
+    }
+    Some(all.freeze())
+}

@@ -1,0 +1,227 @@
+//! A client's sessions at the upstreams of an endpoint: opened when something is asked of one, in the client's own words,
+//! and remembered for as long as there is room.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt as _, Shared};
+use http::{HeaderValue, Method};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::CombinedUpstreams;
+use super::member_answer::{MemberRefusal, read_result, whole};
+use super::merge::ServerSummary;
+use crate::dialect::initialize::initialize_request;
+use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::headers;
+use crate::face::http::{AcceptedTypes, Endpoint as _, Inbound};
+use crate::face::sealed::SessionToken;
+use crate::face::session::session_cache::ClientSessionCache;
+use crate::upstream::recent_map::RecentMap;
+use crate::wire::{Object, Payload, RequestId, envelope, method};
+
+/// Sessions whose sessions at upstreams are remembered; those of the one used longest ago are opened anew.
+const REMEMBERED_MAX: usize = 20_000;
+/// The sessions at all endpoints. What is remembered of them outlives a reload.
+#[derive(Debug)]
+pub struct CombinedSessions {
+    pub(super) tokens: ClientSessionCache,
+    pub(super) known: RecentMap<Arc<CombinedSession>>,
+}
+
+impl CombinedSessions {
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { tokens: ClientSessionCache::new(), known: RecentMap::new(REMEMBERED_MAX) })
+    }
+}
+
+/// One client's session at an endpoint, as far as it is remembered.
+#[derive(Debug, Default)]
+pub(super) struct CombinedSession {
+    state: Mutex<CombinedSessionState>,
+    /// Told whenever a session at an upstream was opened.
+    opened: watch::Sender<()>,
+    /// Cancelled when the client ends it.
+    pub(super) ended: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct CombinedSessionState {
+    /// The params of `logging/setLevel`.
+    level: Option<Payload>,
+    /// Sessions at upstreams, by their names.
+    members: HashMap<Arc<str>, MemberSession>,
+}
+
+#[derive(Debug)]
+enum MemberSession {
+    Opening(MemberOpening),
+    Open(OpenedMember),
+    /// It was to be had no more when it was opened last.
+    Refused,
+}
+
+/// A session at an upstream: its id, and what the upstream said of itself when it was opened.
+#[derive(Clone, Debug)]
+pub(super) struct OpenedMember {
+    pub(super) id: HeaderValue,
+    pub(super) summary: Arc<ServerSummary>,
+}
+
+/// A handshake that all who need it wait for.
+type MemberOpening = Shared<BoxFuture<'static, Result<OpenedMember, MemberRefusal>>>;
+
+impl CombinedSession {
+    /// The sessions at upstreams that are open: names and ids.
+    pub(super) fn open_members(&self) -> Vec<(Arc<str>, HeaderValue)> {
+        let open = |(upstream, member): (&Arc<str>, &MemberSession)| match member {
+            MemberSession::Open(opened) => Some((Arc::clone(upstream), opened.id.clone())),
+            MemberSession::Opening(_) | MemberSession::Refused => None,
+        };
+        self.state.lock().members.iter().filter_map(open).collect()
+    }
+
+    /// The upstreams that refused a session when one was asked for last.
+    pub(super) fn refused_members(&self) -> Vec<Arc<str>> {
+        let state = self.state.lock();
+        let refused = state.members.iter().filter(|(_, member)| matches!(member, MemberSession::Refused));
+        refused.map(|(upstream, _)| Arc::clone(upstream)).collect()
+    }
+
+    /// Hears when a session at an upstream is opened.
+    pub(super) fn openings(&self) -> watch::Receiver<()> {
+        self.opened.subscribe()
+    }
+
+    /// The level that the client asked for last.
+    fn level(&self) -> Option<Payload> {
+        self.state.lock().level.clone()
+    }
+
+    /// Remembers what the client wants to hear, for sessions that are opened later.
+    pub(super) fn set_level(&self, params: &Payload) {
+        self.state.lock().level = Some(params.detached());
+    }
+
+    fn note(&self, upstream: &Arc<str>, opened: &Result<OpenedMember, MemberRefusal>) {
+        let member = opened.as_ref().map_or(MemberSession::Refused, |opened| MemberSession::Open(opened.clone()));
+        self.state.lock().members.insert(Arc::clone(upstream), member);
+        self.opened.send_replace(());
+    }
+}
+
+/// The messages with which a session at one upstream is opened.
+struct MemberHandshake {
+    upstream: Arc<str>,
+    endpoint: Arc<UpstreamEndpoint>,
+    inbound: Inbound,
+    result_bytes_max: usize,
+}
+
+impl MemberHandshake {
+    /// Opens the session, and tells it what the client has told others already.
+    async fn run(self, session: Arc<CombinedSession>) -> Result<OpenedMember, MemberRefusal> {
+        let answer = self.endpoint.serve(self.inbound.clone()).await;
+        let id = answer.headers().get(headers::SESSION_ID).cloned();
+        let result = read_result(answer, self.result_bytes_max).await?;
+        let Some(id) = id else { return Err(MemberRefusal::late()) };
+        let say = |message: Bytes| {
+            let mut inbound = Inbound { body: message, ..self.inbound.clone() };
+            inbound.headers.insert(headers::SESSION_ID, id.clone());
+            self.endpoint.serve(inbound)
+        };
+        let _ = say(envelope::notification(method::INITIALIZED, None)).await;
+        if let Some(level) = session.level() {
+            let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&level));
+            // A server without log messages knows no such method.
+            let _ = whole(say(request).await.into_body(), self.result_bytes_max).await;
+        }
+        Ok(OpenedMember { id, summary: Arc::new(ServerSummary::of(&result)) })
+    }
+}
+
+/// Who wants a session: a request of the client's without its message, and what it said of itself.
+#[derive(Clone, Copy)]
+pub(super) struct ClientWords<'a> {
+    pub(super) head: &'a Inbound,
+    pub(super) token: &'a SessionToken,
+}
+
+impl ClientWords<'_> {
+    /// The client's own words with which a session is begun.
+    fn introduction(self) -> Bytes {
+        let token = self.token;
+        let declared = Object::of(&token.capabilities).filter(|_| token.declares_tasks);
+        let with_tasks = declared.map(|declared| declared.edit().set("tasks", Payload::empty_object()).finish());
+        let capabilities = with_tasks.as_ref().unwrap_or(&token.capabilities);
+        let id = RequestId::text("taskgate-initialize");
+        initialize_request(&id, token.client_version, capabilities, token.client_info.as_ref())
+    }
+}
+
+impl CombinedUpstreams {
+    /// The client's session at the upstream at `at`, opened now if there is none.
+    ///
+    /// # Errors
+    /// If the upstream agrees to none.
+    pub(super) async fn member_session(
+        self: &Arc<Self>,
+        session: &Arc<CombinedSession>,
+        at: usize,
+        client: ClientWords<'_>,
+    ) -> Result<OpenedMember, MemberRefusal> {
+        let upstream = &self.settings.upstreams[at];
+        let opening = {
+            let mut state = session.state.lock();
+            match state.members.get(upstream) {
+                Some(MemberSession::Open(opened)) => return Ok(opened.clone()),
+                Some(MemberSession::Opening(opening)) => opening.clone(),
+                Some(MemberSession::Refused) | None => {
+                    let opening = self.opening(session, at, client);
+                    state.members.insert(Arc::clone(upstream), MemberSession::Opening(opening.clone()));
+                    opening
+                }
+            }
+        };
+        opening.await
+    }
+
+    /// Begins to open a session, which is done to its end whoever leaves.
+    fn opening(self: &Arc<Self>, session: &Arc<CombinedSession>, at: usize, client: ClientWords<'_>) -> MemberOpening {
+        let member = &self.members[at];
+        let mut inbound = client.head.clone();
+        inbound.headers.remove(headers::SESSION_ID);
+        inbound.accepted = AcceptedTypes::Json;
+        inbound.body = client.introduction();
+        let handshake = MemberHandshake {
+            upstream: Arc::clone(&self.settings.upstreams[at]),
+            endpoint: Arc::clone(&member.endpoint),
+            inbound,
+            result_bytes_max: member.served.settings.result_bytes_max,
+        };
+        let (shared, session) = (Arc::clone(self), Arc::clone(session));
+        let (upstream, endpoint) = (Arc::clone(&handshake.upstream), Arc::clone(&handshake.endpoint));
+        let mut ending = client.head.clone();
+        let opening = async move {
+            let opened = handshake.run(Arc::clone(&session)).await;
+            if let Ok(opened) = &opened {
+                shared.learn(at, &opened.summary);
+            }
+            if let (Ok(opened), true) = (&opened, session.ended.is_cancelled()) {
+                ending.method = Method::DELETE;
+                ending.headers.insert(headers::SESSION_ID, opened.id.clone());
+                let _ = endpoint.serve(ending).await;
+            }
+            session.note(&upstream, &opened);
+            opened
+        };
+        let opening = opening.boxed().shared();
+        let stop = self.common().life.stop.clone();
+        self.common().life.tracker.spawn(stop.run_until_cancelled_owned(opening.clone().map(|_| ())));
+        opening
+    }
+}

@@ -1,0 +1,139 @@
+//! Clients whose requests stand alone (2026-07-28) at an endpoint.
+
+use bytes::Bytes;
+use http::StatusCode;
+use http_body_util::Full;
+use serde_json::{Value, json};
+
+use super::{combined, names, servers};
+use crate::combined_wire::client::{Reply, TestGateway};
+
+const VERSION: &str = "2026-07-28";
+
+/// What each request says of its client.
+fn meta() -> Value {
+    json!({
+        "io.modelcontextprotocol/protocolVersion": VERSION,
+        "io.modelcontextprotocol/clientInfo": {"name": "raw", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": {"extensions": {"io.modelcontextprotocol/tasks": {}}},
+    })
+}
+
+async fn ask_at(gate: &TestGateway, path: &str, headers: &[(&str, &str)], method: &str, params: Value) -> Reply {
+    let mut params = params;
+    params["_meta"] = meta();
+    let body = json!({"jsonrpc": "2.0", "id": "r", "method": method, "params": params}).to_string();
+    let mut request = http::Request::builder()
+        .method("POST")
+        .uri(path)
+        .header("host", "localhost")
+        .header("accept", "application/json, text/event-stream")
+        .header("content-type", "application/json")
+        .header("mcp-protocol-version", VERSION)
+        .header("mcp-method", method);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    gate.stranger().send(request.body(Full::new(Bytes::from(body))).unwrap()).await
+}
+
+async fn ask(gate: &TestGateway, headers: &[(&str, &str)], method: &str, params: Value) -> Reply {
+    ask_at(gate, "/mcp", headers, method, params).await
+}
+
+#[tokio::test]
+async fn what_the_servers_are_and_have_is_put_together() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let discovered = ask(&gate, &[], "server/discover", json!({})).await.json().await;
+    let result = &discovered["result"];
+    assert_eq!(result["supportedVersions"], json!([VERSION]));
+    assert_eq!(result["instructions"], "# one\n\nask one\n\n# two\n\nask two");
+    assert_eq!(result["capabilities"]["extensions"], json!({"io.modelcontextprotocol/tasks": {}}));
+    assert_eq!(result["capabilities"]["tools"], json!({"listChanged": true}));
+    let list = ask(&gate, &[], "tools/list", json!({})).await.json().await;
+    assert_eq!(
+        names(&list["result"]["tools"], "name"),
+        ["one__shared", "one__one_only", "two__shared", "two__two_only"]
+    );
+    assert_eq!((&list["result"]["resultType"], &list["result"]["cacheScope"]), (&json!("complete"), &json!("private")));
+    let read = ask(&gate, &[("mcp-name", "two://x")], "resources/read", json!({"uri": "two://x"})).await.json().await;
+    assert_eq!(read["result"]["contents"][0]["text"], "two");
+    let hidden = ask(&gate, &[("mcp-name", "hidden://two")], "resources/read", json!({"uri": "hidden://two"})).await;
+    assert_eq!(hidden.json().await["result"]["contents"][0]["text"], "two");
+}
+
+/// MOD-06: what a balancer sees is what is run.
+#[tokio::test]
+async fn a_header_that_differs_from_the_body_is_refused_before_anything_is_sent() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let call = || json!({"name": "two__shared", "arguments": {"n": 1}});
+    let good = ask(&gate, &[("mcp-name", "two__shared")], "tools/call", call()).await.json().await;
+    assert_eq!(good["result"]["n"], 1, "{good}");
+    for header in [Some("shared"), Some("one__shared"), None] {
+        let headers: Vec<_> = header.map(|value| ("mcp-name", value)).into_iter().collect();
+        assert_eq!(
+            ask(&gate, &headers, "tools/call", call()).await.verdict().await,
+            "400 -32020 id \"r\"",
+            "{header:?}"
+        );
+    }
+    assert_eq!((one.world.count("tools/call"), two.world.count("tools/call")), (0, 1));
+    let unknown = ask(&gate, &[("mcp-name", "x")], "tools/call", json!({"name": "x", "arguments": {}})).await;
+    assert_eq!(unknown.verdict().await, "200 -32602 id \"r\"");
+    assert_eq!(ask(&gate, &[], "odd/method", json!({})).await.verdict().await, "404 -32601 id \"r\"");
+    let other = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {"_meta": {}}});
+    let shapeless = gate.stranger().request("POST").header("content-type", "application/json");
+    let shapeless = shapeless.header("mcp-protocol-version", VERSION).header("mcp-method", "tools/list");
+    let refused = gate.stranger().send(shapeless.body(Full::new(other.to_string().into())).unwrap()).await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn a_handle_is_found_at_the_endpoint_and_at_the_upstreams_path() {
+    let (one, two) = servers().await;
+    let text = super::text_of(&one, &two, "")
+        .replace("[[endpoints]]", "[upstreams.two.tasks]\nmode = \"always\"\n[[endpoints]]");
+    let gate = TestGateway::serving(&text).await;
+    let call = json!({"name": "two__shared", "arguments": {"n": 1}});
+    let created = ask(&gate, &[("mcp-name", "two__shared")], "tools/call", call).await.json().await;
+    let id = created["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no task: {created}")).to_owned();
+    let mut found = Vec::new();
+    for path in ["/mcp", "/two/mcp", "/one/mcp"] {
+        // It may run still.
+        let settled = async {
+            loop {
+                let task =
+                    ask_at(&gate, path, &[("mcp-name", &id)], "tasks/get", json!({"taskId": id})).await.json().await;
+                if task["result"]["status"] != "working" {
+                    return task["result"]["result"].clone();
+                }
+            }
+        };
+        found.push(tokio::time::timeout(std::time::Duration::from_secs(20), settled).await.unwrap()["n"].clone());
+    }
+    assert_eq!(found, [1, 1, 1]);
+    let unknown = "0123456789abcdef0123456789abcdef";
+    let missing = ask(&gate, &[("mcp-name", unknown)], "tasks/get", json!({"taskId": unknown})).await;
+    assert_eq!(missing.verdict().await, "200 -32602 id \"r\"");
+}
+
+/// MOD-24.
+#[tokio::test]
+async fn one_stream_tells_what_all_upstreams_tell() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let wanted = json!({"notifications": {
+        "toolsListChanged": true, "promptsListChanged": true, "resourceSubscriptions": ["test://two_only"],
+    }});
+    let mut stream = ask(&gate, &[], "subscriptions/listen", wanted).await;
+    assert_eq!(stream.header("content-type"), Some("text/event-stream"));
+    let granted = stream.until("\n\n").await;
+    assert!(granted.contains("notifications/subscriptions/acknowledged"), "{granted}");
+    assert!(granted.contains("\"toolsListChanged\":true") && granted.contains("test://two_only"), "{granted}");
+    assert!(!granted.contains("promptsListChanged"), "nobody declares that: {granted}");
+    let subscribed = two.world.first(|seen| seen.rpc() == "resources/subscribe").await;
+    assert_eq!(subscribed.body["params"]["uri"], "test://two_only");
+    assert_eq!(one.world.count("resources/subscribe"), 0);
+}

@@ -1,0 +1,132 @@
+//! What an endpoint lists, and whose what in it is.
+
+use serde_json::json;
+
+use super::{combined, names, request, server, servers};
+use crate::combined_wire::client::TestGateway;
+use crate::combined_wire::upstream::{answer, status};
+
+#[tokio::test]
+async fn every_list_has_what_all_upstreams_have_under_names_that_lead_back() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    for (method, items, key, expected) in [
+        ("tools/list", "tools", "name", ["one__shared", "one__one_only", "two__shared", "two__two_only"].as_slice()),
+        ("prompts/list", "prompts", "name", &["one__shared", "one__one_only", "two__shared", "two__two_only"]),
+        ("resources/list", "resources", "uri", &["test://shared", "test://one_only", "test://two_only"]),
+        ("resources/templates/list", "resourceTemplates", "uriTemplate", &["one://{id}", "two://{id}"]),
+    ] {
+        let list = client.post(request(1, method, &json!({}))).await.json().await;
+        assert_eq!(names(&list["result"][items], key), expected, "{method}");
+        assert_eq!(list["result"]["nextCursor"], json!(null), "{method}");
+    }
+    let list = client.post(request(1, "tools/list", &json!({}))).await.json().await;
+    assert_eq!(list["result"]["tools"][1]["n"], 1, "the rest of a tool stays as it came");
+    let prompt = client.post(request(2, "prompts/get", &json!({"name": "two__shared"}))).await.json().await;
+    assert_eq!(prompt["result"]["description"], "two has shared");
+    let completion =
+        json!({"ref": {"type": "ref/prompt", "name": "two__two_only"}, "argument": {"name": "a", "value": ""}});
+    let completed = client.post(request(3, "completion/complete", &completion)).await.json().await;
+    assert_eq!(completed["result"]["completion"]["values"], json!(["two", "two_only"]));
+}
+
+#[tokio::test]
+async fn names_that_one_upstream_alone_has_stay_as_they_are_where_that_is_wanted() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "prefix = \"auto\"").await;
+    let client = gate.client().await;
+    let list = client.post(request(1, "tools/list", &json!({}))).await.json().await;
+    assert_eq!(names(&list["result"]["tools"], "name"), ["one__shared", "one_only", "two__shared", "two_only"]);
+    for (tool, at, own) in
+        [("one_only", &one, "one_only"), ("two__two_only", &two, "two_only"), ("two__shared", &two, "shared")]
+    {
+        let call = json!({"name": tool, "arguments": {"tool": tool}});
+        assert_eq!(client.post(request(2, "tools/call", &call)).await.json().await["result"]["tool"], tool);
+        at.world.first(|seen| seen.is_call() && seen.body["params"]["name"] == own).await;
+    }
+    let unknown = client.post(request(3, "tools/call", &json!({"name": "shared", "arguments": {}}))).await;
+    assert_eq!(unknown.verdict().await, "200 -32602 id 3");
+}
+
+/// A client that has not listed anything calls by a name of another day.
+#[tokio::test]
+async fn whose_a_name_is_is_found_out_where_nothing_was_listed() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "prefix = \"auto\"").await;
+    let client = gate.client().await;
+    let called = client.post(request(1, "tools/call", &json!({"name": "two_only", "arguments": {"n": 1}}))).await;
+    assert_eq!(called.json().await["result"]["n"], 1);
+    assert_eq!((one.world.count("tools/call"), two.world.count("tools/call")), (0, 1));
+}
+
+#[tokio::test]
+async fn a_resource_is_the_first_upstreams_that_lists_it_or_whose_it_may_be() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    for (uri, expected) in
+        [("test://shared", "one"), ("test://two_only", "two"), ("two://by-template", "two"), ("hidden://two", "two")]
+    {
+        let read = client.post(request(1, "resources/read", &json!({"uri": uri}))).await.json().await;
+        assert_eq!(read["result"]["contents"][0]["text"], expected, "{uri}: {read}");
+    }
+    let unknown = client.post(request(2, "resources/read", &json!({"uri": "hidden://nobody"}))).await;
+    assert_eq!(unknown.verdict().await, "200 -32002 id 2");
+    assert_eq!(client.post(request(3, "resources/read", &json!({}))).await.verdict().await, "200 -32602 id 3");
+}
+
+#[tokio::test]
+async fn pages_of_servers_are_put_together_and_a_foreign_cursor_is_refused() {
+    let one = server("one", |seen| {
+        let page = |tools, next: Option<&str>| json!({"tools": tools, "nextCursor": next});
+        (seen.rpc() == "tools/list").then(|| match seen.body["params"]["cursor"].as_str() {
+            None => answer(seen, &page(json!([{"name": "a"}]), Some("p2"))),
+            Some("p2") => answer(seen, &page(json!([{"name": "b"}]), None)),
+            Some(_) => status(500),
+        })
+    });
+    let (one, two) = (one.await, server("two", |_| None).await);
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let list = client.post(request(1, "tools/list", &json!({}))).await.json().await;
+    assert_eq!(names(&list["result"]["tools"], "name"), ["one__a", "one__b", "two__shared", "two__two_only"]);
+    for cursor in [json!("p2"), json!("one:x"), json!("three:0"), json!(7)] {
+        let refused = client.post(request(2, "tools/list", &json!({ "cursor": cursor }))).await;
+        assert_eq!(refused.verdict().await, "200 -32602 id 2", "{cursor}");
+    }
+    let rest = client.post(request(3, "tools/list", &json!({"cursor": "two:1"}))).await.json().await;
+    assert_eq!(names(&rest["result"]["tools"], "name"), ["two__two_only"]);
+}
+
+#[tokio::test]
+async fn one_server_that_is_away_is_missing_and_no_error_and_all_that_are_away_are_one() {
+    let (one, two) = (server("one", |_| Some(status(503))).await, server("two", |_| None).await);
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let list = client.post(request(1, "tools/list", &json!({}))).await.json().await;
+    assert_eq!(names(&list["result"]["tools"], "name"), ["two__shared", "two__two_only"]);
+    let call = request(2, "tools/call", &json!({"name": "one__shared", "arguments": {}}));
+    let refused = client.post(call).await.json().await;
+    assert_eq!(refused["error"]["data"]["executed"], "no", "{refused}");
+
+    let gone = server("three", |_| Some(status(503))).await;
+    let gate = combined(&one, &gone, "").await;
+    let introduced = gate.stranger().post(crate::combined_wire::client::initialize("2025-11-25", &json!({}))).await;
+    assert_eq!(introduced.verdict().await, "200 -32603 id 0");
+}
+
+/// However many upstreams are asked for it.
+#[tokio::test]
+async fn a_list_of_many_upstreams_is_one_request_of_its_principal() {
+    let (one, two) = servers().await;
+    let limits = "allowed_hosts = [\"mcp.example\"]\n[auth]\nanonymous = true\n\
+                  [limits]\nrequests_per_second = 1\nrequests_burst = 6\n";
+    let gate = TestGateway::serving(&format!("{limits}{}", super::text_of(&one, &two, ""))).await;
+    let client = gate.client().await;
+    // Four lists of two upstreams each, beside the handshake.
+    for _ in 0..4 {
+        let list = client.post(request(1, "tools/list", &json!({}))).await.json().await;
+        assert_eq!(list["result"]["tools"].as_array().unwrap().len(), 4, "{list}");
+    }
+}

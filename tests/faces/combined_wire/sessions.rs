@@ -1,0 +1,147 @@
+//! Sessions at an endpoint, and those at the upstreams that belong to them.
+
+use http::StatusCode;
+use serde_json::json;
+
+use super::{combined, request, servers, text_of};
+use crate::combined_wire::client::{TestGateway, initialize};
+use crate::combined_wire::upstream::SeenRequest;
+
+fn is_handshake(seen: &SeenRequest) -> bool {
+    seen.rpc() == "initialize"
+}
+
+#[tokio::test]
+async fn capabilities_are_those_of_all_and_instructions_stand_under_their_names() {
+    let (one, two) = servers().await;
+    *two.world.introduction.lock() = json!({"capabilities": {"completions": {}, "resources": {"listChanged": true}}});
+    let gate = combined(&one, &two, "").await;
+    let reply = gate.stranger().post(initialize("2025-06-18", &json!({"roots": {}}))).await.json().await;
+    let result = &reply["result"];
+    assert_eq!(result["protocolVersion"], "2025-06-18");
+    assert_eq!(
+        result["capabilities"],
+        json!({
+            "tools": {"listChanged": true}, "prompts": {}, "logging": {}, "completions": {},
+            "resources": {"subscribe": true, "listChanged": true},
+        })
+    );
+    assert_eq!(result["instructions"], "# one\n\nask one");
+    assert_eq!(result["serverInfo"]["name"], "taskgate");
+    let seen = one.world.first(is_handshake).await;
+    assert_eq!(seen.body["params"]["clientInfo"]["name"], "raw");
+    assert_eq!(seen.body["params"]["capabilities"], json!({"roots": {}}));
+}
+
+/// The first client finds out what the upstreams can do; nobody needs a session there for that afterwards.
+#[tokio::test]
+async fn sessions_at_upstreams_are_opened_when_something_is_asked_of_them() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let handshakes = || (one.world.all(is_handshake).len(), two.world.all(is_handshake).len());
+    assert_eq!(handshakes(), (1, 1));
+    let second = gate.client().await;
+    assert_eq!(handshakes(), (1, 1));
+    let call = json!({"name": "two__shared", "arguments": {"n": 1}});
+    for id in 1..3 {
+        assert_eq!(second.post(request(id, "tools/call", &call)).await.json().await["result"]["n"], 1);
+    }
+    assert_eq!(handshakes(), (1, 2));
+    let sent = two.world.first(|seen: &SeenRequest| seen.is_call()).await;
+    assert_eq!(sent.body["params"], json!({"name": "shared", "arguments": {"n": 1}}));
+    assert_eq!(sent.header("mcp-session-id"), Some("s-2"));
+}
+
+#[tokio::test]
+async fn a_log_level_reaches_those_that_are_open_and_those_that_are_opened_later() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let client = gate.client().await;
+    client.post(request(1, "tools/call", &json!({"name": "one__shared", "arguments": {}}))).await;
+    let level = client.post(request(2, "logging/setLevel", &json!({"level": "warning"}))).await.json().await;
+    assert_eq!(level["result"], json!({}));
+    assert_eq!((one.world.count("logging/setLevel"), two.world.count("logging/setLevel")), (1, 0));
+    client.post(request(3, "tools/call", &json!({"name": "two__shared", "arguments": {}}))).await;
+    let told = two.world.first(|seen| seen.rpc() == "logging/setLevel").await;
+    assert_eq!(told.body["params"]["level"], "warning");
+}
+
+#[tokio::test]
+async fn what_names_nothing_goes_to_all_that_are_open() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let changed = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
+    assert_eq!(client.post(changed).await.status, StatusCode::ACCEPTED);
+    for server in [&one, &two] {
+        server.world.first(|seen| seen.bytes == changed.as_bytes()).await;
+    }
+    assert_eq!(client.post(request(9, "ping", &json!({}))).await.json().await["result"], json!({}));
+    assert_eq!((one.world.count("ping"), two.world.count("ping")), (0, 0), "a ping is for the gateway");
+    assert_eq!(client.post(request(9, "odd/method", &json!({}))).await.verdict().await, "200 -32601 id 9");
+}
+
+#[tokio::test]
+async fn a_session_ends_with_those_at_the_upstreams() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    assert_eq!(client.delete().await.status, StatusCode::OK);
+    for server in [&one, &two] {
+        server.world.first(|seen| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-1")).await;
+    }
+    assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32600 id 1");
+}
+
+/// The id is all that there is of a session: what served it before has gone with its memory.
+#[tokio::test]
+async fn a_session_outlives_the_gateway_and_opens_those_at_the_upstreams_anew() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    drop(gate);
+    let gate = TestGateway::serving(&text_of(&one, &two, "")).await;
+    let client = crate::combined_wire::client::Client { address: gate.gateway.address(), ..client };
+    let call = json!({"name": "two__shared", "arguments": {"n": 1}});
+    assert_eq!(client.post(request(1, "tools/call", &call)).await.json().await["result"]["n"], 1);
+    assert_eq!((one.world.all(is_handshake).len(), two.world.all(is_handshake).len()), (1, 2));
+    // An id of one path is none of another's.
+    let elsewhere = format!("{}[upstreams.up]\nurl = \"http://{}/mcp\"\npath = \"/mcp\"\n", "", one.address);
+    let other = TestGateway::serving(&elsewhere).await;
+    let client = crate::combined_wire::client::Client { address: other.gateway.address(), ..client };
+    assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32600 id 1");
+}
+
+#[tokio::test]
+async fn an_array_is_answered_by_whom_each_message_is_for() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client_of("2025-03-26").await;
+    let call = |id, tool: &str| json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": {"n": id}}});
+    let array = json!([
+        call(1, "one__shared"), {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}, call(2, "two__shared"),
+        {"jsonrpc": "2.0", "id": 3, "method": "initialize", "params": {}}, call(4, "nobody"), 7,
+    ]);
+    let answers = client.post(array.to_string()).await.json().await;
+    let verdicts: Vec<_> = answers
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| (one["id"].clone(), one["result"]["n"].clone(), one["error"]["code"].clone()))
+        .collect();
+    let none = json!(null);
+    assert_eq!(
+        verdicts,
+        [
+            (json!(1), json!(1), none.clone()),
+            (json!(2), json!(2), none.clone()),
+            (json!(3), none.clone(), json!(-32600)),
+            (json!(4), none.clone(), json!(-32602)),
+            (none.clone(), none.clone(), json!(-32600)),
+        ]
+    );
+    let newer = gate.client().await;
+    assert_eq!(newer.post(array.to_string()).await.verdict().await, "400 -32600");
+}

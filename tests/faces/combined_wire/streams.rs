@@ -1,0 +1,146 @@
+//! Streams at an endpoint: questions of several servers, the session's own stream, taking one up again.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{combined, request, server, servers};
+use crate::combined_wire::client::Reply;
+use crate::combined_wire::upstream::{BodySender, Once, ScriptedServer, SeenRequest};
+
+fn is_get(seen: &SeenRequest) -> bool {
+    seen.method == "GET"
+}
+
+/// A server whose calls, or whose own stream, say what the test has them say.
+async fn talking(name: &'static str, is_meant: fn(&SeenRequest) -> bool) -> (BodySender, ScriptedServer) {
+    let (events, stream) = Once::events();
+    let stream: Arc<Once> = stream;
+    (events, server(name, move |seen| is_meant(seen).then(|| stream.take()).flatten()).await)
+}
+
+/// The next message of a stream.
+async fn message(reply: &mut Reply) -> Value {
+    let event = reply.until("\n\n").await;
+    let data = event.lines().filter_map(|line| line.strip_prefix("data: ")).next_back();
+    serde_json::from_str(data.unwrap_or_else(|| panic!("no data: {event}"))).unwrap()
+}
+
+#[tokio::test]
+async fn two_servers_that_ask_under_one_id_each_get_their_own_answer() {
+    let is_call = |seen: &SeenRequest| seen.is_call();
+    let ((one_says, one), (two_says, two)) = (talking("one", is_call).await, talking("two", is_call).await);
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let question = json!({"jsonrpc": "2.0", "id": 7, "method": "elicitation/create", "params": {"message": "?", "_meta": {"progressToken": 7}}});
+    one_says.message(&question);
+    two_says.message(&question);
+    let mut replies = Vec::new();
+    for (id, tool) in [(1, "one__shared"), (2, "two__shared")] {
+        replies.push(client.post(request(id, "tools/call", &json!({"name": tool, "arguments": {}}))).await);
+    }
+    let mut asked = Vec::new();
+    for reply in &mut replies {
+        let question = message(reply).await;
+        assert_eq!(question["params"]["_meta"]["progressToken"], question["id"]);
+        asked.push(question["id"].clone());
+    }
+    assert_eq!(asked, ["one:n7", "two:n7"]);
+    for (id, server) in asked.iter().zip([&one, &two]) {
+        let progress = json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": id, "progress": 1}});
+        assert_eq!(client.post(progress.to_string()).await.status, StatusCode::ACCEPTED);
+        let said = json!({"jsonrpc": "2.0", "id": id, "result": {"action": "accept", "content": {"to": id}}});
+        assert_eq!(client.post(said.to_string()).await.status, StatusCode::ACCEPTED);
+        let got = server.world.first(|seen| seen.body["result"]["action"] == "accept").await;
+        assert_eq!((&got.body["id"], &got.body["result"]["content"]["to"]), (&json!(7), id));
+        let got = server.world.first(|seen| seen.rpc() == "notifications/progress").await;
+        assert_eq!(got.body["params"]["progressToken"], 7);
+    }
+    for (server, events) in [(&one, one_says), (&two, two_says)] {
+        let call = server.world.first(SeenRequest::is_call).await;
+        events.result(&call, &json!({"done": true}));
+    }
+    for reply in &mut replies {
+        assert_eq!(message(reply).await["result"]["done"], true);
+    }
+}
+
+#[tokio::test]
+async fn a_call_is_cancelled_where_it_runs() {
+    let is_call = |seen: &SeenRequest| seen.is_call();
+    let (_says, one) = talking("one", is_call).await;
+    let two = server("two", |_| None).await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let caller = client.clone();
+    let calling = client.connections.spawn(async move {
+        caller.post(request(5, "tools/call", &json!({"name": "one__shared", "arguments": {}}))).await
+    });
+    one.world.first(SeenRequest::is_call).await;
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}});
+    assert_eq!(client.post(cancel.to_string()).await.status, StatusCode::ACCEPTED);
+    one.world.first(|seen| seen.rpc() == "notifications/cancelled" && seen.body["params"]["requestId"] == 5).await;
+    drop(calling);
+}
+
+#[tokio::test]
+async fn the_sessions_own_stream_has_what_all_servers_say_of_their_own_accord() {
+    let ((one_says, one), (two_says, two)) = (talking("one", is_get).await, talking("two", is_get).await);
+    let gate = combined(&one, &two, "").await;
+    // By now the gateway knows what both can do: the next client opens no session by itself.
+    gate.client().await;
+    let client = gate.client().await;
+    let mut own = client.get(None).await;
+    assert_eq!((own.status, own.header("content-type")), (StatusCode::OK, Some("text/event-stream")));
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    // Each is heard from once its session is opened.
+    for (tool, events, id) in [("two__shared", &two_says, "e2"), ("one__shared", &one_says, "e1")] {
+        client.post(request(1, "tools/call", &json!({"name": tool, "arguments": {}}))).await;
+        events.numbered(id, &changed);
+        let event = own.until("\n\n").await;
+        assert!(event.contains("list_changed"), "{event}");
+        let name = tool.split_once("__").unwrap().0;
+        assert!(event.contains(&format!("id: {name}!{id}\n")), "{event}");
+    }
+    one_says.message(&json!({"jsonrpc": "2.0", "id": "q", "method": "roots/list"}));
+    assert_eq!(message(&mut own).await["id"], "one:sq");
+    let said = r#"{"jsonrpc":"2.0","id":"one:sq","result":{"roots":[]}}"#;
+    assert_eq!(client.post(said).await.status, StatusCode::ACCEPTED);
+    one.world.first(|seen| seen.body["result"]["roots"].is_array() && seen.body["id"] == "q").await;
+    drop(own);
+    one_says.left().await;
+    two_says.left().await;
+}
+
+#[tokio::test]
+async fn a_stream_is_taken_up_at_the_server_whose_event_the_client_names() {
+    let ((says, one), two) = (talking("one", is_get).await, server("two", |_| None).await);
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    says.numbered("e-8", &json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
+    drop(says);
+    let mut rest = client.get(Some("one:e-7")).await;
+    let event = rest.until("\n\n").await;
+    assert!(event.starts_with("id: one:e-8\n"), "{event}");
+    let seen = one.world.first(is_get).await;
+    assert_eq!(seen.header("last-event-id"), Some("e-7"));
+    assert!(two.world.all(is_get).is_empty());
+    for unknown in ["e-7", "three:e-7", ":x", ""] {
+        assert_eq!(client.get(Some(unknown)).await.status, StatusCode::BAD_REQUEST, "{unknown}");
+    }
+}
+
+#[tokio::test]
+async fn an_own_stream_without_servers_that_speak_on_one_stays_open_until_its_session_ends() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let own = client.get(None).await;
+    assert_eq!(own.status, StatusCode::OK);
+    for server in [&one, &two] {
+        server.world.first(is_get).await;
+    }
+    client.delete().await;
+    assert_eq!(own.text().await, "");
+}

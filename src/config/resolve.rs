@@ -31,7 +31,6 @@ use super::raw::{
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::ServiceSettings;
-use crate::server::api_keys::AuthSettings;
 use crate::store::StoreLimits;
 use crate::task::{
     AfterCrash, CallLimits, EarlyInput, FallbackPolicy, PrincipalLimits, SplitRule, TTL_MAX_ANONYMOUS, TaskMode,
@@ -62,8 +61,6 @@ const UPSTREAM_NAME_LENGTH_MAX: usize = 64;
 struct UpstreamDefaults {
     anonymous: bool,
     result_bytes_max: usize,
-    /// Whether clients show keys of the gateway's.
-    asks_for_keys: bool,
 }
 
 /// Decides everything.
@@ -75,8 +72,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let store = resolve_store(&raw.store, &raw.limits, &principals.others, report);
     let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
-    let asks_for_keys = matches!(auth, AuthSettings::ApiKeys(_));
-    let shared = UpstreamDefaults { anonymous, result_bytes_max, asks_for_keys };
+    let shared = UpstreamDefaults { anonymous, result_bytes_max };
     let mut taken = paths::TakenPaths::default();
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
@@ -192,7 +188,7 @@ fn resolve_upstreams<'a>(
         let tools = ToolSettings {
             rules: resolve_tools(raw, shared, report),
             names: tool_names::resolve(&raw.tools, report),
-            forwarding: upstream_headers::forwarding(raw, shared.asks_for_keys, report),
+            forwarding: upstream_headers::forwarding(raw, report),
         };
         if let Some(server) = resolve_server(raw, tls, credential, &tools.names, shared) {
             upstreams.push(resolve_upstream(raw, AddressSettings { paths, server }, tools, shared));

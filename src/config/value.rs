@@ -11,7 +11,7 @@ use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 use url::{Host, Url};
 
-use crate::server::api_keys::{ApiKey, ApiKeyError};
+use crate::server::api_keys::{ApiKey, ApiKeyError, KEY_HEADER};
 use crate::server::forwarded::{AddressRange, AddressRangeError};
 use crate::task::{Draft, NamePattern};
 use crate::upstream::forwarding::may_be_forwarded;
@@ -131,6 +131,9 @@ fn forwarded_header(text: &str) -> Result<HeaderName, ValueError> {
         false if name == AUTHORIZATION => Err(ValueError::Because(
             "is passed on only where `forward_authorization = true` says so; leave it out here",
         )),
+        false if name == KEY_HEADER => {
+            Err(ValueError::Because("brings clients' keys of this gateway, which no server is shown; leave it out"))
+        }
         false => Err(ValueError::Because(
             "is never passed on: it is a credential, or means something to one connection or to MCP",
         )),
@@ -139,7 +142,9 @@ fn forwarded_header(text: &str) -> Result<HeaderName, ValueError> {
 
 fn credential_header(text: &str) -> Result<HeaderName, ValueError> {
     let name = HeaderName::try_from(text).map_err(|_| ValueError::Form)?;
-    let is_fit = may_be_forwarded(&name) || matches!(name.as_str(), "authorization" | "cookie" | "proxy-authorization");
+    let is_credential = matches!(name.as_str(), "authorization" | "cookie" | "proxy-authorization");
+    // Another gateway may stand behind this one.
+    let is_fit = may_be_forwarded(&name) || is_credential || name == KEY_HEADER;
     if is_fit {
         Ok(name)
     } else {

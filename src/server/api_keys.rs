@@ -11,11 +11,15 @@ use std::sync::Arc;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
+use http::HeaderName;
 
 use super::grant::Grant;
 use crate::random;
 use crate::task::Principal;
 use crate::task::digest::hex;
+
+/// The header that brings a key and nothing else, beside whatever `Authorization` holds for the server behind.
+pub const KEY_HEADER: HeaderName = HeaderName::from_static("x-taskgate-key");
 
 /// What every key begins with, so that scanners for leaked secrets can tell one.
 const PREFIX: &str = "tg_";
@@ -130,6 +134,14 @@ fn parts(text: &str) -> Option<(&str, &str)> {
 
 fn is_id(text: &str) -> bool {
     (1..=ID_LEN_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// Whether the value of a header has a word in it that begins like a key, a known one or not: servers are shown none, since
+/// what is unknown here may be a slip in a key, or a key of yesterday.
+pub(super) fn shows_key(value: &[u8]) -> bool {
+    // None of these stands within a token (RFC 9110, 11.2).
+    let is_between = |byte: &u8| byte.is_ascii_whitespace() || b",;:=\"'".contains(byte);
+    value.split(is_between).any(|word| word.starts_with(PREFIX.as_bytes()))
 }
 
 /// Whether a secret could be 128 random bits. Nobody can tell whether it is.
@@ -362,6 +374,24 @@ mod tests {
         ] {
             assert_eq!(keys.owner(&token).map(|(found, _)| found), owner, "{token}");
         }
+    }
+
+    #[test]
+    fn a_word_that_begins_like_a_key_is_one_that_servers_are_not_shown() {
+        for (value, expected) in [
+            (format!("Bearer {}", key("a1")), true),
+            (key("a1"), true),
+            ("bearer   tg_".to_owned(), true),
+            ("Digest username=\"tg_a1\", realm=x".to_owned(), true),
+            ("Bearer a,tg_b".to_owned(), true),
+            ("Bearer eyJ.x-tg_y.z_tg_w".to_owned(), false),
+            ("Bearer a/tg_b~tg_c".to_owned(), false),
+            ("Basic dGdfYTE=".to_owned(), false),
+            (String::new(), false),
+        ] {
+            assert_eq!(shows_key(value.as_bytes()), expected, "{value}");
+        }
+        assert!(shows_key(b"Bearer \xff tg_a"), "whatever stands beside it");
     }
 
     #[test]

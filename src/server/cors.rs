@@ -1,7 +1,7 @@
 //! Lets pages of allowed origins read the answers to their requests, and answers what their browsers ask first (CORS).
 //!
 //! Which pages may call is decided in [`super::host`]: whoever comes here was let in there. Nothing is ever shared with `*`,
-//! and no cookies are asked for: what a page is served by stands in its `Authorization`.
+//! and no cookies are asked for: what a page is served by stands in its `Authorization`, or in the gateway's own header.
 
 use http::header::{
     ACCEPT, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -10,14 +10,16 @@ use http::header::{
 };
 use http::{HeaderValue, Method, Request, StatusCode};
 
+use super::api_keys::KEY_HEADER;
 use super::refusal::StreamPosition;
 use crate::face::http::{FaceResponse, empty_body};
 
 /// What requests of MCP and of this gateway carry, beside headers that begin with [`OF_MCP`].
-const USUAL: [HeaderName; 5] = [
+const USUAL: [HeaderName; 6] = [
     ACCEPT,
     AUTHORIZATION,
     CONTENT_TYPE,
+    KEY_HEADER,
     HeaderName::from_static("idempotency-key"),
     HeaderName::from_static("last-event-id"),
 ];

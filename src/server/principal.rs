@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use http::header::{AUTHORIZATION, FORWARDED, VIA};
-use http::{HeaderMap, HeaderValue, Request, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 
 use super::ListenSettings;
-use super::api_keys::ApiKeyRing;
+use super::api_keys::{ApiKeyRing, KEY_HEADER, shows_key};
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::Refusal;
@@ -19,8 +19,8 @@ const ADDED_BY_PROXIES: &str = "x-forwarded-";
 
 /// Who may come to a listener.
 ///
-/// No header but `Authorization` says who somebody is. `X-Forwarded-For` and its kin can only take away what a client
-/// may do (B73).
+/// No header but [`KEY_HEADER`] and `Authorization` says who somebody is. `X-Forwarded-For` and its kin can only take away
+/// what a client may do (B73).
 #[derive(Clone, Debug)]
 pub enum Authenticator {
     /// Whoever comes, as this principal: nobody in particular, where the operator serves everybody (T-22). Credentials
@@ -73,11 +73,25 @@ impl LocalUser {
 
 /// Whoever the server behind takes a request to be from.
 fn by_credential(headers: &HeaderMap) -> Result<Principal, Refusal> {
-    let mut fields = headers.get_all(AUTHORIZATION).iter();
+    let credential = only(headers, &AUTHORIZATION)?;
+    Ok(credential.map_or_else(Principal::anonymous, |credential| Principal::bearing(credential.as_bytes())))
+}
+
+/// The key that a request comes with. Where [`KEY_HEADER`] is there, it alone decides, and `Authorization` is the server's.
+fn key_in(headers: &HeaderMap) -> Result<Option<&str>, Refusal> {
+    let (own, authorization) = (only(headers, &KEY_HEADER)?, only(headers, &AUTHORIZATION)?);
+    Ok(match own {
+        Some(own) => own.to_str().ok(),
+        None => authorization.and_then(bearer),
+    })
+}
+
+/// The one value of a header, if it is there: of two nobody knows which is meant (B150).
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Refusal> {
+    let mut fields = headers.get_all(name).iter();
     match (fields.next(), fields.next()) {
-        (None, _) => Ok(Principal::anonymous()),
-        (Some(credential), None) => Ok(Principal::bearing(credential.as_bytes())),
-        (Some(_), Some(_)) => Err(Refusal::CredentialsUnclear),
+        (field, None) => Ok(field),
+        (_, Some(_)) => Err(Refusal::CredentialsUnclear),
     }
 }
 
@@ -132,6 +146,17 @@ impl PrincipalGuard {
         matches!(self.callers, Authenticator::KeyHolders(_))
     }
 
+    /// Takes out of a request that was let in what is a key of this gateway's, or looks like one: no server is shown it,
+    /// whatever goes on otherwise (SEC-04).
+    pub(super) fn withhold_keys(&self, headers: &mut HeaderMap) {
+        if self.asks_all() {
+            headers.remove(KEY_HEADER);
+            if headers.get(AUTHORIZATION).is_some_and(|value| shows_key(value.as_bytes())) {
+                headers.remove(AUTHORIZATION);
+            }
+        }
+    }
+
     /// Who sent this request. `forwards` says of a path whether credentials go on to the server behind.
     ///
     /// # Errors
@@ -146,12 +171,7 @@ impl PrincipalGuard {
             Authenticator::Everyone(principal) => Ok(keyless(principal.clone())),
             Authenticator::OnePerson(person) => person.identify(request, forwards(request.uri().path())).map(keyless),
             Authenticator::KeyHolders(keys) => {
-                let mut fields = request.headers().get_all(AUTHORIZATION).iter();
-                let (field, second) = (fields.next(), fields.next());
-                if second.is_some() {
-                    return Err(Refusal::CredentialsUnclear);
-                }
-                let token = field.and_then(bearer).ok_or(Refusal::Unauthorized)?;
+                let token = key_in(request.headers())?.ok_or(Refusal::Unauthorized)?;
                 let (principal, grant) = keys.owner(token).ok_or(Refusal::Unauthorized)?;
                 Ok(AuthenticatedCaller { principal: principal.clone(), grant: grant.clone() })
             }
@@ -271,5 +291,47 @@ mod tests {
         let good = format!("Bearer {KEY}");
         check(&ring, &[&good, &good], &Err(Refusal::CredentialsUnclear));
         check(&ApiKeyRing::new(ApiKeys::default()), &[&good], &Err(Refusal::Unauthorized));
+    }
+
+    /// What stands in the gateway's own header, and in `Authorization`; who that is, and what of the latter goes on.
+    #[test]
+    fn a_key_in_the_gateways_own_header_alone_decides_and_no_key_goes_on() {
+        let ada = Principal::new("key:ada");
+        let mut keys = ApiKeys::default();
+        keys.add(ApiKey::read(KEY).unwrap(), &ada).unwrap();
+        let guard = PrincipalGuard::new(Authenticator::KeyHolders(ApiKeyRing::new(keys)));
+        let (bearer, long) = (format!("Bearer {KEY}"), "x".repeat(20_000));
+        let (yes, unclear, no) = (Ok(ada), Err(Refusal::CredentialsUnclear), Err(Refusal::Unauthorized));
+        let other = "Bearer tg_b1_0123456789abcdef0123456789abcdef";
+        for (own, authorization, expected, goes_on) in [
+            (vec![KEY.as_bytes()], vec![], &yes, None),
+            (vec![], vec![bearer.as_str()], &yes, None),
+            (vec![KEY.as_bytes()], vec!["Bearer theirs"], &yes, Some("Bearer theirs")),
+            (vec![KEY.as_bytes()], vec!["Basic x"], &yes, Some("Basic x")),
+            (vec![KEY.as_bytes()], vec![&bearer], &yes, None),
+            (vec![KEY.as_bytes()], vec![other], &yes, None),
+            (vec![KEY.as_bytes()], vec!["tg_slip"], &yes, None),
+            (vec![b"tg_a1_0123456789abcdef0123456789abcdee"], vec![&bearer], &no, None),
+            (vec![b""], vec![&bearer], &no, None),
+            (vec![bearer.as_bytes()], vec![], &no, None),
+            (vec![b"tg_a1_\xff"], vec![&bearer], &no, None),
+            (vec![long.as_bytes()], vec![&bearer], &no, None),
+            (vec![KEY.as_bytes(), KEY.as_bytes()], vec![], &unclear, None),
+            (vec![KEY.as_bytes()], vec!["Bearer a", "Bearer b"], &unclear, None),
+        ] {
+            let mut request = Request::new(());
+            for value in &own {
+                request.headers_mut().append(KEY_HEADER, HeaderValue::from_bytes(value).unwrap());
+            }
+            for value in &authorization {
+                request.headers_mut().append(AUTHORIZATION, value.parse().unwrap());
+            }
+            assert_eq!(who(&guard, &request, true), *expected, "{own:?} {authorization:?}");
+            if expected.is_ok() {
+                guard.withhold_keys(request.headers_mut());
+                let left = request.headers().get(AUTHORIZATION).map(|value| value.to_str().unwrap());
+                assert_eq!((left, request.headers().contains_key(KEY_HEADER)), (goes_on, false), "{authorization:?}");
+            }
+        }
     }
 }

@@ -22,7 +22,7 @@ pub(super) enum Refusal {
     HostUnclear,
     HostForeign,
     OriginForeign,
-    /// Two credentials (B150).
+    /// Two credentials of one kind (B150).
     CredentialsUnclear,
     /// No credential, or none that is known: which of the two is nobody's business (B151).
     Unauthorized,
@@ -144,9 +144,10 @@ impl Refusal {
                 "Pages of this origin may not call; the gateway's operator lists those that may in \
                  `listen.allowed_origins`"
             }
-            Self::CredentialsUnclear => "A request has one Authorization header",
+            Self::CredentialsUnclear => "A request has one Authorization header, and one X-Taskgate-Key",
             Self::Unauthorized => {
-                "An API key is wanted: Authorization: Bearer tg_ID_SECRET; the gateway's operator gives keys out"
+                "An API key is wanted: Authorization: Bearer tg_ID_SECRET, or X-Taskgate-Key: tg_ID_SECRET; the gateway's \
+                 operator gives keys out"
             }
             Self::NoMetadata => "There is no OAuth here: nothing to discover, and nowhere to register",
             Self::PathUnknown => {

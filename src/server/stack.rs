@@ -96,7 +96,12 @@ impl Layers {
         Ok(CallingPage::of(request).filter(|_| self.is_for_clients()))
     }
 
-    async fn serve(&self, request: Box<Request<Incoming>>, client: IpAddr, page: Option<&CallingPage>) -> FaceResponse {
+    async fn serve(
+        &self,
+        mut request: Box<Request<Incoming>>,
+        client: IpAddr,
+        page: Option<&CallingPage>,
+    ) -> FaceResponse {
         // Before anybody's credential is looked at: a browser asks without one.
         if let Some(answer) = page.and_then(|page| page.preflight(&request, |name| self.dispatch.forwards(name))) {
             return answer;
@@ -104,6 +109,7 @@ impl Layers {
         match self.admit(&request) {
             // On the heap, so that an idle connection holds no room for it.
             Ok(AuthenticatedCaller { principal, grant }) => {
+                self.principal.withhold_keys(request.headers_mut());
                 grant.bind(Box::pin(self.dispatch.answer(request, principal, client)).await)
             }
             Err(refusal) => self.refuse(refusal, &request, client),

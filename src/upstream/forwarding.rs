@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
 
 /// Names that mean something on one hop alone, to the protocol, or to whoever checks who comes.
-const NEVER: [&str; 23] = [
+const NEVER: [&str; 24] = [
     "accept",
     "accept-encoding",
     "authorization",
@@ -31,6 +31,7 @@ const NEVER: [&str; 23] = [
     "transfer-encoding",
     "upgrade",
     "user-agent",
+    "x-taskgate-key",
 ];
 const NEVER_BEGUN_WITH: [&str; 4] = ["mcp-", "proxy-", "sec-", "access-control-"];
 
@@ -118,6 +119,7 @@ mod tests {
             ("authorization", "Bearer secret"),
             ("proxy-authorization", "p"),
             ("dpop", "d"),
+            ("x-taskgate-key", "tg_a1_secret"),
             ("mcp-session-id", "s"),
             ("connection", "x-request-id"),
         ]
@@ -128,7 +130,11 @@ mod tests {
             (vec![], false, vec![]),
             (vec!["x-request-id"], false, vec!["x-request-id"]),
             (vec!["X-Request-Id", "traceparent", "absent"], false, vec!["traceparent", "x-request-id"]),
-            (vec!["cookie", "authorization", "proxy-authorization", "dpop", "mcp-session-id"], false, vec![]),
+            (
+                vec!["cookie", "authorization", "proxy-authorization", "dpop", "mcp-session-id", "x-taskgate-key"],
+                false,
+                vec![],
+            ),
             (vec!["connection", "te", "host"], false, vec![]),
             (vec![], true, vec!["authorization"]),
         ] {

@@ -62,7 +62,7 @@ fn warn_of_plain(raw: &RawUpstream, place: &ConfigLocation, report: &mut Mistake
 }
 
 /// Which headers of clients go on.
-pub(super) fn forwarding(raw: &RawUpstream, asks_for_keys: bool, report: &mut MistakeCollector) -> ForwardingRules {
+pub(super) fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> ForwardingRules {
     let edges = &raw.edges;
     let authorization = edges.forward_authorization.as_ref().filter(|written| written.value);
     let own = edges.auth.as_ref();
@@ -73,10 +73,6 @@ pub(super) fn forwarding(raw: &RawUpstream, asks_for_keys: bool, report: &mut Mi
         warn_of_plain(raw, &written.place, report);
         if has_own {
             report.mistake(&written.place, "the table `auth` fills the same header; leave one of them out");
-        }
-        if asks_for_keys {
-            let message = "clients send their keys of this gateway in that header, and the upstream would learn them";
-            report.warning(&written.place, message);
         }
     }
     ForwardingRules::new(edges.forward_headers.clone(), value_or(edges.forward_authorization.as_ref(), false))

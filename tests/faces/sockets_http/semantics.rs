@@ -104,6 +104,7 @@ async fn a_preflight_is_told_what_may_come_and_nothing_else() {
             "Access-Control-Request-Headers: last-event-id\r\nAccess-Control-Request-Headers: mcp-param-Region\r\n",
             Some("last-event-id, mcp-param-region"),
         ),
+        ("Access-Control-Request-Headers: X-Taskgate-Key\r\n", Some("x-taskgate-key")),
         ("Access-Control-Request-Headers: x-evil, content-type\r\n", Some("content-type")),
         ("Access-Control-Request-Headers: *\r\n", None),
         ("Access-Control-Request-Headers: cookie, x-forwarded-for, host, a b, \r\n", None),

@@ -62,6 +62,7 @@ async fn whoever_has_no_key_is_told_of_keys_and_finds_no_oauth() {
     let refused = gate.send(&list(EVE)).await;
     let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.starts_with("An API key is wanted: Authorization: Bearer tg_"), "{message}");
+    assert!(message.contains("or X-Taskgate-Key: tg_"), "both ways: {message}");
     for target in [
         "/.well-known/oauth-protected-resource",
         "/.well-known/oauth-protected-resource/mcp",
@@ -105,6 +106,101 @@ async fn sec_04_no_credential_of_a_client_reaches_the_upstream() {
         assert!(!text.contains("canary") && !text.contains("tg_ada"), "{text}");
         assert!(request.header("authorization").is_none());
     }
+}
+
+/// A request whose key is in the gateway's own header, with what stands in `Authorization` for the server.
+fn beside(ask: Ask, key: &str, theirs: Option<&str>) -> Ask {
+    let ask = ask.without("authorization").with("X-Taskgate-Key", key);
+    match theirs {
+        Some(theirs) => ask.with("Authorization", theirs),
+        None => ask,
+    }
+}
+
+/// The header of its own alone says who asks, so that a key and a server's own login go together. What is a key, or looks
+/// like one, goes to no server.
+#[tokio::test]
+async fn a_key_comes_beside_what_the_server_is_shown_and_never_goes_on() {
+    let auth = format!(
+        "mode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{ADA}\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"{BOB}\"\n"
+    );
+    let gate = Gate::of("", &auth, "forward_authorization = true").await;
+    let call = |key: &str| Ask::call(key, "quick", &json!({}));
+    let (as_eve, as_bob) = (format!("Bearer {EVE}"), format!("Bearer {BOB}"));
+    for (authorization, goes_on) in [
+        (Some("Bearer theirs"), Some("Bearer theirs")),
+        (Some("Basic dGhlaXJz"), Some("Basic dGhlaXJz")),
+        (Some(as_bob.as_str()), None),
+        (Some(as_eve.as_str()), None),
+        (None, None),
+    ] {
+        let opened = gate.send(&beside(Ask::session(ADA, None, "initialize", &hello()), ADA, authorization)).await;
+        let session = opened.header("mcp-session-id").unwrap_or_else(|| panic!("{opened:?}"));
+        let params = json!({ "name": "quick", "arguments": {} });
+        for ask in [call(ADA), Ask::session(ADA, Some(session), "tools/call", &params)] {
+            let seen = gate.server.world.count("tools/call");
+            let answer = gate.send(&beside(ask, ADA, authorization)).await;
+            assert_eq!(answer.summary(), "200 ok", "{authorization:?}");
+            let call = gate.server.world.all(|seen| seen.rpc() == "tools/call").remove(seen);
+            assert_eq!(call.header("authorization"), goes_on, "{authorization:?}");
+        }
+    }
+    // A key in `Authorization` alone is one as before, and what the server gets of it is nothing.
+    assert_eq!(gate.send(&call(ADA)).await.summary(), "200 ok");
+    let made = gate.send(&beside(Ask::call(ADA, "task", &json!({})), ADA, Some("Bearer theirs"))).await.json();
+    let get = Ask::new(ADA, "tasks/get", json!({ "taskId": made["result"]["taskId"] }));
+    assert_eq!(
+        gate.send(&beside(get.clone(), ADA, Some("Bearer renewed"))).await.summary(),
+        "200 ok",
+        "the key's task"
+    );
+    assert_eq!(gate.send(&get).await.summary(), "200 ok", "whichever way the key comes");
+    assert_eq!(gate.send(&beside(get, BOB, Some("Bearer theirs"))).await.summary(), "200 -32602", "and nobody else's");
+    for seen in gate.server.world.all(|_| true) {
+        let text = format!("{:?} {:?}", seen.headers, seen.bytes);
+        assert!(!text.contains("tg_ada") && !text.contains("tg_bob") && !text.contains("tg_eve"), "{text}");
+        assert!(seen.header("x-taskgate-key").is_none(), "{text}");
+    }
+}
+
+/// B150, B151 for the gateway's own header: beside a good key in `Authorization`, none of these is served.
+#[tokio::test]
+async fn b151_a_bad_key_in_the_gateways_own_header_is_not_made_good_by_another() {
+    let gate = Gate::start().await;
+    let mut refused = Vec::new();
+    for (what, value) in [
+        ("empty", String::new()),
+        ("unknown", EVE.to_owned()),
+        ("with a scheme", format!("Bearer {ADA}")),
+        ("with quotes", format!("\"{ADA}\"")),
+        ("two in one", format!("{ADA}, {ADA}")),
+        ("another case", ADA.to_uppercase()),
+        ("not ASCII", format!("{ADA}é")),
+        ("too long", format!("{ADA}{}", "0".repeat(300))),
+        ("wrong by the last byte", format!("{}f", &ADA[..ADA.len() - 1])),
+    ] {
+        let answer = gate.send(&list(ADA).with("X-Taskgate-Key", &value)).await;
+        assert_eq!(answer.summary(), "401 -32600", "{what}");
+        refused.push(answer);
+    }
+    assert!(refused.iter().all(|answer| *answer == refused[0]), "byte for byte: {refused:#?}");
+    for twice in [
+        list("").without("authorization").with("X-Taskgate-Key", ADA).with("x-taskgate-key", ADA),
+        beside(list(""), ADA, Some("Bearer a")).with("Authorization", "Bearer b"),
+    ] {
+        assert_eq!(gate.send(&twice).await.summary(), "400 -32600", "B150: {twice:?}");
+    }
+    assert_eq!(gate.send(&beside(list(""), &format!("  {ADA} "), None)).await.summary(), "200 ok", "blanks around it");
+    // An HTTP+SSE client's stream and its posts.
+    let older = beside(Ask { verb: "GET", body: String::new(), ..list("") }.at("/sse"), ADA, None);
+    let (first, _stream) = gate.open(&older).await;
+    assert!(first.contains("event: endpoint"), "{first}");
+    let wrong = Ask { headers: older.with("X-Taskgate-Key", EVE).headers, verb: "GET", ..list("") }.at("/sse");
+    assert_eq!(gate.send(&wrong).await.summary(), "400 -32600");
+}
+
+fn hello() -> serde_json::Value {
+    json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" } })
 }
 
 fn auth_of(keys: &[(&str, &str)]) -> config::Config {

@@ -6,6 +6,7 @@
 
 mod command_line;
 mod error;
+mod key_files;
 mod raw;
 mod resolve;
 mod section;
@@ -23,6 +24,7 @@ use toml::de::DeTable;
 pub use command_line::{CommandLineConfig, CommandLineServer, CommandLineStore, ServerTarget};
 use error::MistakeCollector;
 pub use error::{ConfigError, Findings, Mistake};
+use key_files::KeyFileReader;
 pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
 
@@ -58,6 +60,8 @@ pub struct Config {
     pub store: StoreSettings,
     /// Who may come.
     pub auth: AuthSettings,
+    /// Further files that say so, as they can be opened.
+    pub key_files: Vec<PathBuf>,
     /// What each of them may have.
     pub principals: Arc<PrincipalLimitTable>,
     /// In the order of the file; names and paths are unique. Never empty.
@@ -198,14 +202,12 @@ pub fn load(
         Ok(text) => parse_and(&name, text, env, look),
         // Too large comes first: a cut may go through a character.
         Err(_) if bytes.len() > FILE_BYTES_MAX => Err(too_large(&name)),
-        Err(error) => {
-            let line = 1 + bytes.iter().take(error.valid_up_to()).filter(|byte| **byte == b'\n').count();
-            Err(refused(&name, Some(line), "is not UTF-8 text"))
-        }
+        Err(error) => Err(refused(&name, Some(line_of_byte(&bytes, error.valid_up_to())), "is not UTF-8 text")),
     }
 }
 
-/// Reads a configuration from its text; `name` is the file's name in what is reported.
+/// Reads a configuration from its text; `name` is the file's name in what is reported, and says which folder further files
+/// of keys lie in.
 ///
 /// # Errors
 /// Every mistake in the text. Where it is not TOML, only that: anything else would follow from it.
@@ -227,27 +229,30 @@ fn parse_and(
     if !broken.is_empty() && text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '/']) {
         let message =
             format!("this is JSON, and a configuration is TOML: `taskgate import {name}` turns a host's into it");
-        source.report.unreadable(Some(1), message);
+        source.report.unreadable(None, Some(1), message);
         return Err(source.report.into_error());
     }
     if !broken.is_empty() {
         for error in &broken {
             let line = error.span().map(|span| source.line_at(span.start));
-            source.report.unreadable(line, broken_message(error, text));
+            source.report.unreadable(None, line, broken_message(error, text));
         }
         return Err(source.report.into_error());
     }
-    let raw = raw::read(source.root(tree.get_ref()));
+    let mut raw = raw::read(source.root(tree.get_ref()));
     let ConfigSource { mut report, unknown, lines, .. } = source;
     let known: Vec<String> = known_keys().into_keys().collect();
     for key in &unknown {
         report.mistake(&key.place, advice(key, &known));
         if let Some(near) = near(key) {
             // Nothing follows from its absence.
-            report.blame(key.place.key.trim_end_matches(&key.key).to_owned() + near);
+            report.blame((key.place.key.trim_end_matches(&key.key).to_owned() + near).into());
         }
     }
-    let config = resolve::resolve(&raw, &mut report);
+    let mut keys = KeyFileReader { env, report, lines };
+    let key_files = keys.read(&mut raw.auth, Path::new(name).parent().unwrap_or(Path::new("")));
+    let KeyFileReader { mut report, lines, .. } = keys;
+    let config = Config { key_files, ..resolve::resolve(&raw, &mut report) };
     report.seen(look(&config), &lines);
     Ok(LoadedConfig { warnings: report.into_result()?, config })
 }
@@ -354,6 +359,11 @@ fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
     std::fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+/// The line that a byte stands in, from 1.
+fn line_of_byte(bytes: &[u8], at: usize) -> usize {
+    1 + bytes.iter().take(at).filter(|byte| **byte == b'\n').count()
 }
 
 fn too_large(name: &str) -> ConfigError {

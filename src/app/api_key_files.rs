@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::secret_file::{self, SecretFileError};
-use crate::server::api_keys::{ApiKey, ApiKeyError, ApiKeySettings, ApiKeys, KEY_LEN_MAX, KeySource};
+use crate::server::api_keys::{ApiKey, ApiKeyError, ApiKeySettings, ApiKeys, KEY_LEN_MAX, KeyPlace, KeySource};
 
 /// Room for a line end or two behind the key.
 const FILE_BYTES_MAX: usize = KEY_LEN_MAX + 16;
@@ -20,7 +20,7 @@ pub enum ApiKeyFileError {
 }
 
 /// All keys that the settings name, with those that cannot be used under the key of the configuration.
-pub(super) fn read(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(String, ApiKeyFileError)>) {
+pub(super) fn read(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(KeyPlace, ApiKeyFileError)>) {
     let (mut keys, mut wrong) = (ApiKeys::default(), Vec::new());
     for one in settings {
         let read = match &one.source {
@@ -81,12 +81,12 @@ mod tests {
         let of = |source, place: &str| ApiKeySettings {
             principal: Principal::new("key:ada"),
             source,
-            place: place.to_owned(),
+            place: place.to_owned().into(),
         };
         let missing = KeySource::File(PathBuf::from("/nowhere/key"));
         let (keys, wrong) =
             read(&[of(KeySource::Known(key.clone()), "a"), of(missing, "b"), of(KeySource::Known(key), "c")]);
-        let places: Vec<_> = wrong.iter().map(|(place, _)| place.as_str()).collect();
+        let places: Vec<_> = wrong.iter().map(|(place, _)| place.key.as_str()).collect();
         assert_eq!((keys.len(), places), (1, vec!["b", "c"]));
     }
 }

@@ -8,7 +8,7 @@ use super::api_key_files::{self, ApiKeyFileError};
 use super::sealing_key::{self, KeyFileError};
 use super::{task_store, upstream_programs};
 use crate::config::{self, Config, ConfigError, Findings, LoadedConfig};
-use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings};
+use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
 use crate::server::{AdminSettings, Authenticator, LocalUser};
 use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
@@ -38,13 +38,13 @@ pub enum FileError {
 /// All files that are not what they should be, each with the key of the configuration that names it. Never
 /// empty. Printed one on a line.
 #[derive(Debug)]
-pub struct FileMistakes(Vec<(String, FileError)>);
+pub struct FileMistakes(Vec<(KeyPlace, FileError)>);
 
 impl fmt::Display for FileMistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (key, error)) in self.0.iter().enumerate() {
             let line_end = if index > 0 { "\n" } else { "" };
-            write!(f, "{line_end}key `{key}`: {error}")?;
+            write!(f, "{line_end}{key}: {error}")?;
         }
         Ok(())
     }
@@ -54,7 +54,7 @@ impl std::error::Error for FileMistakes {}
 
 impl From<KeyFileError> for FileMistakes {
     fn from(error: KeyFileError) -> Self {
-        Self(vec![("store.path".to_owned(), error.into())])
+        Self(vec![("store.path".to_owned().into(), error.into())])
     }
 }
 
@@ -66,7 +66,8 @@ pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &|config| {
         let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
         let mistakes = wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect();
-        Findings { mistakes, warnings: upstream_programs::warnings(config).collect() }
+        let warnings = upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect();
+        Findings { mistakes, warnings }
     })
 }
 
@@ -76,7 +77,8 @@ pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
 /// Every file that is of no use.
 pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     let mut wrong = Vec::new();
-    let mut note = |key: String, outcome: Result<(), FileError>| wrong.extend(outcome.err().map(|error| (key, error)));
+    let mut note =
+        |key: String, outcome: Result<(), FileError>| wrong.extend(outcome.err().map(|error| (key.into(), error)));
     if let Some(identity) = &config.listen.tls
         && let Err(error) = identity.read(now)
     {

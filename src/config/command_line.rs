@@ -155,7 +155,7 @@ impl CommandLineConfig {
         let mut raw = RawConfig { store: raw_store(self.store), ..RawConfig::default() };
         for (index, server) in self.servers.into_iter().enumerate() {
             // Their order is that of lines.
-            let place = ConfigLocation { line: index, key: server.written.to_owned() };
+            let place = ConfigLocation::own(index, server.written.to_owned());
             if raw.upstreams.iter().any(|other: &RawUpstream| other.name == server.name) {
                 report.mistake(&place, format!("two servers are called {}; give each a name of its own", server.name));
                 continue;
@@ -237,7 +237,7 @@ fn choose_ports(raw: &mut RawConfig, port: Option<u16>) {
 }
 
 fn place(key: &str) -> ConfigLocation {
-    ConfigLocation { line: 0, key: key.to_owned() }
+    ConfigLocation::own(0, key.to_owned())
 }
 
 fn placed<T>(key: &str, value: T) -> LocatedValue<T> {

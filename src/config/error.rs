@@ -6,6 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::server::api_keys::KeyPlace;
+
 /// One mistake; in a list of warnings, something that is likely to be one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
@@ -52,22 +54,47 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// What a look at what a configuration names found: files, folders and programs. Each with the full path of the key that
-/// names it.
+/// What a look at what a configuration names found: files, folders and programs. Each with the key that names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// What is of no use.
-    pub mistakes: Vec<(String, String)>,
+    pub mistakes: Vec<(KeyPlace, String)>,
     /// What is likely to be of none.
-    pub warnings: Vec<(String, String)>,
+    pub warnings: Vec<(KeyPlace, String)>,
 }
 
-/// Where a value stands in the file.
+/// Where a value stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ConfigLocation {
     pub(super) line: usize,
     /// The full path of the key, as in `upstreams.reports.tasks.grace`.
     pub(super) key: String,
+    /// The file, where it is another one than the configuration's own.
+    pub(super) file: Option<Arc<str>>,
+}
+
+impl ConfigLocation {
+    /// In the configuration's own file.
+    pub(super) const fn own(line: usize, key: String) -> Self {
+        Self { line, key, file: None }
+    }
+
+    pub(super) fn place(&self) -> KeyPlace {
+        KeyPlace { file: self.file.clone(), key: self.key.clone() }
+    }
+
+    /// The place of a key of the table that this is.
+    pub(super) fn below(&self, key: &str) -> KeyPlace {
+        KeyPlace { file: self.file.clone(), key: format!("{}.{key}", self.key) }
+    }
+
+    /// `line 7`, as it is told at `other`: with the file, where that is another one.
+    pub(super) fn line_seen_from(&self, other: &Self, own: &str) -> String {
+        match self.file == other.file {
+            true => format!("line {}", self.line),
+            false => format!("line {} of {}", self.line, self.file.as_deref().unwrap_or(own)),
+        }
+    }
 }
 
 /// Collects what is found while a file is read and resolved.
@@ -77,7 +104,7 @@ pub(super) struct MistakeCollector {
     has_lines: bool,
     mistakes: Vec<Mistake>,
     /// The keys of the mistakes.
-    blamed: BTreeSet<String>,
+    blamed: BTreeSet<KeyPlace>,
     warnings: Vec<Mistake>,
 }
 
@@ -98,52 +125,67 @@ impl MistakeCollector {
     }
 
     pub(super) fn mistake(&mut self, place: &ConfigLocation, message: impl Into<String>) {
-        let found = self.found(Some(place.line), Some(place.key.clone()), message.into());
+        let found = self.found(Some(place.line), place.place(), message.into());
         self.mistakes.push(found);
-        self.blamed.insert(place.key.clone());
+        self.blamed.insert(place.place());
     }
 
     /// Notes that nothing follows from the absence of a key.
-    pub(super) fn blame(&mut self, key: String) {
+    pub(super) fn blame(&mut self, key: KeyPlace) {
         self.blamed.insert(key);
     }
 
-    /// A mistake that has no key: the text is not TOML, or cannot be read at all.
-    pub(super) fn unreadable(&mut self, line: Option<usize>, message: impl Into<String>) {
-        let found = self.found(line, None, message.into());
-        self.mistakes.push(found);
+    /// A mistake that has no key: the text is not TOML, or cannot be read at all. `file` is another one than the
+    /// configuration's own.
+    pub(super) fn unreadable(&mut self, file: Option<&Arc<str>>, line: Option<usize>, message: impl Into<String>) {
+        let file = file.unwrap_or(&self.file);
+        let line = line.filter(|_| self.has_lines);
+        self.mistakes.push(Mistake { file: Arc::clone(file), line, key: None, message: message.into() });
     }
 
     pub(super) fn warning(&mut self, place: &ConfigLocation, message: impl Into<String>) {
-        let found = self.found(Some(place.line), Some(place.key.clone()), message.into());
+        let found = self.found(Some(place.line), place.place(), message.into());
         self.warnings.push(found);
+    }
+
+    /// The name of the configuration's own file.
+    pub(super) fn file(&self) -> Arc<str> {
+        Arc::clone(&self.file)
     }
 
     /// Notes what was found outside the file at what its keys name. Beside mistakes in the file itself only what the file
     /// says counts: a default may be none once they are mended.
-    pub(super) fn seen(&mut self, seen: Findings, lines: &BTreeMap<String, usize>) {
+    pub(super) fn seen(&mut self, seen: Findings, lines: &BTreeMap<KeyPlace, usize>) {
         let is_clean = self.mistakes.is_empty();
-        let is_store_blamed = self.blamed.iter().any(|key| key.starts_with("store"));
-        for (key, message) in seen.mistakes {
-            let follows = !lines.contains_key(&key) || (key.starts_with("store") && is_store_blamed);
+        let is_of_store = |place: &KeyPlace| place.key.starts_with("store");
+        let is_store_blamed = self.blamed.iter().any(is_of_store);
+        for (place, message) in seen.mistakes {
+            let follows = !lines.contains_key(&place) || (is_of_store(&place) && is_store_blamed);
             if is_clean || !follows {
-                let found = self.found(line_of(&key, lines), Some(key), message);
+                let found = self.found(line_of(&place, lines), place, message);
                 self.mistakes.push(found);
             }
         }
-        for (key, message) in seen.warnings {
-            let found = self.found(line_of(&key, lines), Some(key), message);
+        for (place, message) in seen.warnings {
+            let found = self.found(line_of(&place, lines), place, message);
             self.warnings.push(found);
         }
     }
 
-    /// Whether a mistake was found at this very key: then nothing follows from its value or its absence.
+    /// Whether a mistake was found at this very key of the configuration's own file: then nothing follows from its value or
+    /// its absence.
     pub(super) fn blames(&self, key: &str) -> bool {
-        self.blamed.contains(key)
+        self.blames_at(&KeyPlace::from(key.to_owned()))
     }
 
-    fn found(&self, line: Option<usize>, key: Option<String>, message: String) -> Mistake {
-        Mistake { file: Arc::clone(&self.file), line: line.filter(|_| self.has_lines), key, message }
+    /// The same for a key of whichever file.
+    pub(super) fn blames_at(&self, place: &KeyPlace) -> bool {
+        self.blamed.contains(place)
+    }
+
+    fn found(&self, line: Option<usize>, place: KeyPlace, message: String) -> Mistake {
+        let file = place.file.unwrap_or_else(|| Arc::clone(&self.file));
+        Mistake { file, line: line.filter(|_| self.has_lines), key: Some(place.key), message }
     }
 
     /// The warnings, if nothing is wrong.
@@ -151,23 +193,25 @@ impl MistakeCollector {
     /// # Errors
     /// The mistakes, if there is one.
     pub(super) fn into_result(self) -> Result<Vec<Mistake>, ConfigError> {
-        if self.mistakes.is_empty() { Ok(in_order(self.warnings)) } else { Err(self.into_error()) }
+        if self.mistakes.is_empty() { Ok(in_order(&self.file, self.warnings)) } else { Err(self.into_error()) }
     }
 
     pub(super) fn into_error(self) -> ConfigError {
-        ConfigError { mistakes: in_order(self.mistakes) }
+        ConfigError { mistakes: in_order(&self.file, self.mistakes) }
     }
 }
 
 /// The line of a key, or where it is not written that of the nearest table around it that is.
-fn line_of(key: &str, lines: &BTreeMap<String, usize>) -> Option<usize> {
-    let around = std::iter::successors(Some(key), |inner| inner.rsplit_once('.').map(|(outer, _)| outer));
-    around.filter_map(|key| lines.get(key)).copied().next()
+fn line_of(place: &KeyPlace, lines: &BTreeMap<KeyPlace, usize>) -> Option<usize> {
+    let outer = |inner: &KeyPlace| Some(KeyPlace { key: inner.key.rsplit_once('.')?.0.to_owned(), ..inner.clone() });
+    std::iter::successors(Some(place.clone()), outer).find_map(|place| lines.get(&place).copied())
 }
 
-/// Sorts by line and drops repetitions: a value that several `[[tools]]` blocks inherit is checked with each of them.
-fn in_order(mut found: Vec<Mistake>) -> Vec<Mistake> {
-    found.sort_by(|a, b| (a.line, &a.key, &a.message).cmp(&(b.line, &b.key, &b.message)));
+/// Sorts by file and line, those of the configuration's `own` file first, and drops repetitions: a value that several
+/// `[[tools]]` blocks inherit is checked with each of them.
+fn in_order(own: &Arc<str>, mut found: Vec<Mistake>) -> Vec<Mistake> {
+    let place = |one: &Mistake| (one.file != *own, Arc::clone(&one.file), one.line, one.key.clone());
+    found.sort_by(|a, b| place(a).cmp(&place(b)).then_with(|| a.message.cmp(&b.message)));
     found.dedup();
     found
 }

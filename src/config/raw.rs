@@ -3,6 +3,7 @@
 //! This is the schema: a key that is not read here is unknown. Parts that are not built yet have their keys here
 //! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.
 
+mod auth;
 pub(super) mod command;
 mod drafts;
 mod endpoints;
@@ -19,13 +20,13 @@ use url::Url;
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
-    ADDRESS, ADDRESS_RANGE, API_KEY, API_KEY_DIGEST, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME,
-    ORIGIN, PATTERN, PEM_FILE, PRINCIPAL_ID, PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
+    ADDRESS, ADDRESS_RANGE, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN, PATTERN, PEM_FILE,
+    PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
-use crate::server::api_keys::ApiKey;
 use crate::server::forwarded::AddressRange;
 use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, OperatorRight, TaskMode};
 use crate::wire::ProtocolVersion;
+pub(super) use auth::{AuthMode, RawApiKey, RawAuth, read_keys};
 use command::RawCommand;
 pub(super) use drafts::RawDrafts;
 pub(super) use endpoints::RawEndpoint;
@@ -102,33 +103,6 @@ pub(super) struct RawLimits {
     pub(super) principal: RawPrincipalLimits,
     pub(super) connections_max: Option<LocatedValue<u32>>,
     pub(super) drain_max: Option<LocatedValue<Duration>>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct RawAuth {
-    pub(super) mode: Option<LocatedValue<AuthMode>>,
-    pub(super) anonymous: Option<LocatedValue<bool>>,
-    pub(super) api_keys: Vec<RawApiKey>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AuthMode {
-    None,
-    ApiKeys,
-}
-
-/// One key; that it is written in one way and no other is seen to when it is resolved.
-#[derive(Debug)]
-pub(super) struct RawApiKey {
-    pub(super) place: ConfigLocation,
-    pub(super) id: Option<LocatedValue<String>>,
-    pub(super) key: Option<LocatedValue<ApiKey>>,
-    /// Whether `key` stands in the file itself and not in the environment.
-    pub(super) is_inline: bool,
-    pub(super) key_file: Option<LocatedValue<PathBuf>>,
-    pub(super) key_sha256: Option<LocatedValue<ApiKey>>,
-    /// What its holder may have, where that is not what everybody may.
-    pub(super) limits: RawPrincipalLimits,
 }
 
 #[derive(Debug)]
@@ -217,7 +191,7 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     section.close();
     let store = read_store(root.section("store"));
     let limits = read_limits(root.section("limits"));
-    let auth = read_auth(root.section("auth"));
+    let auth = auth::read(root.section("auth"));
     let upstreams = root.named("upstreams", read_upstream);
     let endpoints = root.each("endpoints", endpoints::read);
     root.close();
@@ -269,34 +243,6 @@ fn read_admin_token(mut section: Section<'_, '_>) -> RawAdminToken {
     let token = RawAdminToken { file: section.require("file", &KEY_FILE), may: section.word("may", &rights) };
     section.close();
     token
-}
-
-fn read_auth(mut section: Section<'_, '_>) -> RawAuth {
-    let modes = [("none", Some(AuthMode::None)), ("api_keys", Some(AuthMode::ApiKeys)), ("jwt", None), ("mtls", None)];
-    let auth = RawAuth {
-        mode: section.word("mode", &modes),
-        anonymous: section.flag("anonymous"),
-        api_keys: section.each("api_keys", read_api_key),
-    };
-    section.close();
-    auth
-}
-
-fn read_api_key(mut section: Section<'_, '_>) -> RawApiKey {
-    let mut key = RawApiKey {
-        place: section.place(),
-        id: section.require("id", &PRINCIPAL_ID),
-        is_inline: !section.has_variable("key"),
-        key: section.read("key", &API_KEY),
-        key_file: section.read("key_file", &KEY_FILE),
-        key_sha256: section.read("key_sha256", &API_KEY_DIGEST),
-        limits: RawPrincipalLimits::default(),
-    };
-    let mut own = section.section("limits");
-    key.limits = RawPrincipalLimits::read(&mut own);
-    own.close();
-    section.close();
-    key
 }
 
 fn read_limits(mut section: Section<'_, '_>) -> RawLimits {

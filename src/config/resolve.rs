@@ -88,7 +88,9 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     for url in raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()) {
         check_not_own(url, &own, listen.public_url.as_deref().map(|public| (public, paths.as_slice())), report);
     }
-    Config { listen, admin, metrics, folder, store, auth, principals, upstreams, endpoints }
+    // Which files say so is known to whoever has read them.
+    let key_files = Vec::new();
+    Config { listen, admin, metrics, folder, store, auth, key_files, principals, upstreams, endpoints }
 }
 
 /// A gateway that calls itself would do so for ever.
@@ -171,7 +173,7 @@ fn resolve_upstreams<'a>(
     report: &mut MistakeCollector,
 ) -> Vec<UpstreamConfig> {
     if raw.is_empty() && !report.blames("upstreams") {
-        let place = ConfigLocation { line: 1, key: "upstreams".to_owned() };
+        let place = ConfigLocation::own(1, "upstreams".to_owned());
         report.mistake(&place, "no upstream is named; write [upstreams.NAME] with a `url` below it");
     }
     let mut in_file_order: Vec<&RawUpstream> = raw.iter().collect();

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
@@ -12,6 +13,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 use super::error::{ConfigLocation, MistakeCollector};
 use super::toml_writer;
 use super::value::{self, Environment, StringFormat, ValueError};
+use crate::server::api_keys::KeyPlace;
 
 /// A value and where it was written.
 #[derive(Clone, Debug)]
@@ -22,6 +24,8 @@ pub(super) struct LocatedValue<T> {
 
 /// What all sections of one file share.
 pub(super) struct ConfigSource<'a> {
+    /// Where it is another file than the configuration's own.
+    file: Option<Arc<str>>,
     /// Where each line ends, in bytes.
     line_ends: Vec<usize>,
     env: Environment<'a>,
@@ -29,7 +33,7 @@ pub(super) struct ConfigSource<'a> {
     /// Every key that was asked for, present or not, and what it takes.
     pub(super) known: BTreeMap<String, KeyContent>,
     /// The line of every key that was asked for and is there, tables included.
-    pub(super) lines: BTreeMap<String, usize>,
+    pub(super) lines: BTreeMap<KeyPlace, usize>,
     pub(super) unknown: Vec<UnknownKey>,
 }
 
@@ -56,7 +60,17 @@ pub(super) struct UnknownKey {
 impl<'a> ConfigSource<'a> {
     pub(super) fn new(text: &'a str, env: Environment<'a>, report: MistakeCollector) -> Self {
         let line_ends = text.match_indices('\n').map(|(at, _)| at).collect();
-        Self { line_ends, env, report, known: BTreeMap::new(), lines: BTreeMap::new(), unknown: Vec::new() }
+        Self { file: None, line_ends, env, report, known: BTreeMap::new(), lines: BTreeMap::new(), unknown: Vec::new() }
+    }
+
+    /// The same of another file, which the configuration names.
+    pub(super) fn of_file(self, file: Arc<str>) -> Self {
+        Self { file: Some(file), ..self }
+    }
+
+    /// A place in the file.
+    fn at(&self, line: usize, key: String) -> ConfigLocation {
+        ConfigLocation { line, key, file: self.file.clone() }
     }
 
     /// The line that a byte of the text stands in, from 1.
@@ -66,13 +80,14 @@ impl<'a> ConfigSource<'a> {
 
     /// Notes where a key stands.
     fn written(&mut self, line: usize, key: String) -> ConfigLocation {
-        self.lines.insert(key.clone(), line);
-        ConfigLocation { line, key }
+        let place = self.at(line, key);
+        self.lines.insert(place.place(), line);
+        place
     }
 
     /// The outermost table.
     pub(super) fn root<'s>(&'s mut self, table: &'s DeTable<'a>) -> Section<'s, 'a> {
-        let place = ConfigLocation { line: 1, key: String::new() };
+        let place = self.at(1, String::new());
         Section { source: self, table: Some(table), place, known: Vec::new() }
     }
 }
@@ -96,7 +111,7 @@ impl<'s, 'a> Section<'s, 'a> {
     pub(super) fn place_of(&self, key: &str) -> Option<ConfigLocation> {
         let (written, _) = self.table?.get_key_value(key)?;
         let line = self.source.line_at(written.span().start);
-        Some(ConfigLocation { line, key: join(&self.place.key, key) })
+        Some(self.source.at(line, join(&self.place.key, key)))
     }
 
     /// Whether the table is in the file.
@@ -122,7 +137,7 @@ impl<'s, 'a> Section<'s, 'a> {
     /// Like [`Section::read`], for a key that must be there.
     pub(super) fn require<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
         if self.table.is_some_and(|table| !table.contains_key(key)) {
-            let place = ConfigLocation { line: self.place.line, key: join(&self.place.key, key) };
+            let place = self.source.at(self.place.line, join(&self.place.key, key));
             self.source.report.mistake(&place, format!("is missing; write {}", kind.wanted));
         }
         self.read(key, kind)
@@ -130,6 +145,11 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// An array of strings of this kind. Wrong elements are noted and left out.
     pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<T> {
+        self.read_each(key, kind).into_iter().map(|read| read.value).collect()
+    }
+
+    /// The same, each with its place.
+    pub(super) fn read_each<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<LocatedValue<T>> {
         let wanted = format!("an array of strings, each {}", kind.wanted);
         let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {
@@ -139,11 +159,16 @@ impl<'s, 'a> Section<'s, 'a> {
         self.texts_of(&place, items, kind)
     }
 
-    fn texts_of<T>(&mut self, place: &ConfigLocation, items: &DeArray<'_>, kind: &StringFormat<T>) -> Vec<T> {
+    fn texts_of<T>(
+        &mut self,
+        place: &ConfigLocation,
+        items: &DeArray<'_>,
+        kind: &StringFormat<T>,
+    ) -> Vec<LocatedValue<T>> {
         let mut read = Vec::new();
         for (index, item) in items.iter().enumerate() {
-            let at = ConfigLocation { line: self.line_of(item), key: format!("{}[{index}]", place.key) };
-            read.extend(self.text(&at, item, kind));
+            let place = self.source.at(self.line_of(item), format!("{}[{index}]", place.key));
+            read.extend(self.text(&place, item, kind).map(|value| LocatedValue { value, place }));
         }
         read
     }
@@ -157,7 +182,7 @@ impl<'s, 'a> Section<'s, 'a> {
                 self.source.report.mistake(&place, format!("is empty; write {}", kind.wanted));
                 return None;
             }
-            Some(items) => self.texts_of(&place, items, kind),
+            Some(items) => self.texts_of(&place, items, kind).into_iter().map(|read| read.value).collect(),
             None => vec![self.text(&place, value, kind)?],
         };
         (!read.is_empty()).then_some(LocatedValue { value: read, place })
@@ -248,7 +273,7 @@ impl<'s, 'a> Section<'s, 'a> {
                 let table = self.table_in(&place, value, &format!("[{}]", place.key));
                 (place, table)
             }
-            None => (ConfigLocation { line: self.place.line, key: join(&self.place.key, key) }, None),
+            None => (self.source.at(self.place.line, join(&self.place.key, key)), None),
         };
         Section { source: self.source, table, place, known: Vec::new() }
     }
@@ -295,7 +320,7 @@ impl<'s, 'a> Section<'s, 'a> {
         for (key, _) in self.table.into_iter().flatten() {
             if !self.known.contains(&key.get_ref().as_ref()) {
                 let line = self.source.line_at(key.span().start);
-                let place = ConfigLocation { line, key: join(&self.place.key, key.get_ref()) };
+                let place = self.source.at(line, join(&self.place.key, key.get_ref()));
                 let key = key.get_ref().clone().into_owned();
                 self.source.unknown.push(UnknownKey { place, key, siblings: self.known.clone() });
             }

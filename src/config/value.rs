@@ -107,6 +107,9 @@ pub(super) const API_KEY_DIGEST: StringFormat<ApiKey> =
     StringFormat { wanted: "the ID of a key, a colon, and the SHA-256 of the whole key in hex", read: api_key_digest };
 /// A file with a key in it.
 pub(super) const KEY_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"ada.key\"", read: path };
+/// A file of several keys.
+pub(super) const KEYS_FILE: StringFormat<PathBuf> =
+    StringFormat { wanted: "a file such as \"team-a.keys.toml\"", read: path };
 /// The name of somebody who has keys.
 pub(super) const PRINCIPAL_ID: StringFormat<String> =
     StringFormat { wanted: "a name such as \"ada\"", read: principal_id };

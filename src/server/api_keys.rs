@@ -188,7 +188,30 @@ pub struct ApiKeySettings {
     pub principal: Principal,
     pub source: KeySource,
     /// The key of the configuration that says so.
-    pub place: String,
+    pub place: KeyPlace,
+}
+
+/// The full path of a key of the configuration, and the file that it stands in where that is another one than the
+/// configuration's own.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KeyPlace {
+    pub file: Option<Arc<str>>,
+    pub key: String,
+}
+
+impl From<String> for KeyPlace {
+    fn from(key: String) -> Self {
+        Self { file: None, key }
+    }
+}
+
+impl fmt::Display for KeyPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            write!(f, "{file}: ")?;
+        }
+        write!(f, "key `{}`", self.key)
+    }
 }
 
 /// Where a key is.

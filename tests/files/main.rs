@@ -2,3 +2,4 @@
 
 mod config;
 mod corpus;
+mod key_files;

@@ -123,7 +123,7 @@ pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector)
         report.mistake(place, "is for an upstream with a `command`; leave it out beside a `url`");
     }
     if !raw.command.args.is_empty() {
-        let place = ConfigLocation { line: raw.place.line, key: format!("{}.args", raw.place.key) };
+        let place = ConfigLocation::own(raw.place.line, format!("{}.args", raw.place.key));
         report.mistake(&place, "is for an upstream with a `command`; leave it out beside a `url`");
     }
 }
@@ -146,7 +146,7 @@ fn check_headers(raw: &RawUpstream, report: &mut MistakeCollector) {
     }
     if !edges.forward_headers.is_empty() {
         let key = format!("{}.forward_headers", raw.place.key);
-        report.mistake(&ConfigLocation { line: raw.place.line, key }, message);
+        report.mistake(&ConfigLocation::own(raw.place.line, key), message);
     }
 }
 

@@ -33,8 +33,8 @@ pub(super) fn resolve(raw: &RawAuth, report: &mut MistakeCollector) -> AuthSetti
 }
 
 fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeySettings> {
-    let table = &raw.place.key;
-    let blamed = ["id", "key", "key_file", "key_sha256"].iter().any(|key| report.blames(&format!("{table}.{key}")));
+    let mut keys = ["id", "key", "key_file", "key_sha256"].into_iter();
+    let blamed = keys.any(|key| report.blames_at(&raw.place.below(key)));
     if let Some(key) = raw.key.as_ref().filter(|_| raw.is_inline) {
         let message = "the secret itself stands in this file; write key = \"${VAR}\", `key_file` or `key_sha256`";
         report.warning(&key.place, message);
@@ -47,15 +47,16 @@ fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeyS
     }
     let (source, place) = sources.pop()?;
     let principal = Principal::holding(&raw.id.as_ref()?.value);
-    Some(ApiKeySettings { principal, source, place: place.key.clone() })
+    Some(ApiKeySettings { principal, source, place: place.place() })
 }
 
 /// Two keys with one ID could not be told apart. Those in files are compared when they are read.
 fn check_ids(raw: &RawAuth, report: &mut MistakeCollector) {
-    let mut lines = BTreeMap::new();
+    let mut places = BTreeMap::new();
     for key in raw.api_keys.iter().flat_map(|raw| [&raw.key, &raw.key_sha256]).flatten() {
-        if let Some(line) = lines.insert(key.value.id(), key.place.line) {
-            report.mistake(&key.place, format!("the key in line {line} has the same ID; give each key one of its own"));
+        if let Some(place) = places.insert(key.value.id(), &key.place) {
+            let line = place.line_seen_from(&key.place, &report.file());
+            report.mistake(&key.place, format!("the key in {line} has the same ID; give each key one of its own"));
         }
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn resolve<'a>(
 fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) -> Vec<Arc<str>> {
     let Some(named) = &raw.upstreams else {
         if !report.blames(&format!("{}.upstreams", raw.place.key)) {
-            let place = ConfigLocation { line: raw.place.line, key: format!("{}.upstreams", raw.place.key) };
+            let place = ConfigLocation::own(raw.place.line, format!("{}.upstreams", raw.place.key));
             report.mistake(&place, "is missing; write the names of upstreams, such as [\"reports\", \"files\"]");
         }
         return Vec::new();

@@ -56,7 +56,7 @@ fn resolve_token(raw: &RawAdminToken) -> Option<ApiKeySettings> {
     let file = raw.file.as_ref()?;
     // Whoever forgets to say it gives away less.
     let principal = Principal::operator(value_or(raw.may.as_ref(), OperatorRight::Read));
-    Some(ApiKeySettings { principal, source: KeySource::File(file.value.clone()), place: file.place.key.clone() })
+    Some(ApiKeySettings { principal, source: KeySource::File(file.value.clone()), place: file.place.place() })
 }
 
 fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSettings {

@@ -18,9 +18,8 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Princip
         match own.get(&Principal::holding(&id.value)) {
             // Both keys are its own while they are exchanged, and it may not depend on the one that it shows.
             Some((before, first)) if *before != its => {
-                let line = first.place.line;
-                let message =
-                    format!("{:?} has a key in line {line} with other limits; write the same at both", id.value);
+                let line = first.place.line_seen_from(&key.place, &report.file());
+                let message = format!("{:?} has a key in {line} with other limits; write the same at both", id.value);
                 report.mistake(&key.place, message);
             }
             Some(_) => (),

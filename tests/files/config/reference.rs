@@ -246,7 +246,7 @@ fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_bey
 }
 
 /// Another value for each key outside of the upstreams, and whatever else a file with it needs.
-const OTHERS: [(&str, &str); 44] = [
+const OTHERS: [(&str, &str); 45] = [
     ("endpoints.path", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
     ("endpoints.upstreams", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
     ("endpoints.prefix", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]\nprefix = \"auto\""),
@@ -309,6 +309,10 @@ const OTHERS: [(&str, &str); 44] = [
     ("limits.drain_max", "[limits]\ndrain_max = \"7s\""),
     ("auth.mode", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),
     ("auth.anonymous", "[auth]\nanonymous = true"),
+    (
+        "auth.api_key_files",
+        "[auth]\nmode = \"api_keys\"\napi_key_files = []\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"",
+    ),
     ("auth.api_keys.id", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"${ADA_KEY}\""),
     ("auth.api_keys.key", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),
     ("auth.api_keys.key_file", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"k\""),

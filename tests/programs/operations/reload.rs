@@ -1,6 +1,7 @@
 //! The configuration, read again while calls run (F24, F66).
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use serde_json::json;
@@ -388,4 +389,42 @@ async fn processes_of_a_replaced_upstream_count_until_they_end() {
     program.says(READ, 3).await;
     until_greeted().await;
     assert_eq!(program.status("/up/mcp", &task).await, "working");
+}
+
+/// A team's file of keys, exchanged as its owner does, while the configuration itself stays as it is.
+#[tokio::test]
+async fn a_changed_file_of_keys_is_put_in_force_and_a_bad_one_changes_nothing() {
+    const OLD: &str = "tg_team1_0011223344556677889900aabbccddee";
+    const NEW: &str = "tg_team2_ffeeddccbbaa00998877665544332211";
+    let (worker, folder) =
+        (Worker::start().await, Folder::with("[auth]\nmode = \"api_keys\"\napi_key_files = [\"teams/a.toml\"]"));
+    fs::create_dir(folder.path().join("teams")).unwrap();
+    let keys = |text: String| {
+        let draft = folder.path().join("teams/draft");
+        fs::write(&draft, text).unwrap();
+        fs::set_permissions(&draft, Permissions::from_mode(0o600)).unwrap();
+        fs::rename(draft, folder.path().join("teams/a.toml")).unwrap();
+    };
+    let block_of = |key: &str, more: &str| format!("[[auth.api_keys]]\nid = \"team-a\"\nkey = \"{key}\"\n{more}\n");
+    keys(block_of(OLD, ""));
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    let asked = async |key: &str| {
+        let mut ask = Call::new("tools/list", &json!({}));
+        ask.headers.push(("x-taskgate-key", key.to_owned()));
+        ask.send(program.clients, "/up/mcp").await.status
+    };
+    assert_eq!((asked(OLD).await, asked(NEW).await), (200, 401));
+    keys(block_of(OLD, "") + &block_of(NEW, ""));
+    program.says(READ, 1).await;
+    assert_eq!((asked(OLD).await, asked(NEW).await), (200, 200));
+    keys(block_of(NEW, "limits = 7"));
+    program.says("the one in force is kept", 1).await;
+    let why = "teams/a.toml:4: key `auth.api_keys[0].limits`: is an integer";
+    assert!(program.log().contains(why), "{}", program.log());
+    assert_eq!((asked(OLD).await, asked(NEW).await), (200, 200), "the one in force is kept");
+    keys(block_of(NEW, ""));
+    program.says(READ, 2).await;
+    assert_eq!((asked(OLD).await, asked(NEW).await), (401, 200));
+    assert!(!program.log().contains("tg_team"), "no key is logged");
 }

@@ -340,6 +340,7 @@ impl GatewayParts {
         let limits = SharedLimits::new(Arc::clone(&config.principals));
         let tasks_max = config.store.limits().tasks_max;
         let engine = Engine::new(store, clock, Box::new(random_bits), tasks_max, limits.clone());
+        engine.access().replace(Arc::clone(&config.access));
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         Self {
             rates: Arc::new(Rates::new(limits.clone())),

@@ -33,7 +33,7 @@ use crate::face::combined::CombinedSettings;
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::{PrincipalLimitTable, ToolNames};
+use crate::task::{PrincipalAccessTable, PrincipalLimitTable, ToolNames};
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
@@ -64,6 +64,8 @@ pub struct Config {
     pub key_files: Vec<PathBuf>,
     /// What each of them may have.
     pub principals: Arc<PrincipalLimitTable>,
+    /// What each of them sees and calls.
+    pub access: Arc<PrincipalAccessTable>,
     /// In the order of the file; names and paths are unique. Never empty.
     pub upstreams: Vec<UpstreamConfig>,
     /// Paths that serve several of them, in the order of the file.

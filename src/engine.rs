@@ -36,6 +36,7 @@ pub use list_all::SURVEY_MAX;
 pub use subtask_tree::SubtaskTree;
 pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 
+use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
 use crate::task::{Clock, Principal, Summary, Task, TaskId, TaskKey, Timestamp};
@@ -49,6 +50,7 @@ pub struct Engine {
     clock: Arc<dyn Clock>,
     draw_bits: Box<DrawBits>,
     admission: Arc<TaskAdmission>,
+    access: SharedAccess,
     watchers: ChangeSubscribers,
     live: runner::LiveRunners,
     runners: TaskTracker,
@@ -81,6 +83,7 @@ impl Engine {
             clock,
             draw_bits,
             admission: Arc::new(TaskAdmission::new(tasks_max, principals)),
+            access: SharedAccess::default(),
             watchers: ChangeSubscribers::default(),
             live: runner::LiveRunners::default(),
             runners: TaskTracker::new(),
@@ -117,6 +120,12 @@ impl Engine {
 
     pub(crate) fn mint_key(&self, owner: &Principal) -> TaskKey {
         TaskKey { owner: owner.clone(), id: TaskId::from_bits((self.draw_bits)()) }
+    }
+
+    /// What each principal may use, which its tasks' owners are held to.
+    #[must_use]
+    pub const fn access(&self) -> &SharedAccess {
+        &self.access
     }
 
     /// What the store holds, for metrics.

@@ -13,6 +13,7 @@ pub mod task;
 
 pub mod dialect;
 pub mod secret_file;
+pub mod shared_access;
 pub mod shared_limits;
 pub mod store;
 pub mod tls;

@@ -12,6 +12,7 @@ pub mod model;
 pub mod names;
 pub mod policy;
 pub mod principal;
+pub mod principal_access;
 pub mod principal_counts;
 pub mod principal_limits;
 pub mod rate_refusal;
@@ -36,6 +37,7 @@ pub use policy::{
     ToolPolicy, ToolRules,
 };
 pub use principal::{OperatorRight, Principal};
+pub use principal_access::{PrincipalAccess, PrincipalAccessTable, ToolAccess, ToolPatterns};
 pub use principal_counts::PrincipalCounts;
 pub use principal_limits::{PlaceShare, PrincipalLimitTable, PrincipalLimits};
 pub use rate_refusal::{RateBound, RateRefusal};

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 20] = [
+const RANKS: [(&str, usize); 21] = [
     ("cause", 0),
     ("failpoint", 0),
     ("metric", 0),
@@ -27,6 +27,7 @@ const RANKS: [(&str, usize); 20] = [
     ("task", 2),
     ("dialect", 3),
     ("secret_file", 2),
+    ("shared_access", 3),
     ("shared_limits", 3),
     ("store", 3),
     ("tls", 3),

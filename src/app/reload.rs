@@ -210,6 +210,7 @@ impl Gateway {
         }
         // Nothing below can fail.
         self.parts.limits.replace(Arc::clone(&config.principals));
+        self.parts.engine.access().replace(Arc::clone(&config.access));
         let mut before = std::mem::take(&mut self.upstreams);
         let mut changes =
             ReloadSummary { need_restart: config.need_restart(&self.started), ..ReloadSummary::default() };
@@ -290,7 +291,8 @@ impl Gateway {
             || before.admin.tokens != config.admin.tokens
             || before.store.limits() != config.store.limits()
             || before.endpoints != config.endpoints
-            || before.principals != config.principals;
+            || before.principals != config.principals
+            || before.access != config.access;
         self.drain_max = config.listen.drain_max;
         self.current = config;
         is_new

@@ -26,7 +26,7 @@ use super::value::{
 use crate::server::forwarded::AddressRange;
 use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, OperatorRight, TaskMode};
 use crate::wire::ProtocolVersion;
-pub(super) use auth::{AuthMode, RawApiKey, RawAuth, read_keys};
+pub(super) use auth::{AuthMode, RawAccess, RawApiKey, RawAuth, read_keys};
 use command::RawCommand;
 pub(super) use drafts::RawDrafts;
 pub(super) use endpoints::RawEndpoint;

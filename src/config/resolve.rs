@@ -3,6 +3,7 @@
 //! Total: where something is wrong it notes the mistake and goes on with a default, so that one run finds all.
 //! Read [`super::raw`] first.
 
+mod access;
 mod auth;
 mod drafts;
 mod endpoints;
@@ -77,6 +78,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, &mut taken, report);
     let known: BTreeSet<Arc<str>> = raw.upstreams.iter().map(|raw| Arc::from(raw.name.as_str())).collect();
     let endpoints = endpoints::resolve(&raw.endpoints, &known, &mut taken, report);
+    let access = Arc::new(access::resolve(raw, &known, report));
     let own = [
         ("listen.address", Some(listen.address)),
         ("admin.address", Some(admin.address)),
@@ -90,7 +92,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     }
     // Which files say so is known to whoever has read them.
     let key_files = Vec::new();
-    Config { listen, admin, metrics, folder, store, auth, key_files, principals, upstreams, endpoints }
+    Config { listen, admin, metrics, folder, store, auth, key_files, principals, access, upstreams, endpoints }
 }
 
 /// A gateway that calls itself would do so for ever.

@@ -173,6 +173,24 @@ impl<'s, 'a> Section<'s, 'a> {
         read
     }
 
+    /// An array of at least one string of this kind, each with its place.
+    pub(super) fn read_some<T>(
+        &mut self,
+        key: &'static str,
+        kind: &StringFormat<T>,
+    ) -> Option<LocatedValue<Vec<LocatedValue<T>>>> {
+        let wanted = format!("an array of at least one string, each {}", kind.wanted);
+        let (place, value) = self.value(key, &wanted)?;
+        let Some(items) = value.get_ref().as_array() else {
+            self.wrong_type(&place, value, &wanted);
+            return None;
+        };
+        if items.is_empty() {
+            self.source.report.mistake(&place, format!("is empty; write {wanted}, or leave it out"));
+        }
+        Some(LocatedValue { value: self.texts_of(&place, items, kind), place })
+    }
+
     /// A string of this kind, or an array of at least one.
     pub(super) fn one_or_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<Vec<T>>> {
         let wanted = format!("{}; or an array of strings, each {}", kind.wanted, kind.wanted);

@@ -39,12 +39,27 @@ impl Default for RunningChanges {
 }
 
 impl Engine {
-    /// How a task stands. Cancel safe.
+    /// How a task stands, for its owner. Cancel safe.
     ///
     /// # Errors
-    /// `Unknown` for ids that are unknown, foreign, expired or hidden alike; `Store`.
+    /// `Unknown` for ids that are unknown, foreign, expired or hidden alike, and for tasks of what their owner may not use any
+    /// more; `Store`.
     pub async fn get(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        self.readable(self.shown(key).await?)
+    }
+
+    /// The same, whatever its owner may use by now: for operators, and for whoever ends it.
+    ///
+    /// # Errors
+    /// As [`Engine::get`], but for the last of them.
+    pub async fn shown(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.under_parent(visible(self.held(key).await?)?).await
+    }
+
+    /// The one place that decides what an owner reads of its tasks, by upstream and tool of the row.
+    fn readable(&self, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+        let is_readable = self.access.has_tool(&task.key.owner, &task.origin.upstream, &task.origin.tool);
+        if is_readable { Ok(task) } else { Err(TaskError::Unknown) }
     }
 
     /// A subtask as far as it is there: not without a parent that names it, and not longer than its parent (SUB-05,
@@ -52,7 +67,7 @@ impl Engine {
     async fn under_parent(self: &Arc<Self>, task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
         let Some(parent) = task.tree.parent else { return Ok(task) };
         let key = TaskKey { owner: task.key.owner.clone(), id: parent };
-        let parent = Box::pin(self.get(&key)).await?;
+        let parent = Box::pin(self.shown(&key)).await?;
         if !parent.tree.children.contains(&task.key.id) {
             return Err(TaskError::Unknown);
         }
@@ -119,6 +134,9 @@ impl Engine {
     async fn present_listed(self: &Arc<Self>, found: Vec<Summary>, now: Timestamp) -> Result<Vec<Summary>, TaskError> {
         let mut tasks = Vec::with_capacity(found.len());
         for task in found.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
+            if !self.access.has_tool(&task.key.owner, &task.origin.upstream, &task.origin.tool) {
+                continue;
+            }
             if task.tree.parent.is_none() && (task.is_settled() || task.expires_at() > now) {
                 tasks.push(task);
                 continue;
@@ -141,7 +159,7 @@ impl Engine {
     pub async fn answer(self: &Arc<Self>, key: &TaskKey, answers: BTreeMap<InputKey, Answer>) -> Result<(), TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
-            engine.under_parent(visible(engine.present(&key).await?)?).await?;
+            engine.readable(engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
             failpoint::hit("answer-heard");
             let applied = engine.apply(&key, Event::Answered { answers }).await?;
             if !applied.changed && !applied.task.recovery.undelivered.is_empty() {
@@ -153,10 +171,11 @@ impl Engine {
     }
 
     /// Cancels a task. It is settled when this returns; the upstream is told in the background, and told of it if a
-    /// cancel before this one did not reach it. A call that is dropped has done all of it, or nothing.
+    /// cancel before this one did not reach it. A call that is dropped has done all of it, or nothing. Whoever may not use
+    /// any more what the task was made with may still end it.
     ///
     /// # Errors
-    /// As [`Engine::get`].
+    /// As [`Engine::shown`].
     pub async fn cancel(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move { engine.cancelled(&key).await }).await
@@ -170,7 +189,7 @@ impl Engine {
     pub async fn delete(self: &Arc<Self>, key: &TaskKey) -> Result<DeleteResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
-            let task = engine.under_parent(visible(engine.present(&key).await?)?).await?;
+            let task = engine.readable(engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
             if !task.is_settled() {
                 return Ok(DeleteResult::Unsettled);
             }

@@ -60,7 +60,7 @@ impl Engine {
             let found = match self.held(&key).await {
                 // A part is shown in the tree of its parent, though its owner does not see it.
                 Ok(task) if task.shown == TaskVisibility::Part => Ok(task),
-                Ok(_) => self.get(&key).await,
+                Ok(_) => self.shown(&key).await,
                 Err(error) => Err(error),
             };
             match found {

@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use super::answer::bare;
 use super::endpoint::UpstreamEndpoint;
 use super::http::{Endpoint, FaceResponse, Inbound};
+use crate::task::Principal;
 use crate::wire::envelope;
 use crate::wire::{Message, ScanLimits, method};
 
@@ -39,6 +40,10 @@ fn is_kept(request: &Inbound) -> bool {
 impl Endpoint for ClosingEndpoint {
     async fn serve(&self, request: Inbound) -> FaceResponse {
         if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
+    }
+
+    fn is_for(&self, principal: &Principal) -> bool {
+        self.0.is_for(principal)
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

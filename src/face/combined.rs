@@ -34,6 +34,7 @@ use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{self, BatchItems, PathFaces};
 use super::served::Served;
 use crate::metric;
+use crate::task::Principal;
 use crate::wire::Message;
 use crate::wire::envelope::Request;
 use lists::ListOwners;
@@ -175,6 +176,10 @@ impl fmt::Debug for CombinedEndpoint {
 impl Endpoint for CombinedEndpoint {
     async fn serve(&self, inbound: Inbound) -> FaceResponse {
         intake::answer(&self.0, inbound).await
+    }
+
+    fn is_for(&self, principal: &Principal) -> bool {
+        self.0.members.iter().any(|member| member.endpoint.is_for(principal))
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

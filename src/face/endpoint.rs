@@ -3,15 +3,20 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::{HeaderName, HeaderValue};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use http::{HeaderName, HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
+use super::answer::bare;
 use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{self, BatchItems, PathFaces};
 use super::request_outcomes::RequestOutcomes;
+use super::revocable_body::ending_with;
 use super::served::Served;
 use super::session::{self, SessionFace};
 use super::stateless::{MessageContext, StatelessFace};
+use crate::task::Principal;
 use crate::wire::Message;
 use crate::wire::envelope::Request;
 
@@ -41,9 +46,26 @@ impl UpstreamEndpoint {
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
     async fn serve(&self, inbound: Inbound) -> FaceResponse {
+        // Asked before in front of every path, but not for each message of an older client's stream.
+        if !self.is_for(&inbound.principal) {
+            return bare(StatusCode::NOT_FOUND);
+        }
+        let holder = inbound.principal.key_id().is_some().then(|| inbound.principal.clone());
         let response = intake::answer(self, inbound).await;
         self.outcomes.count(&response);
-        response
+        match holder {
+            Some(holder) => ending_with(response, || self.withheld_from(&holder)),
+            // Nothing can be taken from anybody else.
+            None => response,
+        }
+    }
+
+    fn is_for(&self, principal: &Principal) -> bool {
+        self.served.engine.access().has_upstream(principal, self.served.upstream.name())
+    }
+
+    fn withheld_from(&self, principal: &Principal) -> BoxFuture<'static, ()> {
+        self.served.engine.access().upstream_lost(principal, self.served.upstream.name()).boxed()
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

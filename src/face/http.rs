@@ -8,6 +8,8 @@ use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
@@ -139,6 +141,16 @@ pub trait Endpoint: Send + Sync {
     /// Whether a header of a request goes on to the server behind, which tells people apart by a credential.
     fn forwards(&self, _header: &HeaderName) -> bool {
         false
+    }
+
+    /// Whether there is anything here for a principal; for others the path is like one that nobody serves.
+    fn is_for(&self, _principal: &Principal) -> bool {
+        true
+    }
+
+    /// Returns once there is nothing here any more for a principal, whose streams end then.
+    fn withheld_from(&self, _principal: &Principal) -> BoxFuture<'static, ()> {
+        std::future::pending().boxed()
     }
 
     /// Whether requests with this method come here.

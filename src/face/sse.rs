@@ -21,13 +21,14 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{accepted, addressee, bare, event_stream, too_many, too_often, unreadable};
 use super::call_stream::stream;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
+use super::revocable_body::ending_with;
 use super::sealed::TokenPurpose;
 use super::served::Served;
 use super::session::refuse;
 use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::shared_limits::SharedLimits;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
 use events::SseEventStream;
@@ -101,7 +102,7 @@ impl SseEndpoint {
         if leaving.is_cancelled() {
             return bare(StatusCode::SERVICE_UNAVAILABLE);
         }
-        let key = self.key(&inbound, (served.random)());
+        let (key, owner) = (self.key(&inbound, (served.random)()), inbound.principal.clone());
         // A path and no URL: the gateway does not know by which name and scheme its clients reach it.
         let sealed = served.sealer.seal(TokenPurpose::Stream, &key.nonce.to_be_bytes());
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
@@ -121,7 +122,9 @@ impl SseEndpoint {
         };
         served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
         let address = framing::sse_endpoint(&address).into();
-        event_stream(stream(SseEventStream::new(said, place), addressee(None, inbound.accepted), Some(address)))
+        let opened =
+            event_stream(stream(SseEventStream::new(said, place), addressee(None, inbound.accepted), Some(address)));
+        ending_with(opened, || self.endpoint.withheld_from(&owner))
     }
 
     /// Takes a message for a stream: 202 once it will be looked at, whatever becomes of it.
@@ -177,6 +180,10 @@ impl Endpoint for SseEndpoint {
             Method::POST => self.take(inbound).await,
             _ => not_allowed("GET, POST"),
         }
+    }
+
+    fn is_for(&self, principal: &Principal) -> bool {
+        self.endpoint.is_for(principal)
     }
 
     fn forwards(&self, header: &HeaderName) -> bool {

@@ -28,6 +28,7 @@ use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
 use super::pipe::pipe_metrics::PipeMetrics;
 use super::rates::UnknownTaskWatch;
+use super::reachable_tools::ReachableTools;
 use super::rewrite::short_identity;
 use super::served::Served;
 use super::{argument_headers, argument_limits, headers, idempotency_key};
@@ -286,15 +287,19 @@ impl StatelessFace {
             Ok(list) => {
                 let listed =
                     self.fallback_for(&inquiry.said).and_then(|fallback| fallback.listed(&Object::of(list.result())?));
-                let result = stateless_result(
-                    method::TOOLS_LIST,
-                    listed.as_ref().unwrap_or_else(|| list.result()),
-                    &self.identity(),
-                );
-                inquiry.addressee.result(result)
+                let listed = listed.as_ref().unwrap_or_else(|| list.result());
+                let reachable = Object::of(listed).and_then(|list| self.reachable_tools(inquiry).listed(&list));
+                let shown = reachable.as_ref().unwrap_or(listed);
+                inquiry.addressee.result(stateless_result(method::TOOLS_LIST, shown, &self.identity()))
             }
             Err(error) => error.answer(&inquiry.addressee),
         }
+    }
+
+    /// What of the upstream's tools the client may use, and see.
+    fn reachable_tools(&self, inquiry: &StatelessRequestContext<'_>) -> ReachableTools {
+        let access = self.served.engine.access().tools_of(&inquiry.principal);
+        ReachableTools::new(access, self.fallback_for(&inquiry.said))
     }
 
     async fn call_tool(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
@@ -311,6 +316,9 @@ impl StatelessFace {
     async fn weigh(&self, inquiry: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
         let refuse = |complaint: &RequestError| Box::new(inquiry.addressee.complaint(complaint));
         let tool = called_tool(inquiry.params).map_err(|complaint| refuse(&complaint))?;
+        if !self.served.engine.access().tools_of(&inquiry.principal).has(&tool) {
+            return Err(refuse(&RequestError::unknown_tool(Some(inquiry.params))));
+        }
         let context = self.context(inquiry);
         let list = self.catalog.list_with(&tool, &context).await;
         let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;

@@ -140,7 +140,7 @@ impl DispatchState {
     async fn answer(&self, mut request: Box<Request<Incoming>>, principal: Principal, client: IpAddr) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
-        let (endpoint, accepted) = match self.admit(&request) {
+        let (endpoint, accepted) = match self.admit(&request, &principal) {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 self.notices.refused(&refusal, client, request.uri(), request.headers());
@@ -167,8 +167,15 @@ impl DispatchState {
     }
 
     /// Every check that needs no byte of the body.
-    fn admit(&self, request: &Request<Incoming>) -> Result<(&Arc<dyn Endpoint>, AcceptedTypes), Refusal> {
+    fn admit(
+        &self,
+        request: &Request<Incoming>,
+        principal: &Principal,
+    ) -> Result<(&Arc<dyn Endpoint>, AcceptedTypes), Refusal> {
         let endpoint = self.routes.find(request.uri().path()).ok_or(Refusal::PathUnknown)?;
+        if !endpoint.is_for(principal) {
+            return Err(Refusal::PathWithheld);
+        }
         let (method, headers) = (request.method(), request.headers());
         if !endpoint.takes(method) {
             return Err(Refusal::MethodUnknown(endpoint.allow()));

@@ -4,21 +4,12 @@
 //! as it leaves, and ends with its grant. An answer in one piece is given all the same, as its request was admitted
 //! (B152).
 
-use std::fmt;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use http::header::CONTENT_TYPE;
-use http_body_util::BodyExt;
-use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::watch;
 
-use crate::face::http::{FaceResponse, ResponseBody, empty_body};
-use crate::wire::framing::BodyPart;
+use crate::face::http::FaceResponse;
+use crate::face::revocable_body::ending_with;
 
 /// What one credential is served on. Clones are one grant.
 #[derive(Clone, Debug)]
@@ -38,64 +29,28 @@ impl Grant {
 
     /// The same answer, which ends with the grant if it is an event stream.
     pub(super) fn bind(&self, response: FaceResponse) -> FaceResponse {
-        let is_stream =
-            response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-        if !is_stream {
-            return response;
-        }
-        let mut withdrawn = self.0.subscribe();
-        let ended = async move {
-            // A listener that is gone withdraws nothing: its connections end by themselves.
-            if withdrawn.wait_for(|is_withdrawn| *is_withdrawn).await.is_err() {
-                std::future::pending::<()>().await;
+        ending_with(response, || {
+            let mut withdrawn = self.0.subscribe();
+            async move {
+                // A listener that is gone withdraws nothing: its connections end by themselves.
+                if withdrawn.wait_for(|is_withdrawn| *is_withdrawn).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
             }
-        };
-        response.map(|body| RevocableBody { body, ended: ended.boxed() }.boxed_unsync())
-    }
-}
-
-/// A body that ends with a grant.
-struct RevocableBody {
-    body: ResponseBody,
-    ended: BoxFuture<'static, ()>,
-}
-
-impl fmt::Debug for RevocableBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bound").field("body", &self.body).finish_non_exhaustive()
-    }
-}
-
-impl Body for RevocableBody {
-    type Data = BodyPart;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
-        let this = self.get_mut();
-        if this.ended.as_mut().poll(context).is_ready() {
-            // Not polled again; and whatever the stream held is let go of now, not when its client has read the end.
-            this.ended = std::future::pending().boxed();
-            this.body = empty_body();
-        }
-        Pin::new(&mut this.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use futures_util::FutureExt as _;
     use http::HeaderValue;
+    use http::header::CONTENT_TYPE;
+    use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::face::http::full_body;
+    use crate::face::http::{ResponseBody, full_body};
 
     fn answer(kind: &'static str, body: ResponseBody) -> FaceResponse {
         let mut response = FaceResponse::new(body);

@@ -29,6 +29,8 @@ pub(super) enum Refusal {
     /// Where clients look for what says how to log in, and where they would register: nothing is there (RFC 8414, 9728).
     NoMetadata,
     PathUnknown,
+    /// Something is there, but not for whoever asks, who is told what others are told of an unknown path.
+    PathWithheld,
     /// Carries the methods that the path has.
     MethodUnknown(HeaderValue),
     MediaType,
@@ -116,6 +118,7 @@ impl Refusal {
             Self::CredentialsUnclear => RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
             Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
             Self::NoMetadata | Self::PathUnknown => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
+            Self::PathWithheld => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
             Self::MethodUnknown(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
             Self::MediaType => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
             Self::ContentCoding => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
@@ -150,7 +153,7 @@ impl Refusal {
                  operator gives keys out"
             }
             Self::NoMetadata => "There is no OAuth here: nothing to discover, and nowhere to register",
-            Self::PathUnknown => {
+            Self::PathUnknown | Self::PathWithheld => {
                 "No server is here; each has a path of its own, such as /NAME/mcp, which the gateway's operator knows"
             }
             Self::MethodUnknown(_) => "This method is not served here; the header Allow says which are",
@@ -187,6 +190,11 @@ impl Refusal {
                 ("limits.body_bytes_max", HeadPart::Length, "a body is too large; raise this key to take it")
             }
             Self::PathUnknown => ("upstreams.NAME.path", HeadPart::Path, "no upstream has a path that was asked for"),
+            Self::PathWithheld => (
+                "auth.api_keys.upstreams",
+                HeadPart::Path,
+                "a key was shown where its holder may not come; name the upstream in this key if it should",
+            ),
             Self::Tunnel
             | Self::HeadTooLarge
             | Self::TargetTooLong
@@ -236,6 +244,7 @@ impl Refusal {
             | Self::CredentialsUnclear
             | Self::NoMetadata
             | Self::PathUnknown
+            | Self::PathWithheld
             | Self::MediaType
             | Self::ContentCoding
             | Self::NotAcceptable

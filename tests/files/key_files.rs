@@ -46,7 +46,7 @@ const TEAM: &str = r#"["keys/team.toml"]"#;
 #[test]
 fn keys_of_further_files_are_keys_like_any_other() {
     let folder = tempfile::tempdir().unwrap();
-    let team = block("ada", "ADA") + "limits = { requests_per_second = 7 }\n";
+    let team = block("ada", "ADA") + "upstreams = [\"reports\"]\nlimits = { requests_per_second = 7 }\n";
     for (own, held, keys) in [
         ("", team.as_str(), 1),
         (block("bob", "BOB").as_str(), &team, 2),
@@ -57,7 +57,7 @@ fn keys_of_further_files_are_keys_like_any_other() {
         let taskgate::server::api_keys::AuthSettings::ApiKeys(found) = &loaded.config.auth else { panic!("{own}") };
         assert_eq!(found.len(), keys, "{own:?} {held:?}");
         assert_eq!(loaded.config.key_files, [folder.path().join("keys/team.toml")], "it is watched");
-        let is_told = loaded.config.principals.own.len() == 1;
+        let is_told = loaded.config.access.own.len() == 1 && loaded.config.principals.own.len() == 1;
         assert_eq!(is_told, held == team, "what stands beside a key holds");
         assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
     }
@@ -70,6 +70,7 @@ fn b166_what_is_wrong_in_a_file_of_keys_is_told_with_that_file() {
     let good = block("ada", "ADA");
     let twice = format!("{good}{good}");
     let others = format!("{good}limits = {{ requests_per_second = 7 }}\n");
+    let other_tools = format!("[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"x\"\ntools = [\"a\"]\n{good}");
     let large = format!("{good}#{}", "x".repeat(1 << 20));
     let rows: &[(&str, &str, &[u8], u32, &str)] = &[
         (
@@ -149,6 +150,20 @@ fn b166_what_is_wrong_in_a_file_of_keys_is_told_with_that_file() {
         (
             TEAM,
             &good,
+            b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${BOB}\"\ntool = []\n",
+            0o600,
+            "keys/team.toml:4: key `auth.api_keys[0].tool`: unknown key; did you mean `tools`?",
+        ),
+        (
+            TEAM,
+            &good,
+            b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${BOB}\"\nupstreams = [\"report\"]\n",
+            0o600,
+            "keys/team.toml:4: key `auth.api_keys[0].upstreams[0]`: there is no upstream `report`; there are reports",
+        ),
+        (
+            TEAM,
+            &good,
             good.as_bytes(),
             0o600,
             "keys/team.toml:3: key `auth.api_keys[0].key`: the key in line 6 of main.toml has the same ID; give each key one of its own",
@@ -166,6 +181,13 @@ fn b166_what_is_wrong_in_a_file_of_keys_is_told_with_that_file() {
             others.as_bytes(),
             0o600,
             "keys/team.toml:1: key `auth.api_keys[0]`: \"ada\" has a key in line 4 of main.toml with other limits; write the same at both",
+        ),
+        (
+            TEAM,
+            "",
+            other_tools.as_bytes(),
+            0o600,
+            "keys/team.toml:5: key `auth.api_keys[1]`: \"ada\" has a key in line 1 with other `upstreams` or `tools`; write the same at both",
         ),
         (
             r#"["keys/team.toml", "keys/team.toml"]"#,
@@ -212,7 +234,7 @@ fn mistakes_of_all_files_are_told_together_and_in_order() {
         folder.path(),
         TEAM,
         "anonymous = 7\n",
-        (b"[[auth.api_keys]]\nid = 7\n[[auth.api_keys]]\nid = \"bob\"\nlimits = 7\n", 0o600),
+        (b"[[auth.api_keys]]\nid = 7\n[[auth.api_keys]]\nid = \"bob\"\ntools = []\n", 0o600),
     )
     .unwrap_err();
     let report = error.to_string().replace(&format!("{}/", folder.path().display()), "");
@@ -222,7 +244,7 @@ fn mistakes_of_all_files_are_told_together_and_in_order() {
         "main.toml:4 key `auth.anonymous`",
         "keys/team.toml:2 key `auth.api_keys[0].id`",
         "keys/team.toml:3 key `auth.api_keys[1]`",
-        "keys/team.toml:5 key `auth.api_keys[1].limits`",
+        "keys/team.toml:5 key `auth.api_keys[1].tools`",
     ];
     assert_eq!(places, expected, "{report}");
 }

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod access;
 mod bounds;
 mod gate;
 mod isolation;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::super::error::ConfigLocation;
 use super::super::section::{LocatedValue, Section};
-use super::super::value::{API_KEY, API_KEY_DIGEST, KEY_FILE, KEYS_FILE, PRINCIPAL_ID};
+use super::super::value::{API_KEY, API_KEY_DIGEST, KEY_FILE, KEYS_FILE, PATTERN, PRINCIPAL_ID, UPSTREAM_NAME};
 use super::RawPrincipalLimits;
 use crate::server::api_keys::ApiKey;
 
@@ -36,6 +36,16 @@ pub(in crate::config) struct RawApiKey {
     pub(in crate::config) key_sha256: Option<LocatedValue<ApiKey>>,
     /// What its holder may have, where that is not what everybody may.
     pub(in crate::config) limits: RawPrincipalLimits,
+    pub(in crate::config) access: RawAccess,
+}
+
+/// What whoever holds a key sees and calls, where that is not everything.
+#[derive(Debug, Default)]
+pub(in crate::config) struct RawAccess {
+    /// Names of upstreams.
+    pub(in crate::config) upstreams: Option<LocatedValue<Vec<LocatedValue<String>>>>,
+    /// What the names of tools fit, as clients know them.
+    pub(in crate::config) tools: Option<LocatedValue<Vec<LocatedValue<String>>>>,
 }
 
 pub(super) fn read(mut section: Section<'_, '_>) -> RawAuth {
@@ -68,6 +78,10 @@ fn read_api_key(mut section: Section<'_, '_>) -> RawApiKey {
         key_file: section.read("key_file", &KEY_FILE),
         key_sha256: section.read("key_sha256", &API_KEY_DIGEST),
         limits: RawPrincipalLimits::default(),
+        access: RawAccess {
+            upstreams: section.read_some("upstreams", &UPSTREAM_NAME),
+            tools: section.read_some("tools", &PATTERN),
+        },
     };
     let mut own = section.section("limits");
     key.limits = RawPrincipalLimits::read(&mut own);

@@ -66,7 +66,8 @@ fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCo
     members
 }
 
-fn unknown(name: &str, known: &BTreeSet<Arc<str>>) -> String {
+/// What is said of a name that no upstream has.
+pub(super) fn unknown(name: &str, known: &BTreeSet<Arc<str>>) -> String {
     let names: Vec<&str> = known.iter().map(|name| &**name).take(8).collect();
     let more = if known.len() > names.len() { " and others" } else { "" };
     format!("there is no upstream `{name}`; there are {}{more}", names.join(", "))

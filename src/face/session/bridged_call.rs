@@ -30,6 +30,7 @@ use crate::face::call_stream::replay_buffer::{CallResult, ReplayWriter, UnreadPo
 use crate::face::call_stream::silence::Silence;
 use crate::face::fallback::FallbackToolService;
 use crate::face::http::{AcceptedTypes, Inbound};
+use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::session::message_check::tool_of;
 use crate::metric;
@@ -158,6 +159,7 @@ pub(super) fn begin_on(
         entered,
         support: shared.tasks.support(session),
         fallback: shared.fallback_for(session),
+        tools: shared.reachable_tools(session, &caller.principal),
         plan: Plan::Direct,
         speech: way.speech,
     };
@@ -196,6 +198,8 @@ pub(super) struct BridgedCall {
     support: Option<TaskSupportLookup>,
     /// The tools that its client is given in place of tasks.
     fallback: Option<Arc<FallbackToolService>>,
+    /// What of a tool list its client sees.
+    tools: ReachableTools,
     /// How the call may be answered.
     pub(super) plan: Plan,
     speech: AnswerEra,
@@ -327,7 +331,8 @@ impl BridgedCall {
             None => result,
         };
         let listed = self.fallback.as_ref().and_then(|fallback| fallback.listed(&Object::of(&result)?));
-        listed.unwrap_or(result)
+        let listed = listed.unwrap_or(result);
+        Object::of(&listed).and_then(|list| self.tools.listed(&list)).unwrap_or(listed)
     }
 
     /// How the client is told of an outcome.

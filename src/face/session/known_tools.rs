@@ -21,6 +21,7 @@ use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
+use crate::face::reachable_tools::ReachableTools;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::envelope::Request;
@@ -122,6 +123,11 @@ impl SessionFaceState {
         }
     }
 
+    /// What of the upstream's tools a session's client may use, and see.
+    pub(super) fn reachable_tools(&self, session: &ClientSession, principal: &Principal) -> ReachableTools {
+        ReachableTools::new(self.served.engine.access().tools_of(principal), self.fallback_for(session))
+    }
+
     /// Whether a call that is to be a task has a tool, before it gets a handle (T-72). Where the server does not say, it has.
     pub(super) async fn may_begin(
         self: &Arc<Self>,
@@ -132,8 +138,8 @@ impl SessionFaceState {
         self.listing_of(session, principal, tool, &mut ServerTools::default()).await != ToolListing::Unlisted
     }
 
-    /// What is wrong with a call where tools are hidden: a server may take another spelling of a hidden name for that name,
-    /// so only names of its list go to it.
+    /// What is wrong with a call where tools are hidden, from everybody or from this caller: a server may take another spelling
+    /// of a hidden name for that name, so only names of its list go to it.
     pub(super) async fn hidden(
         self: &Arc<Self>,
         session: &ClientSession,
@@ -141,13 +147,20 @@ impl SessionFaceState {
         request: &Request,
         asked: &mut ServerTools,
     ) -> Option<HiddenToolRefusal> {
-        if request.method != method::TOOLS_CALL || !self.served.channel.hides_tools() {
+        if request.method != method::TOOLS_CALL {
+            return None;
+        }
+        let access = self.served.engine.access().tools_of(principal);
+        if !access.is_narrowed() && !self.served.channel.hides_tools() {
             return None;
         }
         // Whoever reads it next says what is wrong with it.
         let tool = tool_of(request.params.object()).ok()?;
         if super::fallback::called(self, session, request).is_some() {
             return None;
+        }
+        if !access.has(&tool) {
+            return Some(HiddenToolRefusal::Unknown);
         }
         match self.listing_of(session, principal, &tool, asked).await {
             ToolListing::Listed => None,

@@ -432,7 +432,8 @@ impl SessionFaceState {
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let upstream = self.own.binding(&session.own).version.unwrap_or(session.token.upstream_version);
         let filter = ClientFilter::new(Arc::clone(self), session.clone());
-        StreamEdits::between(session.token.client_version, upstream, filter)
+        let tools = self.reachable_tools(session, &session.own.opened.owner);
+        StreamEdits::between((session.token.client_version, upstream), filter, tools)
     }
 }
 

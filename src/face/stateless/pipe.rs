@@ -100,6 +100,7 @@ impl StatelessFace {
             id: inquiry.request.id.clone(),
             aim: EditTarget::of(inquiry.method),
             fallback: self.fallback_for(&inquiry.said),
+            tools: self.reachable_tools(&inquiry),
             asker,
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),

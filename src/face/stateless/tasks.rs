@@ -66,7 +66,11 @@ impl StatelessFace {
         let Some(id) = command.task() else { return Err(other()) };
         let key = TaskKey { owner: inquiry.principal.clone(), id };
         let engine = &self.served.engine;
-        let task = match engine.get(&key).await {
+        let looked_at = match inquiry.method {
+            method::TASKS_CANCEL => engine.shown(&key).await,
+            _ => engine.get(&key).await,
+        };
+        let task = match looked_at {
             Ok(task) if task.origin.maker == ClientKind::Session => task,
             Ok(_) | Err(TaskError::Unknown) => return Err(TaskError::Unknown.into()),
             Err(error) => return Err(error.into()),

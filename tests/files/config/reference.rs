@@ -246,7 +246,7 @@ fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_bey
 }
 
 /// Another value for each key outside of the upstreams, and whatever else a file with it needs.
-const OTHERS: [(&str, &str); 45] = [
+const OTHERS: &[(&str, &str)] = &[
     ("endpoints.path", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
     ("endpoints.upstreams", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]"),
     ("endpoints.prefix", "[[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"reports\"]\nprefix = \"auto\""),
@@ -313,6 +313,14 @@ const OTHERS: [(&str, &str); 45] = [
         "auth.api_key_files",
         "[auth]\nmode = \"api_keys\"\napi_key_files = []\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"",
     ),
+    (
+        "auth.api_keys.upstreams",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nupstreams = [\"reports\"]",
+    ),
+    (
+        "auth.api_keys.tools",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\ntools = [\"read_*\"]",
+    ),
     ("auth.api_keys.id", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"${ADA_KEY}\""),
     ("auth.api_keys.key", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),
     ("auth.api_keys.key_file", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"k\""),
@@ -323,7 +331,7 @@ const OTHERS: [(&str, &str); 45] = [
 fn a_reload_takes_up_what_the_reference_says() {
     let upstream = "\n[upstreams.reports]\nurl = \"http://127.0.0.1:9000/mcp\"";
     let started: Config = parse(upstream);
-    let mut others = BTreeMap::from(OTHERS);
+    let mut others = OTHERS.iter().copied().collect::<BTreeMap<_, _>>();
     for (table, key, row) in all(&tables(&page())) {
         let path = format!("{table}.{key}");
         if table.starts_with("upstreams.") || path == "auth.api_keys.key_sha256" {

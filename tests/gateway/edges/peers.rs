@@ -128,6 +128,19 @@ impl Person {
         last(&self.send(&body, &headers).await.text().await)
     }
 
+    /// Sends an array of messages; every answer to one of them.
+    pub(crate) async fn ask_all(&self, array: &Value) -> Vec<Value> {
+        let text = self.send(&array.to_string(), &[]).await.text().await;
+        let events = text.lines().filter_map(|line| line.strip_prefix("data:")).collect::<Vec<_>>();
+        let texts = if events.is_empty() { vec![text.as_str()] } else { events };
+        let read = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"));
+        let messages = texts.into_iter().map(read).flat_map(|read: Value| match read {
+            Value::Array(messages) => messages,
+            message => vec![message],
+        });
+        messages.collect()
+    }
+
     async fn send(&self, body: &str, more: &[(&str, &str)]) -> Reply {
         let mut request = self.client.request("POST").header("content-type", "application/json");
         for (name, value) in

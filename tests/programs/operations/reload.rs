@@ -418,9 +418,9 @@ async fn a_changed_file_of_keys_is_put_in_force_and_a_bad_one_changes_nothing() 
     keys(block_of(OLD, "") + &block_of(NEW, ""));
     program.says(READ, 1).await;
     assert_eq!((asked(OLD).await, asked(NEW).await), (200, 200));
-    keys(block_of(NEW, "limits = 7"));
+    keys(block_of(NEW, "upstreams = [\"down\"]"));
     program.says("the one in force is kept", 1).await;
-    let why = "teams/a.toml:4: key `auth.api_keys[0].limits`: is an integer";
+    let why = "teams/a.toml:4: key `auth.api_keys[0].upstreams[0]`: there is no upstream";
     assert!(program.log().contains(why), "{}", program.log());
     assert_eq!((asked(OLD).await, asked(NEW).await), (200, 200), "the one in force is kept");
     keys(block_of(NEW, ""));

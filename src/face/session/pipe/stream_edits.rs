@@ -7,6 +7,7 @@ use super::client_filter::ClientFilter;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::fallback::FallbackToolService;
 use crate::face::http::{AcceptedTypes, events_body, full_body};
+use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::body::edited_events;
@@ -26,6 +27,7 @@ pub(super) struct StreamEdits {
     pub(super) tool_list: Option<ToolListEdit>,
     /// What keeps out what the client must not be shown.
     filter: ClientFilter,
+    tools: ReachableTools,
 }
 
 /// A tool list on its way.
@@ -48,7 +50,11 @@ pub(super) enum ArrayPolicy {
 
 impl StreamEdits {
     /// What the two versions of a session demand (GW-05, T-28).
-    pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion, filter: ClientFilter) -> Self {
+    pub(super) fn between(
+        (client, upstream): (ProtocolVersion, ProtocolVersion),
+        filter: ClientFilter,
+        tools: ReachableTools,
+    ) -> Self {
         let knows_primers = client.traits().has_primers;
         let may_send_arrays = upstream.traits().has_batches && !client.traits().has_batches;
         Self {
@@ -56,12 +62,14 @@ impl StreamEdits {
             arrays: if may_send_arrays { ArrayPolicy::Split } else { ArrayPolicy::Pass },
             tool_list: None,
             filter,
+            tools,
         }
     }
 
     /// An event stream with these edits.
     pub(super) fn apply(self, source: RawBody, event_bytes_max: usize) -> RawBody {
-        let whole = if self.tool_list.is_some() { HoldPolicy::Messages } else { HoldPolicy::Asking };
+        let is_list = self.tool_list.is_some() || self.tools.are_narrowed();
+        let whole = if is_list { HoldPolicy::Messages } else { HoldPolicy::Asking };
         let gate = EventGate::new(self.primers, whole, event_bytes_max);
         // Whatever an event is called, some client takes it for a message.
         edited_events(source, gate, move |event| self.text(event.data.clone()))
@@ -77,14 +85,25 @@ impl StreamEdits {
             ArrayPolicy::Split | ArrayPolicy::Pass => vec![text],
         };
         let messages: Vec<MessageText> = messages.into_iter().filter_map(|message| self.filter.text(message)).collect();
-        let Some(ToolListEdit { id, support, fallback }) = &self.tool_list else { return messages };
-        let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
-        let listed = |message: MessageText| {
-            self.filter.learn(&message);
-            let message = rewrite::tool_list(&message, id, support).map_or(message, MessageText::from);
-            fallback.as_ref().and_then(|fallback| fallback.listed_in(&message, id)).map_or(message, MessageText::from)
+        if self.tool_list.is_none() && !self.tools.are_narrowed() {
+            return messages;
+        }
+        messages.into_iter().map(|message| self.listed(message)).collect()
+    }
+
+    /// A message that may be a tool list.
+    fn listed(&self, message: MessageText) -> MessageText {
+        let message = match &self.tool_list {
+            Some(ToolListEdit { id, support, fallback }) => {
+                let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
+                self.filter.learn(&message);
+                let message = rewrite::tool_list(&message, id, support).map_or(message, MessageText::from);
+                let fallback = fallback.as_ref().and_then(|fallback| fallback.listed_in(&message, id));
+                fallback.map_or(message, MessageText::from)
+            }
+            None => message,
         };
-        messages.into_iter().map(listed).collect()
+        self.tools.listed_in(&message).map_or(message, MessageText::from)
     }
 }
 

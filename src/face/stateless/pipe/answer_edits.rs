@@ -13,6 +13,7 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainUpstream;
 use crate::face::fallback::FallbackToolService;
+use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::face::unmatched_rules::UnmatchedRules;
@@ -82,6 +83,7 @@ pub(super) struct AnswerEdits {
     pub(super) unmatched_rules: Arc<UnmatchedRules>,
     /// The gateway's own tools, for a client that has them.
     pub(super) fallback: Option<Arc<FallbackToolService>>,
+    pub(super) tools: ReachableTools,
 }
 
 /// A JSON answer after a look at its beginning.
@@ -119,7 +121,9 @@ impl AnswerEdits {
             EditTarget::ToolList => {
                 self.unmatched_rules.look_at_answer(&text);
                 let text = rewrite::tool_list(&text, &self.id, None).unwrap_or(text);
-                self.fallback.as_ref().and_then(|fallback| fallback.listed_in(&text, &self.id)).unwrap_or(text)
+                let fallback = self.fallback.as_ref().and_then(|fallback| fallback.listed_in(&text, &self.id));
+                let text = fallback.unwrap_or(text);
+                self.tools.listed_in(&text).unwrap_or(text)
             }
             EditTarget::Other => text,
         };

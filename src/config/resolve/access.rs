@@ -1,0 +1,61 @@
+//! Decides what whoever holds a key sees and calls: the upstreams and tools that stand beside it, or everything.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::super::error::MistakeCollector;
+use super::super::raw::{RawAccess, RawApiKey, RawConfig};
+use super::super::section::LocatedValue;
+use super::endpoints::unknown;
+use crate::task::{Principal, PrincipalAccess, PrincipalAccessTable, ToolPatterns};
+
+/// Decides for all keys; `known` has the names of all upstreams.
+pub(super) fn resolve(
+    raw: &RawConfig,
+    known: &BTreeSet<Arc<str>>,
+    report: &mut MistakeCollector,
+) -> PrincipalAccessTable {
+    let mut own: HashMap<Principal, (PrincipalAccess, &RawApiKey)> = HashMap::new();
+    for key in &raw.auth.api_keys {
+        check_upstreams(&key.access, known, report);
+        let Some(id) = &key.id else { continue };
+        let its = access(&key.access);
+        match own.get(&Principal::holding(&id.value)) {
+            // Both keys are its own while they are exchanged, and it may not depend on the one that it shows.
+            Some((before, first)) if *before != its => {
+                let line = first.place.line_seen_from(&key.place, &report.file());
+                let message = format!(
+                    "{:?} has a key in {line} with other `upstreams` or `tools`; write the same at both",
+                    id.value
+                );
+                report.mistake(&key.place, message);
+            }
+            Some(_) => (),
+            None => drop(own.insert(Principal::holding(&id.value), (its, key))),
+        }
+    }
+    let own = own.into_iter().map(|(principal, (its, _))| (principal, its));
+    PrincipalAccessTable { own: own.filter(|(_, its)| *its != PrincipalAccess::default()).collect() }
+}
+
+/// A slip in a name would shut a team out, or leave the upstream that was meant to them.
+fn check_upstreams(raw: &RawAccess, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) {
+    if report.blames("upstreams") {
+        return;
+    }
+    for named in raw.upstreams.iter().flat_map(|list| &list.value) {
+        if !known.contains(named.value.as_str()) {
+            report.mistake(&named.place, unknown(&named.value, known));
+        }
+    }
+}
+
+fn access(raw: &RawAccess) -> PrincipalAccess {
+    let texts = |list: &LocatedValue<Vec<LocatedValue<String>>>| -> BTreeSet<Arc<str>> {
+        list.value.iter().map(|one| Arc::from(one.value.as_str())).collect()
+    };
+    PrincipalAccess {
+        upstreams: raw.upstreams.as_ref().map(texts),
+        tools: raw.tools.as_ref().map(texts).map(|patterns| Arc::new(ToolPatterns::new(patterns))),
+    }
+}

@@ -1,0 +1,85 @@
+//! Holds what each principal may use that is in force, which a reload replaces.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::task::{Principal, PrincipalAccessTable, ToolAccess};
+
+/// The access that is in force. Clones are one.
+#[derive(Clone, Debug)]
+pub struct SharedAccess(Arc<watch::Sender<Arc<PrincipalAccessTable>>>);
+
+/// Everybody uses everything.
+impl Default for SharedAccess {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(Arc::default())))
+    }
+}
+
+impl SharedAccess {
+    /// Holds from the next request on.
+    pub fn replace(&self, table: Arc<PrincipalAccessTable>) {
+        self.0.send_replace(table);
+    }
+
+    #[must_use]
+    pub fn has_upstream(&self, principal: &Principal, upstream: &str) -> bool {
+        self.0.borrow().has_upstream(principal, upstream)
+    }
+
+    #[must_use]
+    pub fn tools_of(&self, principal: &Principal) -> ToolAccess {
+        self.0.borrow().tools_of(principal)
+    }
+
+    /// Whether a principal may use what a task of its own was made with.
+    #[must_use]
+    pub fn has_tool(&self, principal: &Principal, upstream: &str, tool: &str) -> bool {
+        self.0.borrow().has_tool(principal, upstream, tool)
+    }
+
+    /// Returns once a principal may not use an upstream any more.
+    pub fn upstream_lost(&self, principal: &Principal, upstream: &Arc<str>) -> impl Future<Output = ()> + Send + use<> {
+        let (mut access, principal, upstream) = (self.0.subscribe(), principal.clone(), Arc::clone(upstream));
+        async move {
+            // Whoever is gone takes nothing away.
+            if access.wait_for(|table| !table.has_upstream(&principal, &upstream)).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::task::PrincipalAccess;
+
+    fn only(upstream: &str) -> Arc<PrincipalAccessTable> {
+        let access = PrincipalAccess { upstreams: Some([Arc::from(upstream)].into()), ..PrincipalAccess::default() };
+        Arc::new(PrincipalAccessTable { own: HashMap::from([(Principal::holding("ada"), access)]) })
+    }
+
+    #[tokio::test]
+    async fn whoever_loses_an_upstream_is_told_of_it_and_nobody_else() {
+        let (access, ada, bob) = (SharedAccess::default(), Principal::holding("ada"), Principal::holding("bob"));
+        let (reports, files) = (Arc::from("reports"), Arc::from("files"));
+        let mut waits = [
+            access.upstream_lost(&ada, &reports).boxed(),
+            access.upstream_lost(&bob, &reports).boxed(),
+            access.upstream_lost(&ada, &files).boxed(),
+        ];
+        let mut told = || waits.each_mut().map(|wait| wait.now_or_never().is_some());
+        assert_eq!(told(), [false; 3]);
+        access.replace(only("files"));
+        assert_eq!(told(), [true, false, false]);
+        assert!(!access.has_upstream(&ada, "reports") && access.has_upstream(&bob, "reports"));
+        let late = access.upstream_lost(&ada, &reports).now_or_never();
+        assert!(late.is_some(), "at once, where it was lost before");
+    }
+}

@@ -142,6 +142,16 @@ impl CombinedUpstreams {
         self.members.iter().map(|member| member.served.settings.result_bytes_max).max().unwrap_or_default()
     }
 
+    /// Whether a principal may use the upstream at `at`; to others it is not there.
+    fn is_for(&self, at: usize, principal: &Principal) -> bool {
+        self.members[at].endpoint.is_for(principal)
+    }
+
+    /// The upstreams that a principal may use.
+    fn members_for(&self, principal: &Principal) -> impl Iterator<Item = usize> {
+        (0..self.members.len()).filter(|at| self.is_for(*at, principal))
+    }
+
     fn position(&self, upstream: &str) -> Option<usize> {
         self.settings.upstreams.iter().position(|name| **name == *upstream)
     }

@@ -212,17 +212,18 @@ impl CombinedUpstreams {
     ) -> Vec<(usize, SubscriptionFilter)> {
         let lists = SubscriptionFilter { lists: wishes.lists, ..SubscriptionFilter::default() };
         let mut parts = vec![lists; self.members.len()];
-        parts[0].tasks = wishes.tasks;
+        parts[self.any_open(client)].tasks = wishes.tasks;
         for uri in wishes.resources.into_iter().flatten() {
             let at = match self.at_address(client, &uri).await {
                 RequestTarget::Member(at, _) => at,
                 RequestTarget::Unlisted(some) => some.first().copied().unwrap_or_default(),
-                RequestTarget::List(_) => 0,
+                RequestTarget::List(_) => self.any_open(client),
             };
             parts[at].resources.get_or_insert_default().insert(uri);
         }
         let is_wanted = |(_, part): &(usize, SubscriptionFilter)| part.concern_the_upstream() || part.tasks.is_some();
-        parts.into_iter().enumerate().filter(is_wanted).collect()
+        let parts = parts.into_iter().enumerate().filter(|(at, _)| self.is_for(*at, client.principal()));
+        parts.filter(is_wanted).collect()
     }
 }
 

@@ -202,10 +202,11 @@ impl CombinedUpstreams {
 
     /// Asks all upstreams for a list, side by side, and remembers whose what is. One that is away has no part in it.
     async fn gather(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> GatheredList {
-        let asked = (0..self.members.len()).map(|at| self.items_of(client, list, at));
+        let asked = self.members_for(client.principal());
+        let asked = asked.map(|at| async move { (at, self.items_of(client, list, at).await) });
         let mut lists = Vec::with_capacity(self.members.len());
         let mut gathered = GatheredList::default();
-        for (at, answer) in join_all(asked).await.into_iter().enumerate() {
+        for (at, answer) in join_all(asked).await {
             match answer {
                 Ok(items) => {
                     gathered.answered += 1;

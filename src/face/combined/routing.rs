@@ -61,7 +61,9 @@ impl CombinedUpstreams {
     ) -> Result<RequestTarget, RequestError> {
         let name = params.and_then(|params| params.get_string("name"));
         // Whoever gives no name hears so in the words of a face that looks for one.
-        let (Some(params), Some(name)) = (params, name) else { return Ok(RequestTarget::Member(0, None)) };
+        let (Some(params), Some(name)) = (params, name) else {
+            return Ok(RequestTarget::Member(self.any_open(client), None));
+        };
         match self.owner_of_name(client, list, &name).await {
             Some((at, own)) if *own == *name => Ok(RequestTarget::Member(at, None)),
             Some((at, own)) => {
@@ -78,11 +80,12 @@ impl CombinedUpstreams {
         list: MergedList,
         name: &str,
     ) -> Option<(usize, Arc<str>)> {
+        let principal = client.principal();
         if let Some((at, own)) = split(&self.settings.upstreams, name) {
-            return Some((at, Arc::from(own)));
+            return self.is_for(at, principal).then(|| (at, Arc::from(own)));
         }
         if list == MergedList::Tools && is_fallback_tool(name) {
-            let shared = self.members.iter().position(|member| member.offers_fallback);
+            let shared = self.members_for(principal).find(|at| self.members[*at].offers_fallback);
             return Some((shared?, Arc::from(name)));
         }
         match self.settings.prefix {
@@ -101,8 +104,8 @@ impl CombinedUpstreams {
         }
         let has_resources =
             |at: &usize| self.members[*at].summary.read().as_ref().is_none_or(|summary| summary.has("resources"));
-        match (0..self.members.len()).filter(has_resources).collect::<Vec<_>>() {
-            none if none.is_empty() => RequestTarget::Member(0, None),
+        match self.members_for(client.principal()).filter(has_resources).collect::<Vec<_>>() {
+            none if none.is_empty() => RequestTarget::Member(self.any_open(client), None),
             some => RequestTarget::Unlisted(some),
         }
     }
@@ -137,14 +140,19 @@ impl CombinedUpstreams {
         let Some(id) = id else { return self.any_open(client) };
         let key = TaskKey { owner: client.principal().clone(), id };
         match self.common().engine.get(&key).await {
-            Ok(task) => self.position(&task.origin.upstream).unwrap_or_else(|| self.any_open(client)),
+            Ok(task) => {
+                let at = self.position(&task.origin.upstream).filter(|at| self.is_for(*at, client.principal()));
+                at.unwrap_or_else(|| self.any_open(client))
+            }
             Err(_) => self.any_open(client),
         }
     }
 
-    /// An upstream that a client of sessions has one at, so that none need be opened; else the first.
-    fn any_open(&self, client: &EndpointClient) -> usize {
-        let open = client.session.as_ref().and_then(|session| session.open_members().into_iter().next());
-        open.and_then(|(upstream, _)| self.position(&upstream)).unwrap_or(0)
+    /// An upstream that a client of sessions has one at, so that none need be opened; else the first that it may use.
+    pub(super) fn any_open(&self, client: &EndpointClient) -> usize {
+        let principal = client.principal();
+        let open = client.session.iter().flat_map(|session| session.open_members());
+        let mut open = open.filter_map(|(upstream, _)| self.position(&upstream));
+        open.find(|at| self.is_for(*at, principal)).or_else(|| self.members_for(principal).next()).unwrap_or(0)
     }
 }

@@ -273,14 +273,15 @@ impl CombinedUpstreams {
         self: &Arc<Self>,
         client: &EndpointClient,
     ) -> Result<Vec<(Arc<str>, Arc<ServerSummary>)>, MemberRefusal> {
-        let asking = (0..self.members.len()).map(|at| async move {
+        let asking = self.members_for(client.principal()).map(|at| async move {
             if let Some(known) = self.members[at].summary.read().clone() {
-                return Ok(known);
+                return (at, Ok(known));
             }
-            timeout(ANSWER_MAX, self.introduced(client, at)).await.unwrap_or_else(|_| Err(MemberRefusal::late()))
+            let asked = timeout(ANSWER_MAX, self.introduced(client, at)).await;
+            (at, asked.unwrap_or_else(|_| Err(MemberRefusal::late())))
         });
         let (mut summaries, mut refused) = (Vec::new(), None);
-        for (at, summary) in join_all(asking).await.into_iter().enumerate() {
+        for (at, summary) in join_all(asking).await {
             match summary {
                 Ok(summary) => summaries.push((Arc::clone(&self.settings.upstreams[at]), summary)),
                 Err(refusal) => {

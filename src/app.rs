@@ -6,7 +6,9 @@
 mod announcement;
 mod api_key_files;
 mod descriptors;
+mod drain;
 pub mod files;
+mod live_calls;
 mod prepared_config;
 mod program;
 pub mod reload;
@@ -25,7 +27,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use futures_util::future::join_all;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -44,7 +45,7 @@ use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::{self, Readiness};
-use crate::server::{self, DrainPlan, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, StartError};
+use crate::server::{self, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, StartError};
 use crate::shared_limits::SharedLimits;
 use crate::store::{DiskStore, TaskStore};
 use crate::task::{Clock, SystemClock};
@@ -54,6 +55,7 @@ use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
+use live_calls::LiveCalls;
 pub use program::{ServedConfig, serve};
 use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
 use served_endpoint::{ServedEndpoint, add_endpoints};
@@ -65,14 +67,7 @@ pub const EXIT_CONFIG: u8 = 64;
 /// What is asked for is not there: a server that nobody reaches, a program that is not installed (`EX_UNAVAILABLE`).
 pub const EXIT_UNAVAILABLE: u8 = 69;
 
-/// How long before the end of a drain the streams of those who listen are ended.
-const FAREWELL: Duration = Duration::from_secs(1);
-
-/// How long upstreams are waited for at the end, while they are told that their sessions are over.
-const CLOSE_MAX: Duration = Duration::from_secs(1);
-
 const STARTING: &str = "starting";
-const DRAINING: &str = "draining";
 
 /// A gateway at work. Dropping it ends everything at once; [`Gateway::drain`] is the polite way.
 #[derive(Debug)]
@@ -214,67 +209,6 @@ impl Gateway {
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(RunningListener::local_addr)
     }
-
-    /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those who listen are told that
-    /// it is over, upstream sessions are closed. Dropping the future ends everything at once.
-    pub async fn drain(self, notice: Duration) {
-        self.readiness.block(DRAINING);
-        // Told once it is true: whoever reads the log finds the gateway not ready.
-        tracing::info!("draining; a second signal ends at once");
-        crate::failpoint::hit("draining");
-        let plan = DrainPlan { notice, max: self.drain_max };
-        let leave = async {
-            tokio::time::sleep(notice).await;
-            self.parts.leaving.cancel();
-        };
-        let ended = finish(&self.parts.engine, self.clients.heard_out(), &self.ending, plan);
-        let (drained, lost, ()) = tokio::join!(Box::pin(self.clients.drain(plan)), ended, leave);
-        let retired = self.retired.all();
-        let closing =
-            self.upstreams.iter().map(|one| one.served.upstream.close()).chain(retired.iter().map(|one| one.close()));
-        // Those who are slow are left: what is stored is stored.
-        let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
-        self.parts.life.stop.cancel();
-        self.parts.life.tracker.close();
-        if let Some(disk) = &self.disk {
-            disk.close().await;
-        }
-        // The operators' listeners go last: until here they say that the gateway drains.
-        let at_once = DrainPlan { notice: Duration::ZERO, max: Duration::ZERO };
-        Box::pin(join_all(self.metrics.into_iter().chain([self.admin]).map(|listener| listener.drain(at_once)))).await;
-        let connections_cut = drained.aborted;
-        match lost {
-            0 => tracing::info!(connections_cut, calls_lost = lost, "drained"),
-            _ => tracing::warn!(
-                connections_cut,
-                calls_lost = lost,
-                "drained; calls that ran longer than drain_max were ended"
-            ),
-        }
-    }
-}
-
-/// Waits for the calls in progress, then ends the streams of those who listen: they hear how their tasks end,
-/// and hold up no drain. Returns how many calls were let go.
-async fn finish(
-    engine: &Engine,
-    heard_out: impl Future<Output = ()>,
-    ending: &CancellationToken,
-    plan: DrainPlan,
-) -> usize {
-    let farewell = FAREWELL.min(plan.max / 10);
-    // Until balancers have noticed, everything is served as ever, and so are those who were let in until then.
-    tokio::time::sleep(plan.notice).await;
-    let drained = async {
-        heard_out.await;
-        engine.drain(plan.max).await
-    };
-    let early = tokio::time::timeout(plan.max - farewell, drained).await;
-    ending.cancel();
-    match early {
-        Ok(lost) => lost,
-        Err(_) => engine.drain(farewell).await,
-    }
 }
 
 /// Starts the listener that has metrics and health alone, if it is wanted.
@@ -328,6 +262,11 @@ struct GatewayParts {
 }
 
 impl GatewayParts {
+    /// The calls in progress.
+    fn live_calls(&self) -> LiveCalls {
+        LiveCalls { engine: Arc::clone(&self.engine), permits: Arc::clone(&self.permits) }
+    }
+
     /// Nothing is served yet; what has expired is swept from the store from now on. Once `ending` is cancelled, whoever
     /// listens is told that it is over.
     fn new(

@@ -61,6 +61,8 @@ pub struct Engine {
     metrics: task_metrics::TaskMetrics,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
+    /// Cancelled once no call is waited for any more.
+    calls_end: CancellationToken,
 }
 
 impl std::fmt::Debug for Engine {
@@ -93,6 +95,7 @@ impl Engine {
             unstored: runner::UnstoredTaskLog::default(),
             metrics: task_metrics::TaskMetrics::default(),
             leaving: CancellationToken::new(),
+            calls_end: CancellationToken::new(),
         })
     }
 
@@ -172,8 +175,8 @@ impl Engine {
         &self.watchers
     }
 
-    /// Stops making tasks and waits for the calls and the changes in progress, at most `patience`; then lets go of
-    /// the rest. Returns how many were let go.
+    /// Stops making tasks and waits for the calls and the changes in progress, at most `patience`. Returns how many are
+    /// in progress still.
     ///
     /// Where the store outlives the process, calls that a later life can take up, and those that were not sent, are
     /// not waited for: where they stand is stored, and their upstreams are told nothing.
@@ -188,10 +191,23 @@ impl Engine {
             self.runners.wait().await;
             self.changes.tracker.wait().await;
         };
-        if tokio::time::timeout(patience, over).await.is_err() {
-            tracing::warn!(calls = self.runners.len(), "calls are still in progress and are let go");
-        }
+        // What is in progress then is the caller's to count.
+        let _ = tokio::time::timeout(patience, over).await;
         self.runners.len()
+    }
+
+    /// Ends the calls in progress: clients that wait for one are told that the gateway ends (`gateway_restart`); tasks
+    /// stay as they are stored, and a later life judges them. Upstreams are told nothing. To be called before the
+    /// connections to them end: what ends with those is not their doing.
+    pub fn end_calls(&self) {
+        self.leaving.cancel();
+        self.calls_end.cancel();
+    }
+
+    /// Cancelled by [`Engine::end_calls`].
+    #[must_use]
+    pub const fn calls_end(&self) -> &CancellationToken {
+        &self.calls_end
     }
 }
 

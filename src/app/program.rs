@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
@@ -18,6 +19,7 @@ use url::Url;
 use super::announcement::Announcement;
 use super::descriptors::ConnectionCapacity;
 use super::files::FileMistakes;
+use super::live_calls::TOLD_MAX;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
@@ -103,15 +105,27 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
         }
     };
     let notice = if are_kept { Duration::ZERO } else { notice };
+    end(gateway, notice, (&mut signals, &upkeep)).await;
+    demo_stop.cancel();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends a gateway: in phases, or at once where another signal comes.
+async fn end(gateway: Gateway, notice: Duration, (signals, upkeep): (&mut Signals, &TaskTracker)) {
     let drain_max = notice + gateway.drain_max;
     service_manager::tell_stopping(drain_max);
     upkeep.spawn(service_manager::keep_stopping(drain_max));
+    let calls = gateway.live_calls();
+    let mut draining = Box::pin(gateway.drain(notice));
     tokio::select! {
-        () = gateway.drain(notice) => (),
-        _ = signals.next() => tracing::warn!("ended before the drain was done"),
+        () = &mut draining => (),
+        _ = signals.next() => {
+            let ended = calls.end();
+            tracing::warn!(calls_lost = ended.lost(), calls = %ended, "ended before the drain was done");
+            // While their connections are there still. Fails where the notice or a client takes longer.
+            let _ = timeout(TOLD_MAX, draining).await;
+        }
     }
-    demo_stop.cancel();
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints what keeps the gateway from starting, where it is in the configuration or in a file that it names. `option` is what

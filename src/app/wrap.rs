@@ -1,14 +1,16 @@
 //! Runs the gateway between one host and one server: standard input and output on the host's side, no listeners.
 
+use std::future::pending;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use super::live_calls::{CallSurvey, TOLD_MAX};
 use super::prepared_config::{PreparedConfig, ReportedWarnings};
 use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
@@ -61,16 +63,27 @@ pub async fn wrap(loaded: LoadedConfig) -> anyhow::Result<ExitCode> {
     };
     // What a tool may give its host may be given to another tool.
     let line_bytes_max = body_bytes_max.max(wrapping.message_bytes_max);
-    let stop = CancellationToken::new();
+    let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
     let ends = (tokio::io::stdin(), tokio::io::stdout());
     let served = {
-        let serving = stdio::serve(wrapping.client(), line_bytes_max, ends, &stop);
+        let serving = stdio::serve(wrapping.client(), line_bytes_max, ends, (leaving.clone(), &stop));
         tokio::pin!(serving);
         tokio::select! {
             served = &mut serving => served,
             _ = signals.next() => {
-                stop.cancel();
-                serving.await
+                // The host is there still, and hears what becomes of the calls that it waits for.
+                let telling = async {
+                    wrapping.end_calls().await;
+                    leaving.cancel();
+                    sleep(TOLD_MAX).await;
+                    // It asked something else that is not answered yet.
+                    stop.cancel();
+                    pending().await
+                };
+                tokio::select! {
+                    served = &mut serving => served,
+                    served = telling => served,
+                }
             }
         }
     };
@@ -132,15 +145,30 @@ impl WrappedGateway {
         }
     }
 
+    /// Ends the calls that the host waits for, which it is told.
+    async fn end_calls(&self) {
+        self.take_back().await;
+        tell_of_lost(&self.parts.live_calls().end());
+    }
+
+    /// Takes tasks back that nobody can ask for any more.
+    async fn take_back(&self) {
+        if self.disk.is_none() {
+            // Fails where a task has ended meanwhile.
+            let _ = timeout(DRAIN_MAX, take_back(&self.parts.engine)).await;
+        }
+    }
+
     /// Ends in order: tasks are put down where they can be found again, or taken back where nobody can; then the server
     /// ends.
     async fn end(self) {
+        self.take_back().await;
+        let calls = self.parts.live_calls();
         let GatewayParts { engine, life, leaving, .. } = self.parts;
-        if self.disk.is_none() {
-            // Fails where a task has ended meanwhile.
-            let _ = timeout(DRAIN_MAX, take_back(&engine)).await;
-        }
-        let lost = engine.drain(DRAIN_MAX).await;
+        engine.drain(DRAIN_MAX).await;
+        // Before the server ends, which is then no doing of its own.
+        tell_of_lost(&calls.end());
+        engine.drain(REST_MAX).await;
         leaving.cancel();
         self.ending.cancel();
         let closed = timeout(CLOSE_MAX, self.upstream.served.upstream.close()).await;
@@ -151,10 +179,14 @@ impl WrappedGateway {
             disk.close().await;
         }
         let in_time = closed.is_ok() && rested.is_ok();
-        match lost {
-            0 => tracing::info!(calls_lost = lost, in_time, "ended"),
-            _ => tracing::warn!(calls_lost = lost, in_time, "ended; calls that were in progress are lost"),
-        }
+        tracing::info!(in_time, "ended");
+    }
+}
+
+/// Says which calls end with the gateway, if any do.
+fn tell_of_lost(calls: &CallSurvey) {
+    if !calls.is_empty() {
+        tracing::warn!(calls_lost = calls.lost(), %calls, "calls that were in progress end with the gateway");
     }
 }
 

@@ -64,6 +64,7 @@ use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RoundSupport, TaskNo
 use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskVisibility};
+use crate::upstream::limits::CallInProgress;
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
 use crate::wire::Payload;
 
@@ -72,13 +73,16 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Starts a runner for one call.
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
+    let in_progress = spec.permits.as_ref().map(|permits| permits.call_begins());
     let (spec, plan) = split_plan::split(spec);
     let (seat, stream) = CallStream::new();
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
     let concerned = Arc::new(Mutex::new(BugRecipient::Client(seat.clone())));
     let call = (spec, plan);
-    let runner = Box::new(Runner::new(Arc::clone(&engine), call, AttachedClients::new(seat), Arc::clone(&concerned)));
+    let mut runner = Runner::new(Arc::clone(&engine), call, AttachedClients::new(seat), Arc::clone(&concerned));
+    runner.in_progress = in_progress;
+    let runner = Box::new(runner);
     spawn(&engine, (span, concerned), runner.run());
     stream
 }
@@ -91,6 +95,7 @@ enum RunnerEvent {
     DeadlineOver,
     TimerDue,
     Leaving,
+    GatewayEnds,
 }
 
 struct Runner {
@@ -122,6 +127,8 @@ struct Runner {
     unproven: Option<UnconfirmedCall>,
     /// Whether the call is waited for although the gateway ends.
     stays: bool,
+    /// What it is counted as; `None` of what needs no permit.
+    in_progress: Option<CallInProgress>,
     /// For whoever cleans up after a panic.
     concerned: SharedBugRecipient,
 }
@@ -172,6 +179,7 @@ impl Runner {
             checkpoint: Checkpoint::new(),
             unproven: None,
             stays: false,
+            in_progress: None,
             concerned,
         }
     }
@@ -190,6 +198,7 @@ impl Runner {
     /// What is done at each step is boxed: a call spends its time waiting, and takes no room meanwhile for the rest.
     async fn go_on(mut self: Box<Self>) {
         loop {
+            self.count();
             let step = self.step().await;
             if matches!(Box::pin(self.handle_step(step)).await, RunnerFlow::Stop) {
                 return Box::pin(self.leave()).await;
@@ -250,6 +259,8 @@ impl Runner {
             biased;
             order = orders => RunnerEvent::Orders(order),
             () = self.client.left(), if may_leave => RunnerEvent::ClientGone,
+            // Before whatever else there is: the permit of one that ended must not send the next.
+            () = self.engine.calls_end.cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(self.deadline) => RunnerEvent::DeadlineOver,
             event = self.stage.next() => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,
@@ -289,6 +300,7 @@ impl Runner {
                 self.serve_timer(|due| due <= now).await
             }
             RunnerEvent::Leaving => self.leave_for_later().await,
+            RunnerEvent::GatewayEnds => self.end_with_gateway().await,
         }
     }
 

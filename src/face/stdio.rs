@@ -31,7 +31,8 @@ const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
 #[error("the standard input cannot be read")]
 pub struct StdioError(#[source] io::Error);
 
-/// Serves one client until it is gone, or `stop` ends it. A line of more than `line_bytes_max` bytes is refused, and the
+/// Serves one client until it is gone; or until `leaving` is cancelled and everything that it asked is answered; or until
+/// `stop` ends it. A line of more than `line_bytes_max` bytes is refused, and the
 /// next one heard. The last one need not end.
 ///
 /// Returns once the client's session is ended, two seconds after its end at the latest, and what was said by then is
@@ -43,7 +44,7 @@ pub async fn serve(
     client: StreamClient,
     line_bytes_max: usize,
     (input, output): (impl AsyncRead + Unpin + Send, impl AsyncWrite + Unpin + Send),
-    stop: &CancellationToken,
+    (leaving, stop): (CancellationToken, &CancellationToken),
 ) -> Result<(), StdioError> {
     let (lines, spoken) = mpsc::channel(LINES_MAX);
     let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
@@ -52,7 +53,7 @@ pub async fn serve(
         async { stop.run_until_cancelled(read(input, line_bytes_max, lines, refusals)).await.unwrap_or(Ok(())) };
     let over = CancellationToken::new();
     let talking = async {
-        let served = stream_client::serve(client, spoken, outgoing);
+        let served = stream_client::serve_until(client, spoken, outgoing, leaving);
         tokio::pin!(served);
         let read = tokio::select! {
             read = reading => {

@@ -5,6 +5,7 @@
 //! several principals has at most its share of the places, and of those that wait: what is in progress may last for hours,
 //! and is ended for nobody.
 
+mod calls_in_progress;
 mod state;
 
 use std::collections::HashMap;
@@ -19,6 +20,8 @@ use tokio::sync::oneshot;
 use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
+use calls_in_progress::CallsInProgress;
+pub use calls_in_progress::{CallCounts, CallInProgress, CallProspect};
 use state::{CallPermitsState, PermitWaiter};
 
 /// The places of one upstream, resolved. They hold for `tools/call` only.
@@ -35,6 +38,7 @@ pub struct CallPermits(Arc<CallPermitsInner>);
 #[derive(Debug)]
 struct CallPermitsInner {
     state: Mutex<CallPermitsState>,
+    in_progress: CallsInProgress,
     /// Looked up once: every call counts in the first of them.
     in_flight: Gauge,
     queued: Gauge,
@@ -69,6 +73,15 @@ impl CallPermitsByName {
         self.shared(upstream, || CallPermits::unmetered(settings, self.limits.clone()))
     }
 
+    /// The calls in progress at each upstream that has any.
+    #[must_use]
+    pub fn in_progress(&self) -> Vec<(Arc<str>, CallCounts)> {
+        let all = self.all.lock();
+        let living = all.iter().filter_map(|(name, permits)| Some((Arc::clone(name), permits.upgrade()?)));
+        let counted = living.map(|(name, permits)| (name, permits.in_progress.counts()));
+        counted.filter(|(_, counts)| *counts != CallCounts::default()).collect()
+    }
+
     fn shared(&self, upstream: &Arc<str>, make: impl FnOnce() -> CallPermits) -> CallPermits {
         let mut all = self.all.lock();
         all.retain(|_, permits| permits.strong_count() > 0);
@@ -87,6 +100,7 @@ impl CallPermits {
     pub fn new(upstream: Arc<str>, settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
             state: Mutex::new(CallPermitsState::new(settings.in_flight_max.get(), settings.queue_max, limits)),
+            in_progress: CallsInProgress::default(),
             in_flight: metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => Arc::clone(&upstream)),
             queued: metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => Arc::clone(&upstream)),
             shed: metrics::counter!(metric::UPSTREAM_SHED, "upstream" => upstream),
@@ -97,6 +111,7 @@ impl CallPermits {
     pub(crate) fn unmetered(settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
             state: Mutex::new(CallPermitsState::new(settings.in_flight_max.get(), settings.queue_max, limits)),
+            in_progress: CallsInProgress::default(),
             in_flight: Gauge::noop(),
             queued: Gauge::noop(),
             shed: Counter::noop(),
@@ -176,6 +191,11 @@ impl CallPermits {
         let ticket = state.enter(owner, sender);
         self.0.queued.increment(1.0);
         PermitRequest::Waits(QueueGuard { shared: &self.0, owner, ticket }, place)
+    }
+
+    /// Counts a call from its beginning: until something else is said, as one whose client waits for the answer.
+    pub fn call_begins(&self) -> CallInProgress {
+        CallInProgress::new(Arc::clone(&self.0))
     }
 
     /// How many places `owner` has.

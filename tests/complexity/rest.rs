@@ -190,7 +190,7 @@ pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
             let (stop, (output, mut heard)) = (CancellationToken::new(), tokio::io::duplex(1 << 20));
             // The input stays open until all is answered.
             let (mut host, gateway) = tokio::io::duplex(1 << 20);
-            let serving = stdio::serve(client, 1 << 20, (gateway, output), &stop);
+            let serving = stdio::serve(client, 1 << 20, (gateway, output), (CancellationToken::new(), &stop));
             let talking = async {
                 tokio::io::AsyncWriteExt::write_all(&mut host, input.as_bytes()).await.unwrap();
                 let (mut answers, mut lines) = (Vec::new(), 0);

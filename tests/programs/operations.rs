@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod clock;
+mod ended_calls;
 mod handover;
 mod leaving;
 mod long_list;

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Runner, RunnerFlow};
+use super::{Runner, RunnerFlow, lost};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::apply::AppliedEvent;
-use crate::engine::call::CallSpec;
-use crate::task::{Event, StoredCall, TaskKey};
+use crate::engine::call::{CallEnd, CallSpec};
+use crate::task::{Event, Executed, GatewayFault, Reason, StoredCall, TaskKey};
+use crate::upstream::limits::CallProspect;
 use crate::upstream::{ResumeToken, UpstreamTaskMode};
 use crate::wire::Payload;
 
@@ -142,9 +143,7 @@ impl Runner {
     /// Lets go of a call that a later life of the process can go on with: its upstream is told nothing. Others stay.
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
         self.stays = true;
-        let can_go_on = self.stage.resume_token().is_some()
-            || self.stage.has_rows()
-            || (self.stage.is_waiting() && self.deadline.is_none());
+        let can_go_on = self.stage.resume_token().is_some() || self.stage.has_rows() || self.is_unsent();
         if !self.has_handle() || !can_go_on || !self.is_kept() {
             self.checkpoint.stirred();
             return RunnerFlow::Continue;
@@ -161,5 +160,38 @@ impl Runner {
                 RunnerFlow::Continue
             }
         }
+    }
+
+    /// The gateway ends and waits no longer. A client that waits is told; a task stays as it is stored, and is a later life's
+    /// to judge.
+    pub(super) async fn end_with_gateway(&mut self) -> RunnerFlow {
+        self.is_let_go().await;
+        if !self.has_handle() && self.client.is_there() {
+            let executed = if self.stage.is_waiting() { self.executed_so_far() } else { Executed::Unknown };
+            self.client.release(std::mem::take(&mut self.held)).await;
+            self.client.end(CallEnd::Outcome(lost(GatewayFault::new(Reason::GatewayRestart, executed)))).await;
+        }
+        RunnerFlow::Stop
+    }
+
+    /// Counts the call as what it is by now.
+    pub(super) fn count(&mut self) {
+        let prospect = match () {
+            () if !self.has_handle() => CallProspect::Held,
+            () if !self.is_kept() => CallProspect::Lost,
+            () if self.checkpoint.written.is_some() || self.stage.has_rows() || self.is_unsent() => {
+                CallProspect::Resumed
+            }
+            () if self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable) => CallProspect::Repeated,
+            () => CallProspect::Lost,
+        };
+        if let Some(in_progress) = &mut self.in_progress {
+            in_progress.now(prospect);
+        }
+    }
+
+    /// Whether no life has sent the call yet.
+    fn is_unsent(&self) -> bool {
+        self.stage.is_waiting() && self.deadline.is_none()
     }
 }

@@ -65,6 +65,7 @@ pub(in crate::engine) fn start(
     (task, orders): (Arc<Task>, RunnerCommands),
     (way, place): (RecoveryAction, TaskPermit),
 ) {
+    let in_progress = spec.permits.as_ref().map(|permits| permits.call_begins());
     let (spec, stage) = match way {
         RecoveryAction::Watch => {
             let (spec, plan) = split_again(spec, task.tree.children.len());
@@ -78,7 +79,9 @@ pub(in crate::engine) fn start(
     };
     let (concerned, span) = row_context(&task);
     let call = AdoptedCall { stage, dispatched: None, place: Some(place) };
-    let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned)));
+    let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned));
+    runner.in_progress = in_progress;
+    let runner = Box::new(runner);
     spawn(engine, (span, concerned), runner.run_again(task, way));
 }
 
@@ -98,7 +101,10 @@ pub(super) fn adopt(
     call: AdoptedCall,
 ) {
     let (concerned, span) = row_context(&task);
-    let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned)));
+    let in_progress = spec.permits.as_ref().map(|permits| permits.call_begins());
+    let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned));
+    runner.in_progress = in_progress;
+    let runner = Box::new(runner);
     spawn(engine, (span, concerned), runner.go_on());
 }
 
@@ -150,6 +156,7 @@ impl Runner {
             checkpoint,
             unproven: None,
             stays: false,
+            in_progress: None,
             concerned,
         }
     }

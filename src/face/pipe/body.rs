@@ -2,19 +2,21 @@
 //! the call takes too long.
 
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
+use super::held_call::until_calls_end;
 use super::stream_tail::{EVENT_BYTES_MAX, StreamPause, StreamTail};
 use crate::dialect::faults::gateway_error;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::answer_body::fault_in;
+use crate::upstream::answer_body::{BodyBreakError, fault_in};
 use crate::upstream::raw_channel::RawBody;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{RequestId, envelope};
@@ -48,6 +50,12 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     /// Whether the client may take its stream up again, where an event had an id (T-29).
     fn is_resumable(&self) -> bool;
 
+    /// Cancelled once the gateway ends and no call is waited for any more; `None` of what takes no long.
+    fn calls_end(&self) -> Option<&CancellationToken>;
+
+    /// Notes whether its client can come back for the rest, also to a later process.
+    fn note_place(&mut self, _has_place: bool) {}
+
     /// Whether a stream that ends without the answer has failed.
     fn ends_with_answer(&self) -> bool {
         true
@@ -72,6 +80,8 @@ pub(in crate::face) struct PipeBody<C> {
     silence: Silence,
     /// Made when there is first something to wait for: most answers are there at once.
     timer: Option<Pin<Box<Sleep>>>,
+    /// The same for the end of all calls.
+    calls_end: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// The call that is answered; none behind a stream of the client's own.
     call: Option<C>,
     /// Progress instead of comments.
@@ -106,6 +116,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
             last_frame: now,
             silence: Silence::since(now),
             timer: None,
+            calls_end: None,
             call,
             signs: None,
             tail,
@@ -172,6 +183,10 @@ impl<C: AnsweredRequest> PipeBody<C> {
         if let Some(tail) = &mut self.tail {
             tail.pass(events);
         }
+        let has_place = self.can_be_taken_up();
+        if let Some(call) = &mut self.call {
+            call.note_place(has_place);
+        }
         self.let_go();
         if says {
             self.silence = Silence::since(self.last_frame);
@@ -201,6 +216,13 @@ impl<C: AnsweredRequest> PipeBody<C> {
             }
             None => Err(io::Error::other("the answer cannot be completed")),
         }
+    }
+
+    /// Whether the gateway ends, and waits for the call no longer.
+    fn ends_with_gateway(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(end) = self.call.as_ref().and_then(AnsweredRequest::calls_end) else { return false };
+        let end = self.calls_end.get_or_insert_with(|| Box::pin(end.clone().cancelled_owned()));
+        end.as_mut().poll(cx).is_ready()
     }
 
     /// A stream that broke.
@@ -257,6 +279,7 @@ pub(in crate::face) async fn in_time<T>(
     silence_max: Option<Duration>,
     deadline: Option<Instant>,
 ) -> Result<T, GatewayFault> {
+    let waiting = pin!(until_calls_end(call.calls_end(), Executed::Unknown, waiting));
     let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
     let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
     let Some((end, reason)) = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) else {
@@ -286,6 +309,11 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),
             Poll::Ready(None) => return Poll::Ready(this.end()),
             Poll::Pending => (),
+        }
+        if this.ends_with_gateway(cx) {
+            // As if its server had broken off: who can come back for the rest does, to the next process.
+            let ended = GatewayFault::new(Reason::GatewayRestart, Executed::Unknown);
+            return Poll::Ready(Some(this.broke(io::Error::other(BodyBreakError(ended)))));
         }
         loop {
             let next = this.next_time();

@@ -17,11 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
+use futures_util::{FutureExt as _, StreamExt};
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use serde_json::json;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::in_flight::RequestStage;
@@ -36,12 +37,12 @@ use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status
 use crate::face::call_stream::respond;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use crate::face::pipe::held_call::HeldCall;
 use crate::face::pipe::stream_tail::StreamPause;
 use crate::face::rewrite;
 use crate::task::{Drafts, Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
-use crate::upstream::limits::CallPermit;
 use crate::upstream::raw_channel::{RawMethod, RawRequest, RawResponse};
 use crate::upstream::reply::{self, JudgedResponse, ReadLimits};
 use crate::upstream::session::own::{PreferenceChange, ResumedStreamKind, StreamRefusal};
@@ -282,21 +283,22 @@ impl PipeForward {
 /// Cancel safe: a dropped wait gives its turn to the next.
 ///
 /// # Errors
-/// As [`crate::upstream::limits::CallPermits::acquire`].
+/// As [`HeldCall::begin`].
 async fn place(
     shared: &SessionFaceState,
     session: &ClientSession,
     id: &RequestId,
-) -> Result<Option<CallPermit>, GatewayFault> {
-    let served = &shared.served;
-    if let Some(permit) = served.permits.try_acquire(&session.own.opened.owner) {
-        return Ok(Some(permit));
+) -> Result<Option<HeldCall>, GatewayFault> {
+    let mut beginning = pin!(HeldCall::begin(&shared.served, &session.own.opened.owner));
+    // Most find a permit free, and are nowhere entered as calls that wait.
+    if let Some(begun) = beginning.as_mut().now_or_never() {
+        return begun.map(Some);
     }
     let waiting = shared.open.in_flight.enter(session.token.nonce, id, RequestStage::Queued);
     tokio::select! {
         biased;
         () = waiting.cancelled().cancelled() => Ok(None),
-        permit = served.permits.acquire(&session.own.opened.owner, Some(served.settings.queue_deadline)) => permit.map(Some),
+        begun = beginning => begun.map(Some),
     }
 }
 
@@ -308,12 +310,12 @@ pub(super) struct PipedCall {
     id: RequestId,
     began: Instant,
     /// The place that a `tools/call` holds.
-    permit: Option<CallPermit>,
+    permit: Option<HeldCall>,
     mark: HealthMark,
 }
 
 impl PipedCall {
-    fn begin(shared: Arc<SessionFaceState>, session: ClientSession, id: RequestId, permit: Option<CallPermit>) -> Self {
+    fn begin(shared: Arc<SessionFaceState>, session: ClientSession, id: RequestId, permit: Option<HeldCall>) -> Self {
         let counter = if permit.is_some() { &shared.meter.calls } else { &shared.meter.requests };
         counter.increment(1);
         let mark = shared.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default();
@@ -387,8 +389,18 @@ impl AnsweredRequest for PipedCall {
         &self.id
     }
 
+    fn calls_end(&self) -> Option<&CancellationToken> {
+        self.permit.as_ref().map(HeldCall::calls_end)
+    }
+
     fn is_resumable(&self) -> bool {
         true
+    }
+
+    fn note_place(&mut self, has_place: bool) {
+        if let Some(held) = &mut self.permit {
+            held.note_place(has_place);
+        }
     }
 
     fn ended(&self, fault: &GatewayFault) {

@@ -30,6 +30,7 @@ use crate::face::call_stream::respond;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, full_body};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use crate::face::pipe::held_call::HeldCall;
 use crate::face::pipe::pipe_metrics::PipeMetrics;
 use crate::face::sealed::StateContent;
 use crate::face::served::Served;
@@ -37,7 +38,6 @@ use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Pl
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
-use crate::upstream::limits::CallPermit;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
@@ -224,12 +224,16 @@ struct StatelessPipedCall {
     meter: Arc<PipeMetrics>,
     is_stream: bool,
     /// A call has one.
-    permit: Option<CallPermit>,
+    permit: Option<HeldCall>,
 }
 
 impl AnsweredRequest for StatelessPipedCall {
     fn id(&self) -> &RequestId {
         &self.id
+    }
+
+    fn calls_end(&self) -> Option<&CancellationToken> {
+        self.permit.as_ref().map(HeldCall::calls_end)
     }
 
     /// There is nothing to name a place in a stream with.
@@ -276,8 +280,7 @@ impl StatelessForward {
         let settings = &self.served.settings;
         let (permit, timeouts, deadline) = match self.deadline {
             Some(deadline) => {
-                let wait_max = Some(settings.queue_deadline);
-                let permit = self.served.permits.acquire(&self.edits.asker.principal, wait_max).await?;
+                let permit = HeldCall::begin(&self.served, &self.edits.asker.principal).await?;
                 (Some(permit), settings.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
             }
             None => (None, settings.timeouts, None),

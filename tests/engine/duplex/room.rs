@@ -232,7 +232,8 @@ impl Piped {
         let (near, far) = tokio::io::duplex(64 << 10);
         let serving = TaskTracker::new().spawn(async move {
             let stop = tokio_util::sync::CancellationToken::new();
-            stdio::serve(client, line_bytes_max, tokio::io::split(far), &stop).await.unwrap();
+            let leaving = stop.clone();
+            stdio::serve(client, line_bytes_max, tokio::io::split(far), (leaving, &stop)).await.unwrap();
         });
         let (from, to) = tokio::io::split(near);
         Self { script, to, from: BufReader::new(from).lines(), serving }

@@ -29,6 +29,22 @@ async fn a_drain_is_bounded_and_says_how_many_calls_it_let_go() {
     assert_eq!(world.age() - before, seconds(30));
 }
 
+/// Tasks are a later life's to judge; who waits for an answer is told, since nobody else will.
+#[tokio::test(start_paused = true)]
+async fn calls_end_with_the_gateway_and_no_task_does() {
+    let world = World::with(Rules::default(), Script::silent());
+    let id = world.handle(&Ask::call()).await;
+    let plain = world.client(&Ask::call().without_extension());
+    tokio::time::sleep(millis(1)).await;
+    assert_eq!(world.engine.drain(seconds(30)).await, 2);
+    world.engine.end_calls();
+    let events = plain.await.unwrap().events().await;
+    let data = &events.last().unwrap().1["error"]["data"];
+    assert_eq!(*data, json!({ "source": "gateway", "reason": "gateway_restart", "executed": "unknown" }));
+    assert_eq!(world.engine.drain(seconds(1)).await, 0, "nobody runs them any more");
+    assert_eq!(world.get(&id).await["status"], "working", "what is stored is not changed");
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_task_begins_during_a_drain() {
     let world = World::with(Rules::mode(TaskMode::Always), Script::silent());

@@ -59,6 +59,26 @@ async fn a_server_that_does_not_want_to_end_is_gone_soon_too_and_so_is_that_of_a
     host.until_nothing_is_left().await;
 }
 
+/// A signal ends it while its host is there: what the host waits for is answered, and by whom it was ended is said.
+#[tokio::test]
+async fn a_host_hears_what_becomes_of_the_calls_that_it_waits_for() {
+    for signal in ["TERM", "INT"] {
+        let mut host = busy(GRACE, "").await;
+        host.signal(signal);
+        for id in [2, 3] {
+            let answer = host.answer(id).await;
+            let data = &answer["error"]["data"];
+            assert_eq!(
+                (&data["reason"], &data["executed"]),
+                (&json!("gateway_restart"), &json!("unknown")),
+                "{answer}"
+            );
+        }
+        assert_eq!(host.ended().await.0.code(), Some(0));
+        assert!(host.log().contains("calls that were in progress end with the gateway"), "{}", host.log());
+    }
+}
+
 #[tokio::test]
 async fn a_second_signal_ends_it_at_once() {
     let mut host = busy(GRACE, "stubborn").await;

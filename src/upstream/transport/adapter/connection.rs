@@ -319,13 +319,19 @@ impl AdapterConnection {
         let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
         tokio::select! {
             biased;
-            sent = sender.send(outgoing, handed_over) => sent,
-            () = self.over.cancelled() => {
-                let fault = self.fault();
-                let executed = if handed_over.initialized() { fault.executed } else { Executed::No };
-                Err(GatewayFault { executed, ..fault })
-            }
+            // A message that is not taken because the gateway ends the connection is no fault of the server's.
+            sent = sender.send(outgoing, handed_over) => sent.map_err(|fault| match self.is_over() {
+                true => self.unsent(handed_over),
+                false => fault,
+            }),
+            () = self.over.cancelled() => Err(self.unsent(handed_over)),
         }
+    }
+
+    /// What becomes of a message at the end of the connection.
+    fn unsent(&self, handed_over: &HandedOver) -> GatewayFault {
+        let fault = self.fault();
+        GatewayFault { executed: if handed_over.initialized() { fault.executed } else { Executed::No }, ..fault }
     }
 
     /// Why there is no answer. What ends with the gateway is not the server's doing.

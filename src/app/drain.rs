@@ -1,0 +1,122 @@
+//! Ends a gateway in phases.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio_util::sync::CancellationToken;
+
+use super::Gateway;
+use super::live_calls::{CallSurvey, LiveCalls};
+use crate::engine::Engine;
+use crate::server::DrainPlan;
+
+/// How long before the end of a drain the calls are ended that are still in progress, and the streams of those who listen: so
+/// that they can be told.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// How long upstreams are waited for at the end, while they are told that their sessions are over.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
+
+const DRAINING: &str = "draining";
+
+impl Gateway {
+    /// The calls in progress.
+    pub(super) fn live_calls(&self) -> LiveCalls {
+        self.parts.live_calls()
+    }
+
+    /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those that are left are ended and those who
+    /// listen are told that it is over, upstream sessions are closed. Dropping the future ends everything at once.
+    pub async fn drain(self, notice: Duration) {
+        self.readiness.block(DRAINING);
+        let calls = self.live_calls();
+        // Told once it is true: whoever reads the log finds the gateway not ready.
+        tell_of_beginning(&calls.survey(), self.drain_max);
+        crate::failpoint::hit("draining");
+        let plan = DrainPlan { notice, max: self.drain_max };
+        let leave = async {
+            tokio::time::sleep(notice).await;
+            self.parts.leaving.cancel();
+        };
+        let mut ended = CallSurvey::default();
+        let at_the_end = async {
+            tokio::time::sleep(notice + until_farewell(plan)).await;
+            // Before their connections end, on either side.
+            ended = calls.end();
+        };
+        let finished = finish(&self.parts.engine, self.clients.heard_out(), &self.ending, plan);
+        let waited = async { tokio::join!(Box::pin(self.clients.drain(plan)), finished, leave) };
+        let drained = alongside(Box::pin(waited), at_the_end).await.0;
+        let retired = self.retired.all();
+        let closing =
+            self.upstreams.iter().map(|one| one.served.upstream.close()).chain(retired.iter().map(|one| one.close()));
+        // Those who are slow are left: what is stored is stored.
+        let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
+        self.parts.life.stop.cancel();
+        self.parts.life.tracker.close();
+        if let Some(disk) = &self.disk {
+            disk.close().await;
+        }
+        // The operators' listeners go last: until here they say that the gateway drains.
+        let at_once = DrainPlan { notice: Duration::ZERO, max: Duration::ZERO };
+        Box::pin(join_all(self.metrics.into_iter().chain([self.admin]).map(|listener| listener.drain(at_once)))).await;
+        let (connections_cut, calls_lost) = (drained.aborted, ended.lost());
+        if ended.is_empty() {
+            tracing::info!(connections_cut, calls_lost, "drained");
+        } else {
+            tracing::warn!(
+                connections_cut,
+                calls_lost,
+                calls = %ended,
+                "drained; calls that ran longer than drain_max were ended"
+            );
+        }
+    }
+}
+
+/// Says what a drain waits for, and what of it would be lost.
+fn tell_of_beginning(calls: &CallSurvey, drain_max: Duration) {
+    if calls.is_empty() {
+        return tracing::info!("draining; no call is in progress");
+    }
+    tracing::info!(
+        calls_held = calls.held(),
+        tasks = calls.tasks(),
+        %calls,
+        "draining; what is held, and tasks that cannot be resumed, are lost where they take longer than {drain_max:?} \
+         (drain_max); a second signal ends them at once"
+    );
+}
+
+/// From the end of the notice to the end of the calls.
+fn until_farewell(plan: DrainPlan) -> Duration {
+    plan.max - FAREWELL.min(plan.max / 10)
+}
+
+/// Waits for the calls in progress, then ends the streams of those who listen: they hear how their tasks end,
+/// and hold up no drain.
+async fn finish(engine: &Engine, heard_out: impl Future<Output = ()>, ending: &CancellationToken, plan: DrainPlan) {
+    let until_farewell = until_farewell(plan);
+    // Until balancers have noticed, everything is served as ever, and so are those who were let in until then.
+    tokio::time::sleep(plan.notice).await;
+    let drained = async {
+        heard_out.await;
+        engine.drain(plan.max).await
+    };
+    let early = tokio::time::timeout(until_farewell, drained).await;
+    ending.cancel();
+    if early.is_err() {
+        engine.drain(plan.max - until_farewell).await;
+    }
+}
+
+/// Waits for something, and does something else meanwhile as far as there is time.
+async fn alongside<T>(waited: impl Future<Output = T>, beside: impl Future<Output = ()>) -> T {
+    let beside = async {
+        beside.await;
+        std::future::pending().await
+    };
+    tokio::select! {
+        done = waited => done,
+        done = beside => done,
+    }
+}

@@ -1,0 +1,64 @@
+//! Holds what a `tools/call` in a pipe has while it is in progress: a permit, and a part in the count of calls; and ends it
+//! with the gateway.
+
+use tokio_util::sync::CancellationToken;
+
+use crate::face::served::Served;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::limits::{CallInProgress, CallPermit, CallProspect};
+
+/// A call at its upstream.
+#[derive(Debug)]
+pub(in crate::face) struct HeldCall {
+    _permit: CallPermit,
+    in_progress: CallInProgress,
+    calls_end: CancellationToken,
+}
+
+impl HeldCall {
+    /// Takes a permit, or waits for one within the queue's deadline.
+    ///
+    /// Cancel safe: a dropped wait gives its turn to the next.
+    ///
+    /// # Errors
+    /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
+    pub(in crate::face) async fn begin(served: &Served, owner: &Principal) -> Result<Self, GatewayFault> {
+        let (in_progress, calls_end) = (served.permits.call_begins(), served.engine.calls_end());
+        let permit = match served.permits.try_acquire(owner) {
+            Some(permit) => permit,
+            None => {
+                let waiting = served.permits.acquire(owner, Some(served.settings.queue_deadline));
+                until_calls_end(Some(calls_end), Executed::No, waiting).await?
+            }
+        };
+        Ok(Self { _permit: permit, in_progress, calls_end: calls_end.clone() })
+    }
+
+    /// Counts it anew: whether its client can come back for the rest, also to a later process.
+    pub(in crate::face) fn note_place(&mut self, has_place: bool) {
+        self.in_progress.now(if has_place { CallProspect::Resumed } else { CallProspect::Held });
+    }
+
+    /// Cancelled once no call is waited for any more.
+    pub(in crate::face) const fn calls_end(&self) -> &CancellationToken {
+        &self.calls_end
+    }
+}
+
+/// Waits for something until the gateway ends and waits for no call any more: then this one ended with the gateway.
+///
+/// # Errors
+/// As `waiting`; and then.
+pub(super) async fn until_calls_end<T>(
+    calls_end: Option<&CancellationToken>,
+    executed: Executed,
+    waiting: impl Future<Output = Result<T, GatewayFault>>,
+) -> Result<T, GatewayFault> {
+    let Some(calls_end) = calls_end else { return waiting.await };
+    tokio::select! {
+        // Before whatever else there is: the permit of one that ended must not send the next.
+        biased;
+        () = calls_end.cancelled() => Err(GatewayFault::new(Reason::GatewayRestart, executed)),
+        done = waiting => done,
+    }
+}

@@ -134,15 +134,15 @@ enum CliCommand {
     Resources(OfferArguments),
     /// Lists a server's prompts, and what each takes.
     Prompts(OfferArguments),
-    /// Stands between a desktop host and one server: the host starts this program in place of the server's, and speaks
+    /// Stands between a desktop host and its servers: the host starts this program in place of the server's, and speaks
     /// to it over stdin and stdout. Slow calls become tasks for hosts that know tasks, and are held for all others.
     ///
     /// Ends with its host, and the server with it. Logs go to stderr.
     ///
-    /// Exit codes: 0 if the host or a signal ended it, 64 for a mistake in the command line, 69 if the program is not found,
+    /// Exit codes: 0 if the host or a signal ended it, 64 for a mistake in the command line or the file, 69 if a program is not found,
     /// 70 for something else, 74 and 75 if the store cannot be used or is open elsewhere.
     #[command(
-        override_usage = "taskgate wrap [OPTIONS] -- COMMAND [ARGUMENT]...\n       taskgate wrap [OPTIONS] --url URL"
+        override_usage = "taskgate wrap [OPTIONS] -- COMMAND [ARGUMENT]...\n       taskgate wrap [OPTIONS] --url URL\n       taskgate wrap --config FILE"
     )]
     Wrap(WrapArguments),
     /// Says what a server speaks, and prints the TOML block that would serve it.
@@ -264,11 +264,14 @@ fn check(file: &Path) -> ExitCode {
             let _ = writeln!(io::stdout(), "{}", in_short(&loaded.config));
             ExitCode::SUCCESS
         }
-        Err(mistakes) => {
-            write_line(mistakes);
-            ExitCode::from(USAGE)
-        }
+        Err(mistakes) => refuse_file(&mistakes),
     }
+}
+
+/// Says what is wrong with a file.
+fn refuse_file(mistakes: &config::ConfigError) -> ExitCode {
+    write_line(mistakes);
+    ExitCode::from(USAGE)
 }
 
 /// What a configuration would serve, in a line.
@@ -394,6 +397,10 @@ mod tests {
             "taskgate wrap --url ftp://127.0.0.1/mcp",
             "taskgate wrap --url http://ada:secret@127.0.0.1/mcp",
             "taskgate wrap --url http://127.0.0.1:1/mcp -- true",
+            "taskgate wrap --config /nowhere.toml",
+            "taskgate wrap --config a.toml -- true",
+            "taskgate wrap --config a.toml --url http://127.0.0.1:1/mcp",
+            "taskgate wrap --config a.toml --store tasks",
             "taskgate check",
             "taskgate import",
             "taskgate import /nowhere.json",

@@ -12,6 +12,7 @@ mod resolve;
 mod section;
 mod toml_writer;
 mod value;
+mod wrapped;
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -44,6 +45,7 @@ pub use resolve::listeners::usual_listener_at;
 pub use toml_writer::{escaped, fallback_name, fitting_name, key, key_variable, quoted, string, variable_name};
 pub use value::check_principal_id;
 pub use value::{is_credential_header, is_variable_name};
+use wrapped::FilePurpose;
 
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
@@ -198,10 +200,32 @@ pub fn load(
     env: &dyn Fn(&str) -> Option<String>,
     look: &dyn Fn(&Config) -> Findings,
 ) -> Result<LoadedConfig, ConfigError> {
+    load_as(FilePurpose::Listeners, path, env, look)
+}
+
+/// The same for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, tasks rest in memory
+/// unless a store is written, and several upstreams are one endpoint, the first of [`Config::endpoints`].
+///
+/// # Errors
+/// As [`load`].
+pub fn load_wrapped(
+    path: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+    look: &dyn Fn(&Config) -> Findings,
+) -> Result<LoadedConfig, ConfigError> {
+    load_as(FilePurpose::Host, path, env, look)
+}
+
+fn load_as(
+    purpose: FilePurpose,
+    path: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+    look: &dyn Fn(&Config) -> Findings,
+) -> Result<LoadedConfig, ConfigError> {
     let name = path.display().to_string();
     let bytes = read_bounded(path).map_err(|error| refused(&name, None, format!("cannot be read: {error}")))?;
     match std::str::from_utf8(&bytes) {
-        Ok(text) => parse_and(&name, text, env, look),
+        Ok(text) => parse_as(purpose, (&name, text), env, look),
         // Too large comes first: a cut may go through a character.
         Err(_) if bytes.len() > FILE_BYTES_MAX => Err(too_large(&name)),
         Err(error) => Err(refused(&name, Some(line_of_byte(&bytes, error.valid_up_to())), "is not UTF-8 text")),
@@ -214,12 +238,12 @@ pub fn load(
 /// # Errors
 /// Every mistake in the text. Where it is not TOML, only that: anything else would follow from it.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
-    parse_and(name, text, env, &|_| Findings::default())
+    parse_as(FilePurpose::Listeners, (name, text), env, &|_| Findings::default())
 }
 
-fn parse_and(
-    name: &str,
-    text: &str,
+fn parse_as(
+    purpose: FilePurpose,
+    (name, text): (&str, &str),
     env: &dyn Fn(&str) -> Option<String>,
     look: &dyn Fn(&Config) -> Findings,
 ) -> Result<LoadedConfig, ConfigError> {
@@ -250,6 +274,10 @@ fn parse_and(
             // Nothing follows from its absence.
             report.blame((key.place.key.trim_end_matches(&key.key).to_owned() + near).into());
         }
+    }
+    if purpose == FilePurpose::Host {
+        wrapped::check(&lines, &mut report);
+        wrapped::complete(&mut raw, &mut report);
     }
     let mut keys = KeyFileReader { env, report, lines };
     let key_files = keys.read(&mut raw.auth, Path::new(name).parent().unwrap_or(Path::new("")));

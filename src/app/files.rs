@@ -63,12 +63,23 @@ impl From<KeyFileError> for FileMistakes {
 /// # Errors
 /// Every mistake in the file and in what it names, each with its line.
 pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
-    config::load(file, &|name| env::var(name).ok(), &|config| {
-        let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
-        let mistakes = wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect();
-        let warnings = upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect();
-        Findings { mistakes, warnings }
-    })
+    config::load(file, &|name| env::var(name).ok(), &look)
+}
+
+/// The same for `taskgate wrap`.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
+    config::load_wrapped(file, &|name| env::var(name).ok(), &look)
+}
+
+/// Looks at what a configuration names.
+fn look(config: &Config) -> Findings {
+    let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
+    let mistakes = wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect();
+    let warnings = upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect();
+    Findings { mistakes, warnings }
 }
 
 /// Reads every file that is there to be read. Makes none.

@@ -98,6 +98,11 @@ impl ServedUpstream {
         EndpointMember { served: Arc::clone(&self.served), endpoint: Arc::clone(&self.endpoint) }
     }
 
+    /// What its clients of the older transport are served with beside it.
+    pub(super) const fn older(&self) -> &SseServed {
+        &self.older
+    }
+
     /// How it stands.
     pub(super) fn health(&self) -> Arc<UpstreamHealth> {
         Arc::clone(&self.health)

@@ -26,6 +26,16 @@ impl ServedEndpoint {
         Self::of_members(settings, members(settings, upstreams), parts)
     }
 
+    /// What serves its clients.
+    pub(super) const fn endpoint(&self) -> &Arc<CombinedEndpoint> {
+        &self.endpoint
+    }
+
+    /// What its clients of the older transport are served with beside it.
+    pub(super) const fn older(&self) -> &SseServed {
+        &self.older
+    }
+
     fn of_members(settings: &CombinedSettings, members: Vec<EndpointMember>, parts: &GatewayParts) -> Self {
         let leaving = parts.leaving.child_token();
         let combined = CombinedEndpoint::new(settings.clone(), members, Arc::clone(&parts.combined), leaving.clone());

@@ -1,11 +1,12 @@
-//! Runs the gateway between one host and one server: standard input and output on the host's side, no listeners.
+//! Runs the gateway between one host and its servers: standard input and output on the host's side, no listeners.
 
 use std::future::pending;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -14,12 +15,16 @@ use super::live_calls::{CallSurvey, TOLD_MAX};
 use super::prepared_config::{PreparedConfig, ReportedWarnings};
 use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
+use super::served_endpoint::ServedEndpoint;
 use super::{GatewayParts, files, sealer, task_store};
 use crate::config::{Config, LoadedConfig, StoreSettings};
 use crate::engine::Engine;
 use crate::engine::recovery::{self, CallTargets};
+use crate::face::combined::CombinedEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::http::Endpoint;
 use crate::face::sealed::Sealer;
+use crate::face::sse::SseServed;
 use crate::face::stdio;
 use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
@@ -39,14 +44,14 @@ const REST_MAX: Duration = Duration::from_millis(500);
 /// Tasks that are taken back at a time.
 const PAGE: usize = 100;
 
-/// Serves the host at standard input and output until it is gone or a signal comes. Of the configuration the first upstream, the
-/// store and the limits hold.
+/// Serves the host at standard input and output until it is gone or a signal comes. Of the configuration the store and the
+/// limits hold, and the first endpoint, or else the first upstream. `store_option` is what names the store on a command line.
 ///
 /// # Errors
 /// If the store cannot be had, or the host wrote what cannot be read. What is wrong with a file or a store is printed,
 /// and ends with the code that [`super::serve`] has for it; a program that is not there ends with
 /// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
-pub async fn wrap(loaded: LoadedConfig) -> anyhow::Result<ExitCode> {
+pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let read = PreparedConfig::new(loaded);
     if let Some(code) = missing_program(&read.config) {
@@ -59,14 +64,14 @@ pub async fn wrap(loaded: LoadedConfig) -> anyhow::Result<ExitCode> {
     let body_bytes_max = config.listen.body_bytes_max.get();
     let wrapping = match WrappedGateway::start(config).await {
         Ok(wrapping) => wrapping,
-        Err(error) => return refused(error, Some("--store")),
+        Err(error) => return refused(error, store_option),
     };
     // What a tool may give its host may be given to another tool.
-    let line_bytes_max = body_bytes_max.max(wrapping.message_bytes_max);
+    let line_bytes_max = body_bytes_max.max(wrapping.served.message_bytes_max);
     let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
     let ends = (tokio::io::stdin(), tokio::io::stdout());
     let served = {
-        let serving = stdio::serve(wrapping.client(), line_bytes_max, ends, (leaving.clone(), &stop));
+        let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, (leaving.clone(), &stop));
         tokio::pin!(serving);
         tokio::select! {
             served = &mut serving => served,
@@ -99,15 +104,26 @@ pub async fn wrap(loaded: LoadedConfig) -> anyhow::Result<ExitCode> {
 struct WrappedGateway {
     parts: GatewayParts,
     disk: Option<Arc<DiskStore>>,
-    upstream: ServedUpstream,
-    path: String,
-    /// Of the server.
-    name: Arc<str>,
-    message_bytes_max: usize,
+    upstreams: Vec<ServedUpstream>,
+    /// What serves the host; where that is an endpoint of several upstreams, it is kept there.
+    served: StreamClient,
+    _combined: Option<ServedEndpoint>,
     /// Ends the streams of clients that listen.
     ending: CancellationToken,
     /// Ends what is in the background, however this goes.
     _stop: DropGuard,
+}
+
+/// Whoever started this program is the one person that is served; `with` is what the endpoint's other clients are served with.
+fn host(endpoint: Arc<dyn Endpoint>, with: &SseServed) -> StreamClient {
+    StreamClient {
+        endpoint,
+        upstream: Arc::clone(&with.name),
+        path: with.path.to_string(),
+        principal: Principal::local(),
+        address: None,
+        message_bytes_max: with.result_bytes_max.saturating_add(ENVELOPE_BYTES),
+    }
 }
 
 impl WrappedGateway {
@@ -124,25 +140,20 @@ impl WrappedGateway {
             task_store::open(&config, &life, &Readiness::new()).await?;
         let ending = CancellationToken::new();
         let parts = GatewayParts::new((store, clock), sealer, &config, life, ending.clone());
-        let one = config.upstreams.into_iter().next().context("there is no server")?;
-        let name = Arc::clone(&one.name);
-        let (path, message_bytes_max) = (one.path.clone(), one.service.result_bytes_max.saturating_add(ENVELOPE_BYTES));
-        let upstream = ServedUpstream::new(one, &parts)?;
-        let origins = CallTargets::default().with(upstream.served.target());
-        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
-        Ok(Self { parts, disk, upstream, path, name, message_bytes_max, ending, _stop: unless_ended })
-    }
-
-    /// Whoever started this program is the one person that it serves.
-    fn client(&self) -> StreamClient {
-        StreamClient {
-            endpoint: Arc::<UpstreamEndpoint>::clone(self.upstream.endpoint()),
-            upstream: Arc::clone(&self.name),
-            path: self.path.clone(),
-            principal: Principal::local(),
-            address: None,
-            message_bytes_max: self.message_bytes_max,
+        let (mut upstreams, mut origins) = (Vec::with_capacity(config.upstreams.len()), CallTargets::default());
+        for one in config.upstreams {
+            let opened = ServedUpstream::new(one, &parts)?;
+            origins = origins.with(opened.served.target());
+            upstreams.push(opened);
         }
+        let combined = config.endpoints.first().map(|settings| ServedEndpoint::new(settings, &upstreams, &parts));
+        let served = match (&combined, upstreams.first()) {
+            (Some(combined), _) => host(Arc::<CombinedEndpoint>::clone(combined.endpoint()), combined.older()),
+            (None, Some(only)) => host(Arc::<UpstreamEndpoint>::clone(only.endpoint()), only.older()),
+            (None, None) => bail!("there is no server"),
+        };
+        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
+        Ok(Self { parts, disk, upstreams, served, _combined: combined, ending, _stop: unless_ended })
     }
 
     /// Ends the calls that the host waits for, which it is told.
@@ -171,7 +182,8 @@ impl WrappedGateway {
         engine.drain(REST_MAX).await;
         leaving.cancel();
         self.ending.cancel();
-        let closed = timeout(CLOSE_MAX, self.upstream.served.upstream.close()).await;
+        let closing = join_all(self.upstreams.iter().map(|one| one.served.upstream.close()));
+        let closed = timeout(CLOSE_MAX, closing).await;
         life.stop.cancel();
         life.tracker.close();
         let rested = timeout(REST_MAX, life.tracker.wait()).await;

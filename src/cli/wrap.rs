@@ -1,6 +1,7 @@
 //! Reads the command line of `taskgate wrap`.
 
 use std::env;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::server_options::ServerOptions;
@@ -19,8 +20,12 @@ pub(super) struct WrapArguments {
     /// The server's address, for one that is reached over HTTP.
     #[arg(long, value_name = "URL", conflicts_with = "command")]
     url: Option<String>,
+    /// A configuration with the servers in [upstreams], for several of them or for rules that hold for single tools. Of it
+    /// [[endpoints]], [store] and [limits] hold, too. What other options say stands in it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ServerOptions", "fallback", "url", "command"])]
+    config: Option<PathBuf>,
     /// The server's program and its arguments. It gets the environment that this program was given.
-    #[arg(last = true, value_name = "COMMAND", required_unless_present = "url")]
+    #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["url", "config"])]
     command: Vec<String>,
 }
 
@@ -34,7 +39,13 @@ fn fallback(text: &str) -> Result<FallbackPolicy, &'static str> {
 
 /// Serves the host that started this program.
 pub(super) async fn run(arguments: WrapArguments) -> anyhow::Result<ExitCode> {
-    let WrapArguments { options, fallback, url, command } = arguments;
+    let WrapArguments { options, fallback, url, config, command } = arguments;
+    if let Some(file) = config {
+        return match app::files::load_wrapped(&file) {
+            Ok(loaded) => app::wrap(loaded, None).await,
+            Err(mistakes) => Ok(super::refuse_file(&mistakes)),
+        };
+    }
     let server = match url.as_deref().map(ServerTarget::url) {
         Some(Ok(address)) => CommandLineServer::wrapped(address, "--url"),
         Some(Err(why)) => return Ok(super::refuse(format_args!("--url: {why}"))),
@@ -50,7 +61,7 @@ pub(super) async fn run(arguments: WrapArguments) -> anyhow::Result<ExitCode> {
         key_variable: options.key_env,
     };
     match line.resolve(&|name| env::var(name).ok()) {
-        Ok(loaded) => app::wrap(loaded).await,
+        Ok(loaded) => app::wrap(loaded, Some("--store")).await,
         Err(mistakes) => Ok(super::refuse(mistakes)),
     }
 }

@@ -226,7 +226,7 @@ fn raw_store(store: CommandLineStore) -> RawStore {
 }
 
 /// Leaves the usual ports to servers that have them: there the system picks another one, as it does for one that is taken.
-fn choose_ports(raw: &mut RawConfig, port: Option<u16>) {
+pub(super) fn choose_ports(raw: &mut RawConfig, port: Option<u16>) {
     let on = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let urls = || raw.upstreams.iter().filter_map(|upstream| upstream.url.as_ref()).map(|url| &url.value);
     let is_taken = |address| urls().any(|url| resolve::is_at(url, address));

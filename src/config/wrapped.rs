@@ -1,0 +1,82 @@
+//! Reads a file for `taskgate wrap`: one person, who started the program, is served at its standard streams. What only
+//! listeners need is a mistake there, and several upstreams are one endpoint.
+
+use std::collections::BTreeMap;
+
+use super::command_line::choose_ports;
+use super::error::{ConfigLocation, MistakeCollector};
+use super::raw::{RawConfig, RawEndpoint, StoreKind};
+use super::section::LocatedValue;
+
+/// What a file is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FilePurpose {
+    /// Clients that come to listeners.
+    Listeners,
+    /// The host that started the program.
+    Host,
+}
+
+/// Tables that mean nothing to a host, and why.
+const OF_LISTENERS: [(&str, &str); 4] = [
+    ("listen", "`taskgate wrap` has no listener, its host speaks over stdin and stdout"),
+    ("admin", "`taskgate wrap` has no listener for operators"),
+    ("metrics", "`taskgate wrap` has no listener for metrics"),
+    ("auth", "`taskgate wrap` serves nobody but the host that started it"),
+];
+
+/// The path of an endpoint that nobody dials.
+const NO_PATH: &str = "/wrap/several/mcp";
+
+/// Notes the tables of listeners. `lines` has where each key is written.
+pub(super) fn check(lines: &BTreeMap<String, usize>, report: &mut MistakeCollector) {
+    for (table, why) in OF_LISTENERS {
+        if let Some(line) = lines.get(table) {
+            let place = ConfigLocation::own(*line, table.to_owned());
+            report.mistake(&place, format!("{why}; leave it out, or serve the file by `taskgate serve`"));
+        }
+    }
+}
+
+/// Fills in what is usual for a host: tasks in memory unless a store is written, and one endpoint for all upstreams unless one
+/// is written.
+pub(super) fn complete(raw: &mut RawConfig, report: &mut MistakeCollector) {
+    // Nobody listens, so no upstream's address is the gateway's own.
+    choose_ports(raw, None);
+    let store = &mut raw.store;
+    if store.path.is_none() && store.kind.is_none() {
+        let place = ConfigLocation::own(0, "store.kind".to_owned());
+        store.kind = Some(LocatedValue { value: StoreKind::Memory, place });
+    }
+    match raw.endpoints.as_slice() {
+        [] if raw.upstreams.len() > 1 => raw.endpoints.push(of_all(raw)),
+        [] => (),
+        [only] => warn_of_others(raw, only, report),
+        [_, others @ ..] => {
+            for other in others {
+                report.mistake(&other.place, "a host is served one endpoint; leave the others out");
+            }
+        }
+    }
+}
+
+fn of_all(raw: &RawConfig) -> RawEndpoint {
+    let mut all: Vec<_> = raw.upstreams.iter().collect();
+    all.sort_by_key(|upstream| upstream.place.line);
+    let place = ConfigLocation::own(all.first().map_or(0, |first| first.place.line), "upstreams".to_owned());
+    let names = all.iter().map(|upstream| upstream.name.clone()).collect();
+    RawEndpoint {
+        path: Some(LocatedValue { value: NO_PATH.to_owned(), place: place.clone() }),
+        sse_path: None,
+        upstreams: Some(LocatedValue { value: names, place: place.clone() }),
+        prefix: None,
+        place,
+    }
+}
+
+fn warn_of_others(raw: &RawConfig, only: &RawEndpoint, report: &mut MistakeCollector) {
+    let Some(named) = &only.upstreams else { return };
+    for upstream in raw.upstreams.iter().filter(|upstream| !named.value.contains(&upstream.name)) {
+        report.warning(&upstream.place, "stands in no endpoint, so the host is not served it");
+    }
+}

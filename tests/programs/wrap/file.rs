@@ -1,0 +1,225 @@
+//! `taskgate wrap --config`: several servers for one host.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::host::{Host, alone, greet, in_time, slow, text};
+
+/// A folder with a configuration in it, and a host that has it wrapped.
+struct HostFile {
+    folder: TempDir,
+    file: PathBuf,
+}
+
+impl HostFile {
+    fn new(configuration: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("wrap.toml");
+        fs::write(&file, configuration).unwrap();
+        Self { folder, file }
+    }
+
+    fn host(&self) -> Host {
+        self.host_with(&[])
+    }
+
+    fn host_with(&self, options: &[&str]) -> Host {
+        Host::with(&[&["--config", &self.file.display().to_string()], options].concat(), &[], &[])
+    }
+}
+
+/// A block of one upstream that is the demo server.
+fn demo(name: &str) -> String {
+    format!("[upstreams.{name}]\ncommand = [{:?}, \"demo-server\"]\n", env!("CARGO_BIN_EXE_taskgate"))
+}
+
+fn names(tools: &Value) -> Vec<String> {
+    tools["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn named(tool: &str, mut params: Value) -> Value {
+    params["name"] = json!(tool);
+    params
+}
+
+#[tokio::test]
+async fn a_host_has_several_servers_and_the_tasks_of_each() {
+    let file = HostFile::new(&format!("{}tasks.grace = \"200ms\"\n{}", demo("second"), demo("first")));
+    let mut host = file.host();
+    host.initialize().await;
+    let tools = names(&host.result(1, "tools/list", json!({})).await);
+    assert!(["first__greet", "second__greet"].iter().all(|name| tools.iter().any(|tool| tool == name)), "{tools:?}");
+    let first = tools.iter().position(|tool| tool.starts_with("first__"));
+    assert!(tools[0].starts_with("second__") && first.is_some(), "in the order of the file: {tools:?}");
+    for (id, name) in [(2, "first__greet"), (3, "second__greet")] {
+        assert_eq!(text(&host.result(id, "tools/call", named(name, greet())).await), "Hello, Ada!");
+    }
+    // A host without sessions, with the extension: its handle is found, and says what came of it.
+    let handle = host.result(4, "tools/call", alone(named("second__slow_report", slow(0.6)), true)).await;
+    assert_eq!(handle["resultType"], "task", "{handle}");
+    let id = alone(json!({ "taskId": handle["taskId"] }), true);
+    let found = in_time(async {
+        loop {
+            let found = host.result(5, "tasks/get", id.clone()).await;
+            if found["status"] != "working" {
+                return found;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert!(text(&found["result"]).contains("2 sections"), "{found}");
+    host.leave();
+    let (status, _) = host.ended().await;
+    assert_eq!(status.code(), Some(0), "{}", host.log());
+    assert!(!file.folder.path().join("taskgate-data").exists(), "nobody wrote a store");
+}
+
+#[tokio::test]
+async fn what_the_file_says_of_endpoint_and_tools_holds() {
+    let rules = "[[upstreams.one.tools]]\nmatch = \"greet\"\nrename = \"hello\"\n[[upstreams.one.tools]]\nmatch = \"slow_*\"\nhide = true\n";
+    let endpoint = |prefix: &str| {
+        format!("[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"one\", \"two\"]\nprefix = \"{prefix}\"\n")
+    };
+    for (configuration, there, absent) in [
+        (format!("{}{rules}", demo("one")), &["hello"][..], &["greet", "one__hello", "slow_report"][..]),
+        (
+            format!("{}{rules}{}{}", demo("one"), demo("two"), endpoint("always")),
+            &["one__hello", "two__greet", "two__slow_report"],
+            &["hello", "greet", "one__slow_report"],
+        ),
+        (
+            format!("{}{rules}{}{}", demo("one"), demo("two"), endpoint("auto")),
+            &["hello", "greet", "slow_report"],
+            &["one__hello", "two__greet"],
+        ),
+    ] {
+        let mut host = HostFile::new(&configuration).host();
+        host.initialize().await;
+        let tools = names(&host.result(1, "tools/list", json!({})).await);
+        assert!(there.iter().all(|name| tools.iter().any(|tool| tool == name)), "{configuration}: {tools:?}");
+        assert!(!absent.iter().any(|name| tools.iter().any(|tool| tool == name)), "{configuration}: {tools:?}");
+        assert_eq!(text(&host.result(2, "tools/call", named(there[0], greet())).await), "Hello, Ada!");
+        host.leave();
+        assert_eq!(host.ended().await.0.code(), Some(0), "{}", host.log());
+    }
+}
+
+/// A program that is away is no server, and the others are served; one that is nowhere is a mistake of whoever wrote it.
+#[tokio::test]
+async fn a_program_of_the_file_that_is_not_there_is_named_and_ends_it() {
+    let missing = "[upstreams.gone]\ncommand = [\"/nowhere/to-be-found\"]\n";
+    let mut host = HostFile::new(&format!("{}{missing}", demo("one"))).host();
+    let (status, said) = host.ended().await;
+    assert_eq!((status.code(), said.as_str()), (Some(69), ""), "{}", host.log());
+    assert!(host.log().contains("/nowhere/to-be-found: is not found"), "{}", host.log());
+}
+
+#[tokio::test]
+async fn tasks_are_kept_where_the_file_says() {
+    let store = tempfile::tempdir().unwrap();
+    let store = format!("[store]\npath = {:?}\nephemeral = true\n", store.path().join("tasks"));
+    let file = HostFile::new(&format!("{store}{}{}", demo("one"), demo("two")));
+    let mut host = file.host();
+    let always = alone(named("two__slow_report", slow(60.0)), true);
+    let handle = host.result(1, "tools/call", always).await;
+    host.leave();
+    assert_eq!(host.ended().await.0.code(), Some(0), "{}", host.log());
+    let mut host = file.host();
+    let id = alone(json!({ "taskId": handle["taskId"] }), true);
+    let found = in_time(async {
+        loop {
+            let found = host.result(2, "tasks/get", id.clone()).await;
+            if found["status"] != "working" {
+                return found;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    assert_eq!(found["error"]["data"]["reason"], "gateway_restart", "{found}");
+    // It is open elsewhere.
+    let mut other = file.host();
+    assert_eq!(other.ended().await.0.code(), Some(75), "{}", other.log());
+    assert!(other.log().contains("store.path"), "{}", other.log());
+}
+
+/// Reported as `check` does: file, line and key, all of them at once.
+#[tokio::test]
+async fn what_a_host_has_no_use_for_is_a_mistake() {
+    let one = demo("one");
+    let endpoint = "[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"one\"]\n";
+    for (configuration, options, words) in [
+        (
+            format!("[listen]\naddress = \"127.0.0.1:0\"\n{one}"),
+            &[][..],
+            &["wrap.toml:1: key `listen`: `taskgate wrap` has no listener"][..],
+        ),
+        (format!("[listen.tls]\ncertificate = \"a\"\nkey = \"b\"\n{one}"), &[], &["wrap.toml:1: key `listen`: "]),
+        (
+            format!("{one}[admin]\naddress = \"127.0.0.1:0\"\n"),
+            &[],
+            &["wrap.toml:3: key `admin`: `taskgate wrap` has no listener for operators"],
+        ),
+        (format!("{one}[[admin.tokens]]\nfile = \"ops.token\"\n"), &[], &["wrap.toml:3: key `admin`: "]),
+        (format!("{one}[metrics]\naddress = \"127.0.0.1:0\"\n"), &[], &["wrap.toml:3: key `metrics`: "]),
+        (
+            format!("{one}[auth]\nmode = \"none\"\n"),
+            &[],
+            &["wrap.toml:3: key `auth`: `taskgate wrap` serves nobody but the host"],
+        ),
+        (
+            format!("[listen]\n[auth]\n{one}[metrics]\naddress = \"127.0.0.1:0\"\n[limits]\nbody_bytes_max = 1\n"),
+            &[],
+            &[":1: key `listen`", ":2: key `auth`", ":5: key `metrics`", "key `limits.body_bytes_max`"],
+        ),
+        (
+            format!("{one}{endpoint}[[endpoints]]\npath = \"/other\"\nupstreams = [\"one\"]\n"),
+            &[],
+            &["wrap.toml:6: key `endpoints[1]`: a host is served one endpoint"],
+        ),
+        (
+            format!("{one}[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"nobody\"]\n"),
+            &[],
+            &["there is no upstream `nobody`"],
+        ),
+        (
+            format!("{}{}", demo("a"), demo("a__b")),
+            &[],
+            &["key `upstreams`: `a` and `a__b`: tools of one would look like tools of the other"],
+        ),
+        (String::new(), &[], &["upstreams"]),
+        ("[upstreams".to_owned(), &[], &["wrap.toml:1"]),
+        (one.clone(), &["--grace", "1s"], &["--config", "--grace"]),
+        (one.clone(), &["--mode", "always"], &["--config", "--mode"]),
+        (one.clone(), &["--fallback", "tools"], &["--config", "--fallback"]),
+        (one.clone(), &["--store", "tasks"], &["--config", "--store"]),
+        (one.clone(), &["--key-env", "TOKEN"], &["--config", "--key-env"]),
+        (one.clone(), &["--url", "http://127.0.0.1:1/mcp"], &["--config", "--url"]),
+        (one.clone(), &["--", "true"], &["--config", "COMMAND"]),
+    ] {
+        let mut host = HostFile::new(&configuration).host_with(options);
+        let (status, said) = host.ended().await;
+        let log = host.log();
+        assert_eq!((status.code(), said.as_str()), (Some(64), ""), "{configuration} {options:?}: {log}");
+        assert!(words.iter().all(|word| log.contains(word)), "{configuration} {options:?}: {log}");
+    }
+}
+
+/// The usual address of a gateway is another server's here, and no upstream is forgotten in silence.
+#[tokio::test]
+async fn a_host_is_told_of_what_it_is_not_served() {
+    let configuration = format!(
+        "{}{}[upstreams.far]\nurl = \"http://127.0.0.1:8080/mcp\"\n[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"one\", \"far\"]\n",
+        demo("one"),
+        demo("two"),
+    );
+    let mut host = HostFile::new(&configuration).host();
+    host.initialize().await;
+    assert!(host.log().contains("key `upstreams.two`: stands in no endpoint"), "{}", host.log());
+    host.leave();
+    assert_eq!(host.ended().await.0.code(), Some(0), "{}", host.log());
+}

@@ -2,11 +2,12 @@
 //! them, on the wire.
 //!
 //! `server` is one scripted server in six kinds, `speaker` one client in seven; `cases` says what must come of a pair.
-//! The table goes to `target/reports/pairs.md` and stands in `docs/compatibility.md`.
+//! `mixed` puts servers of five kinds behind one path. The tables go to `target/reports` and stand in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cases;
+mod mixed;
 mod server;
 
 use support::pair_client as speaker;
@@ -17,7 +18,6 @@ use support::session_client as client;
 
 use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use cases::{Case, Cell};
 use client::TestGateway;
@@ -26,7 +26,10 @@ use served::Served;
 use speaker::PairClient;
 use tokio::runtime::Runtime;
 
-const KEYS: &str = "[upstreams.up.tasks]\ngrace = \"2s\"\npoll_interval = \"100ms\"\ninput_deadline = \"4s\"\n";
+/// What stands behind the keys of an upstream's own section.
+fn task_keys(upstream: &str) -> String {
+    format!("[upstreams.{upstream}.tasks]\ngrace = \"2s\"\npoll_interval = \"100ms\"\ninput_deadline = \"4s\"\n")
+}
 
 const SPLIT: &str = "[[upstreams.up.tools]]\nmatch = \"*\"\nsplit = { argument = \"items\" }\n";
 
@@ -52,10 +55,11 @@ async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
                 let drafts = client.draft().map(|draft| format!("drafts = [\"{draft}\"]\n")).unwrap_or_default();
                 // No server has subtasks of its own: those that there are come of a call that is split.
                 let split = if client == speaker::Kind::Subtasks { SPLIT } else { "" };
-                let keys = format!("{}{KEYS}{drafts}{split}", if is_queued { "in_flight_max = 1\n" } else { "" });
+                let task_keys = task_keys("up");
+                let keys = format!("{}{task_keys}{drafts}{split}", if is_queued { "in_flight_max = 1\n" } else { "" });
                 let url = format!("http://{}/mcp", upstream.address);
                 let is_gateway = kind == server::Kind::Gateway;
-                let inner = if is_gateway { Some(Served::before(&url, KEYS).await) } else { None };
+                let inner = if is_gateway { Some(Served::before(&url, &task_keys).await) } else { None };
                 let gate = TestGateway::open("", inner.as_ref().map_or(&url, |inner| &inner.url), &keys).await;
                 let run = async {
                     let begun = Arc::clone(&ledger);
@@ -66,11 +70,7 @@ async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
                     }
                     cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await
                 };
-                match tokio::time::timeout(Duration::from_secs(60), run).await {
-                    Ok(Ok(way)) => Cell::Right(way),
-                    Ok(Err(why)) => Cell::Wrong(why),
-                    Err(_) => Cell::Wrong("it took too long".to_owned()),
-                }
+                Cell::of(run).await
             }
         };
         cells.push((case, cell));
@@ -89,17 +89,36 @@ fn rows() -> &'static [Row] {
     })
 }
 
-#[track_caller]
-fn check(client: speaker::Kind) {
+/// What went otherwise than it must, a line for each case.
+fn mistakes<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     let mut wrong = Vec::new();
-    for row in rows().iter().filter(|row| row.client == client) {
+    for row in rows {
         for (case, cell) in &row.cells {
             if let Cell::Wrong(why) = cell {
                 wrong.push(format!("{} × {} × {}: {why}", row.client.title(), row.server.title(), case.title()));
             }
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    wrong.join("\n")
+}
+
+fn table(rows: &[Row]) -> String {
+    let titles: String = Case::ALL.iter().map(|case| format!(" {} |", case.title())).collect();
+    let mut table = format!("| client | server |{titles}\n|---|---|{}\n", "---|".repeat(Case::ALL.len()));
+    for row in rows {
+        let _ = write!(table, "| {} | {} |", row.client.title(), row.server.title());
+        for (_, cell) in &row.cells {
+            let _ = write!(table, " {} |", cell.text());
+        }
+        table.push('\n');
+    }
+    table
+}
+
+#[track_caller]
+fn check(client: speaker::Kind) {
+    let wrong = mistakes(rows().iter().filter(|row| row.client == client));
+    assert!(wrong.is_empty(), "{wrong}");
 }
 
 #[test]
@@ -142,14 +161,13 @@ fn a_client_that_reads_subtasks_is_served_by_every_kind_of_server() {
 
 #[test]
 fn the_pairs_are_reported_and_the_page_shows_them() {
-    let titles: String = Case::ALL.iter().map(|case| format!(" {} |", case.title())).collect();
-    let mut table = format!("| client | server |{titles}\n|---|---|{}\n", "---|".repeat(Case::ALL.len()));
-    for row in rows() {
-        let _ = write!(table, "| {} | {} |", row.client.title(), row.server.title());
-        for (_, cell) in &row.cells {
-            let _ = write!(table, " {} |", cell.text());
-        }
-        table.push('\n');
-    }
-    report::publish("pairs", &table);
+    report::publish("pairs", &table(rows()));
+}
+
+#[test]
+fn every_kind_of_client_is_served_by_servers_of_five_kinds_at_one_path() {
+    let rows = Runtime::new().unwrap().block_on(mixed::rows());
+    report::publish("pairs-at-one-path", &table(&rows));
+    let wrong = mistakes(rows.iter());
+    assert!(wrong.is_empty(), "{wrong}");
 }

@@ -11,6 +11,8 @@ use super::upstream::ScriptedServer;
 
 /// The tool that has the only place, where there is but one.
 const HOLDING: &str = "wait";
+/// How long a case may take.
+const CASE_MAX: Duration = Duration::from_secs(60);
 /// How long a server may wait for word that nobody wants its answer. Longer than a busy machine takes: what is told at all
 /// is told at once.
 const TOLD_MAX: Duration = Duration::from_secs(30);
@@ -119,6 +121,15 @@ pub(crate) enum Way {
 }
 
 impl Cell {
+    /// Goes through a case, for as long as one may take.
+    pub(crate) async fn of(run: impl Future<Output = Result<Way, String>>) -> Self {
+        match tokio::time::timeout(CASE_MAX, run).await {
+            Ok(Ok(way)) => Self::Right(way),
+            Ok(Err(why)) => Self::Wrong(why),
+            Err(_) => Self::Wrong("it took too long".to_owned()),
+        }
+    }
+
     pub(crate) fn text(&self) -> String {
         match self {
             Self::Right(Way::Plain) => "ok".to_owned(),
@@ -285,7 +296,7 @@ fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &Ca
 }
 
 /// Nothing is run twice (L4).
-fn once(ledger: &Ledger, tool: &str) -> Result<(), String> {
+pub(crate) fn once(ledger: &Ledger, tool: &str) -> Result<(), String> {
     match ledger.runs(tool) {
         1 => Ok(()),
         runs => Err(format!("{tool} was run {runs} times")),

@@ -11,6 +11,8 @@ use tokio_util::task::TaskTracker;
 use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 
 const TOOLS: [&str; 8] = ["result", "tool_error", "rpc_error", "slow", "ask", "ask_two", "wait", "die"];
+/// A tool that servers with sessions have besides: it does what `result` does.
+pub(crate) const OWN_TOOL: &str = "of_sessions";
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
@@ -119,7 +121,7 @@ impl Ledger {
         };
         let ledger = Arc::clone(self);
         match tool {
-            "result" | "tool_error" | "rpc_error" => self.end(number),
+            "result" | "tool_error" | "rpc_error" | OWN_TOOL => self.end(number),
             "slow" => {
                 self.tracker.spawn(async move {
                     tokio::time::sleep(SLOW).await;
@@ -273,7 +275,8 @@ fn tools(kind: Kind) -> Value {
         }
         tool
     };
-    let tools: Vec<Value> = TOOLS.iter().map(tool).collect();
+    let own = (kind == Kind::Session).then_some(&OWN_TOOL);
+    let tools: Vec<Value> = TOOLS.iter().chain(own).map(tool).collect();
     if kind.is_stateless() {
         json!({"resultType": "complete", "tools": tools, "ttlMs": 0, "cacheScope": "private"})
     } else {

@@ -74,6 +74,8 @@ pub struct PairClient {
     runs: Runs,
     /// The parent of the task that is looked after, if it is a subtask.
     parent: Option<String>,
+    /// What stands in front of the names of tools.
+    prefix: String,
 }
 
 /// How often the server has begun to run a tool, as the server tells it.
@@ -123,7 +125,28 @@ impl PairClient {
             client.post(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()).await;
             next_id += 1;
         }
-        Ok(Self { kind, client, next_id, questions: 0, seen_keys: BTreeSet::new(), runs: Arc::new(runs), parent: None })
+        let (seen_keys, parent, prefix) = (BTreeSet::new(), None, String::new());
+        Ok(Self { kind, client, next_id, questions: 0, seen_keys, runs: Arc::new(runs), parent, prefix })
+    }
+
+    /// The same client, in the same session, at the tools of one upstream of an endpoint. Its requests have ids from
+    /// `first_id` on, so that others of this client can be made at the same time.
+    pub fn at_upstream(
+        &self,
+        upstream: &str,
+        first_id: u64,
+        runs: impl Fn(&str) -> usize + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            kind: self.kind,
+            client: self.client.clone(),
+            next_id: first_id,
+            questions: 0,
+            seen_keys: BTreeSet::new(),
+            runs: Arc::new(runs),
+            parent: None,
+            prefix: format!("{upstream}__"),
+        }
     }
 
     /// Goes through one call.
@@ -142,6 +165,11 @@ impl PairClient {
     async fn send(&mut self, method: &str, mut params: Value) -> (u64, Reply) {
         let id = self.next_id;
         self.next_id += 1;
+        if method == "tools/call"
+            && let Some(tool) = params["name"].as_str()
+        {
+            params["name"] = json!(format!("{}{tool}", self.prefix));
+        }
         // The server must never see it.
         let request = self.client.request("POST").header("authorization", "Bearer secret");
         let mut request = request.header("content-type", "application/json");

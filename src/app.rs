@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use http::header::AUTHORIZATION;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -34,6 +35,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::{Config, ServerSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{Engine, sweeper};
+use crate::face::client_login::{ClientLogin, PublicAddress};
 use crate::face::combined::CombinedSessions;
 use crate::face::listen_permits::ListenPermits;
 use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
@@ -150,7 +152,9 @@ impl Gateway {
         let metrics = listen_for_probes(config.metrics, &readiness, metrics).await?;
         let limits = ListenerLimits::default();
         let site = ListenerSpec { role: ListenerRole::Clients, settings: config.listen, limits, callers, routes };
+        let public_url = site.settings.public_url.clone();
         let clients = server::start_on(site, sockets.clients).await?;
+        parts.address.set(&client_address(&clients, public_url.as_deref()));
         readiness.clear(STARTING);
         unless_started.disarm();
         // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
@@ -211,6 +215,11 @@ impl Gateway {
     }
 }
 
+/// The beginning of every address that clients use: what the operator says, or where the gateway listens.
+fn client_address(clients: &RunningListener, public_url: Option<&str>) -> String {
+    public_url.map_or_else(|| format!("{}://{}", clients.scheme(), clients.local_addr()), str::to_owned)
+}
+
 /// Starts the listener that has metrics and health alone, if it is wanted.
 async fn listen_for_probes(
     address: Option<SocketAddr>,
@@ -258,6 +267,8 @@ struct GatewayParts {
     processes: Arc<CallPermitsByName>,
     life: TaskScope,
     sealer: Arc<Sealer>,
+    /// How clients reach the gateway; nobody asks before it listens.
+    address: PublicAddress,
     leaving: CancellationToken,
 }
 
@@ -291,6 +302,7 @@ impl GatewayParts {
             processes: Arc::new(CallPermitsByName::new(limits.clone())),
             life,
             sealer,
+            address: PublicAddress::default(),
             leaving: CancellationToken::new(),
             limits,
         }
@@ -323,8 +335,16 @@ fn tell_of_new_key(is_newer: bool, folder: &Path) {
     }
 }
 
+/// One upstream, put together.
+struct OpenedUpstream {
+    served: Arc<Served>,
+    health: Arc<UpstreamHealth>,
+    /// How its clients log in there, where they do so by themselves.
+    login: Option<ClientLogin>,
+}
+
 /// Puts together what one upstream is served with.
-fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Served>, Arc<UpstreamHealth>)> {
+fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUpstream> {
     let permits = Arc::new(parts.permits.of(&config.name, config.permits));
     let settings = Arc::new(config.service);
     let unmatched_rules = match config.names.are_kept() {
@@ -343,6 +363,13 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
         }
     });
     let health = http.health();
+    let metadata = http.metadata().filter(|_| settings.forwarding.has(&AUTHORIZATION)).cloned();
+    let login = metadata.map(|metadata| ClientLogin {
+        address: parts.address.clone(),
+        path: Arc::from(config.path),
+        metadata,
+        resource: config.oauth_resource,
+    });
     let channel = ToolRenamer::channel(namer.as_ref(), http.channel());
     let eras = http.for_stateless_clients();
     let served = Served {
@@ -363,7 +390,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Ser
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
     };
-    Ok((Arc::new(served), health))
+    Ok(OpenedUpstream { served: Arc::new(served), health, login })
 }
 
 /// 128 random bits.

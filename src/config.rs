@@ -30,6 +30,7 @@ pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
 
 use crate::engine::ServiceSettings;
+use crate::face::client_login::ResourceName;
 use crate::face::combined::CombinedSettings;
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
@@ -120,6 +121,8 @@ pub struct UpstreamConfig {
     pub names: ToolNames,
     /// How its clients are served.
     pub service: ServiceSettings,
+    /// What its metadata names, where its clients log in there by themselves.
+    pub oauth_resource: ResourceName,
 }
 
 /// How the server of an upstream is reached.

@@ -9,6 +9,7 @@ mod argument_limits;
 pub mod call_stream;
 pub mod catalog;
 pub mod classify;
+pub mod client_login;
 pub mod closing;
 pub mod combined;
 

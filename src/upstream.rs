@@ -7,6 +7,7 @@
 pub mod answer_body;
 pub(crate) mod body;
 pub(crate) mod breaker;
+pub mod client_credential;
 pub mod era;
 pub mod exchange;
 pub mod forwarding;
@@ -19,6 +20,7 @@ pub(crate) mod own_ids;
 pub mod raw_channel;
 pub(crate) mod recent_map;
 pub(crate) mod reply;
+pub mod resource_metadata;
 pub(crate) mod session;
 pub mod supervisor;
 pub mod transport;
@@ -28,6 +30,7 @@ mod version_choice;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use client_credential::{ClientCredential, CredentialRefusal};
 pub use era::EraUpstream;
 pub use exchange::{
     Answer, BeginError, CallContext, ClientFacts, Era, Exchange, ExchangeError, ExchangeEvent,

@@ -14,8 +14,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::served_endpoint::{self, add_endpoints};
 use super::sockets::{check_admin_reach, check_reach};
-use super::{Gateway, GatewayParts, files, open};
+use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open};
 use crate::config::{Config, UpstreamConfig};
+use crate::face::client_login::{MetadataEndpoint, metadata_path};
 use crate::face::closing::ClosingEndpoint;
 use crate::face::combined::EndpointMember;
 use crate::face::endpoint::UpstreamEndpoint;
@@ -72,8 +73,8 @@ impl ServedUpstream {
         own.life.stop = parts.life.stop.child_token();
         let stop = own.life.stop.clone().drop_guard();
         let files = fingerprint_all(upstream_files(&config));
-        let (served, health) = open(config.clone(), &own)?;
-        let endpoint = Arc::new(UpstreamEndpoint::new(Arc::clone(&served)));
+        let OpenedUpstream { served, health, login } = open(config.clone(), &own)?;
+        let endpoint = Arc::new(UpstreamEndpoint::new(Arc::clone(&served)).with_login(login));
         let older = SseServed {
             served: Arc::clone(&served),
             name: Arc::clone(&config.name),
@@ -216,6 +217,7 @@ impl Gateway {
         // Nothing below can fail.
         self.parts.limits.replace(Arc::clone(&config.principals));
         self.parts.engine.access().replace(Arc::clone(&config.access));
+        self.parts.address.set(&client_address(&self.clients, config.listen.public_url.as_deref()));
         let mut before = std::mem::take(&mut self.upstreams);
         let mut changes =
             ReloadSummary { need_restart: config.need_restart(&self.started), ..ReloadSummary::default() };
@@ -312,7 +314,13 @@ pub(super) fn routes(upstreams: &[ServedUpstream], gone: &[ClosingUpstream]) -> 
     upstreams.iter().fold(routes, |routes, one| {
         let endpoint = Arc::clone(&one.endpoint);
         let older = SseEndpoint::new(one.older.clone(), Arc::<UpstreamEndpoint>::clone(&endpoint));
-        routes.with(one.config.path.clone(), endpoint).with(one.config.sse_path.clone(), Arc::new(older))
+        let login = endpoint.login().cloned();
+        let rates = Arc::clone(&one.served.rates);
+        let routes = routes.with(one.config.path.clone(), endpoint).with(one.config.sse_path.clone(), Arc::new(older));
+        match login {
+            Some(login) => routes.with(metadata_path(&one.config.path), Arc::new(MetadataEndpoint::new(login, rates))),
+            None => routes,
+        }
     })
 }
 

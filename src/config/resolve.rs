@@ -32,6 +32,7 @@ use super::raw::{
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::ServiceSettings;
+use crate::face::client_login::ResourceName;
 use crate::store::StoreLimits;
 use crate::task::{
     AfterCrash, CallLimits, EarlyInput, FallbackPolicy, PrincipalLimits, SplitRule, TTL_MAX_ANONYMOUS, TaskMode,
@@ -334,6 +335,7 @@ fn resolve_upstream(
             drafts: raw.drafts.on.iter().copied().collect(),
             subtasks: drafts::subtask_limits(&raw.drafts),
         },
+        oauth_resource: value_or(raw.edges.oauth_resource.as_ref(), ResourceName::default()),
     }
 }
 

@@ -26,7 +26,8 @@ use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
 use crate::upstream::{
-    Answer, BeginError, CallContext, ExchangeError, ExchangeEvent, Upstream, UpstreamRequest, UpstreamTaskMode,
+    Answer, BeginError, CallContext, ClientCredential, ExchangeError, ExchangeEvent, Upstream, UpstreamRequest,
+    UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
@@ -67,7 +68,12 @@ pub struct Catalog {
     is_cut_off: AtomicBool,
 }
 
-type ListKey = (Principal, Payload);
+type ListKey = (Principal, ClientCredential, Payload);
+
+/// What a server shows may differ with who asks, by whatever it knows them.
+fn list_key(context: &CallContext) -> ListKey {
+    (context.principal.clone(), context.forwarded.credential(), context.client.capabilities.clone())
+}
 
 /// One list as it was published.
 #[derive(Debug)]
@@ -164,7 +170,7 @@ impl Catalog {
     /// # Errors
     /// If the upstream does not give one; nothing else was sent by then.
     pub async fn list(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
-        let key = (context.principal.clone(), context.client.capabilities.clone());
+        let key = list_key(context);
         if let Some(list) = self.lists.get(&key).await {
             if list.is_fresh() {
                 return Ok(list);
@@ -187,7 +193,7 @@ impl Catalog {
         if list.tool(tool).is_some() || list.fetched_at.elapsed() < MISS_AFTER {
             return Ok(list);
         }
-        let key = (context.principal.clone(), context.client.capabilities.clone());
+        let key = list_key(context);
         self.lists.invalidate(&key).await;
         self.list(context).await
     }
@@ -195,7 +201,7 @@ impl Catalog {
     async fn fetch(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         // Heard from before the first page on, so that no change falls between.
         let changes = self.upstream.notifications(context).await.map_err(from_begin)?;
-        let key = (context.principal.clone(), context.client.capabilities.clone());
+        let key = list_key(context);
         let published = match self.pages(context).await? {
             ToolListPages { first, tools, is_whole: true } => {
                 self.mark(false, tools.len());

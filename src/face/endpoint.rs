@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::bare;
+use super::client_login::ClientLogin;
 use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{self, BatchItems, PathFaces};
 use super::request_outcomes::RequestOutcomes;
@@ -27,6 +28,8 @@ pub struct UpstreamEndpoint {
     session: SessionFace,
     served: Arc<Served>,
     outcomes: RequestOutcomes,
+    /// Where clients log in at the server by themselves.
+    login: Option<ClientLogin>,
 }
 
 impl UpstreamEndpoint {
@@ -34,7 +37,19 @@ impl UpstreamEndpoint {
     pub fn new(served: Arc<Served>) -> Self {
         let (stateless, session) = (StatelessFace::new(Arc::clone(&served)), SessionFace::new(Arc::clone(&served)));
         let outcomes = RequestOutcomes::of(served.upstream.name());
-        Self { stateless, session, served, outcomes }
+        Self { stateless, session, served, outcomes, login: None }
+    }
+
+    /// The same for clients that log in at the server by themselves.
+    #[must_use]
+    pub fn with_login(self, login: Option<ClientLogin>) -> Self {
+        Self { login, ..self }
+    }
+
+    /// How clients log in at the server, where they do so by themselves.
+    #[must_use]
+    pub const fn login(&self) -> Option<&ClientLogin> {
+        self.login.as_ref()
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -45,14 +60,20 @@ impl UpstreamEndpoint {
 
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
-    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+    async fn serve(&self, mut inbound: Inbound) -> FaceResponse {
         // Asked before in front of every path, but not for each message of an older client's stream.
         if !self.is_for(&inbound.principal) {
             return bare(StatusCode::NOT_FOUND);
         }
         let holder = inbound.principal.key_id().is_some().then(|| inbound.principal.clone());
+        let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
+        inbound.forwarded = forwarded.clone();
         let response = intake::answer(self, inbound).await;
         self.outcomes.count(&response);
+        let response = match &self.login {
+            Some(login) => login.relay(response, &forwarded, carriage),
+            None => response,
+        };
         match holder {
             Some(holder) => ending_with(response, || self.withheld_from(&holder)),
             // Nothing can be taken from anybody else.
@@ -85,6 +106,7 @@ impl PathFaces for UpstreamEndpoint {
     async fn stateless(&self, inbound: &Inbound, request: Request) -> FaceResponse {
         let around = MessageContext {
             headers: &inbound.headers,
+            forwarded: &inbound.forwarded,
             body: &inbound.body,
             principal: inbound.principal.clone(),
             counted_as: inbound.counted_as(),

@@ -17,6 +17,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use crate::task::principal::Principal;
+use crate::upstream::ForwardedHeaders;
 use crate::wire::framing::BodyPart;
 use crate::wire::{Message, MessageText};
 
@@ -89,6 +90,8 @@ pub struct Inbound {
     /// Where the client is, as far as that is known: an IPv4 address, or a /64 of IPv6.
     pub client: Option<IpAddr>,
     pub accepted: AcceptedTypes,
+    /// What of the headers goes on to the upstream, once its endpoint has chosen that.
+    pub forwarded: ForwardedHeaders,
     /// When the head had been read.
     pub received_at: Instant,
     pub carriage: MessageChannel,
@@ -151,6 +154,11 @@ pub trait Endpoint: Send + Sync {
     /// Returns once there is nothing here any more for a principal, whose streams end then.
     fn withheld_from(&self, _principal: &Principal) -> BoxFuture<'static, ()> {
         std::future::pending().boxed()
+    }
+
+    /// Whether everybody is served, with a credential or without.
+    fn is_public(&self) -> bool {
+        false
     }
 
     /// Whether requests with this method come here.

@@ -128,8 +128,7 @@ impl SessionFace {
             && request.method == method::INITIALIZE
         {
             // On the heap, as below: what is rare makes no other request's future larger.
-            let forwarded = self.shared.served.settings.forwarding.of(&inbound.headers);
-            return Box::pin(handshake::open(&self.shared, &inbound, request, &forwarded)).await;
+            return Box::pin(handshake::open(&self.shared, &inbound, request)).await;
         }
         let id = match &*message {
             Message::Request(request) => Some(&request.id),
@@ -263,7 +262,7 @@ impl SessionFace {
     fn session(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         let served = &self.shared.served;
         let mut session = session_of(inbound, served.channel.name(), &served.sealer, &self.shared.sessions)?;
-        session.own.forwarded = served.settings.forwarding.of(&inbound.headers);
+        session.own.forwarded = inbound.forwarded.clone();
         Ok(session)
     }
 }

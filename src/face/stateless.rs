@@ -44,7 +44,7 @@ use crate::engine::{CallMaker, CallSpec, RoundSupport, plain_request};
 use crate::task::{
     ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
 };
-use crate::upstream::{BeginError, CallContext, Era, ServerFacts, UpstreamTaskMode};
+use crate::upstream::{BeginError, CallContext, Era, ForwardedHeaders, ServerFacts, UpstreamTaskMode};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 use rounds::questions_for;
@@ -96,6 +96,8 @@ struct StatelessRequestContext<'a> {
     method: &'a str,
     params: &'a Object,
     headers: &'a HeaderMap,
+    /// What of them goes on to the upstream.
+    forwarded: &'a ForwardedHeaders,
     arrived: Instant,
     carriage: MessageChannel,
 }
@@ -121,6 +123,8 @@ impl CallDecision {
 #[derive(Debug)]
 pub struct MessageContext<'a> {
     pub headers: &'a HeaderMap,
+    /// What of them goes on to the upstream.
+    pub forwarded: &'a ForwardedHeaders,
     /// The message as it came.
     pub body: &'a Bytes,
     pub principal: Principal,
@@ -181,7 +185,7 @@ impl StatelessFace {
         // The gateway's own tools need no upstream.
         let era = match self.is_errand(&request.method, params) {
             true => Era::Session,
-            false => self.era(&request.method, params).await,
+            false => self.era(&request.method, params, around.forwarded).await,
         };
         let is_served = match era {
             Era::Session => is_served(&request.method),
@@ -217,6 +221,7 @@ impl StatelessFace {
             method: &request.method,
             params,
             headers: around.headers,
+            forwarded: around.forwarded,
             arrived: around.arrived,
             carriage: around.carriage,
         })
@@ -224,11 +229,11 @@ impl StatelessFace {
 
     /// How the upstream is spoken to. What the gateway does by itself needs no upstream: tasks are its own, and so
     /// are subscriptions to them.
-    async fn era(&self, name: &str, params: Option<&Object>) -> Era {
+    async fn era(&self, name: &str, params: Option<&Object>, forwarded: &ForwardedHeaders) -> Era {
         let wanted = || params.and_then(|params| params.get_object("notifications"));
         let is_about_tasks = ExtTasks::is_method(name)
             || (name == method::LISTEN && wanted().is_some_and(|wanted| wanted.contains("taskIds")));
-        if is_about_tasks { Era::Session } else { self.served.upstream.era().await }
+        if is_about_tasks { Era::Session } else { self.served.upstream.era(forwarded).await }
     }
 
     /// Each on the heap, so that the future of a request is no larger than what it asks for.
@@ -387,7 +392,7 @@ impl StatelessFace {
             kind: ClientKind::Stateless,
             capabilities: inquiry.said.upstream_capabilities(),
             questions: questions_for(&inquiry.said),
-            forwarded: self.served.settings.forwarding.of(inquiry.headers),
+            forwarded: inquiry.forwarded.clone(),
             arrived: inquiry.arrived,
         };
         let tool = (inquiry.method == method::TOOLS_CALL).then(|| (Arc::from(tool.as_str()), policy.clone()));
@@ -426,7 +431,9 @@ impl StatelessFace {
 
     fn context(&self, inquiry: &StatelessRequestContext<'_>) -> CallContext {
         let (settings, capabilities) = (&self.served.settings, inquiry.said.upstream_capabilities());
-        CallContext::new(inquiry.principal.clone(), capabilities, settings.timeouts, settings.result_bytes_max)
+        let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);
+        let context = CallContext::new(inquiry.principal.clone(), capabilities, timeouts, result_bytes_max);
+        CallContext { forwarded: inquiry.forwarded.clone(), ..context }
     }
 
     fn identity(&self) -> Payload {

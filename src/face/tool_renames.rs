@@ -25,8 +25,9 @@ use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawRespons
 use crate::upstream::reply::{self, ReadLimits};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{
-    Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, NotificationSubscription,
-    OwnSessionChannel, ResumeToken, ServerFacts, ServerNotification, SessionLease, Upstream, UpstreamRequest,
+    Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, ForwardedHeaders,
+    NotificationSubscription, OwnSessionChannel, ResumeToken, ServerFacts, ServerNotification, SessionLease, Upstream,
+    UpstreamRequest,
 };
 use crate::wire::envelope::{Request, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
@@ -258,8 +259,8 @@ impl Upstream for RenamingUpstream {
         self.inner.listen(context, wishes).await
     }
 
-    async fn era(&self) -> Era {
-        self.inner.era().await
+    async fn era(&self, forwarded: &ForwardedHeaders) -> Era {
+        self.inner.era(forwarded).await
     }
 
     fn doubt_era(&self) {

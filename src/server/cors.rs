@@ -28,7 +28,7 @@ const OF_MCP: &str = "mcp-";
 const ASKED_MAX: usize = 64;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-const EXPOSED: HeaderValue = HeaderValue::from_static("Mcp-Session-Id");
+const EXPOSED: HeaderValue = HeaderValue::from_static("Mcp-Session-Id, WWW-Authenticate");
 /// Seconds that a browser need not ask again: an origin that is struck off is not let in anyway.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const BY_ORIGIN: HeaderValue = HeaderValue::from_static("Origin");

@@ -17,6 +17,7 @@ use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
 use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel};
 use crate::task::principal::Principal;
+use crate::upstream::ForwardedHeaders;
 
 /// Which path is whose. Paths match byte for byte (B56), the query has no say in it (B57).
 #[derive(Clone, Default)]
@@ -87,6 +88,7 @@ fn inbound(
         principal,
         client: Some(network(client)),
         accepted,
+        forwarded: ForwardedHeaders::default(),
         received_at,
         carriage: MessageChannel::Request,
         is_counted: false,
@@ -113,6 +115,11 @@ impl Dispatch {
     /// Whether anything is at a path.
     pub(super) fn serves(&self, path: &str) -> bool {
         self.0.routes.find(path).is_some()
+    }
+
+    /// Whether what is at a path is for everybody.
+    pub(super) fn is_public(&self, path: &str) -> bool {
+        self.0.routes.find(path).is_some_and(|endpoint| endpoint.is_public())
     }
 
     /// Whether the credential of a request for `path` goes on to the server behind.

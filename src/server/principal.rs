@@ -157,6 +157,11 @@ impl PrincipalGuard {
         }
     }
 
+    /// Whoever sends a request for what is everybody's.
+    pub(super) fn anybody(&self) -> AuthenticatedCaller {
+        AuthenticatedCaller { principal: Principal::anonymous(), grant: self.open.clone() }
+    }
+
     /// Who sent this request. `forwards` says of a path whether credentials go on to the server behind.
     ///
     /// # Errors

@@ -123,8 +123,13 @@ impl Layers {
 
     fn admit<B>(&self, request: &Request<B>) -> Result<AuthenticatedCaller, Refusal> {
         // Clients without a key look here for a way to get one. That there is none is no secret.
-        if is_metadata(request.uri().path()) && !self.dispatch.serves(request.uri().path()) {
+        let path = request.uri().path();
+        if is_metadata(path) && !self.dispatch.serves(path) {
             return Err(Refusal::NoMetadata);
+        }
+        // Whoever looks for a way to a credential has none.
+        if self.dispatch.is_public(path) {
+            return Ok(self.principal.anybody());
         }
         // Before the routes: no other path is outside it, so nobody without a name learns which paths exist (SEC-05).
         self.principal.identify(request, |path| self.dispatch.forwards_authorization(path))

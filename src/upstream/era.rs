@@ -19,8 +19,8 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    BeginError, CallContext, Era, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
-    Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientCredential, Era, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
+    ServerFacts, ServerNotification, Upstream, UpstreamRequest,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::wire::rpc_error::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
@@ -37,10 +37,20 @@ const ASK_AGAIN: Duration = Duration::from_secs(30);
 /// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
 const TRANSPORT_ERROR: i64 = -32_000;
 
-/// Whoever can ask a server for its era. `None` is no verdict: nobody knows what a failure means.
+/// Whoever can ask a server for its era, in the name of a client where it lets clients in by credentials of their own.
 #[async_trait]
 pub(super) trait EraDiscovery: Send + Sync {
-    async fn discover(&self) -> Option<Era>;
+    async fn discover(&self, credential: &ClientCredential) -> EraAnswer;
+}
+
+/// What comes of asking for an era.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EraAnswer {
+    Verdict(Era),
+    /// Nobody knows what a failure means.
+    NoVerdict,
+    /// It did not let the client in: that says nothing to others.
+    NotLetIn,
 }
 
 /// What a JSON-RPC error says of the era of whoever answers a stateless request with it. Never keyed to
@@ -111,7 +121,12 @@ impl EraCache {
     }
 
     /// The era, asked for if need be. Without a verdict it is [`Era::Session`] for this once.
-    async fn era(self: &Arc<Self>, discover: &Arc<dyn EraDiscovery>, tracker: &TaskTracker) -> Era {
+    async fn era(
+        self: &Arc<Self>,
+        discover: &Arc<dyn EraDiscovery>,
+        tracker: &TaskTracker,
+        credential: ClientCredential,
+    ) -> Era {
         if let Some(fixed) = self.fixed {
             return fixed;
         }
@@ -125,7 +140,8 @@ impl EraCache {
                     let answered = Arc::new(SetOnce::new());
                     *known = EraKnowledge::Asking(Arc::clone(&answered));
                     // In the background: whoever asks first may leave, and the others still wait.
-                    tracker.spawn(Arc::clone(self).ask(Arc::clone(discover), Arc::clone(&answered)));
+                    let (eras, discover) = (Arc::clone(self), Arc::clone(discover));
+                    tracker.spawn(eras.ask(discover, credential, Arc::clone(&answered)));
                     answered
                 }
             }
@@ -138,9 +154,19 @@ impl EraCache {
         }
     }
 
-    async fn ask(self: Arc<Self>, discover: Arc<dyn EraDiscovery>, answered: Arc<SetOnce<()>>) {
-        let verdict = tokio::time::timeout(self.ask_max, discover.discover()).await.unwrap_or(self.silence);
-        *self.known.lock() = verdict.map_or_else(|| EraKnowledge::NoVerdict(Instant::now()), EraKnowledge::Verdict);
+    async fn ask(
+        self: Arc<Self>,
+        discover: Arc<dyn EraDiscovery>,
+        credential: ClientCredential,
+        answered: Arc<SetOnce<()>>,
+    ) {
+        let silence = self.silence.map_or(EraAnswer::NoVerdict, EraAnswer::Verdict);
+        let answer = tokio::time::timeout(self.ask_max, discover.discover(&credential)).await.unwrap_or(silence);
+        *self.known.lock() = match answer {
+            EraAnswer::Verdict(era) => EraKnowledge::Verdict(era),
+            EraAnswer::NoVerdict => EraKnowledge::NoVerdict(Instant::now()),
+            EraAnswer::NotLetIn => EraKnowledge::Nothing,
+        };
         // Set once: this is the only place.
         let _ = answered.set(());
     }
@@ -194,8 +220,8 @@ impl EraUpstream {
         Arc::clone(&self.stateless)
     }
 
-    async fn half(&self) -> &Arc<dyn Upstream> {
-        match self.era().await {
+    async fn half(&self, context: &CallContext) -> &Arc<dyn Upstream> {
+        match self.era(&context.forwarded).await {
             Era::Session => &self.session,
             Era::Stateless => &self.stateless,
         }
@@ -235,8 +261,8 @@ impl Upstream for EraUpstream {
         self.session.name()
     }
 
-    async fn era(&self) -> Era {
-        self.eras.era(&self.discover, &self.tracker).await
+    async fn era(&self, forwarded: &ForwardedHeaders) -> Era {
+        self.eras.era(&self.discover, &self.tracker, forwarded.credential()).await
     }
 
     fn doubt_era(&self) {
@@ -244,7 +270,7 @@ impl Upstream for EraUpstream {
     }
 
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        match self.half().await.facts(context).await {
+        match self.half(context).await.facts(context).await {
             Ok(facts) => Ok(facts),
             Err(error) => match self.other_half(&error) {
                 Some(other) => other.facts(context).await,
@@ -254,7 +280,7 @@ impl Upstream for EraUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        match self.half().await.begin(request.clone(), context.clone()).await {
+        match self.half(&context).await.begin(request.clone(), context.clone()).await {
             Ok(exchange) => Ok(exchange),
             Err(error) => match self.other_half(&error) {
                 Some(other) => other.begin(request, context).await,
@@ -276,7 +302,7 @@ impl Upstream for EraUpstream {
         context: &CallContext,
         wishes: &SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
-        match self.half().await.listen(context, wishes).await {
+        match self.half(context).await.listen(context, wishes).await {
             Ok(listening) => Ok(listening),
             Err(error) => match self.other_half(&error) {
                 Some(other) => other.listen(context, wishes).await,
@@ -289,7 +315,7 @@ impl Upstream for EraUpstream {
         &self,
         context: &CallContext,
     ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
-        match self.half().await.notifications(context).await {
+        match self.half(context).await.notifications(context).await {
             Ok(news) => Ok(news),
             Err(error) => match self.other_half(&error) {
                 Some(other) => other.notifications(context).await,
@@ -318,16 +344,16 @@ mod tests {
     /// Answers after a while, and counts how often it was asked.
     struct ScriptedDiscovery {
         after: Duration,
-        verdict: Option<Era>,
+        answer: EraAnswer,
         count: AtomicUsize,
     }
 
     #[async_trait]
     impl EraDiscovery for ScriptedDiscovery {
-        async fn discover(&self) -> Option<Era> {
+        async fn discover(&self, _: &ClientCredential) -> EraAnswer {
             self.count.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(self.after).await;
-            self.verdict
+            self.answer
         }
     }
 
@@ -338,15 +364,15 @@ mod tests {
     }
 
     impl EraFixture {
-        fn new(after: Duration, verdict: Option<Era>) -> Self {
+        fn new(after: Duration, answer: EraAnswer) -> Self {
             let eras = Arc::new(EraCache::new(None));
-            let asked = Arc::new(ScriptedDiscovery { after, verdict, count: AtomicUsize::new(0) });
+            let asked = Arc::new(ScriptedDiscovery { after, answer, count: AtomicUsize::new(0) });
             Self { eras, asked, tracker: TaskTracker::new() }
         }
 
         async fn era(&self) -> Era {
             let discover: Arc<dyn EraDiscovery> = Arc::<ScriptedDiscovery>::clone(&self.asked);
-            self.eras.era(&discover, &self.tracker).await
+            self.eras.era(&discover, &self.tracker, ClientCredential::default()).await
         }
 
         fn count(&self) -> usize {
@@ -357,7 +383,7 @@ mod tests {
     /// UPC-22.
     #[tokio::test(start_paused = true)]
     async fn upc22_a_verdict_is_asked_for_once_and_again_after_a_contradiction() {
-        let probe = EraFixture::new(Duration::from_millis(10), Some(Era::Stateless));
+        let probe = EraFixture::new(Duration::from_millis(10), EraAnswer::Verdict(Era::Stateless));
         let many = tokio::join!(probe.era(), probe.era(), probe.era());
         assert_eq!(many, (Era::Stateless, Era::Stateless, Era::Stateless));
         assert_eq!((probe.era().await, probe.count()), (Era::Stateless, 1));
@@ -367,7 +393,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_upstream_that_hangs_costs_the_bound_once_in_a_while() {
-        let probe = EraFixture::new(Duration::from_secs(3600), None);
+        let probe = EraFixture::new(Duration::from_secs(3600), EraAnswer::NoVerdict);
         let began = Instant::now();
         // The first one leaves; the second one does not wait anew.
         let left = tokio::time::timeout(Duration::from_secs(2), probe.era()).await;
@@ -378,6 +404,12 @@ mod tests {
         assert_eq!(began.elapsed(), ASK_MAX, "nobody waits again");
         tokio::time::sleep(ASK_AGAIN).await;
         assert_eq!((probe.era().await, probe.count()), (Era::Session, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_not_let_in_settles_nothing_for_others() {
+        let probe = EraFixture::new(Duration::from_millis(10), EraAnswer::NotLetIn);
+        assert_eq!((probe.era().await, probe.era().await, probe.count()), (Era::Session, Era::Session, 2));
     }
 
     #[test]

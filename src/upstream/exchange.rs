@@ -84,8 +84,9 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         Ok(NotificationSubscription { news, granted, over: CancellationToken::new(), kept: Box::new(()) })
     }
 
-    /// How the server is spoken to on behalf of stateless clients. Bounded in time; usually known.
-    async fn era(&self) -> Era {
+    /// How the server is spoken to on behalf of stateless clients, asked in the name of one whose request this is. Bounded in
+    /// time; usually known.
+    async fn era(&self, _forwarded: &ForwardedHeaders) -> Era {
         Era::Session
     }
 

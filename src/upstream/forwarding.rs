@@ -4,7 +4,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use http::Response;
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
+use parking_lot::Mutex;
+
+use super::client_credential::{ClientCredential, CredentialRefusal};
 
 /// Names that mean something on one hop alone, to the protocol, or to whoever checks who comes.
 const NEVER: [&str; 24] = [
@@ -67,7 +71,7 @@ impl ForwardingRules {
         self.names.contains(name)
     }
 
-    /// What of a client's request goes on.
+    /// What of a client's request goes on. One for each request: it keeps what the server says to that one.
     #[must_use]
     pub fn of(&self, all: &HeaderMap) -> ForwardedHeaders {
         let mut picked = HeaderMap::new();
@@ -78,27 +82,78 @@ impl ForwardingRules {
                 picked.append(name.clone(), value);
             }
         }
-        ForwardedHeaders((!picked.is_empty()).then(|| Arc::new(picked)))
+        ForwardedHeaders::new(picked, self.has(&AUTHORIZATION))
     }
 }
 
-/// Headers of one client's request, for the request at the upstream that it causes. Kept in memory alone.
+/// Headers of one client's request, for the requests at the upstream that it causes, and how the upstream refused the
+/// credential among them. Kept in memory alone.
 #[derive(Clone, Default)]
-pub struct ForwardedHeaders(Option<Arc<HeaderMap>>);
+pub struct ForwardedHeaders(Option<Arc<ForwardedFields>>);
+
+struct ForwardedFields {
+    headers: HeaderMap,
+    credential: ClientCredential,
+    /// What the upstream said last, if that was a refusal of the client's credential.
+    refusal: Mutex<Option<CredentialRefusal>>,
+}
 
 impl ForwardedHeaders {
+    fn new(headers: HeaderMap, passes_credential: bool) -> Self {
+        if headers.is_empty() && !passes_credential {
+            return Self::default();
+        }
+        let credential = match passes_credential {
+            true => ClientCredential::sent(headers.get(AUTHORIZATION)),
+            false => ClientCredential::default(),
+        };
+        Self(Some(Arc::new(ForwardedFields { headers, credential, refusal: Mutex::default() })))
+    }
+
+    /// The credential alone, for a request that the gateway makes by itself in a session of this client's.
+    pub(crate) fn bearing(credential: &ClientCredential) -> Self {
+        let headers = credential.value().map(|value| (AUTHORIZATION, value.clone())).into_iter().collect();
+        Self::new(headers, credential.is_clients())
+    }
+
+    /// What of the client's lets it in at the upstream.
+    pub(crate) fn credential(&self) -> ClientCredential {
+        self.0.as_ref().map(|request| request.credential.clone()).unwrap_or_default()
+    }
+
     /// Adds them; what has one of their names already gives way.
     pub(crate) fn add_to(&self, headers: &mut HeaderMap) {
         if let Some(forwarded) = &self.0 {
-            headers.extend(HeaderMap::clone(forwarded));
+            headers.extend(HeaderMap::clone(&forwarded.headers));
         }
+    }
+
+    /// Takes note of the head of an answer of the upstream's.
+    pub(crate) fn note<B>(&self, response: &Response<B>) {
+        if let Some(request) = self.0.as_ref().filter(|request| request.credential.is_clients()) {
+            *request.refusal.lock() = CredentialRefusal::of_head(response.status(), response.headers());
+        }
+    }
+
+    /// Takes over what was said to a request on behalf of several.
+    pub(crate) fn note_as(&self, other: &Self) {
+        if let Some(request) = &self.0 {
+            let refusal = other.refusal();
+            *request.refusal.lock() = refusal;
+        }
+    }
+
+    /// How the upstream refused the client's credential, if that is the last that it said to this request.
+    #[must_use]
+    pub fn refusal(&self) -> Option<CredentialRefusal> {
+        self.0.as_ref().and_then(|request| request.refusal.lock().clone())
     }
 }
 
 /// Names alone: a value may be a secret.
 impl fmt::Debug for ForwardedHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.iter().flat_map(|headers| headers.keys())).finish()
+        f.debug_set().entries(self.0.iter().flat_map(|request| request.headers.keys())).finish()
     }
 }
 

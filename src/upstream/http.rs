@@ -25,6 +25,7 @@ use tokio::sync::broadcast;
 use super::era::{EraCache, EraUpstream};
 use super::latencies::ExchangeLatencies;
 use super::limits::{CallPermits, CallPermitsByName};
+use super::resource_metadata::ResourceMetadata;
 use super::session::own::OwnSessionChannel;
 use super::session::pool::SessionPool;
 use super::session::{SessionKey, UpstreamLink};
@@ -107,6 +108,8 @@ pub struct SessionUpstream {
     pool: Arc<SessionPool>,
     /// The era that the operator's version belongs to.
     era: Option<Era>,
+    /// What the server says of itself as a protected resource, if it is reached over HTTP.
+    metadata: Option<Arc<ResourceMetadata>>,
 }
 
 impl SessionUpstream {
@@ -119,6 +122,7 @@ impl SessionUpstream {
         let era = settings.protocol.map(Era::of);
         let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
         let health = Arc::clone(client.health());
+        let metadata = ResourceMetadata::new(&settings.name, client.clone(), settings.url.clone());
         // Only servers with sessions speak HTTP+SSE.
         let (transport, era) = match (settings.transport, era) {
             (HttpTransport::Streamable, era) | (HttpTransport::Auto, era @ Some(Era::Stateless)) => {
@@ -137,7 +141,14 @@ impl SessionUpstream {
                 (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
-        Ok(Self::over(transport, (settings.name, health), settings.protocol, era, life))
+        let upstream = Self::over(transport, (settings.name, health), settings.protocol, era, life);
+        Ok(Self { metadata: Some(Arc::new(metadata)), ..upstream })
+    }
+
+    /// What the server says of itself as a protected resource, if it is reached over HTTP.
+    #[must_use]
+    pub const fn metadata(&self) -> Option<&Arc<ResourceMetadata>> {
+        self.metadata.as_ref()
     }
 
     /// How the server stands, for operators.
@@ -199,7 +210,7 @@ impl SessionUpstream {
             tracker: life.tracker,
             stop: life.stop,
         });
-        Self { pool: SessionPool::new(Arc::clone(&link)), link, era }
+        Self { pool: SessionPool::new(Arc::clone(&link)), link, era, metadata: None }
     }
 
     /// The same server as stateless clients have it: spoken to in their era where it can.
@@ -224,7 +235,7 @@ impl SessionUpstream {
     /// # Errors
     /// If no handshake succeeds.
     pub async fn listened(&self, context: &CallContext, max: Duration) -> Result<(), BeginError> {
-        let session = self.pool.session(&key(context)).await?;
+        let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         let _ = tokio::time::timeout(max, session.listened()).await;
         Ok(())
     }
@@ -234,14 +245,14 @@ impl SessionUpstream {
     /// # Errors
     /// If no handshake succeeds.
     pub async fn task_token(&self, task: &str, context: &CallContext) -> Result<ResumeToken, BeginError> {
-        let session = self.pool.session(&key(context)).await?;
+        let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         let at = CallPosition::Task { id: Arc::from(task), tasks: session.tasks, above: Arc::default() };
         let token = resume_token::token(&own_ids::mint(), &session.credentials, &at, &[]);
         token.ok_or(BeginError::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
     }
 
     fn home(&self, context: &CallContext) -> SessionSource {
-        SessionSource::Pool { pool: Arc::clone(&self.pool), key: key(context) }
+        SessionSource::Pool { pool: Arc::clone(&self.pool), key: SessionKey::of(context) }
     }
 }
 
@@ -258,10 +269,6 @@ fn sse_stand(
     TransportAdapter::new(health, Box::new(wire), sse::SESSIONS_MAX, life.clone())
 }
 
-fn key(context: &CallContext) -> SessionKey {
-    SessionKey { principal: context.principal.clone(), capabilities: context.client.capabilities.clone() }
-}
-
 #[async_trait]
 impl Upstream for SessionUpstream {
     fn name(&self) -> &Arc<str> {
@@ -269,7 +276,7 @@ impl Upstream for SessionUpstream {
     }
 
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        let session = self.pool.session(&key(context)).await?;
+        let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         let facts = session.facts().cloned();
         facts.ok_or(BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No)))
     }
@@ -288,7 +295,7 @@ impl Upstream for SessionUpstream {
         &self,
         context: &CallContext,
     ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
-        Ok(self.pool.session(&key(context)).await?.subscribe())
+        Ok(self.pool.session(&SessionKey::of(context), &context.forwarded).await?.subscribe())
     }
 
     async fn listen(
@@ -296,7 +303,7 @@ impl Upstream for SessionUpstream {
         context: &CallContext,
         wishes: &SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
-        let session = self.pool.session(&key(context)).await?;
+        let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
         // Heard from before the first subscription on, so that nothing falls between.
         let news = session.subscribe();
         let over = session.over().clone();

@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, HOST, USER_AGENT};
+use http::header::{ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONTENT_TYPE, HOST, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tokio::sync::SetOnce;
 
 use crate::task::Principal;
-use crate::upstream::ForwardedHeaders;
+use crate::upstream::{ClientCredential, ForwardedHeaders};
 use crate::wire::{MessageText, ProtocolVersion, method};
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -25,6 +25,8 @@ pub(crate) struct SessionHeaders {
     pub(crate) session: Option<HeaderValue>,
     /// Sent from 2025-06-18 on; `None` before the handshake.
     pub(crate) version: Option<ProtocolVersion>,
+    /// What the session's client is let in by, on each request that has no other.
+    pub(crate) client: ClientCredential,
 }
 
 impl SessionHeaders {
@@ -56,6 +58,12 @@ impl SessionHeaders {
         OutgoingRequest { credentials: self.clone(), verb, part, forwarded, principal: None }
     }
 
+    /// A document that says something of the server.
+    pub(crate) fn document(&self) -> OutgoingRequest {
+        let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
+        OutgoingRequest { credentials: self.clone(), verb: OutgoingMethod::Document, part, forwarded, principal: None }
+    }
+
     /// The end of the session.
     pub(crate) fn delete(&self) -> OutgoingRequest {
         let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
@@ -85,6 +93,7 @@ pub(crate) enum RequestScope {
 enum OutgoingMethod {
     Post { message: MessageText, further: Option<Box<HeaderMap>> },
     Get { last_event: Option<HeaderValue>, purpose: Option<StreamPurpose> },
+    Document,
     Delete,
 }
 
@@ -131,6 +140,11 @@ impl OutgoingRequest {
         &self.forwarded
     }
 
+    /// Whether it is for its client to be let in by the upstream, and not for the gateway.
+    pub(crate) fn is_let_in_by_client(&self) -> bool {
+        self.credentials.client.is_clients() || self.forwarded.credential().is_clients()
+    }
+
     /// The same on behalf of somebody, where no session says who that is: what opens one is counted as theirs.
     pub(crate) fn on_behalf_of(self, principal: Principal) -> Self {
         Self { principal: Some(principal), ..self }
@@ -152,7 +166,7 @@ impl OutgoingRequest {
                 .as_ref()
                 .and_then(|further| further.get("mcp-method"))
                 .is_some_and(|named| named == method::DISCOVER),
-            OutgoingMethod::Get { .. } | OutgoingMethod::Delete => false,
+            OutgoingMethod::Get { .. } | OutgoingMethod::Document | OutgoingMethod::Delete => false,
         }
     }
 
@@ -163,7 +177,7 @@ impl OutgoingRequest {
     pub(crate) const fn method(&self) -> Method {
         match self.verb {
             OutgoingMethod::Post { .. } => Method::POST,
-            OutgoingMethod::Get { .. } => Method::GET,
+            OutgoingMethod::Get { .. } | OutgoingMethod::Document => Method::GET,
             OutgoingMethod::Delete => Method::DELETE,
         }
     }
@@ -176,7 +190,7 @@ impl OutgoingRequest {
     pub(crate) const fn message(&self) -> Option<&MessageText> {
         match &self.verb {
             OutgoingMethod::Post { message, .. } => Some(message),
-            OutgoingMethod::Get { .. } | OutgoingMethod::Delete => None,
+            OutgoingMethod::Get { .. } | OutgoingMethod::Document | OutgoingMethod::Delete => None,
         }
     }
 
@@ -199,7 +213,7 @@ impl OutgoingRequest {
     pub(crate) const fn purpose(&self) -> Option<&StreamPurpose> {
         match &self.verb {
             OutgoingMethod::Get { purpose, .. } => purpose.as_ref(),
-            OutgoingMethod::Post { .. } | OutgoingMethod::Delete => None,
+            OutgoingMethod::Post { .. } | OutgoingMethod::Document | OutgoingMethod::Delete => None,
         }
     }
 
@@ -223,11 +237,18 @@ impl OutgoingRequest {
                     headers.insert(LAST_EVENT_ID, event.clone());
                 }
             }
+            OutgoingMethod::Document => {
+                headers.remove(CONTENT_TYPE);
+                headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+            }
             OutgoingMethod::Delete => {
                 headers.remove(CONTENT_TYPE);
             }
         }
-        let SessionHeaders { session, version } = &self.credentials;
+        let SessionHeaders { session, version, client } = &self.credentials;
+        if let Some(client) = client.value().filter(|_| !headers.contains_key(AUTHORIZATION)) {
+            headers.insert(AUTHORIZATION, client.clone());
+        }
         if let Some(session) = session {
             headers.insert(SESSION_ID, session.clone());
         }

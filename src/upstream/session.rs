@@ -28,13 +28,13 @@ use super::latencies::{ExchangeClass, ExchangeLatencies};
 use super::outgoing::{HandedOver, SessionHeaders};
 use super::transport::Transport;
 use super::version_choice::VersionChoice;
-use super::{ExchangeError, ExchangeEvent, ServerFacts, ServerNotification, reply};
+use super::{CallContext, ExchangeError, ExchangeEvent, ServerFacts, ServerNotification, reply};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
-use crate::upstream::ForwardedHeaders;
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
+use crate::upstream::{ClientCredential, ForwardedHeaders};
 use crate::wire::Payload;
 use calls::SessionCalls;
 use log_level::SessionLogLevel;
@@ -78,12 +78,24 @@ impl UpstreamLink {
     }
 }
 
-/// Whose session it is. Sessions are never shared between principals, nor between clients that can be
-/// asked different things (T-20, T-60).
+/// Whose session it is. Sessions are never shared between principals, nor between credentials, nor between clients that can
+/// be asked different things (T-20, T-60).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SessionKey {
     pub(crate) principal: Principal,
     pub(crate) capabilities: Payload,
+    /// What the server lets the client in by. Those who share a key of the gateway's may differ in it.
+    pub(crate) credential: ClientCredential,
+}
+
+impl SessionKey {
+    pub(crate) fn of(context: &CallContext) -> Self {
+        Self {
+            principal: context.principal.clone(),
+            capabilities: context.client.capabilities.clone(),
+            credential: context.forwarded.credential(),
+        }
+    }
 }
 
 /// A session whose handshake is done.

@@ -105,6 +105,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
         principal: Principal::local(),
         client: None,
         accepted: AcceptedTypes::Both,
+        forwarded: taskgate::upstream::ForwardedHeaders::default(),
         received_at: Instant::now(),
         carriage: MessageChannel::Request,
         is_counted: false,

@@ -9,7 +9,7 @@ mod bounds;
 mod faces;
 mod headers;
 mod names;
-mod peers;
+pub(crate) mod peers;
 mod questions;
 mod secrets;
 

@@ -1,5 +1,6 @@
 //! Suites of all flavours of clients: what the whole gateway does between them and scripted servers.
 
+mod client_login;
 mod edges;
 mod fallback;
 mod faults;

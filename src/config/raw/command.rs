@@ -141,7 +141,8 @@ fn check_headers(raw: &RawUpstream, report: &mut MistakeCollector) {
     let edges = &raw.edges;
     let auth = edges.auth.iter().map(|auth| &auth.place);
     let connecting = raw.settings.connect_max.iter().map(|written| &written.place);
-    for place in auth.chain(edges.forward_authorization.iter().map(|written| &written.place)).chain(connecting) {
+    let forwarding = edges.forward_authorization.iter().map(|written| &written.place);
+    for place in auth.chain(forwarding).chain(connecting) {
         report.mistake(place, message);
     }
     if !edges.forward_headers.is_empty() {

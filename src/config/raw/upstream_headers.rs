@@ -7,6 +7,7 @@ use http::{HeaderName, HeaderValue};
 use super::super::error::ConfigLocation;
 use super::super::section::{LocatedValue, Section};
 use super::super::value::{CREDENTIAL_HEADER, FORWARDED_HEADER, KEY_FILE, SECRET};
+use crate::face::client_login::ResourceName;
 
 #[derive(Debug, Default)]
 pub(in crate::config) struct RawUpstreamHeaders {
@@ -14,6 +15,7 @@ pub(in crate::config) struct RawUpstreamHeaders {
     pub(in crate::config) auth: Option<RawCredential>,
     pub(in crate::config) forward_headers: Vec<HeaderName>,
     pub(in crate::config) forward_authorization: Option<LocatedValue<bool>>,
+    pub(in crate::config) oauth_resource: Option<LocatedValue<ResourceName>>,
 }
 
 /// One credential; that it is written in one way and no other is seen to when it is resolved.
@@ -31,6 +33,8 @@ pub(in crate::config) struct RawCredential {
 pub(super) fn read(upstream: &mut Section<'_, '_>) -> RawUpstreamHeaders {
     let forward_headers = upstream.read_all("forward_headers", &FORWARDED_HEADER);
     let forward_authorization = upstream.flag("forward_authorization");
+    let resource_names = [("gateway", Some(ResourceName::Gateway)), ("upstream", Some(ResourceName::Upstream))];
+    let oauth_resource = upstream.word("oauth_resource", &resource_names);
     let mut section = upstream.section("auth");
     let is_written = section.is_written();
     let inline = |section: &Section<'_, '_>, key| !section.has_variable(key);
@@ -47,5 +51,5 @@ pub(super) fn read(upstream: &mut Section<'_, '_>) -> RawUpstreamHeaders {
     let is_inline =
         (credential.authorization.is_some() && authorization_inline) || (credential.value.is_some() && value_inline);
     let auth = is_written.then_some(RawCredential { is_inline, ..credential });
-    RawUpstreamHeaders { auth, forward_headers, forward_authorization }
+    RawUpstreamHeaders { auth, forward_headers, forward_authorization, oauth_resource }
 }

@@ -6,6 +6,7 @@ use url::Host;
 use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::{RawCredential, RawUpstream};
 use super::value_or;
+use crate::face::client_login::ResourceName;
 use crate::upstream::ForwardingRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 
@@ -74,6 +75,11 @@ pub(super) fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> Fo
         if has_own {
             report.mistake(&written.place, "the table `auth` fills the same header; leave one of them out");
         }
+    }
+    let other_resource = edges.oauth_resource.as_ref().filter(|written| written.value != ResourceName::default());
+    if let Some(written) = other_resource.filter(|_| authorization.is_none()) {
+        let message = "has no effect without `forward_authorization = true`: only then clients log in at the server";
+        report.mistake(&written.place, message);
     }
     ForwardingRules::new(edges.forward_headers.clone(), value_or(edges.forward_authorization.as_ref(), false))
 }

@@ -15,6 +15,7 @@ use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::sealed::SessionToken;
 use crate::task::Principal;
 use crate::upstream::header_annotations;
+use crate::upstream::ForwardedHeaders;
 use crate::wire::envelope::{self, Request};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, Object, Payload, RequestId};
@@ -154,6 +155,7 @@ fn head_of(inbound: &Inbound) -> Inbound {
         principal: inbound.principal.clone(),
         client: inbound.client,
         accepted: inbound.accepted,
+        forwarded: ForwardedHeaders::default(),
         received_at: inbound.received_at,
         carriage: inbound.carriage,
         is_counted: true,

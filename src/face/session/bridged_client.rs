@@ -6,7 +6,7 @@ use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::session_results::client_capabilities;
 use crate::engine::{Askable, QuestionFilter, ServiceSettings};
 use crate::task::Principal;
-use crate::upstream::CallContext;
+use crate::upstream::{CallContext, ForwardedHeaders};
 use crate::wire::meta::CLIENT_CAPABILITIES;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion};
@@ -33,8 +33,14 @@ impl BridgedClient {
     }
 
     /// A context for everything but calls, without progress and log messages.
-    pub(in crate::face::session) fn context(&self, principal: &Principal, settings: &ServiceSettings) -> CallContext {
-        CallContext::new(principal.clone(), self.capabilities(), settings.timeouts, settings.result_bytes_max)
+    pub(in crate::face::session) fn context(
+        &self,
+        (principal, forwarded): (&Principal, &ForwardedHeaders),
+        settings: &ServiceSettings,
+    ) -> CallContext {
+        let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);
+        let context = CallContext::new(principal.clone(), self.capabilities(), timeouts, result_bytes_max);
+        CallContext { forwarded: forwarded.clone(), ..context }
     }
 
     /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (GW-23).

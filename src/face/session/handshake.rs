@@ -19,7 +19,7 @@ use crate::face::sealed::{SessionToken, digest_of};
 use crate::task::Reason;
 use crate::upstream::era::contradicts;
 use crate::upstream::raw_channel::SessionBinding;
-use crate::upstream::{BeginError, Era, ForwardedHeaders, own_ids};
+use crate::upstream::{BeginError, Era, own_ids};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError};
 
@@ -32,18 +32,13 @@ fn may_be_for_good(refusal: &BeginError) -> bool {
 }
 
 /// Answers a client's `initialize`. Its session id is given with the answer.
-pub(super) async fn open(
-    shared: &Arc<SessionFaceState>,
-    inbound: &Inbound,
-    request: &Request,
-    forwarded: &ForwardedHeaders,
-) -> FaceResponse {
+pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, request: &Request) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let Some(introduction) = ClientInitialize::read(request) else {
         let what = "initialize needs protocolVersion, capabilities and clientInfo";
         return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
     };
-    let opened = match open_either(shared, inbound, request, (&introduction, forwarded)).await {
+    let opened = match open_either(shared, inbound, request, &introduction).await {
         Ok(opened) => opened,
         Err(error) => return addressee.error(StatusCode::OK, &error),
     };
@@ -63,7 +58,7 @@ pub(super) async fn open(
     let sealed = shared.served.sealer.seal_session(&token).ok().and_then(|id| HeaderValue::try_from(id).ok());
     let Some(sealed) = sealed else {
         if !opened.version.is_stateless() {
-            shared.own.let_go(opened.binding);
+            shared.own.let_go(opened.binding, &inbound.forwarded.credential());
         }
         let what = "the capabilities are too large for a session id";
         return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
@@ -87,11 +82,11 @@ async fn open_either(
     shared: &Arc<SessionFaceState>,
     inbound: &Inbound,
     request: &Request,
-    (introduction, forwarded): (&ClientInitialize, &ForwardedHeaders),
+    introduction: &ClientInitialize,
 ) -> Result<InitializedSession, RpcError> {
     let tasks = super::tasks::offer(introduction.version, &inbound.principal, shared.served.settings.drafts);
     let bridged = async || {
-        let result = introduce(shared, &inbound.principal, introduction).await?;
+        let result = introduce(shared, (&inbound.principal, &inbound.forwarded), introduction).await?;
         let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
         let (binding, tasks) = (SessionBinding::default(), UpstreamTaskSupport::default());
         Ok(InitializedSession { binding, version: ProtocolVersion::STATELESS, result, tasks })
@@ -100,7 +95,7 @@ async fn open_either(
         return bridged().await;
     }
     let message = |version| (request.id.clone(), introduction.message(&request.id, version, &inbound.body));
-    let opening = shared.own.open((&inbound.principal, forwarded), introduction.version, message);
+    let opening = shared.own.open((&inbound.principal, &inbound.forwarded), introduction.version, message);
     let refusal = match opening.await {
         Ok(agreed) => {
             let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
@@ -110,7 +105,7 @@ async fn open_either(
         Err(refusal) => refusal,
     };
     // A server that refused a session may turn out to know none.
-    if may_be_for_good(&refusal) && shared.served.upstream.era().await == Era::Stateless {
+    if may_be_for_good(&refusal) && shared.served.upstream.era(&inbound.forwarded).await == Era::Stateless {
         return bridged().await;
     }
     Err(match refusal {

@@ -423,9 +423,9 @@ impl AnsweredRequest for PipedCall {
         let message = envelope::notification(method::CANCELLED, Some(&params));
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
         self.shared.served.life.tracker.spawn(async move {
-            let binding = shared.own.binding(&session.own);
-            let request =
-                RawRequest { binding, verb: RawMethod::Note(message.into()), forwarded: ForwardedHeaders::default() };
+            let (binding, forwarded) =
+                (shared.own.binding(&session.own), ForwardedHeaders::bearing(&session.own.forwarded.credential()));
+            let request = RawRequest { binding, verb: RawMethod::Note(message.into()), forwarded };
             let _ = tokio::time::timeout(CANCEL_MAX, shared.served.channel.send(request)).await;
         });
     }

@@ -166,7 +166,7 @@ impl SessionFaceState {
             return ToolTaskSupport::default();
         }
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context(principal, &self.served.settings);
+        let context = client.context((principal, &session.own.forwarded), &self.served.settings);
         self.task_tools.support(tool, &context).await
     }
 

@@ -113,7 +113,7 @@ impl StatelessFace {
             method: inquiry.method.to_owned(),
             message: message(&inquiry, state),
             headers: repeated(inquiry.headers),
-            forwarded: self.served.settings.forwarding.of(inquiry.headers),
+            forwarded: inquiry.forwarded.clone(),
             edits,
             deadline,
             limits,

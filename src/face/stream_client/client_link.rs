@@ -14,6 +14,7 @@ use super::outgoing_budget::{OutgoingBudget, OutgoingMessage, OutgoingPermit};
 use super::{ClientMessage, ParsedMessage, StreamClient};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
+use crate::upstream::ForwardedHeaders;
 use crate::wire::{RequestId, RpcError, envelope};
 
 /// How long the end of a session may take.
@@ -144,6 +145,7 @@ impl ClientLink {
             principal: self.client.principal.clone(),
             client: self.client.address,
             accepted: AcceptedTypes::Both,
+            forwarded: ForwardedHeaders::default(),
             received_at,
             carriage: MessageChannel::Stream,
             is_counted: false,

@@ -55,9 +55,14 @@ pub(super) enum SessionSource {
 }
 
 impl SessionSource {
-    pub(super) async fn session(&self, link: &Arc<UpstreamLink>) -> Result<Arc<UpstreamSession>, BeginError> {
+    /// The session for a call, which `forwarded` is of.
+    pub(super) async fn session(
+        &self,
+        link: &Arc<UpstreamLink>,
+        forwarded: &ForwardedHeaders,
+    ) -> Result<Arc<UpstreamSession>, BeginError> {
         match self {
-            Self::Pool { pool, key } => pool.session(key).await,
+            Self::Pool { pool, key } => pool.session(key, forwarded).await,
             Self::Own(lease) => Ok(lease.session(link).await),
         }
     }
@@ -72,15 +77,19 @@ impl SessionSource {
         match self {
             Self::Pool { pool, key } => pool.adopt(key, credentials, tasks),
             Self::Own(lease) => {
-                let SessionHeaders { session, version } = credentials;
+                let SessionHeaders { session, version, .. } = credentials;
                 lease.adopt(link, SessionBinding { session, version, tasks })
             }
         }
     }
 
-    async fn renew(&self, lost: &Arc<UpstreamSession>) -> Result<Arc<UpstreamSession>, GatewayFault> {
+    async fn renew(
+        &self,
+        lost: &Arc<UpstreamSession>,
+        forwarded: &ForwardedHeaders,
+    ) -> Result<Arc<UpstreamSession>, GatewayFault> {
         match self {
-            Self::Pool { pool, key } => pool.replace(key, lost).await.map_err(|error| match error {
+            Self::Pool { pool, key } => pool.replace(key, lost, forwarded).await.map_err(|error| match error {
                 BeginError::Gateway(fault) => fault,
                 BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
             }),
@@ -229,7 +238,7 @@ impl HttpCall {
 
     /// Moves the call into a session that the upstream knows.
     pub(super) async fn renew(&self, lost: &Arc<UpstreamSession>) -> Result<Arc<UpstreamSession>, GatewayFault> {
-        let session = self.home.renew(lost).await?;
+        let session = self.home.renew(lost, &self.forwarded).await?;
         self.leave();
         session.calls.enter(&self.call);
         *self.session.lock() = Arc::clone(&session);
@@ -303,11 +312,12 @@ impl HttpCall {
             let get = session.credentials.get(Some(last_event));
             let handed_over = HandedOver::default();
             let head = tokio::time::timeout(RESUME_WINDOW, session.link.transport.send(&get, &handed_over));
-            if let Ok(Ok(response)) = head.await
-                && let Ok(AcceptedResponse::Events(events)) =
-                    reply::open(response, ErrorAddressee::Request(awaited.id), awaited.limits).await
-            {
-                return Ok(events);
+            let Ok(Ok(response)) = head.await else { continue };
+            match reply::open(response, ErrorAddressee::Request(awaited.id), awaited.limits).await {
+                Ok(AcceptedResponse::Events(events)) => return Ok(events),
+                // A credential that expired meanwhile comes to life no more.
+                Err(ResponseRefusal::Gateway(fault)) if fault.reason == Reason::UpstreamAuth => return Err(fault),
+                Ok(AcceptedResponse::Json(_)) | Err(_) => (),
             }
         }
     }

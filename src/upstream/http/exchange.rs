@@ -14,6 +14,7 @@ use super::side_request::AnswerWait;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::latencies::ExchangeClass;
+use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
@@ -62,7 +63,7 @@ impl HttpExchange {
         context: &CallContext,
     ) -> Result<Self, BeginError> {
         let began = Instant::now();
-        let session = home.session(link).await?;
+        let session = home.session(link, &context.forwarded).await?;
         if let Some(level) = &context.log_level {
             session.lower_log_level(level).await;
         }
@@ -101,7 +102,11 @@ impl HttpExchange {
         let resumed = resume_token::read(token).ok_or(BeginError::Gateway(broken))?;
         let (session, native, start, above) = match resumed.at {
             CallPosition::Stream(_) => (
-                UpstreamSession::adopted(link, resumed.credentials, UpstreamTaskSupport::default()),
+                UpstreamSession::adopted(
+                    link,
+                    SessionHeaders { client: context.forwarded.credential(), ..resumed.credentials },
+                    UpstreamTaskSupport::default(),
+                ),
                 UpstreamTaskState::Never,
                 CallStart::Resume,
                 Arc::default(),

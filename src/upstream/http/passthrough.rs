@@ -51,7 +51,7 @@ impl OwnSessionChannel for Arc<UpstreamLink> {
 
 fn outgoing(request: RawRequest) -> OutgoingRequest {
     let SessionBinding { session, version, tasks: _ } = request.binding;
-    let credentials = SessionHeaders { session, version };
+    let credentials = SessionHeaders { session, version, ..SessionHeaders::default() };
     let outgoing = match request.verb {
         RawMethod::Post(message) => credentials.post(message),
         RawMethod::Note(message) => credentials.post(message).under_way(),

@@ -117,7 +117,11 @@ pub(super) fn read(token: &ResumeToken) -> Option<ResumedCall> {
     Some(ResumedCall {
         open,
         request: RequestId::text(&token.request),
-        credentials: SessionHeaders { session, version: token.version.as_deref().and_then(ProtocolVersion::parse) },
+        credentials: SessionHeaders {
+            session,
+            version: token.version.as_deref().and_then(ProtocolVersion::parse),
+            ..SessionHeaders::default()
+        },
         at,
     })
 }
@@ -131,7 +135,11 @@ mod tests {
     use super::*;
 
     fn credentials() -> SessionHeaders {
-        SessionHeaders { session: Some(HeaderValue::from_static("s-1")), version: Some(ProtocolVersion::V2025_11_25) }
+        SessionHeaders {
+            session: Some(HeaderValue::from_static("s-1")),
+            version: Some(ProtocolVersion::V2025_11_25),
+            ..SessionHeaders::default()
+        }
     }
 
     #[test]

@@ -23,12 +23,12 @@ use self::stateless_sender::{AnnotatedTools, DraftRequest, RequestFailure, State
 pub(crate) use self::task_poller::token as task_token;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::era::{EraCache, EraDiscovery, era_of_refusal, is_served};
+use crate::upstream::era::{EraAnswer, EraCache, EraDiscovery, era_of_refusal, is_served};
 use crate::upstream::exchange::Era;
 use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{
-    BeginError, CallContext, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
-    Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientCredential, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
+    ServerFacts, ServerNotification, Timeouts, Upstream, UpstreamRequest,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -83,22 +83,29 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
     })
 }
 
-/// Asks on nobody's behalf: a server without sessions answers this to anyone, with no capabilities declared.
+/// Asks on nobody's behalf: a server without sessions answers this to anyone, with no capabilities declared. Only to one
+/// that lets clients in by their own credentials, somebody's is shown.
 #[async_trait]
 impl EraDiscovery for StatelessUpstream {
-    async fn discover(&self) -> Option<Era> {
+    async fn discover(&self, credential: &ClientCredential) -> EraAnswer {
         let (nobody, nothing) = (Principal::anonymous(), Payload::empty_object());
-        let context = CallContext::new(nobody, nothing, Timeouts::default(), DISCOVER_BYTES_MAX);
+        let context = CallContext {
+            forwarded: ForwardedHeaders::bearing(credential),
+            ..CallContext::new(nobody, nothing, Timeouts::default(), DISCOVER_BYTES_MAX)
+        };
         match self.ask_facts(&context).await {
-            Ok(_) => Some(Era::Stateless),
-            Err(RequestFailure::Faulted(error)) => Some(era_of_refusal(&error)),
+            Ok(_) => EraAnswer::Verdict(Era::Stateless),
+            Err(RequestFailure::Faulted(error)) => EraAnswer::Verdict(era_of_refusal(&error)),
             // Whoever is not let in, and a server in trouble, says nothing of eras.
             Err(RequestFailure::Lost(fault)) => match (fault.reason, fault.http_status) {
-                (Reason::UpstreamMalformed, _) => Some(Era::Session),
-                (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => Some(Era::Session),
+                (Reason::UpstreamAuth, _) if credential.is_clients() => EraAnswer::NotLetIn,
+                (Reason::UpstreamMalformed, _) => EraAnswer::Verdict(Era::Session),
+                (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => {
+                    EraAnswer::Verdict(Era::Session)
+                }
                 // Some servers end at what comes before `initialize`.
-                (Reason::UpstreamClosed, _) if self.link.transport.is_adapted() => Some(Era::Session),
-                _ => None,
+                (Reason::UpstreamClosed, _) if self.link.transport.is_adapted() => EraAnswer::Verdict(Era::Session),
+                _ => EraAnswer::NoVerdict,
             },
         }
     }
@@ -111,7 +118,9 @@ impl Upstream for StatelessUpstream {
     }
 
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        let known = self.facts.lock().clone();
+        // Where it lets clients in by themselves, that is for it to say each time.
+        let is_open = !context.forwarded.credential().is_clients();
+        let known = self.facts.lock().clone().filter(|_| is_open);
         if let Some(facts) = known {
             return Ok(facts);
         }
@@ -147,9 +156,7 @@ impl Upstream for StatelessUpstream {
         context: &CallContext,
         wishes: &SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
-        let key =
-            SessionKey { principal: context.principal.clone(), capabilities: context.client.capabilities.clone() };
-        self.listens.listen(key, self.line(context), wishes.of_the_upstream()).await
+        self.listens.listen(SessionKey::of(context), self.line(context), wishes.of_the_upstream()).await
     }
 
     /// There is nothing to end.

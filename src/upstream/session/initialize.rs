@@ -60,8 +60,12 @@ impl AgreedSession {
 ///
 /// # Errors
 /// If no handshake succeeds within 30 seconds; no call was sent, whatever the reason.
-pub(crate) async fn open(link: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
-    let session = in_time(link, introduced(link, key)).await?;
+pub(crate) async fn open(
+    link: &Arc<UpstreamLink>,
+    key: &SessionKey,
+    forwarded: &ForwardedHeaders,
+) -> Result<Arc<UpstreamSession>, BeginError> {
+    let session = in_time(link, introduced(link, key, forwarded)).await?;
     let held = Arc::downgrade(&session);
     // The pool alone has no use for it.
     get_stream::start(&session, Some(StreamPurpose::new(move || held.strong_count() > 1)));
@@ -69,9 +73,12 @@ pub(crate) async fn open(link: &Arc<UpstreamLink>, key: &SessionKey) -> Result<A
 }
 
 /// A session whose server was told that the handshake is over.
-async fn introduced(link: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
-    let forwarded = ForwardedHeaders::default();
-    let opener = SessionOpener { owner: &key.principal, forwarded: &forwarded, addressee: ErrorAddressee::Handshake };
+async fn introduced(
+    link: &Arc<UpstreamLink>,
+    key: &SessionKey,
+    forwarded: &ForwardedHeaders,
+) -> Result<Arc<UpstreamSession>, BeginError> {
+    let opener = SessionOpener { owner: &key.principal, forwarded, addressee: ErrorAddressee::Handshake };
     let message = |version| {
         let id = own_ids::mint();
         let message = initialize_request(&id, version, &key.capabilities, None);
@@ -85,7 +92,8 @@ async fn introduced(link: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<Up
         return Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)));
     }
     link.versions.agreed(facts.version);
-    let headers = SessionHeaders { session: agreed.session, version: Some(facts.version) };
+    let client = key.credential.clone();
+    let headers = SessionHeaders { session: agreed.session, version: Some(facts.version), client };
     let session = UpstreamSession::opened(link, headers, facts);
     session.tell(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
     tracing::debug!(upstream = %link.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");

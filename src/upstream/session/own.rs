@@ -24,7 +24,7 @@ use crate::upstream::TaskScope;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::recent_map::RecentMap;
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse};
-use crate::upstream::{ForwardedHeaders, Upstream};
+use crate::upstream::{ClientCredential, ForwardedHeaders, Upstream};
 use crate::wire::{Payload, ProtocolVersion};
 pub use lease::SessionLease;
 use lease::SessionLeases;
@@ -137,11 +137,11 @@ impl OwnSessions {
     pub(crate) fn reply(self: &Arc<Self>, session: &OwnSession, message: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else { return self.dropped("reply_flood") };
         let (channel, stop) = (Arc::clone(&self.channel), self.scope.stop.clone());
-        let binding = self.binding(session);
+        let (binding, forwarded) = (self.binding(session), ForwardedHeaders::bearing(&session.forwarded.credential()));
         let replying = async move {
             let _permit = permit;
             let verb = RawMethod::Post(message.into());
-            let request = RawRequest { binding, verb, forwarded: ForwardedHeaders::default() };
+            let request = RawRequest { binding, verb, forwarded };
             let _ = tokio::time::timeout(REPLY_MAX, channel.send(request)).await;
         };
         self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(replying)));
@@ -173,10 +173,10 @@ impl OwnSessions {
     }
 
     /// Ends an upstream session that nobody will use, in the background.
-    pub(crate) fn let_go(&self, binding: SessionBinding) {
-        let channel = Arc::clone(&self.channel);
+    pub(crate) fn let_go(&self, binding: SessionBinding, credential: &ClientCredential) {
+        let (channel, forwarded) = (Arc::clone(&self.channel), ForwardedHeaders::bearing(credential));
         self.scope.tracker.spawn(async move {
-            let request = RawRequest { binding, verb: RawMethod::Delete, forwarded: ForwardedHeaders::default() };
+            let request = RawRequest { binding, verb: RawMethod::Delete, forwarded };
             let _ = tokio::time::timeout(END_MAX, channel.send(request)).await;
         });
     }

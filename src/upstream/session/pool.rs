@@ -14,8 +14,8 @@ use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream, initialize};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalLimitTable, Reason};
-use crate::upstream::BeginError;
 use crate::upstream::outgoing::SessionHeaders;
+use crate::upstream::{BeginError, ForwardedHeaders};
 
 /// Most sessions at one upstream.
 const SESSIONS_MAX: usize = 1_024;
@@ -39,6 +39,8 @@ pub(crate) struct SessionPool {
 #[derive(Debug)]
 struct PooledSession {
     opening: SessionOpening,
+    /// What it is opened with, and what the server says to that.
+    forwarded: ForwardedHeaders,
     used: Instant,
 }
 
@@ -76,15 +78,21 @@ impl SessionPool {
         pool
     }
 
-    /// The session of a key, opened if there is none. Cancel safe: a handshake goes on without its waiters.
+    /// The session of a key, opened if there is none, for the request that `asking` is of. Cancel safe: a handshake goes on
+    /// without its waiters.
     ///
     /// # Errors
     /// If the handshake fails; all who wait for the same one get the same error. `QueueFull` if the pool is
     /// full and all its sessions are in use.
-    pub(crate) async fn session(&self, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
-        let opening = self.opening(key)?;
+    pub(crate) async fn session(
+        &self,
+        key: &SessionKey,
+        asking: &ForwardedHeaders,
+    ) -> Result<Arc<UpstreamSession>, BeginError> {
+        let (opening, forwarded) = self.opening(key)?;
         let opened = opening.clone().await;
         if opened.is_err() {
+            asking.note_as(&forwarded);
             self.forget(key, |place| place.opening.ptr_eq(&opening));
         }
         opened
@@ -99,10 +107,11 @@ impl SessionPool {
         &self,
         key: &SessionKey,
         lost: &Arc<UpstreamSession>,
+        asking: &ForwardedHeaders,
     ) -> Result<Arc<UpstreamSession>, BeginError> {
         self.forget(key, |place| place.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
         lost.over.cancel();
-        self.session(key).await
+        self.session(key, asking).await
     }
 
     /// The session in which tasks were made: that of the pool, or one that another process life opened: one for all of them, with
@@ -113,6 +122,7 @@ impl SessionPool {
         credentials: SessionHeaders,
         tasks: UpstreamTaskSupport,
     ) -> Arc<UpstreamSession> {
+        let credentials = SessionHeaders { client: key.credential.clone(), ..credentials };
         let Some(id) = credentials.session.clone() else {
             return UpstreamSession::adopted(&self.link, credentials, tasks);
         };
@@ -146,27 +156,29 @@ impl SessionPool {
         join_all(idle.iter().map(|session| session.end())).await;
     }
 
-    fn opening(&self, key: &SessionKey) -> Result<SessionOpening, BeginError> {
+    fn opening(&self, key: &SessionKey) -> Result<(SessionOpening, ForwardedHeaders), BeginError> {
         let mut places = self.places.lock();
         // A failure that nobody waited for is not anybody's answer.
         if let Some(place) = places.get_mut(key).filter(|place| !place.has_failed()) {
             place.used = Instant::now();
-            return Ok(place.opening.clone());
+            return Ok((place.opening.clone(), place.forwarded.clone()));
         }
         self.make_room(&mut places, &key.principal)?;
-        let opening = self.open(key.clone());
-        places.insert(key.clone(), PooledSession { opening: opening.clone(), used: Instant::now() });
-        Ok(opening)
+        let forwarded = ForwardedHeaders::bearing(&key.credential);
+        let opening = self.open(key.clone(), forwarded.clone());
+        let place = PooledSession { opening: opening.clone(), forwarded: forwarded.clone(), used: Instant::now() };
+        places.insert(key.clone(), place);
+        Ok((opening, forwarded))
     }
 
     /// Starts a handshake that goes on by itself, so that a waiter who leaves does not hold it up.
-    fn open(&self, key: SessionKey) -> SessionOpening {
+    fn open(&self, key: SessionKey, forwarded: ForwardedHeaders) -> SessionOpening {
         let link = Arc::clone(&self.link);
         let draining = GatewayFault::new(Reason::Draining, Executed::No);
         let opening = self.link.tracker.spawn(async move {
             tokio::select! {
                 () = link.stop.cancelled() => Err(BeginError::Gateway(draining)),
-                opened = initialize::open(&link, &key) => opened,
+                opened = initialize::open(&link, &key, &forwarded) => opened,
             }
         });
         let outcome = opening.map(|outcome| {

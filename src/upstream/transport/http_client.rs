@@ -149,6 +149,10 @@ impl HttpClient {
     /// Notes what the head of an answer says of the upstream.
     pub(crate) fn note<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         match failure_cause::of_head(&self.uri, outgoing, response) {
+            // It asks a client to log in, as it should.
+            Some(trouble) if trouble.reason == Reason::UpstreamAuth && outgoing.is_let_in_by_client() => {
+                self.health.answered();
+            }
             Some(trouble) => self.health.failed(trouble),
             None => self.health.answered(),
         }
@@ -189,6 +193,9 @@ impl HttpClient {
             self.health.failed(UpstreamFailure::new(fault.reason, cause));
             fault
         });
+        if let Ok(response) = &answer {
+            outgoing.forwarded().note(response);
+        }
         if let Some(pass) = pass {
             pass.note(match &answer {
                 Ok(response) => {

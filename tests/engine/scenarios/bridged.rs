@@ -45,6 +45,7 @@ impl<'w> Caller<'w> {
             principal: Principal::local(),
             client: None,
             accepted,
+            forwarded: taskgate::upstream::ForwardedHeaders::default(),
             received_at: Instant::now(),
             carriage: MessageChannel::Request,
             is_counted: false,

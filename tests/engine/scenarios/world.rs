@@ -19,7 +19,7 @@ use taskgate::shared_limits::SharedLimits;
 use taskgate::store::TaskStore;
 use taskgate::task::{Clock, Plan, Principal, Task, TaskKey, Timestamp};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
-use taskgate::upstream::{Upstream, UpstreamRequest};
+use taskgate::upstream::{ForwardedHeaders, Upstream, UpstreamRequest};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -361,6 +361,7 @@ impl Ask {
             principal: self.principal.clone(),
             client: None,
             accepted: self.accepted,
+            forwarded: ForwardedHeaders::default(),
             received_at: self.arrived.unwrap_or_else(Instant::now),
             carriage: MessageChannel::Request,
             is_counted: false,

@@ -183,6 +183,7 @@ impl Caller {
             principal: self.principal.clone(),
             client: None,
             accepted: self.accepted,
+            forwarded: taskgate::upstream::ForwardedHeaders::default(),
             received_at: Instant::now(),
             carriage: MessageChannel::Request,
             is_counted: false,

@@ -21,8 +21,8 @@ use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
 use taskgate::upstream::raw_channel::{RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Era, Exchange, OwnSessionChannel, ResumeToken, ServerFacts, ServerNotification,
-    SessionLease, Upstream, UpstreamRequest,
+    BeginError, CallContext, Era, Exchange, ForwardedHeaders, OwnSessionChannel, ResumeToken, ServerFacts,
+    ServerNotification, SessionLease, Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Message, ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::sync::broadcast;
@@ -93,7 +93,7 @@ impl Upstream for Slow {
         unreachable!("nobody listens")
     }
 
-    async fn era(&self) -> Era {
+    async fn era(&self, _: &ForwardedHeaders) -> Era {
         Era::Stateless
     }
 
@@ -137,6 +137,7 @@ async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) 
     let (principal, carriage) = (Principal::local(), MessageChannel::Request);
     let around = MessageContext {
         headers: &headers,
+        forwarded: &ForwardedHeaders::default(),
         body: &body,
         counted_as: principal.clone(),
         principal,

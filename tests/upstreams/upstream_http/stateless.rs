@@ -355,7 +355,11 @@ async fn upc22_a_refused_handshake_names_the_era() {
     })
     .await;
     let upstream = Arc::new(super::upstream(&server.url())).for_stateless_clients();
-    assert_eq!(in_time(upstream.era()).await, Era::Session, "for this once");
+    assert_eq!(
+        in_time(upstream.era(&taskgate::upstream::ForwardedHeaders::default())).await,
+        Era::Session,
+        "for this once"
+    );
     assert_eq!(lines(&mut begin(&upstream).await).await, [r#"returned {"content":[]}"#]);
-    assert_eq!(in_time(upstream.era()).await, Era::Stateless);
+    assert_eq!(in_time(upstream.era(&taskgate::upstream::ForwardedHeaders::default())).await, Era::Stateless);
 }

@@ -10,7 +10,7 @@ use crate::dialect::session_results::{initialize_result, session_error};
 use crate::face::rewrite::ClientInitialize;
 use crate::face::session::bridged_client::BridgedClient;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::BeginError;
+use crate::upstream::{BeginError, ForwardedHeaders};
 use crate::wire::{Object, RpcError};
 
 /// How long the server may take to say what it is.
@@ -22,11 +22,11 @@ const FACTS_MAX: Duration = Duration::from_secs(30);
 /// Those that the client is to see.
 pub(in crate::face::session) async fn introduce(
     shared: &SessionFaceState,
-    principal: &Principal,
+    whose: (&Principal, &ForwardedHeaders),
     introduction: &ClientInitialize,
 ) -> Result<Object, RpcError> {
     let client = BridgedClient::of(introduction.version, &introduction.capabilities);
-    let context = client.context(principal, &shared.served.settings);
+    let context = client.context(whose, &shared.served.settings);
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let asking = tokio::time::timeout(FACTS_MAX, shared.served.stateless.facts(&context));
     let facts = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {

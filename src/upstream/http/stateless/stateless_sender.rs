@@ -159,6 +159,12 @@ impl StatelessSender {
         }
     }
 
+    /// Whether a request failed since the client's credential is good no more: it never will be again, and the gateway has no
+    /// other.
+    pub(super) fn outlives_credential(&self, fault: &GatewayFault) -> bool {
+        fault.reason == Reason::UpstreamAuth && self.forwarded.credential().is_clients()
+    }
+
     /// Sends a request and reads up to its answer. Dropping the future ends the request at the upstream,
     /// which is how it is cancelled.
     ///
@@ -270,7 +276,7 @@ impl StatelessSender {
         let headers = self.headers(&draft.method, &params);
         let message = envelope::request(id, &draft.method, Some(params.payload()));
         let version = Some(ProtocolVersion::STATELESS);
-        let post = SessionHeaders { session: None, version }.post_with(message, Box::new(headers));
+        let post = SessionHeaders { version, ..SessionHeaders::default() }.post_with(message, Box::new(headers));
         post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone())
     }
 

@@ -195,7 +195,7 @@ impl TaskPoller {
     /// Makes a request about the task; `None` if it failed in a way that may pass.
     ///
     /// # Errors
-    /// If the upstream does not know the task: then nobody ever learns how it ended.
+    /// If the upstream does not know the task, or its client's credential any more: then nobody ever learns how it ended.
     async fn ask(
         &mut self,
         course: &StatelessCall,
@@ -209,6 +209,10 @@ impl TaskPoller {
             }
             Err(why) => why,
         };
+        let refused = match &why {
+            TaskRequestError::Lost(ExchangeError(fault)) if course.line.outlives_credential(fault) => Some(*fault),
+            TaskRequestError::Lost(_) | TaskRequestError::Refused(_) => None,
+        };
         let is_unknown = matches!(&why, TaskRequestError::Refused(error) if peer::is_of_an_unknown_task(error));
         tracing::debug!(%why, method = name, "an upstream task cannot be looked at");
         self.failures += 1;
@@ -217,7 +221,10 @@ impl TaskPoller {
             course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
         }
         let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
-        if is_unknown { Err(RequestFailure::Lost(lost)) } else { Ok(None) }
+        match refused.or_else(|| is_unknown.then_some(lost)) {
+            Some(fault) => Err(RequestFailure::Lost(fault)),
+            None => Ok(None),
+        }
     }
 }
 

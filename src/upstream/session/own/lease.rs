@@ -105,7 +105,8 @@ impl SessionLease {
     /// it may be a task of the server's.
     pub(crate) fn adopt(&self, link: &Arc<UpstreamLink>, binding: SessionBinding) -> Arc<UpstreamSession> {
         let SessionBinding { session, version, tasks } = binding;
-        let adopted = UpstreamSession::adopted(link, SessionHeaders { session, version }, tasks);
+        let client = self.session.forwarded.credential();
+        let adopted = UpstreamSession::adopted(link, SessionHeaders { session, version, client }, tasks);
         if tasks.calls {
             self.sessions.leases.listen(self.session.opened.nonce, &adopted);
             self.sessions.read_for_calls(&self.session);
@@ -118,7 +119,7 @@ impl SessionLease {
     /// # Errors
     /// If the server agrees to none: nothing was sent in it.
     pub(crate) async fn renew(&self, lost: &UpstreamSession) -> Result<Arc<UpstreamSession>, GatewayFault> {
-        let SessionHeaders { session, version } = lost.credentials.clone();
+        let SessionHeaders { session, version, .. } = lost.credentials.clone();
         let lost_binding = SessionBinding { session, version, tasks: lost.tasks };
         let renewed = self.sessions.renew(&self.session, &lost_binding).await?;
         let (leases, nonce) = (&self.sessions.leases, self.session.opened.nonce);
@@ -144,7 +145,7 @@ impl Drop for SessionLease {
             // Where the runtime itself ends there is nobody to tell the server.
             && tokio::runtime::Handle::try_current().is_ok()
         {
-            self.sessions.let_go(binding);
+            self.sessions.let_go(binding, &self.session.forwarded.credential());
         }
     }
 }

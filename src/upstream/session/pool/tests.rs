@@ -5,6 +5,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::task::Principal;
+use crate::upstream::ClientCredential;
 use crate::upstream::latencies::ExchangeLatencies;
 use crate::upstream::transport::Transport;
 use crate::upstream::transport::http_client::{ClientTls, HttpClient};
@@ -27,7 +28,11 @@ fn pool() -> Arc<SessionPool> {
 }
 
 fn key(n: usize) -> SessionKey {
-    SessionKey { principal: Principal::new(&format!("key:{n}")), capabilities: Payload::empty_object() }
+    SessionKey {
+        principal: Principal::new(&format!("key:{n}")),
+        capabilities: Payload::empty_object(),
+        credential: ClientCredential::default(),
+    }
 }
 
 impl SessionPool {
@@ -37,7 +42,7 @@ impl SessionPool {
         let opened = Ok(Arc::clone(&session));
         let opening = async move { opened }.boxed().shared();
         assert!(opening.clone().now_or_never().is_some());
-        self.places.lock().insert(key, PooledSession { opening, used });
+        self.places.lock().insert(key, PooledSession { opening, forwarded: ForwardedHeaders::default(), used });
         session
     }
 
@@ -87,7 +92,9 @@ async fn a_handshake_that_failed_after_all_had_left_is_forgotten() {
     let pool = pool();
     let failed = BeginError::Gateway(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No));
     let opening = async move { Err(failed) }.boxed().shared();
-    pool.places.lock().insert(key(0), PooledSession { opening, used: Instant::now() });
+    pool.places
+        .lock()
+        .insert(key(0), PooledSession { opening, forwarded: ForwardedHeaders::default(), used: Instant::now() });
     pool.sweep(Instant::now());
     assert_eq!(pool.count(), 0);
 }

@@ -69,7 +69,7 @@ impl MessageReceiver for SilentReceiver {
 
 fn post(principal: &str, method: &str) -> OutgoingRequest {
     let message = json!({ "jsonrpc": "2.0", "id": "same", "method": method, "params": { "name": "t" } });
-    let credentials = SessionHeaders { session: None, version: Some(ProtocolVersion::V2026_07_28) };
+    let credentials = SessionHeaders { version: Some(ProtocolVersion::V2026_07_28), ..SessionHeaders::default() };
     credentials.post(Bytes::from(message.to_string())).on_behalf_of(Principal::new(principal))
 }
 

@@ -1,0 +1,275 @@
+//! Fetches what a server says of itself as a protected resource (RFC 9728): who gives tokens for it, and for what.
+//!
+//! It is asked for at the server's own origin and nowhere else: whoever could lead the gateway to another address could
+//! lead its clients to another authorization server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use url::Url;
+
+use super::answer_body::BodyKind;
+use super::outgoing::{HandedOver, SessionHeaders};
+use super::reply::{self, ReadLimits};
+use super::transport::http_client::HttpClient;
+use crate::dialect::faults::reason_key;
+use crate::wire::{Object, Payload, ScanLimits};
+
+/// Where metadata is, in front of the path of a resource.
+pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
+
+/// Largest metadata.
+const BYTES_MAX: usize = 64 * 1024;
+/// How long all attempts together may take.
+const FETCH_MAX: Duration = Duration::from_secs(10);
+/// How long metadata is served without a look at the server, and how long the lack of it.
+const FRESH_FOR: Duration = Duration::from_secs(60);
+const FAILED_FOR: Duration = Duration::from_secs(5);
+/// How long the log says nothing of the same again.
+const TOLD_FOR: Duration = Duration::from_secs(60);
+/// Longest address that a server may name, and most authorization servers.
+const ADDRESS_BYTES_MAX: usize = 2 * 1024;
+const SERVERS_MAX: usize = 64;
+
+/// Why there is no metadata.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MetadataError {
+    #[error("the server has no metadata of a protected resource")]
+    Missing,
+    /// Nobody went there.
+    #[error("the server has its metadata at another origin, where the gateway does not look")]
+    Foreign,
+    #[error("the server's metadata cannot be had: {0}")]
+    Unreachable(&'static str),
+    #[error("the server's metadata is of no use: {0}")]
+    Unusable(&'static str),
+}
+
+/// The metadata of one server.
+#[derive(Debug)]
+pub struct ResourceMetadata {
+    name: Arc<str>,
+    client: HttpClient,
+    url: Url,
+    /// Where the server said last that its metadata is.
+    announced: Mutex<Option<Url>>,
+    /// One at a time asks the server; whoever comes meanwhile waits for the same.
+    known: tokio::sync::Mutex<Option<KnownMetadata>>,
+    told: Mutex<Option<Instant>>,
+}
+
+#[derive(Debug)]
+struct KnownMetadata {
+    at: Instant,
+    /// What was announced then.
+    announced: Option<Url>,
+    found: Result<Payload, MetadataError>,
+}
+
+impl KnownMetadata {
+    fn is_fresh(&self, announced: Option<&Url>) -> bool {
+        let span = if self.found.is_ok() { FRESH_FOR } else { FAILED_FOR };
+        self.at.elapsed() < span && self.announced.as_ref() == announced
+    }
+}
+
+impl ResourceMetadata {
+    pub(super) fn new(name: &Arc<str>, client: HttpClient, url: Url) -> Self {
+        let (announced, known, told) = (Mutex::default(), tokio::sync::Mutex::default(), Mutex::default());
+        Self { name: Arc::clone(name), client, url, announced, known, told }
+    }
+
+    /// Takes note of where the server says that its metadata is.
+    pub fn announce(&self, address: &str) {
+        if address.len() <= ADDRESS_BYTES_MAX
+            && let Ok(address) = self.url.join(address)
+        {
+            *self.announced.lock() = Some(address);
+        }
+    }
+
+    /// The metadata, verbatim: an object that names its resource, and authorization servers if it names any. Cancel safe.
+    ///
+    /// # Errors
+    /// If the server's own origin has none that is of use.
+    pub async fn get(&self) -> Result<Payload, MetadataError> {
+        let mut known = self.known.lock().await;
+        let announced = self.announced.lock().clone();
+        if let Some(known) = known.as_ref().filter(|known| known.is_fresh(announced.as_ref())) {
+            return known.found.clone();
+        }
+        let late = Err(MetadataError::Unreachable("it did not come in time"));
+        let found = tokio::time::timeout(FETCH_MAX, self.fetch(announced.as_ref())).await.unwrap_or(late);
+        if let Err(error) = &found {
+            self.tell(error, announced.as_ref());
+        }
+        *known = Some(KnownMetadata { at: Instant::now(), announced, found: found.clone() });
+        found
+    }
+
+    /// Asks at each place in turn: where the server says, then where its address says (RFC 9728, 3.1), then at its root.
+    async fn fetch(&self, announced: Option<&Url>) -> Result<Payload, MetadataError> {
+        let is_foreign = announced.is_some_and(|address| address.origin() != self.url.origin());
+        let mut first = is_foreign.then_some(MetadataError::Foreign);
+        for address in self.places(announced) {
+            match self.fetch_at(&address).await {
+                Ok(found) => return Ok(found),
+                Err(MetadataError::Missing) => (),
+                // It would fail at every other place as well.
+                Err(error @ MetadataError::Unreachable(_)) => return Err(first.unwrap_or(error)),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or(MetadataError::Missing))
+    }
+
+    /// Where the metadata may be, all of the server's own origin.
+    fn places(&self, announced: Option<&Url>) -> Vec<Url> {
+        let path = self.url.path().trim_end_matches('/');
+        let at = |path: String| {
+            let mut place = self.url.clone();
+            place.set_path(&path);
+            place.set_query(None);
+            place
+        };
+        let announced = announced.filter(|address| address.origin() == self.url.origin()).cloned();
+        let mut places: Vec<Url> = announced.into_iter().collect();
+        for place in [at(format!("{WELL_KNOWN}{path}")), at(WELL_KNOWN.to_owned())] {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        places
+    }
+
+    async fn fetch_at(&self, address: &Url) -> Result<Payload, MetadataError> {
+        let client = self.client.at(address).map_err(|_| MetadataError::Unusable("its address is none"))?;
+        let sent = client.try_send(&SessionHeaders::default().document(), &HandedOver::default()).await;
+        let response = sent.map_err(|fault| MetadataError::Unreachable(reason_key(fault.reason)))?;
+        match response.status() {
+            StatusCode::OK => (),
+            // Servers say it in more than one way that nothing is there; some ask for credentials at every path.
+            status if status.is_client_error() => return Err(MetadataError::Missing),
+            status if status.is_redirection() => {
+                return Err(MetadataError::Unusable("it is at another address, which is not followed"));
+            }
+            _ => return Err(MetadataError::Unusable("the server answers for it with an error")),
+        }
+        if reply::content_of(response.headers()) != BodyKind::Json {
+            return Err(MetadataError::Unusable("it is not application/json"));
+        }
+        let body = response.into_body().reporting_to(None);
+        let text = reply::read_whole(body, ReadLimits::of_bytes(BYTES_MAX)).await;
+        let text = text.map_err(|_| MetadataError::Unusable("it is larger than 64 KiB, or broke off"))?;
+        checked(&text)
+    }
+
+    /// Says for operators why clients cannot log in, once in a while.
+    fn tell(&self, error: &MetadataError, announced: Option<&Url>) {
+        let mut told = self.told.lock();
+        if *error == MetadataError::Missing || told.is_some_and(|told| told.elapsed() < TOLD_FOR) {
+            return;
+        }
+        *told = Some(Instant::now());
+        // Without path and query, which may be a secret.
+        let announced = announced.map(|address| address.origin().ascii_serialization()).unwrap_or_default();
+        tracing::warn!(upstream = %self.name, announced, %error, "clients cannot learn how to log in at the server");
+    }
+}
+
+/// Metadata that clients may be shown: what they follow of it is there, and is of the kind that it should be.
+fn checked(text: &bytes::Bytes) -> Result<Payload, MetadataError> {
+    let payload = Payload::parse(text, ScanLimits::UPSTREAM).map_err(|_| MetadataError::Unusable("it is not JSON"))?;
+    let metadata = Object::of(&payload).ok_or(MetadataError::Unusable("it is no object"))?;
+    let is_named = metadata.get_string("resource").is_some_and(|resource| is_address(&resource));
+    if !is_named {
+        return Err(MetadataError::Unusable("`resource` is no address"));
+    }
+    if let Some(servers) = metadata.get("authorization_servers") {
+        let servers: Option<Vec<String>> = servers.read().ok();
+        let fits = |servers: &Vec<String>| {
+            (1..=SERVERS_MAX).contains(&servers.len()) && servers.iter().all(|one| is_address(one))
+        };
+        if !servers.as_ref().is_some_and(fits) {
+            return Err(MetadataError::Unusable("`authorization_servers` is no list of addresses"));
+        }
+    }
+    Ok(payload)
+}
+
+fn is_address(text: &str) -> bool {
+    let is_of_the_web = |url: Url| matches!(url.scheme(), "http" | "https");
+    text.len() <= ADDRESS_BYTES_MAX && Url::parse(text).is_ok_and(is_of_the_web)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::upstream::transport::http_client::ClientTls;
+
+    fn of(url: &str) -> ResourceMetadata {
+        let (name, url): (Arc<str>, Url) = (Arc::from("up"), url.parse().unwrap());
+        let client = HttpClient::new(&name, &url, Duration::from_secs(1), ClientTls::default()).unwrap();
+        ResourceMetadata::new(&name, client, url)
+    }
+
+    /// RFC 9728, 3.1.
+    #[test]
+    fn metadata_is_asked_for_at_the_servers_own_origin_alone() {
+        for (url, announced, places) in [
+            (
+                "http://up:9/mcp?key=1",
+                None,
+                &[
+                    "http://up:9/.well-known/oauth-protected-resource/mcp",
+                    "http://up:9/.well-known/oauth-protected-resource",
+                ][..],
+            ),
+            ("http://up:9/", None, &["http://up:9/.well-known/oauth-protected-resource"][..]),
+            (
+                "http://up:9/",
+                Some("/meta"),
+                &["http://up:9/meta", "http://up:9/.well-known/oauth-protected-resource"][..],
+            ),
+            ("http://up:9/", Some("http://up:8/meta"), &["http://up:9/.well-known/oauth-protected-resource"][..]),
+            ("http://up:9/", Some("https://up:9/meta"), &["http://up:9/.well-known/oauth-protected-resource"][..]),
+            ("http://up:9/", Some("//evil/meta"), &["http://up:9/.well-known/oauth-protected-resource"][..]),
+            ("http://up:9/", Some("http://up:9@evil/"), &["http://up:9/.well-known/oauth-protected-resource"][..]),
+            ("http://up:9/", Some("http://["), &["http://up:9/.well-known/oauth-protected-resource"][..]),
+        ] {
+            let source = of(url);
+            announced.into_iter().for_each(|address| source.announce(address));
+            let announced = source.announced.lock().clone();
+            let found: Vec<String> = source.places(announced.as_ref()).iter().map(Url::to_string).collect();
+            assert_eq!(found, places, "{url} {announced:?}");
+        }
+    }
+
+    #[test]
+    fn metadata_that_would_lead_clients_nowhere_is_not_shown() {
+        for (text, expected) in [
+            (r#"{"resource":"https://up/mcp"}"#, "fine"),
+            (r#"{"resource":"https://up/mcp","authorization_servers":["https://as"],"x":[1]}"#, "fine"),
+            ("", "not JSON"),
+            ("<html>", "not JSON"),
+            ("[]", "no object"),
+            (r#""https://up""#, "no object"),
+            ("{}", "`resource`"),
+            (r#"{"resource":7}"#, "`resource`"),
+            (r#"{"resource":"up"}"#, "`resource`"),
+            (r#"{"resource":"file:///etc/passwd"}"#, "`resource`"),
+            (r#"{"resource":"https://up","resource":"https://evil"}"#, "not JSON"),
+            (r#"{"resource":"https://up","authorization_servers":[]}"#, "`authorization_servers`"),
+            (r#"{"resource":"https://up","authorization_servers":"https://as"}"#, "`authorization_servers`"),
+            (r#"{"resource":"https://up","authorization_servers":["javascript:alert(1)"]}"#, "`authorization_servers`"),
+        ] {
+            let found = checked(&Bytes::from(text)).map_or_else(|error| error.to_string(), |_| "fine".to_owned());
+            assert!(found.contains(expected), "{text}: {found}");
+        }
+    }
+}

@@ -142,6 +142,8 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     let words = match fault.exit {
         None => match fault.http_status {
             Some(status) => format!("{} (HTTP {status})", sentence(fault.reason)),
+            // No server was asked.
+            None if fault.reason == Reason::UpstreamAuth => CREDENTIAL_GONE.to_owned(),
             None => sentence(fault.reason).to_owned(),
         },
         Some(ProcessExit::Code(code)) => {
@@ -331,12 +333,16 @@ const fn executed_key(executed: Executed) -> &'static str {
     }
 }
 
+/// Why a call that was made with its client's credential is not gone on with by a later life.
+const CREDENTIAL_GONE: &str = "The gateway restarted while the tool was running, and keeps no credentials of clients to go on \
+                               with; log in and call again";
+
 const fn sentence(reason: Reason) -> &'static str {
     match reason {
         Reason::UpstreamUnreachable => "The upstream server cannot be reached",
         Reason::UpstreamTls => "The upstream server does not speak TLS, or its certificate was not accepted",
         Reason::UpstreamHttpStatus => "The upstream server answered with an HTTP error",
-        Reason::UpstreamAuth => "The upstream server did not accept the gateway's credentials",
+        Reason::UpstreamAuth => "The upstream server did not accept the credentials",
         Reason::UpstreamRedirect => "The upstream server points to another address, which is not followed",
         Reason::UpstreamMalformed => "The upstream server's answer is not valid MCP",
         Reason::UpstreamClosed => "The upstream server ended the connection before it answered",

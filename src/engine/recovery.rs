@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use http::header::AUTHORIZATION;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::call::{CallSpec, declared_questions};
 use super::retry_delays::RetryDelays;
-use super::runner::{self, RecoveryDecision, record, task_mode, verdict};
+use super::runner::{self, RecoveryDecision, record, task_mode, verdict, without_credential};
 use super::target::{CallMaker, CallTarget};
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
@@ -208,6 +209,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         let policy = reach.filter(|reach| !reach.would_send_another(&task));
         let policy = policy.map(|reach| reach.settings.rules.policy_of(&task.origin.tool));
         let verdict = verdict(&task, policy.as_ref(), now);
+        let verdict = if lets_clients_in(reach, &task) { without_credential(verdict, &task) } else { verdict };
         let is_decided = |(before, _): &mut (Arc<Task>, RecoveryDecision)| {
             verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())
         };
@@ -246,6 +248,12 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
     }
     engine.live.remove(&found.key);
     if found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
+}
+
+/// Whether a call was made with its client's own credential, as far as that is known by its owner, or by what the operator
+/// says of its upstream by now.
+fn lets_clients_in(reach: Option<&CallTarget>, task: &Task) -> bool {
+    task.key.owner.is_unchecked() || reach.is_some_and(|reach| reach.settings.forwarding.has(&AUTHORIZATION))
 }
 
 /// Counts what clients asked for and is not done.
@@ -317,6 +325,9 @@ async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<boo
 /// Tells an upstream that nobody wants a result, where it is known how; bounded by the exchange.
 async fn tell(reach: Option<&CallTarget>, task: &Task) {
     let (Some(reach), Some(place)) = (reach, &task.recovery.resume) else { return };
+    if lets_clients_in(Some(reach), task) {
+        return;
+    }
     let policy = reach.settings.rules.policy_of(&task.origin.tool);
     let call = reach.restored_call(task, policy, UpstreamTaskMode::Never);
     match reach.upstream.resume(ResumeToken(place.clone()), call.context).await {

@@ -44,7 +44,7 @@ pub(super) use live_runners::LiveRunners;
 pub(super) use resume::start as take_up;
 pub(super) use tree_sizes::TreeSizes;
 pub(super) use unstored::UnstoredTaskLog;
-pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict};
+pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict, without_credential};
 
 use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
 use self::call_stage::CallStage;

@@ -82,6 +82,16 @@ pub(in crate::engine) fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: 
     }
 }
 
+/// The same for a call that its server lets run for its client's own credential: no life but the first has that, and nothing
+/// goes on in another's name.
+pub(in crate::engine) fn without_credential(verdict: RecoveryDecision, task: &Task) -> RecoveryDecision {
+    if !matches!(verdict, RecoveryDecision::Run(_)) {
+        return verdict;
+    }
+    let executed = if matches!(task.phase, Phase::Queued) { Executed::No } else { Executed::Unknown };
+    RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(Reason::UpstreamAuth, executed)))
+}
+
 /// Counts and logs what is done about a row.
 pub(in crate::engine) fn record(task: &Task, verdict: &RecoveryDecision) {
     let outcome = match verdict {

@@ -59,6 +59,23 @@ fn resume() -> RecoveryDecision {
     RecoveryDecision::Run(RecoveryAction::Resume(ResumeToken(Payload::of("here"))))
 }
 
+/// GW-39, T-82.
+#[test]
+fn a_call_made_with_a_clients_credential_goes_on_in_nobodys_name() {
+    let gone = |executed| lost(Reason::UpstreamAuth, executed);
+    let expired = RecoveryDecision::Expire;
+    let unsent = Task { phase: Phase::Queued, ..in_flight(Some(call(false)), None) };
+    for (row, action, expected) in [
+        (in_flight(None, Some("here")), resume(), gone(Executed::Unknown)),
+        (in_flight(Some(call(true)), None), RecoveryDecision::Run(RecoveryAction::Resend), gone(Executed::Unknown)),
+        (unsent, RecoveryDecision::Run(RecoveryAction::Dispatch), gone(Executed::No)),
+        (in_flight(None, None), unknown(), unknown()),
+        (in_flight(None, None), expired.clone(), expired),
+    ] {
+        assert_eq!(without_credential(action.clone(), &row), expected, "{action:?}");
+    }
+}
+
 /// F04, F06, F09.
 #[test]
 fn a_call_in_flight_is_taken_up_else_sent_again_where_it_may_be_else_lost() {

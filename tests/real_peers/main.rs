@@ -8,6 +8,7 @@ mod listen_peers;
 mod matrix;
 mod native_peers;
 mod native_tasks;
+mod oauth_peers;
 mod proxies;
 mod resumed_peers;
 mod session_matrix;

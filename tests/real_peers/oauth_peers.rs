@@ -1,0 +1,129 @@
+//! Real clients that log in, headless, at a real authorization server, and use the server behind it through the gateway.
+//!
+//! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
+//! output says so.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use serde_json::{Value, json};
+use support::peers::gateway::Gateway;
+use support::peers::install::Peers;
+use support::peers::process::Child;
+
+/// Interpreter and script of a client.
+const CLIENTS: [(&str, &str, &str); 2] =
+    [("ts", "node", "oauth_ts.mjs"), ("py", "py-modern/bin/python", "oauth_py.py")];
+
+/// A protected server, and the gateway in front of it.
+struct ProtectedPair {
+    peers: Peers,
+    what: String,
+    _server: Child,
+    gateway: Gateway,
+}
+
+impl ProtectedPair {
+    /// `None` where no peers are installed. Tokens are good for so many seconds.
+    async fn start(what: &str, kind: &str, token_seconds: u32) -> Option<Self> {
+        let peers = Peers::find(what)?;
+        let seconds = token_seconds.to_string();
+        let command = peers.command("node", ["oauth_server.mjs", kind, &seconds]);
+        let mut server = Child::start(&format!("{what}-server"), command).unwrap();
+        let url = server.line("ready ").await.unwrap();
+        let upstream = format!(
+            "[upstreams.up]\nurl = \"{url}\"\nforward_authorization = true\n\
+             [upstreams.up.tasks]\ngrace = \"300ms\"\npoll_interval = \"100ms\"\n"
+        );
+        let gateway = Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap();
+        Some(Self { peers, what: what.to_owned(), _server: server, gateway })
+    }
+
+    /// What a client saw at each of these steps.
+    async fn seen(&self, client: (&str, &str, &str), user: &str, mode: &str, steps: &[Value]) -> Vec<Value> {
+        let (name, program, script) = client;
+        let wanted = Value::from(steps).to_string();
+        let command = self.peers.command(program, [script, self.gateway.url("up"), user, mode, &wanted]);
+        let mut child = Child::start(&format!("{}-{name}-{user}-{mode}", self.what), command).unwrap();
+        let mut seen = Vec::with_capacity(steps.len());
+        for step in steps {
+            let facts =
+                child.line("facts ").await.unwrap_or_else(|why| panic!("{} {name} {mode} {step}: {why}", self.what));
+            seen.push(serde_json::from_str(&facts).unwrap());
+        }
+        seen
+    }
+}
+
+/// 401, metadata, registration, authorization with `resource` and PKCE, token, and then the server.
+#[tokio::test]
+async fn both_clients_log_in_through_the_gateway_in_either_era() {
+    for kind in ["stateless", "session"] {
+        let what = format!("oauth-login-{kind}");
+        let Some(pair) = ProtectedPair::start(&what, kind, 300).await else { return };
+        for client in CLIENTS {
+            let steps = [json!({"tools": true}), json!({"whoami": true})];
+            let legacy = pair.seen(client, "alice", "legacy", &steps).await;
+            let steps = [&steps[..], &[json!({"task": "slow", "ms": 900})]].concat();
+            let auto = pair.seen(client, "bob", "auto", &steps).await;
+            for (seen, user) in [(&legacy, "alice"), (&auto, "bob")] {
+                assert_eq!(seen[0]["tools"], json!(["whoami", "slow", "job"]), "{kind} {client:?}");
+                assert_eq!((&seen[1]["text"], &seen[1]["logins"]), (&json!(user), &json!(1)), "{kind} {client:?}");
+            }
+            let task = &auto[2];
+            assert_eq!(
+                (&task["status"], &task["text"]),
+                (&json!("completed"), &json!("done for bob")),
+                "{kind} {client:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_ran_out_is_refreshed_without_another_login() {
+    for kind in ["stateless", "session"] {
+        let what = format!("oauth-refresh-{kind}");
+        let Some(pair) = ProtectedPair::start(&what, kind, 3).await else { return };
+        for client in CLIENTS {
+            let steps = [json!({"whoami": true}), json!({"sleep": 3_500}), json!({"whoami": true})];
+            let seen = pair.seen(client, "alice", "auto", &steps).await;
+            let last = &seen[2];
+            assert_eq!((&last["text"], &last["logins"]), (&json!("alice"), &json!(1)), "{kind} {client:?}");
+            assert!(last["refreshes"].as_u64() >= Some(1), "{kind} {client:?} {last}");
+        }
+    }
+}
+
+/// A call that the server answers on the request that it has outlives its token; a task of the server's own, which has to be
+/// asked about, does not.
+#[tokio::test]
+async fn a_token_that_runs_out_while_a_task_runs_ends_only_what_needs_another_request() {
+    let Some(pair) = ProtectedPair::start("oauth-expiry", "stateless", 3).await else { return };
+    for client in CLIENTS {
+        let steps = [json!({"task": "slow", "ms": 5_000})];
+        let seen = pair.seen(client, "alice", "auto", &steps).await;
+        assert_eq!(
+            (&seen[0]["status"], &seen[0]["text"]),
+            (&json!("completed"), &json!("done for alice")),
+            "{client:?}"
+        );
+        let seen = pair.seen(client, "bob", "auto", &[json!({"task": "job", "ms": 20_000})]).await;
+        let told = (&seen[0]["status"], &seen[0]["reason"], &seen[0]["executed"]);
+        assert_eq!(told, (&json!("failed"), &json!("upstream_auth"), &json!("unknown")), "{client:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_person_sees_nothing_of_the_first_ones_tasks() {
+    for kind in ["stateless", "session"] {
+        let what = format!("oauth-two-{kind}");
+        let Some(pair) = ProtectedPair::start(&what, kind, 300).await else { return };
+        for client in CLIENTS {
+            let made = pair.seen(client, "alice", "auto", &[json!({"task": "slow", "ms": 900})]).await;
+            let peeks = [made[0]["taskId"].clone(), json!("0".repeat(32))].map(|id| json!({"peek": id}));
+            let seen = pair.seen(client, "bob", "auto", &peeks).await;
+            assert_eq!((&seen[0]["status"], &seen[0]["code"]), (&Value::Null, &json!(-32602)), "{kind} {client:?}");
+            assert_eq!(seen[0], seen[1], "as one that there never was: {kind} {client:?}");
+        }
+    }
+}

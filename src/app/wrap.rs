@@ -146,7 +146,8 @@ impl WrappedGateway {
             origins = origins.with(opened.served.target());
             upstreams.push(opened);
         }
-        let combined = config.endpoints.first().map(|settings| ServedEndpoint::new(settings, &upstreams, &parts));
+        let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
+        let combined = config.endpoints.first().map(|settings| ServedEndpoint::new(settings, &members, &parts));
         let served = match (&combined, upstreams.first()) {
             (Some(combined), _) => host(Arc::<CombinedEndpoint>::clone(combined.endpoint()), combined.older()),
             (None, Some(only)) => host(Arc::<UpstreamEndpoint>::clone(only.endpoint()), only.older()),

@@ -7,6 +7,7 @@ use super::command_line::choose_ports;
 use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::{RawConfig, RawEndpoint, StoreKind};
 use super::section::LocatedValue;
+use crate::server::api_keys::KeyPlace;
 
 /// What a file is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +30,9 @@ const OF_LISTENERS: [(&str, &str); 4] = [
 const NO_PATH: &str = "/wrap/several/mcp";
 
 /// Notes the tables of listeners. `lines` has where each key is written.
-pub(super) fn check(lines: &BTreeMap<String, usize>, report: &mut MistakeCollector) {
+pub(super) fn check(lines: &BTreeMap<KeyPlace, usize>, report: &mut MistakeCollector) {
     for (table, why) in OF_LISTENERS {
-        if let Some(line) = lines.get(table) {
+        if let Some(line) = lines.get(&KeyPlace::from(table.to_owned())) {
             let place = ConfigLocation::own(*line, table.to_owned());
             report.mistake(&place, format!("{why}; leave it out, or serve the file by `taskgate serve`"));
         }

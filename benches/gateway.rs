@@ -15,6 +15,8 @@ mod baseline;
 mod counted;
 #[path = "gateway/creates.rs"]
 mod creates;
+#[path = "gateway/endpoints.rs"]
+mod endpoints;
 #[path = "gateway/fairness.rs"]
 mod fairness;
 #[path = "gateway/held.rs"]

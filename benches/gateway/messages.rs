@@ -28,6 +28,11 @@ pub(crate) fn poll(path: &str, task: &str) -> Vec<u8> {
     message(path, Client::OfTasks, ("tasks/get", task), json!({"taskId": task}))
 }
 
+/// A `tools/list`.
+pub(crate) fn list(path: &str, params: &Value) -> Vec<u8> {
+    message(path, Client::Plain, ("tools/list", ""), params.clone())
+}
+
 /// The handshake of a session client.
 pub(crate) fn initialize(path: &str) -> Vec<u8> {
     let client = json!({"name": "bench", "version": "1"});
@@ -74,8 +79,9 @@ fn message(path: &str, client: Client, (method, name): (&str, &str), mut params:
     let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
     let head = format!(
         "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n\
-         MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: {method}\r\nMcp-Name: {name}\r\n"
+         MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: {method}\r\n"
     );
+    let head = if name.is_empty() { head } else { format!("{head}Mcp-Name: {name}\r\n") };
     post("POST", path, &head, body.as_bytes())
 }
 

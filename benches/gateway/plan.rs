@@ -17,7 +17,7 @@ use crate::messages::{self, Client};
 use crate::parts::{Part, Proxy};
 use crate::report::Figure;
 use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
-use crate::{bare, bare_tasks, creates, fairness, held, kept, lists, lives, splits, starts, upstream};
+use crate::{bare, bare_tasks, creates, endpoints, fairness, held, kept, lists, lives, splits, starts, upstream};
 
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
 pub(crate) const PLAIN: &str = "/plain/mcp";
@@ -263,6 +263,9 @@ pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
     comparisons.extend(lives::compare(upstream.address, (size, wanted)).await?);
     comparisons.extend(lists::compare(upstream.address, (size, wanted)).await?);
     comparisons.extend(splits::compare(upstream.address, (size, wanted)).await?);
+    let (at_endpoints, of_lists) = endpoints::all(upstream.address, (size, wanted)).await?;
+    comparisons.extend(at_endpoints);
+    figures.extend(of_lists);
     let mut memory = memory::all(config.path(), &upstream, (size, wanted)).await?;
     let held = held::all(&upstream, (secure, folder.path()), (size, wanted)).await?;
     comparisons.extend(held.comparisons);
@@ -385,7 +388,7 @@ in_flight_max = 10_000
 }
 
 /// Warms both sides up, then lets them take turns, so that whatever else happens on the machine meets both.
-async fn compare(
+pub(crate) async fn compare(
     what: &'static str,
     [bare, measured]: [(&'static str, &Part, Question); 2],
     size: Size,

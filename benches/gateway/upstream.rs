@@ -41,6 +41,10 @@ pub(crate) const HOLD: &str = "hold";
 /// Where the same tools are served without sessions.
 pub(crate) const STATELESS: &str = "/stateless";
 
+/// Where the same is served with as many tools as large servers have, and how many these are.
+pub(crate) const WIDE: &str = "/wide";
+pub(crate) const WIDE_TOOLS: usize = 50;
+
 /// Where the number of calls in progress of [`HOLD`] and [`HALF`] is told.
 pub(crate) const HELD_PATH: &str = "/held";
 
@@ -62,6 +66,7 @@ struct Upstream {
     huge: Bytes,
     tools: Bytes,
     stateless_tools: Bytes,
+    wide_tools: Bytes,
     held: Arc<AtomicUsize>,
 }
 
@@ -95,6 +100,7 @@ pub(crate) async fn serve(folder: &Path) -> anyhow::Result<()> {
         stateless_tools: json!({"tools": tools, "resultType": "complete", "ttlMs": 60_000, "cacheScope": "public"})
             .to_string()
             .into(),
+        wide_tools: json!({"tools": wide_tools()}).to_string().into(),
         held: Arc::default(),
     });
     let answer = move |request| {
@@ -113,6 +119,20 @@ pub(crate) async fn serve(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Those that are called, and others with schemas of a common size.
+fn wide_tools() -> Vec<serde_json::Value> {
+    let others = (0..WIDE_TOOLS - 2).map(|number| {
+        let property = json!({"type": "string", "description": "What it is to be called with"});
+        json!({
+            "name": format!("tool_{number:02}"),
+            "description": "Does one thing of many, as its description says in about one hundred characters of text.",
+            "inputSchema": {"type": "object", "properties": {"first": property, "second": property}, "required": ["first"]},
+        })
+    });
+    let called = [SMALL, LARGE].map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
+    called.into_iter().chain(others).collect()
+}
+
 fn content(tool: &str) -> Bytes {
     json!({"content": [{"type": "text", "text": text_of(tool)}]}).to_string().into()
 }
@@ -125,7 +145,7 @@ impl Upstream {
         if request.method() != Method::POST {
             return Ok(bare_status(StatusCode::METHOD_NOT_ALLOWED));
         }
-        let is_stateless = request.uri().path() == STATELESS;
+        let (is_stateless, is_wide) = (request.uri().path() == STATELESS, request.uri().path() == WIDE);
         let body = request.into_body().collect().await?.to_bytes();
         let message: Message<'_> = serde_json::from_slice(&body)?;
         let Some(id) = message.id.map(RawValue::get) else {
@@ -139,6 +159,7 @@ impl Upstream {
             }
             "server/discover" if is_stateless => Ok(json(result(id, discovered().as_bytes())).map(Either::Left)),
             "tools/list" if is_stateless => Ok(json(result(id, &self.stateless_tools)).map(Either::Left)),
+            "tools/list" if is_wide => Ok(json(result(id, &self.wide_tools)).map(Either::Left)),
             "tools/list" => Ok(json(result(id, &self.tools)).map(Either::Left)),
             "tools/call" => self.call(id, message.params.name.context("a tool has a name")?).await,
             _ => Ok(json(error(id)).map(Either::Left)),

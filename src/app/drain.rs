@@ -76,14 +76,14 @@ impl Gateway {
 /// Says what a drain waits for, and what of it would be lost.
 fn tell_of_beginning(calls: &CallSurvey, drain_max: Duration) {
     if calls.is_empty() {
-        return tracing::info!("draining; no call is in progress");
+        return tracing::info!("draining; a second signal ends at once");
     }
     tracing::info!(
         calls_held = calls.held(),
         tasks = calls.tasks(),
         %calls,
-        "draining; what is held, and tasks that cannot be resumed, are lost where they take longer than {drain_max:?} \
-         (drain_max); a second signal ends them at once"
+        "draining; a second signal ends at once; what is held, and tasks that cannot be resumed, are lost after \
+         {drain_max:?} (drain_max)"
     );
 }
 

@@ -99,7 +99,7 @@ async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
         let held = hold_calls(&program).await;
         for signal in signals {
             program.signal(signal);
-            program.says("draining; what is held", 1).await;
+            program.says("draining; a second signal ends at once; what is held", 1).await;
         }
         for (whose, answer) in held {
             let answer = last(&in_time(answer).await.unwrap());
@@ -114,7 +114,7 @@ async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
             serde_json::from_str::<Value>(found).unwrap()
         };
         let all = "http: 2 held; program: 2 held; sse: 2 held; stateless: 2 held";
-        let began = line("draining; what is held");
+        let began = line("draining; a second signal ends at once; what is held");
         let fields = &began["fields"];
         assert_eq!((&fields["calls"], &fields["calls_held"], &fields["tasks"]), (&json!(all), &json!(8), &json!(0)));
         let ended = line(said);

@@ -97,7 +97,8 @@ async fn what_the_file_says_of_endpoint_and_tools_holds() {
             &["one__hello", "two__greet"],
         ),
     ] {
-        let mut host = HostFile::new(&configuration).host();
+        let file = HostFile::new(&configuration);
+        let mut host = file.host();
         host.initialize().await;
         let tools = names(&host.result(1, "tools/list", json!({})).await);
         assert!(there.iter().all(|name| tools.iter().any(|tool| tool == name)), "{configuration}: {tools:?}");
@@ -112,7 +113,8 @@ async fn what_the_file_says_of_endpoint_and_tools_holds() {
 #[tokio::test]
 async fn a_program_of_the_file_that_is_not_there_is_named_and_ends_it() {
     let missing = "[upstreams.gone]\ncommand = [\"/nowhere/to-be-found\"]\n";
-    let mut host = HostFile::new(&format!("{}{missing}", demo("one"))).host();
+    let file = HostFile::new(&format!("{}{missing}", demo("one")));
+    let mut host = file.host();
     let (status, said) = host.ended().await;
     assert_eq!((status.code(), said.as_str()), (Some(69), ""), "{}", host.log());
     assert!(host.log().contains("/nowhere/to-be-found: is not found"), "{}", host.log());
@@ -201,7 +203,8 @@ async fn what_a_host_has_no_use_for_is_a_mistake() {
         (one.clone(), &["--url", "http://127.0.0.1:1/mcp"], &["--config", "--url"]),
         (one.clone(), &["--", "true"], &["--config", "COMMAND"]),
     ] {
-        let mut host = HostFile::new(&configuration).host_with(options);
+        let file = HostFile::new(&configuration);
+        let mut host = file.host_with(options);
         let (status, said) = host.ended().await;
         let log = host.log();
         assert_eq!((status.code(), said.as_str()), (Some(64), ""), "{configuration} {options:?}: {log}");
@@ -217,7 +220,8 @@ async fn a_host_is_told_of_what_it_is_not_served() {
         demo("one"),
         demo("two"),
     );
-    let mut host = HostFile::new(&configuration).host();
+    let file = HostFile::new(&configuration);
+    let mut host = file.host();
     host.initialize().await;
     assert!(host.log().contains("key `upstreams.two`: stands in no endpoint"), "{}", host.log());
     host.leave();

@@ -307,15 +307,15 @@ fn resolve_upstream(
     tools: ToolSettings,
     shared: &UpstreamDefaults,
 ) -> UpstreamConfig {
-    let settings = &raw.settings;
+    let (settings, permits) = (&raw.settings, CallPermitSettings::default());
     UpstreamConfig {
         name: Arc::from(raw.name.as_str()),
         server: at.server,
         path: at.paths.current,
         sse_path: at.paths.events,
         permits: CallPermitSettings {
-            in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), 256)),
-            queue_max: count_or(settings.queue_max.as_ref(), 1_024),
+            in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), permits.in_flight_max.get())),
+            queue_max: count_or(settings.queue_max.as_ref(), permits.queue_max),
         },
         names: tools.names,
         service: ServiceSettings {

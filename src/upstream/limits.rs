@@ -31,6 +31,14 @@ pub struct CallPermitSettings {
     pub queue_max: usize,
 }
 
+/// One principal's share of the queue has room for all tasks that it may have by default, however few run at a time: whoever
+/// has a handle waits there.
+impl Default for CallPermitSettings {
+    fn default() -> Self {
+        Self { in_flight_max: const { NonZeroUsize::new(256).unwrap() }, queue_max: 1_536 }
+    }
+}
+
 /// The places themselves. Those of one principal are served in the order in which they came, principals in turn.
 #[derive(Debug)]
 pub struct CallPermits(Arc<CallPermitsInner>);

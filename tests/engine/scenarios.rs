@@ -19,6 +19,7 @@ mod duplex;
 mod elements;
 mod failing_stores;
 mod faults;
+mod fleet;
 mod grace;
 mod inputs;
 mod leaving;

@@ -72,6 +72,7 @@ const SHORT: Rules = Rules {
     input_deadline: seconds(600),
     deadline: seconds(1800),
     in_flight_max: 10,
+    queue_max: 100,
     queue_deadline: seconds(10),
     tasks_max: 10,
     stored_bytes_max: 1 << 20,

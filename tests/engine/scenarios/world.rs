@@ -118,7 +118,7 @@ impl World {
             limits.clone(),
         );
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
-        let settings = CallPermitSettings { in_flight_max, queue_max: 100 };
+        let settings = CallPermitSettings { in_flight_max, queue_max: rules.queue_max };
         let permits = Arc::new(CallPermits::new(Arc::from("scripted"), settings, limits.clone()));
         let ending = CancellationToken::new();
         let face = Arc::new(UpstreamEndpoint::new(Arc::new(Served {

@@ -201,3 +201,46 @@ async fn sec_03_a_thousand_clients_with_two_ids_get_their_own_answers() {
     }
     assert_eq!(gate.server.world.count("tools/call"), 1_000, "each once");
 }
+
+/// Agents with one key at the rate at which a fleet makes and polls tasks, beside one that polls as fast as it can: over
+/// sockets for a moment. The whole of it, at one's leisure, is in `engine/scenarios/fleet`.
+#[tokio::test]
+async fn a_fleet_with_one_key_is_not_refused_beside_one_that_polls_too_often() {
+    const AGENTS: u64 = 50;
+    const TASKS_OF_EACH: u64 = 2;
+    let gate = Arc::new(Gate::start().await);
+    let greedy = gate.task(BOB, "held").await;
+    let clients = TaskTracker::new();
+    let agents: Vec<_> = (0..AGENTS)
+        .map(|agent| {
+            let gate = Arc::clone(&gate);
+            clients.spawn(async move {
+                // All agents together make 40 a second.
+                tokio::time::sleep(std::time::Duration::from_millis(25 * agent)).await;
+                let (mut own, mut answers) = (Vec::new(), Vec::new());
+                for _ in 0..TASKS_OF_EACH {
+                    let made = gate.send(&Ask::call(ADA, "held", &json!({}))).await;
+                    own.push(made.json()["result"]["taskId"].as_str().unwrap_or_default().to_owned());
+                    answers.push(made);
+                    tokio::time::sleep(std::time::Duration::from_millis(25 * AGENTS)).await;
+                }
+                for _ in 0..2 {
+                    for id in &own {
+                        answers.push(gate.send(&Ask::new(ADA, "tasks/get", json!({ "taskId": id }))).await);
+                    }
+                    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                }
+                answers
+            })
+        })
+        .collect();
+    let poll = Ask::new(BOB, "tasks/get", json!({ "taskId": greedy }));
+    let polls = gate.burst(&vec![poll; 200]).await;
+    let refused = polls.iter().filter(|answer| answer.summary() == "429 -32603 rate_limited").count();
+    assert!(refused > 100, "{refused} of 200 at once");
+    for agent in agents {
+        for answer in agent.await.unwrap() {
+            assert_eq!(answer.summary(), "200 ok", "{answer:?}");
+        }
+    }
+}

@@ -1,34 +1,121 @@
-//! Holds the limits of principals that are in force, which a reload replaces.
+//! Holds the limits of principals that are in force, which a reload replaces; and tells the log who meets one.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
+use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
+use tokio::time::Instant;
 
+use crate::task::reference::LoggedPrincipal;
 use crate::task::{Principal, PrincipalLimitTable, PrincipalLimits};
+
+/// How often one principal's refusals are logged, for each bound.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+/// Principals and bounds that are remembered at a time; what is refused beyond them is in the metrics alone.
+const TOLD_MAX: usize = 1_024;
 
 /// The limits that are in force. Clones are one.
 #[derive(Clone, Debug, Default)]
-pub struct SharedLimits(Arc<RwLock<Arc<PrincipalLimitTable>>>);
+pub struct SharedLimits(Arc<LimitState>);
+
+#[derive(Debug, Default)]
+struct LimitState {
+    table: RwLock<Arc<PrincipalLimitTable>>,
+    told: Mutex<HashMap<(Principal, &'static str), RefusalCount>>,
+}
+
+/// When refusals were logged last, and how many there were since.
+#[derive(Debug)]
+struct RefusalCount {
+    last: Instant,
+    refused: u64,
+}
 
 impl SharedLimits {
     #[must_use]
     pub fn new(table: Arc<PrincipalLimitTable>) -> Self {
-        Self(Arc::new(RwLock::new(table)))
+        Self(Arc::new(LimitState { table: RwLock::new(table), told: Mutex::default() }))
     }
 
     /// Holds from the next request on.
     pub fn replace(&self, table: Arc<PrincipalLimitTable>) {
-        *self.0.write() = table;
+        *self.0.table.write() = table;
     }
 
     #[must_use]
     pub fn of(&self, principal: &Principal) -> PrincipalLimits {
-        self.0.read().of(principal)
+        self.0.table.read().of(principal)
     }
 
     /// How many of `max` places one of several principals may have.
     #[must_use]
     pub fn places(&self, owner: &Principal, max: usize) -> usize {
         self.of(owner).places.of(max)
+    }
+
+    /// Takes note that a principal was refused something, since it has all that a bound leaves it: the log has a line a minute
+    /// for each principal and each key that decides. `allowed` is what it may have.
+    pub fn refused(&self, principal: &Principal, key: &'static str, allowed: &dyn std::fmt::Display) {
+        if let Some(refused) = self.to_be_told(principal, key) {
+            let principal = LoggedPrincipal(principal);
+            tracing::warn!(%principal, key, bound = %allowed, refused, "requests of a principal are refused, as it has all that it may have");
+        }
+    }
+
+    /// How many refusals there were since the last line, where it is time for another.
+    fn to_be_told(&self, principal: &Principal, key: &'static str) -> Option<u64> {
+        let now = Instant::now();
+        let is_old = |count: &RefusalCount| now.duration_since(count.last) >= LOG_EVERY;
+        let mut told = self.0.told.lock();
+        if told.len() >= TOLD_MAX {
+            told.retain(|_, count| !is_old(count));
+        }
+        let is_full = told.len() >= TOLD_MAX;
+        match told.entry((principal.clone(), key)) {
+            Entry::Occupied(mut count) => {
+                let count = count.get_mut();
+                count.refused += 1;
+                is_old(count).then(|| {
+                    count.last = now;
+                    std::mem::take(&mut count.refused)
+                })
+            }
+            Entry::Vacant(_) if is_full => None,
+            Entry::Vacant(first) => {
+                first.insert(RefusalCount { last: now, refused: 0 });
+                Some(1)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_principal_is_told_of_once_a_minute_for_each_bound() {
+        let (limits, ada, bob) = (SharedLimits::default(), Principal::holding("ada"), Principal::holding("bob"));
+        assert_eq!(limits.to_be_told(&ada, "polls_per_task"), Some(1));
+        for _ in 0..7 {
+            assert_eq!(limits.to_be_told(&ada, "polls_per_task"), None);
+        }
+        assert_eq!(limits.to_be_told(&ada, "requests_per_second"), Some(1), "another bound");
+        assert_eq!(limits.to_be_told(&bob, "polls_per_task"), Some(1), "another one");
+        tokio::time::advance(LOG_EVERY).await;
+        assert_eq!(limits.to_be_told(&ada, "polls_per_task"), Some(8));
+        assert_eq!(limits.to_be_told(&ada, "polls_per_task"), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn however_many_are_refused_few_are_remembered() {
+        let limits = SharedLimits::default();
+        let told = |n: usize| limits.to_be_told(&Principal::holding(&n.to_string()), "polls_per_task");
+        assert!((0..TOLD_MAX).all(|n| told(n) == Some(1)));
+        assert_eq!(told(TOLD_MAX), None);
+        tokio::time::advance(LOG_EVERY).await;
+        assert_eq!(told(TOLD_MAX), Some(1), "the others are forgotten");
     }
 }

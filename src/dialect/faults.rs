@@ -365,12 +365,13 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::TooManyTasks => {
             "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
         }
-        Reason::TooManyListeners => "There are too many open streams of notifications",
+        Reason::TooManyListeners => "There are too many open streams of notifications (`streams_per_principal_max`)",
         Reason::StoreFull => "The task store is full",
         Reason::StoreFailed => "The task store failed",
         Reason::StoreCorrupt => "What was stored of the task is damaged",
         Reason::QueueFull => {
-            "Too many calls wait for this upstream server (`queue_max`, or `processes_max` of a program)"
+            "Too many calls wait for this upstream server (`queue_max`, or `processes_max` of a program; one principal has \
+             `places_percent_max` of either)"
         }
         Reason::QueueDeadline => "The call waited too long for a place at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",

@@ -58,7 +58,11 @@ impl TaskAdmission {
             () => None,
         };
         if let Some(limit) = limit {
+            drop(taken);
             metrics::counter!(metric::QUOTA_REFUSED, "limit" => limit).increment(1);
+            if limit == "principal" {
+                self.principals.refused(owner, "tasks_per_principal_max", &own_max);
+            }
             return Err(Reason::TooManyTasks);
         }
         taken.counts.add_many(owner, number);
@@ -74,9 +78,11 @@ impl TaskAdmission {
     /// Whether what one principal has in the store may grow from `before` to `after`; what shrinks always may.
     #[must_use]
     pub(super) fn has_room(&self, owner: &Principal, before: usize, after: usize) -> bool {
-        let fits = after <= before || after <= self.principals.of(owner).stored_bytes_max;
+        let own_max = self.principals.of(owner).stored_bytes_max;
+        let fits = after <= before || after <= own_max;
         if !fits {
             metrics::counter!(metric::QUOTA_REFUSED, "limit" => "principal_bytes").increment(1);
+            self.principals.refused(owner, "stored_bytes_per_principal_max", &own_max);
         }
         fits
     }

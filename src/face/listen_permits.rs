@@ -54,6 +54,9 @@ impl ListenPermits {
         let mut taken = self.taken.lock();
         if taken.of(owner) >= own_max || taken.all() >= LISTENERS_MAX {
             metrics::counter!(metric::LISTENERS_REFUSED, "upstream" => Arc::clone(upstream)).increment(1);
+            if taken.of(owner) >= own_max {
+                self.limits.refused(owner, "streams_per_principal_max", &own_max);
+            }
             return Err(GatewayFault::new(Reason::TooManyListeners, Executed::No));
         }
         taken.add(owner);

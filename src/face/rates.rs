@@ -28,8 +28,6 @@ use crate::task::{Principal, PrincipalLimits, RateBound, RateRefusal};
 const POLL_UNITS: NonZeroU32 = NonZeroU32::new(1_000_000).unwrap();
 /// A task that ended a moment ago is polled once more: for so long, and for so long again, it counts as unfinished.
 const POLLED_ON: Duration = Duration::from_secs(10);
-/// How often one principal's refusals are logged, for each bound.
-const LOG_EVERY: Duration = Duration::from_secs(60);
 /// Task ids that are not there, of one principal (B124).
 const MISSES_PER_MINUTE: NonZeroU32 = NonZeroU32::new(20).unwrap();
 /// Principals that are watched at a time; further ones are refused until one was idle for long enough.
@@ -71,7 +69,6 @@ struct RateCounts {
     polls: Limiter,
     misses: Limiter,
     unfinished: Mutex<RecentPeak>,
-    log: Mutex<[RefusalLog; 3]>,
 }
 
 impl RateCounts {
@@ -83,7 +80,6 @@ impl RateCounts {
             polls: limiter(Quota::per_second(POLL_UNITS)),
             misses: limiter(Quota::per_minute(MISSES_PER_MINUTE)),
             unfinished: Mutex::default(),
-            log: Mutex::default(),
         }
     }
 
@@ -127,25 +123,6 @@ impl RecentPeak {
         }
         self.peak = self.peak.max(number);
         self.peak.max(self.before)
-    }
-}
-
-/// When refusals were logged last, and how many there were since.
-#[derive(Clone, Copy, Debug, Default)]
-struct RefusalLog {
-    last: Option<Duration>,
-    refused: u64,
-}
-
-impl RefusalLog {
-    /// How many there were since the last line, where it is time for another.
-    fn note(&mut self, now: Duration) -> Option<u64> {
-        self.refused += 1;
-        if self.last.is_some_and(|last| now.saturating_sub(last) < LOG_EVERY) {
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.refused))
     }
 }
 
@@ -262,16 +239,13 @@ impl Rates {
             return Err(RateRefusal { bound: RateBound::Principals, whom: principal.clone(), wait: IDLE });
         };
         let Err((bound, wait)) = take(&counts, now) else { return Ok(()) };
-        let (counter, log) = match bound {
-            RateBound::Requests { .. } | RateBound::Principals => (&self.requests_refused, 0),
-            RateBound::Polls { .. } => (&self.polls_refused, 1),
-            RateBound::UnknownTasks { .. } => (&self.misses_refused, 2),
+        let (counter, key) = match bound {
+            RateBound::Requests { .. } | RateBound::Principals => (&self.requests_refused, "requests_per_second"),
+            RateBound::Polls { .. } => (&self.polls_refused, "polls_per_task"),
+            RateBound::UnknownTasks { .. } => (&self.misses_refused, "unknown tasks"),
         };
         counter.increment(1);
-        if let Some(refused) = counts.log.lock()[log].note(now) {
-            let principal = LoggedPrincipal(principal);
-            tracing::warn!(%principal, %bound, refused, "requests of a principal are refused, as there are too many");
-        }
+        self.limits.refused(principal, key, &bound);
         Err(RateRefusal { bound, whom: principal.clone(), wait })
     }
 
@@ -409,15 +383,6 @@ mod tests {
         assert_eq!((admitted(&rates, &ada, 300), admitted(&rates, &bob, 300)), (7, 100));
         limits.replace(table(200));
         assert_eq!((admitted(&rates, &ada, 300), admitted(&rates, &bob, 300)), (200, 0));
-    }
-
-    #[test]
-    fn refusals_are_logged_once_a_minute_with_their_number() {
-        let mut log = RefusalLog::default();
-        let at = Duration::from_secs;
-        for (second, expected) in [(0, Some(1)), (1, None), (59, None), (60, Some(3)), (61, None), (500, Some(2))] {
-            assert_eq!(log.note(at(second)), expected, "{second}");
-        }
     }
 
     #[tokio::test(start_paused = true)]

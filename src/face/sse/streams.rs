@@ -63,6 +63,9 @@ impl<I: Clone> SseStreamTable<I> {
         let mut open = self.open.lock();
         if open.counts.of(&counted_as) >= own_max || open.counts.all() >= STREAMS_MAX {
             metrics::counter!(metric::SSE_STREAMS_REFUSED, "upstream" => upstream).increment(1);
+            if open.counts.of(&counted_as) >= own_max {
+                self.limits.refused(&counted_as, "streams_per_principal_max", &own_max);
+            }
             return Err(GatewayFault::new(Reason::TooManyListeners, Executed::No));
         }
         open.counts.add(&counted_as);

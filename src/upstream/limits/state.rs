@@ -64,10 +64,14 @@ impl CallPermitsState {
         self.held_by(owner) >= self.limits.places(owner, self.max)
     }
 
-    /// Whether nobody else of this owner may wait.
+    /// Whether nobody else of this owner may wait. Where that is its own doing, the log is told.
     pub(super) fn has_full_queue(&self, owner: &Principal) -> bool {
         let of_owner = self.lanes.get(owner).map_or(0, VecDeque::len);
-        self.waiting >= self.queue_max || of_owner >= self.limits.places(owner, self.queue_max)
+        let share = self.limits.places(owner, self.queue_max);
+        if of_owner >= share && self.queue_max > 0 {
+            self.limits.refused(owner, "places_percent_max", &share);
+        }
+        self.waiting >= self.queue_max || of_owner >= share
     }
 
     /// Takes a place if there is one for this owner.

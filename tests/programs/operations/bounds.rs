@@ -1,0 +1,118 @@
+//! What one principal may have: whoever meets a bound is told which, and the operator once a minute who it was.
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::program::{Call, Folder, Program, Worker, block};
+use super::upstream::in_time;
+
+/// A bound: whose key it stands beside, what it is, the reason and the keys that a refusal names.
+const BOUNDS: [(&str, &str, &str, &str); 6] = [
+    ("asks", "requests_per_second = 1, requests_burst = 1", "rate_limited", "requests_per_second"),
+    ("polls", "polls_per_task = 1", "rate_limited", "polls_per_task"),
+    ("tasks", "tasks_per_principal_max = 1", "too_many_tasks", "tasks_per_principal_max"),
+    ("bytes", "stored_bytes_per_principal_max = \"1B\"", "too_much_stored", "stored_bytes_per_principal_max"),
+    ("streams", "streams_per_principal_max = 1", "too_many_listeners", "streams_per_principal_max"),
+    ("places", "places_percent_max = 1", "queue_full", "places_percent_max"),
+];
+
+fn key(id: &str) -> String {
+    format!("tg_{id}_0011223344556677889900aabbccddee")
+}
+
+fn with_key(mut ask: Call, id: &str) -> Call {
+    ask.headers.push(("x-taskgate-key", key(id)));
+    ask
+}
+
+fn call(id: &str) -> Call {
+    with_key(Call::new("tools/call", &json!({"name": "work", "arguments": {}})), id)
+}
+
+/// Sends a request whose answer does not end; what keeps it open.
+async fn open(program: &Program, ask: &Call) -> TcpStream {
+    let mut socket = TcpStream::connect(program.clients).await.unwrap();
+    socket.write_all(&ask.bytes("/up/mcp")).await.unwrap();
+    let (mut read, mut text) = ([0; 4096], String::new());
+    while !text.contains("data:") {
+        let count = in_time(socket.read(&mut read)).await.unwrap();
+        assert!(count > 0, "{text}");
+        text.push_str(&String::from_utf8_lossy(&read[..count]));
+    }
+    socket
+}
+
+#[tokio::test]
+async fn every_bound_names_itself_to_whoever_meets_it_and_the_principal_to_the_log() {
+    let mut head = "[auth]\nmode = \"api_keys\"\n".to_owned();
+    for (id, limits, ..) in BOUNDS {
+        head += &format!("[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{}\"\nlimits = {{ {limits} }}\n", key(id));
+    }
+    let (worker, folder) = (Worker::start().await, Folder::with(&head));
+    let tasks = "[upstreams.up.tasks]\nmode = \"always\"\n";
+    let narrow = block("narrow", &worker.server) + "in_flight_max = 1\nqueue_max = 4\n";
+    folder.write(&(block("up", &worker.server) + tasks + &narrow));
+    let program = Program::serve(&folder).await;
+    let ask = async |ask: &Call| ask.send(program.clients, "/up/mcp").await.json();
+    let mut listen = with_key(Call::new("subscriptions/listen", &json!({"notifications": {}})), "streams");
+    for (name, value) in &mut listen.headers {
+        if *name == "accept" {
+            *value = "application/json, text/event-stream".to_owned();
+        }
+    }
+    let _stream = open(&program, &listen).await;
+    let made = ask(&call("polls")).await["result"]["taskId"].clone();
+    let poll = with_key(Call::new("tasks/get", &json!({"taskId": made})), "polls");
+    let mut waiting = Vec::new();
+    for _ in 0..2 {
+        let mut socket = TcpStream::connect(program.clients).await.unwrap();
+        let plain = with_key(Call::plain(&json!({})), "places");
+        socket.write_all(&plain.bytes("/narrow/mcp")).await.unwrap();
+        waiting.push(socket);
+    }
+    // One is at the server, and one in the queue.
+    in_time(async {
+        while program.counted("taskgate_upstream_queued{upstream=\"narrow\"}").await < 1 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    for (id, limits, reason, named) in BOUNDS {
+        let (mut refused, mut tried) = (Vec::<Value>::new(), 0);
+        // The third of a kind shows that the log is told of one alone.
+        while refused.len() < 3 {
+            let answer = match id {
+                "asks" => ask(&with_key(Call::new("tools/list", &json!({})), id)).await,
+                "polls" => ask(&poll).await,
+                "streams" => ask(&listen).await,
+                "places" => {
+                    let plain = with_key(Call::plain(&json!({})), id);
+                    plain.send(program.clients, "/narrow/mcp").await.json()
+                }
+                _ => ask(&call(id)).await,
+            };
+            if answer["error"].is_object() {
+                refused.push(answer["error"].clone());
+            }
+            tried += 1;
+            assert!(tried < 2_000, "{limits} is never met");
+        }
+        for error in &refused {
+            assert_eq!(
+                (&error["data"]["reason"], &error["data"]["executed"]),
+                (&json!(reason), &json!("no")),
+                "{limits}"
+            );
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(&format!("`{named}`")), "{limits}: {message}");
+        }
+        let is_told = |line: &&str| {
+            line.contains(&format!("\"key\":\"{named}\"")) && line.contains(&format!("\"principal\":\"{id}\""))
+        };
+        let log = program.log();
+        let told: Vec<_> = log.lines().filter(is_told).collect();
+        assert_eq!(told.len(), 1, "{limits}: {told:?}\n{log}");
+    }
+    assert!(!program.log().contains("0011223344556677"), "no key is logged");
+}

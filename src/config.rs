@@ -10,6 +10,7 @@ mod key_files;
 mod raw;
 mod resolve;
 mod section;
+mod server_header;
 mod toml_writer;
 mod value;
 mod wrapped;
@@ -28,6 +29,7 @@ pub use error::{ConfigError, Findings, Mistake};
 use key_files::KeyFileReader;
 pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
+pub use server_header::server_headers;
 
 use crate::engine::ServiceSettings;
 use crate::face::client_login::ResourceName;

@@ -81,6 +81,7 @@ impl CalledServer {
             connect_max: CONNECT_MAX,
             tls: UpstreamTlsFiles { ca: address.ca.clone(), identity: None },
             credential,
+            headers: Vec::new(),
         };
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let sessions = SessionUpstream::new(settings, life.clone())

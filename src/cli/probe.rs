@@ -12,7 +12,7 @@ mod toml_block;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::HeaderValue;
+use http::{HeaderName, HeaderValue};
 
 use crate::config::ServerTarget;
 use crate::wire::Payload;
@@ -33,6 +33,8 @@ pub struct ProbeCommand {
     pub ca: Option<PathBuf>,
     /// What to show a server, if it asks who comes; marked as sensitive.
     pub authorization: Option<HeaderValue>,
+    /// What else to show it.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// Asks a server what it speaks. Ends within the time that the probe has, and a few seconds for programs to stop.

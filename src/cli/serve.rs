@@ -54,8 +54,10 @@ impl ServeArguments {
             && let Some(file) = env::var_os(CONFIG_VARIABLE)
         {
             return self.of_file(PathBuf::from(file), &format!("the file that {CONFIG_VARIABLE} names"));
-        } else if servers.is_empty() && self.options.key_env.is_some() {
-            return Err("--key-env is for a server that is named by its URL; the quick start has none".to_owned());
+        } else if servers.is_empty()
+            && let Some(option) = self.options.of_an_address()
+        {
+            return Err(format!("{option} is for a server that is named by its URL; the quick start has none"));
         }
         Ok(ServedConfig::CommandLine(CommandLineConfig {
             servers,
@@ -65,6 +67,8 @@ impl ServeArguments {
             store: self.options.store.map_or(CommandLineStore::UsualFolder, CommandLineStore::Folder),
             port: self.port,
             key_variable: self.options.key_env,
+            headers: self.options.header,
+            ca: self.options.ca,
         }))
     }
 
@@ -91,6 +95,8 @@ impl ServeArguments {
             (options.grace.is_some(), "--grace", "`grace` in [upstreams.NAME.tasks]"),
             (options.store.is_some(), "--store", "`path` in [store]"),
             (options.key_env.is_some(), "--key-env", "`authorization` in [upstreams.NAME.auth]"),
+            (!options.header.is_empty(), "--header", "[upstreams.NAME.auth] for one header"),
+            (options.ca.is_some(), "--ca", "`ca` in [upstreams.NAME.tls]"),
             (self.port.is_some(), "--port", "`address` in [listen]"),
         ];
         if let Some((_, option, key)) = placed.into_iter().find(|(is_written, ..)| *is_written) {

@@ -24,6 +24,22 @@ pub(super) struct ServerOptions {
     /// Show the server the bearer token that this variable of the environment holds.
     #[arg(long, value_name = "VAR")]
     pub(super) key_env: Option<String>,
+    /// Show the server this header on every request; may be repeated. Other users of this machine see it: a secret is better
+    /// given by --key-env, or in a file.
+    #[arg(long, value_name = "NAME: VALUE")]
+    pub(super) header: Vec<String>,
+    /// Trust these authorities (PEM) instead of the system's, where the server is reached by https.
+    #[arg(long, value_name = "FILE")]
+    pub(super) ca: Option<PathBuf>,
+}
+
+impl ServerOptions {
+    /// An option that is written, and of use for a server with an address alone.
+    pub(super) fn of_an_address(&self) -> Option<&'static str> {
+        let written =
+            [(self.key_env.is_some(), "--key-env"), (!self.header.is_empty(), "--header"), (self.ca.is_some(), "--ca")];
+        written.into_iter().find_map(|(is_written, option)| is_written.then_some(option))
+    }
 }
 
 fn mode(text: &str) -> Result<TaskMode, &'static str> {

@@ -59,6 +59,8 @@ pub(super) async fn run(arguments: WrapArguments) -> anyhow::Result<ExitCode> {
         store: options.store.map_or(CommandLineStore::Memory, CommandLineStore::Folder),
         port: None,
         key_variable: options.key_env,
+        headers: options.header,
+        ca: options.ca,
     };
     match line.resolve(&|name| env::var(name).ok()) {
         Ok(loaded) => app::wrap(loaded, Some("--store")).await,

@@ -7,12 +7,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::{HeaderName, HeaderValue};
 use url::{Host, Url};
 
 use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::{RawConfig, RawCredential, RawStore, RawUpstream, StoreKind};
 use super::resolve::listeners::{ADMIN_ADDRESS, LISTEN_ADDRESS};
 use super::section::LocatedValue;
+use super::server_header::server_headers;
 use super::toml_writer::{fallback_name, fitting_name};
 use super::value::{Environment, SECRET, UPSTREAM_URL, ValueError, is_variable_name};
 use super::{ConfigError, LoadedConfig, ServerSettings, resolve};
@@ -142,6 +144,10 @@ pub struct CommandLineConfig {
     pub port: Option<u16>,
     /// The variable of the environment that holds the server's bearer token.
     pub key_variable: Option<String>,
+    /// `NAME: VALUE` for each header that the server is shown.
+    pub headers: Vec<String>,
+    /// Whom to trust instead of the system's authorities.
+    pub ca: Option<PathBuf>,
 }
 
 impl CommandLineConfig {
@@ -152,6 +158,7 @@ impl CommandLineConfig {
     pub fn resolve(self, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
         let mut report = MistakeCollector::without_lines("the command line");
         let auth = self.key_variable.as_deref().and_then(|variable| self.credential(variable, env, &mut report));
+        let headers = self.server_headers(&mut report);
         let mut raw = RawConfig { store: raw_store(self.store), ..RawConfig::default() };
         for (index, server) in self.servers.into_iter().enumerate() {
             // Their order is that of lines.
@@ -170,20 +177,47 @@ impl CommandLineConfig {
             upstream.tasks.grace = self.grace.map(|grace| placed("--grace", grace));
             upstream.tasks.fallback = self.fallback.map(|fallback| placed("--fallback", fallback));
             upstream.edges.auth = auth.clone();
+            if let Some(ca) = &self.ca {
+                upstream.tls.place = Some(ConfigLocation::own(0, "--ca".to_owned()));
+                upstream.tls.ca = Some(placed("--ca", ca.clone()));
+            }
             raw.upstreams.push(upstream);
         }
         choose_ports(&mut raw, self.port);
         let mut config = resolve::resolve(&raw, &mut report);
         let warnings = report.into_result()?;
         for upstream in &mut config.upstreams {
-            if let ServerSettings::Stdio(program) = &mut upstream.server {
+            match &mut upstream.server {
                 // What is no text cannot be meant for a program of today.
-                program.env = std::env::vars_os()
-                    .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-                    .collect();
+                ServerSettings::Stdio(program) => {
+                    program.env = std::env::vars_os()
+                        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+                        .collect();
+                }
+                ServerSettings::Http(http) => http.headers.clone_from(&headers),
             }
         }
         Ok(LoadedConfig { config, warnings })
+    }
+
+    /// The headers that the server is shown.
+    fn server_headers(&self, report: &mut MistakeCollector) -> Vec<(HeaderName, HeaderValue)> {
+        let is_program = |server: &CommandLineServer| matches!(server.address, ServerTarget::Program(_));
+        let read = match self.servers.len() {
+            0 | 1 if self.headers.is_empty() => return Vec::new(),
+            0 | 1 if self.servers.iter().any(is_program) => {
+                Err("is for a server that is named by its URL; a program is given variables of the environment")
+            }
+            0 | 1 => server_headers(&self.headers, self.key_variable.is_some()),
+            _ if self.headers.is_empty() => return Vec::new(),
+            _ => {
+                Err("nobody can tell which of the servers is to get it; write a file, and [upstreams.NAME.auth] there")
+            }
+        };
+        read.unwrap_or_else(|why| {
+            report.mistake(&place("--header"), why);
+            Vec::new()
+        })
     }
 
     /// The bearer token in a variable. Whoever writes the token itself in the variable's place does not see it repeated.

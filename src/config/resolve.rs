@@ -258,6 +258,7 @@ fn resolve_server(
         connect_max: value_or(raw.settings.connect_max.as_ref(), Duration::from_secs(5)),
         tls,
         credential,
+        headers: Vec::new(),
     }))
 }
 

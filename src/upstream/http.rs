@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use http::{HeaderName, HeaderValue};
 use tokio::sync::broadcast;
 
 use super::era::{EraCache, EraUpstream};
@@ -71,6 +72,8 @@ pub struct HttpUpstreamSettings {
     pub tls: UpstreamTlsFiles,
     /// Shown on every request.
     pub credential: Option<Credential>,
+    /// Shown on every request besides; none of them has the credential's name.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 /// How messages travel over HTTP.
@@ -120,7 +123,8 @@ impl SessionUpstream {
     pub fn new(settings: HttpUpstreamSettings, life: TaskScope) -> Result<Self, ClientError> {
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
         let era = settings.protocol.map(Era::of);
-        let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
+        let credential = settings.credential.as_ref().map(Credential::read).transpose()?;
+        let client = client.with_headers(credential.into_iter().chain(settings.headers.iter().cloned()).collect());
         let health = Arc::clone(client.health());
         let metadata = ResourceMetadata::new(&settings.name, client.clone(), settings.url.clone());
         // Only servers with sessions speak HTTP+SSE.

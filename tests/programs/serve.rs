@@ -161,10 +161,13 @@ fn listen() -> (String, mpsc::Receiver<String>) {
 }
 
 #[test]
-fn the_server_is_shown_the_bearer_token_that_the_environment_holds() {
+fn the_server_is_shown_the_bearer_token_that_the_environment_holds_and_headers() {
     let folder = folder();
     let (url, heads) = listen();
-    let mut command = taskgate(folder.path(), &["serve", &url, "--port", "0", "--key-env", "MCP_TOKEN"]);
+    let mut command = taskgate(
+        folder.path(),
+        &["serve", &url, "--port", "0", "--key-env", "MCP_TOKEN", "--header", "X-Tenant: acme", "--header", "X-B: b:c"],
+    );
     command.env("MCP_TOKEN", "s3cr3t");
     let (_gateway, lines) = start(command, "TOOL '{}'");
     assert!(!lines.concat().contains("s3cr3t"));
@@ -173,7 +176,9 @@ fn the_server_is_shown_the_bearer_token_that_the_environment_holds() {
     let head = heads.recv_timeout(PATIENCE).unwrap();
     let _ = caller.kill();
     let _ = caller.wait();
-    assert!(head.contains("authorization: bearer s3cr3t\r\n"), "{head}");
+    for line in ["authorization: bearer s3cr3t\r\n", "x-tenant: acme\r\n", "x-b: b:c\r\n"] {
+        assert!(head.contains(line), "{head}");
+    }
 }
 
 #[test]
@@ -243,6 +248,29 @@ fn a_mistake_is_answered_with_what_to_write_instead() {
             64,
             "nobody can tell which",
         ),
+        (&["a.toml", "--header", "X-A: b"], 64, "--header is for servers that the command line names; a file has [up"),
+        (&["a.toml", "--ca", "ca.pem"], 64, "--ca is for servers that the command line names; a file has `ca` in"),
+        (&["--header", "X-A: b"], 64, "--header is for a server that is named by its URL; the quick start has none"),
+        (&["--header", "X-A: b", "--", "true"], 64, "`--header`: is for a server that is named by its URL"),
+        (&[url, "--header", "X-A"], 64, "`--header`: write 'NAME: VALUE'"),
+        (&[url, "--header", "X-A: s3cr3t\r\nX-B: 1"], 64, "`--header`: the value is none"),
+        (&[url, "--header", "X-A\r\nX-B: s3cr3t"], 64, "`--header`: the name is none that may be given"),
+        (&[url, "--header", "Host: s3cr3t"], 64, "`--header`: the name is none that may be given"),
+        (&[url, "--header", "Mcp-Session-Id: s3cr3t"], 64, "`--header`: the name is none that may be given"),
+        (&[url, "--header", "X-A: 1", "--header", "x-a: 2"], 64, "`--header`: one name is written twice"),
+        (
+            &[url, "--header", "Authorization: Bearer s3cr3t", "--key-env", "PATH"],
+            64,
+            "`--header`: Authorization is the header of the key, too",
+        ),
+        (
+            &["--upstream", other, "--upstream", "b=http://127.0.0.1:2", "--header", "X-A: b"],
+            64,
+            "`--header`: nobody can tell which",
+        ),
+        (&[url, "--ca", "ca.pem"], 64, "`--ca`: the `url` begins with http://"),
+        (&["https://127.0.0.1:1/mcp", "--ca", "nowhere.pem"], 64, "nowhere.pem"),
+        (&["--ca", "ca.pem", "--", "true"], 64, "`--ca`: is for an upstream with a `url`"),
         (&[url, "--mode", "sometimes"], 64, "write never, auto, always or required"),
         (&[url, "--grace", "31s"], 64, "a call is held back for 30s at most"),
         (&[url, "--grace", "soon"], 64, "write a span such as 2s or 500ms"),

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use super::super::server_address::bearer;
 use super::super::{UNAVAILABLE, refuse, say};
 use super::ProbeCommand;
-use crate::config::{ServerTarget, is_variable_name};
+use crate::config::{ServerTarget, is_variable_name, server_headers};
 use crate::telemetry;
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -42,6 +42,12 @@ pub struct ProbeArguments {
     /// The bearer token to come with; better given in the environment, where other users do not see it.
     #[arg(long, value_name = "KEY", env = super::super::KEY_VARIABLE, hide_env_values = true)]
     key: Option<String>,
+    /// Show the server the bearer token that this variable of the environment holds.
+    #[arg(long, value_name = "VAR", conflicts_with = "command")]
+    key_env: Option<String>,
+    /// Show the server this header on every request; may be repeated.
+    #[arg(long, value_name = "NAME: VALUE", conflicts_with = "command")]
+    header: Vec<String>,
 }
 
 /// Probes, prints what was found, and says with which code the program ends.
@@ -49,7 +55,7 @@ pub struct ProbeArguments {
 /// # Errors
 /// If the log cannot be had, or nothing can be printed.
 pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<ExitCode> {
-    let ProbeArguments { url, command, call, timeout, json, ca, env, key } = arguments;
+    let ProbeArguments { url, command, call, timeout, json, ca, env, key, key_env, header } = arguments;
     let target = match url {
         Some(url) if !matches!(url.scheme(), "http" | "https") => {
             return Ok(refuse("the server's address must begin with http:// or https://"));
@@ -71,6 +77,14 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
         },
         Err(_) => None,
     };
+    let key = match key_env.as_deref().map(token_in).transpose() {
+        Ok(token) => token.or(key),
+        Err(why) => return Ok(refuse(why)),
+    };
+    let headers = match server_headers(&header, key.is_some()) {
+        Ok(headers) => headers,
+        Err(why) => return Ok(refuse(format_args!("--header: {why}"))),
+    };
     let authorization = match bearer(key) {
         Ok(authorization) => authorization,
         Err(why) => return Ok(refuse(why)),
@@ -81,7 +95,7 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
     if std::env::var_os(telemetry::LOG_FILTER).is_some() {
         telemetry::install_logs(telemetry::LogFormat::Auto).context("cannot log")?;
     }
-    let probe = ProbeCommand { target, call, env, timeout, ca, authorization };
+    let probe = ProbeCommand { target, call, env, timeout, ca, authorization, headers };
     match super::run(&probe).await {
         Ok(report) => {
             let text = if json { format!("{:#}\n", report.json()) } else { report.text() };
@@ -92,6 +106,19 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
             say(why);
             Ok(ExitCode::from(UNAVAILABLE))
         }
+    }
+}
+
+/// The token that a variable of the environment holds.
+///
+/// # Errors
+/// What is wrong with it, without repeating it: whoever writes the token itself in its name's place does not see it again.
+fn token_in(variable: &str) -> Result<String, &'static str> {
+    let token = is_variable_name(variable).then(|| std::env::var(variable).ok()).flatten();
+    match token.as_deref().map(str::trim) {
+        None => Err("--key-env: the environment has no such variable; write the name of the one that holds the token"),
+        Some("") => Err("--key-env: the variable is empty; it holds the server's bearer token"),
+        Some(token) => Ok(token.to_owned()),
     }
 }
 

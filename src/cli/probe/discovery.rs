@@ -301,6 +301,7 @@ impl ProbeRun<'_> {
                     connect_max: CONNECT_MAX,
                     tls: UpstreamTlsFiles { ca: self.probe.ca.clone(), identity: None },
                     credential,
+                    headers: self.probe.headers.clone(),
                 };
                 let made = SessionUpstream::new(settings, self.life.clone());
                 made.map_err(|error| ProbeError::Unusable(crate::cause::CauseChain(&error).to_string()))?

@@ -88,6 +88,7 @@ mod tests {
             timeout: std::time::Duration::ZERO,
             ca: None,
             authorization: None,
+            headers: Vec::new(),
         }
     }
 

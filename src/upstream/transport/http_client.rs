@@ -81,8 +81,8 @@ pub(crate) struct HttpClient {
     path: Uri,
     /// What every request of HTTP/1.1 has in common.
     headers: HeaderMap,
-    /// What the upstream lets the gateway in for.
-    credential: Option<(HeaderName, HeaderValue)>,
+    /// What the upstream lets the gateway in for, and what else the operator has it shown.
+    own: Arc<[(HeaderName, HeaderValue)]>,
     connect_max: Duration,
     pool: ConnectionPool,
     breaker: Arc<Breaker>,
@@ -110,7 +110,7 @@ impl HttpClient {
             path: path(&uri),
             uri,
             headers: common_headers(host),
-            credential: None,
+            own: Arc::default(),
             connect_max,
             pool,
             breaker: Arc::new(Breaker::new(Arc::clone(&health))),
@@ -120,9 +120,9 @@ impl HttpClient {
         })
     }
 
-    /// The same client with a header on every request.
-    pub(crate) fn with_credential(self, credential: Option<(HeaderName, HeaderValue)>) -> Self {
-        Self { credential, ..self }
+    /// The same client with headers on every request.
+    pub(crate) fn with_headers(self, own: Vec<(HeaderName, HeaderValue)>) -> Self {
+        Self { own: own.into(), ..self }
     }
 
     /// The same client, connections and all, for another address of the same origin.
@@ -257,7 +257,7 @@ impl HttpClient {
         } else {
             self.path.clone()
         };
-        if let Some((name, value)) = &self.credential {
+        for (name, value) in &*self.own {
             headers.insert(name, value.clone());
         }
         *request.headers_mut() = headers;

@@ -15,6 +15,7 @@ pub mod combined;
 
 pub mod endpoint;
 mod fallback;
+pub(crate) mod handle_delay;
 pub mod headers;
 pub mod http;
 pub mod idempotency_key;

@@ -1,8 +1,7 @@
 //! The stateless face: 2026-07-28, where each request says all there is to know (GW-03).
 //!
-//! [`StatelessFace::serve`] is the pipeline in its order: shape, metadata, headers, version, method,
-//! names, capabilities, params; the first failure answers. Everything that needs a 4xx is decided
-//! before anything is sent upstream.
+//! [`StatelessFace::serve`] is the pipeline in its order: shape, metadata, headers, version, method, names, capabilities,
+//! params; the first failure answers. Everything that needs a 4xx is decided before anything is sent upstream.
 
 mod fallback;
 pub mod listen;
@@ -31,7 +30,7 @@ use super::rates::UnknownTaskWatch;
 use super::reachable_tools::ReachableTools;
 use super::rewrite::short_identity;
 use super::served::Served;
-use super::{argument_headers, argument_limits, headers, idempotency_key};
+use super::{argument_headers, argument_limits, handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::{SessionServerDescription, discover_result, server_meta, stateless_result};
@@ -401,9 +400,14 @@ impl StatelessFace {
         spec.context.progress = inquiry.said.progress_token.is_some() || plan != Plan::Direct;
         spec.context.log_level = inquiry.said.log_level.map(|level| Arc::from(level.as_str()));
         spec.context.native_task = native;
-        let call = self.served.engine.call(CallSpec { plan, idempotency, is_repeatable, rounds, ..spec });
+        let is_named = idempotency.is_some();
+        let mut call = self.served.engine.call(CallSpec { plan, idempotency, is_repeatable, rounds, ..spec });
         let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
-        self.respond(inquiry, promotable, call).await
+        let waits = plan == Plan::Task && !is_named && inquiry.forwarded.credential().is_clients();
+        match handle_delay::first_event(&self.served.engine, waits.then_some(&mut call), inquiry.forwarded).await {
+            Ok(first) => self.respond(inquiry, promotable, (first, call)).await,
+            Err(fault) => inquiry.addressee.fault(&fault),
+        }
     }
 
     /// How the events of a call are shown to the client that waits for it.
@@ -431,9 +435,9 @@ impl StatelessFace {
 
     fn context(&self, inquiry: &StatelessRequestContext<'_>) -> CallContext {
         let (settings, capabilities) = (&self.served.settings, inquiry.said.upstream_capabilities());
-        let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);
-        let context = CallContext::new(inquiry.principal.clone(), capabilities, timeouts, result_bytes_max);
-        CallContext { forwarded: inquiry.forwarded.clone(), ..context }
+        let (timeouts, bytes_max) = (settings.timeouts, settings.result_bytes_max);
+        let context = CallContext::new(inquiry.principal.clone(), capabilities, timeouts, bytes_max);
+        CallContext { forwarded: inquiry.forwarded.of_credential(), ..context }
     }
 
     fn identity(&self) -> Payload {

@@ -95,7 +95,7 @@ struct ForwardedFields {
     headers: HeaderMap,
     credential: ClientCredential,
     /// What the upstream said last, if that was a refusal of the client's credential.
-    refusal: Mutex<Option<CredentialRefusal>>,
+    refusal: Arc<Mutex<Option<CredentialRefusal>>>,
 }
 
 impl ForwardedHeaders {
@@ -107,13 +107,30 @@ impl ForwardedHeaders {
             true => ClientCredential::sent(headers.get(AUTHORIZATION)),
             false => ClientCredential::default(),
         };
-        Self(Some(Arc::new(ForwardedFields { headers, credential, refusal: Mutex::default() })))
+        Self(Some(Arc::new(ForwardedFields { headers, credential, refusal: Arc::default() })))
     }
 
     /// The credential alone, for a request that the gateway makes by itself in a session of this client's.
     pub(crate) fn bearing(credential: &ClientCredential) -> Self {
         let headers = credential.value().map(|value| (AUTHORIZATION, value.clone())).into_iter().collect();
         Self::new(headers, credential.is_clients())
+    }
+
+    /// The credential alone, for what the gateway asks by itself so that it can answer this request: a refusal of that is one of
+    /// the request.
+    pub(crate) fn of_credential(&self) -> Self {
+        let mut alone = Self::bearing(&self.credential());
+        if let (Some(alone), Some(request)) = (alone.0.as_mut().and_then(Arc::get_mut), &self.0) {
+            alone.refusal = Arc::clone(&request.refusal);
+        }
+        alone
+    }
+
+    /// The same headers for what comes after the upstream has taken the request: a refusal of that is none of the request.
+    pub(super) fn apart(&self) -> Self {
+        let request = self.0.as_ref();
+        request
+            .map_or_else(Self::default, |request| Self::new(request.headers.clone(), request.credential.is_clients()))
     }
 
     /// What of the client's lets it in at the upstream.

@@ -76,6 +76,7 @@ impl Process {
             connect_max: Duration::from_secs(5),
             tls: UpstreamTlsFiles::default(),
             credential: None,
+            headers: Vec::new(),
         };
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let upstream: Arc<dyn Upstream> = Arc::new(SessionUpstream::new(settings, life).unwrap());

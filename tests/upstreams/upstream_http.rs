@@ -42,6 +42,7 @@ fn settings(url: &Url) -> HttpUpstreamSettings {
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
         credential: None,
+        headers: Vec::new(),
     }
 }
 

@@ -100,8 +100,13 @@ impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
 
 impl<D: FaceDialect + 'static> CallView<D> {
     /// Answers with the call's events. Dropping the answer, or this future, means that the client left.
-    pub async fn respond(mut self, mut call: CallStream) -> FaceResponse {
-        let mut next = None;
+    pub async fn respond(self, call: CallStream) -> FaceResponse {
+        self.respond_from(None, call).await
+    }
+
+    /// The same where its first event was looked at already.
+    pub async fn respond_from(mut self, first: Option<CallEvent>, mut call: CallStream) -> FaceResponse {
+        let mut next = first.and_then(|first| self.show(Some(first)));
         while self.promotable == Promotable::Yes && next.is_none() {
             next = self.show(call.next().await);
         }

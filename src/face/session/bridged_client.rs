@@ -40,7 +40,7 @@ impl BridgedClient {
     ) -> CallContext {
         let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);
         let context = CallContext::new(principal.clone(), self.capabilities(), timeouts, result_bytes_max);
-        CallContext { forwarded: forwarded.clone(), ..context }
+        CallContext { forwarded: forwarded.of_credential(), ..context }
     }
 
     /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (GW-23).

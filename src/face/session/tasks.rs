@@ -5,7 +5,6 @@
 //! says of its own accord.
 
 mod draft;
-mod handle_delay;
 mod result;
 mod task_notifier;
 mod task_requests;
@@ -37,6 +36,7 @@ use crate::engine::{
 use crate::face::answer::{Addressee, addressee, bare};
 use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::call_stream::progress::progress_token;
+use crate::face::handle_delay;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
 use crate::face::rates::UnknownTaskWatch;
@@ -195,6 +195,13 @@ impl SessionFaceState {
                 if !task.is_settled() {
                     self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
                     handle_delay::pass(&self.served.engine, &task.key, is_named).await;
+                }
+                let forwarded = &asking.session.own.forwarded;
+                // Whoever named the call finds what became of it by that name.
+                if let Some(fault) = handle_delay::refusal(&self.served.engine, &task.key, forwarded).await
+                    && !is_named
+                {
+                    return addressee.error(StatusCode::OK, &gateway_error(&fault));
                 }
                 match self.as_seen(task).await {
                     Ok(task) => respond(&addressee, self.tasks.handle(&task, text)),

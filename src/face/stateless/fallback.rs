@@ -8,7 +8,7 @@ use http::StatusCode;
 use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::negotiate::StatelessRequest;
-use crate::engine::CallStream;
+use crate::engine::{CallEvent, CallStream};
 use crate::face::answer::UnknownTaskMarker;
 use crate::face::call_stream;
 use crate::face::call_stream::progress::LifeSigns;
@@ -49,16 +49,16 @@ impl StatelessFace {
         &self,
         inquiry: StatelessRequestContext<'_>,
         promotable: Promotable,
-        call: CallStream,
+        (first, call): (Option<CallEvent>, CallStream),
     ) -> FaceResponse {
         match inquiry.said.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {
                 let words = self.fallback_words();
-                self.view(inquiry, promotable, words).respond(call).await
+                self.view(inquiry, promotable, words).respond_from(first, call).await
             }
             HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                 let words = self.dialect();
-                self.view(inquiry, promotable, words).respond(call).await
+                self.view(inquiry, promotable, words).respond_from(first, call).await
             }
         }
     }

@@ -73,7 +73,7 @@ impl StatelessFace {
             Ok(HeldCallResumption::Going(stream)) => {
                 let may_promote = plan != Plan::Direct && policy.early_input == EarlyInput::AskFirst;
                 let promotable = if may_promote { Promotable::Yes } else { Promotable::No };
-                self.respond(inquiry, promotable, stream).await
+                self.respond(inquiry, promotable, (None, stream)).await
             }
             Ok(HeldCallResumption::Over(event)) => match inquiry.said.takes_tasks() {
                 HandleSupport::No | HandleSupport::ByTools => {

@@ -95,6 +95,24 @@ async fn u03_a_session_whose_credential_is_refused_later_hears_of_it_on_every_re
     }
 }
 
+/// A handle would be all that a client of such calls ever hears of.
+#[tokio::test]
+async fn u03_a_call_that_is_a_task_from_its_beginning_is_refused_like_any_other() {
+    for (client, kind) in PAIRS {
+        let server = protected(kind, |seen| seen.is_call().then(|| challenged(401, &[CHALLENGE.as_bytes()]))).await;
+        let gate =
+            TestGateway::with(server.address, &format!("{FORWARDS}\n[upstreams.up.tasks]\nmode = \"always\"")).await;
+        let caller = Caller::let_in(&gate, client, "good").await;
+        let mut params = json!({"name": "plain", "arguments": {}});
+        if client == SESSION {
+            params["task"] = json!({});
+        }
+        let reply = caller.ask("tools/call", params).await;
+        assert_eq!((reply.status.as_u16(), challenges(&reply).len()), (401, 1), "{client} {kind}");
+        assert_eq!(said(reply).await["error"]["data"]["reason"], "upstream_auth", "{client} {kind}");
+    }
+}
+
 /// U03: as ever where the credential is the gateway's own.
 #[tokio::test]
 async fn u03_a_refusal_of_the_gateways_own_credential_is_told_to_no_client() {

@@ -25,7 +25,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::{HeaderName, HeaderValue};
 use parking_lot::{Mutex, RwLock};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::endpoint::UpstreamEndpoint;
@@ -44,6 +44,12 @@ pub use names::{PrefixPolicy, prefixes_clash};
 
 /// How often one upstream's absence is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
+/// How long an upstream may take to say what it is or has, before it is taken for one that is away.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// The same for one that took longer a moment ago: it need not keep everybody who asks for lists waiting.
+const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
+/// How long that holds. Then one request waits again, so that a server that is only slow has its turn.
+const LATE_FOR: Duration = Duration::from_secs(30);
 
 /// Which upstreams are served at one path, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +80,8 @@ struct KnownMember {
     summary: RwLock<Option<Arc<ServerSummary>>>,
     /// When it was logged that it is away.
     logged: Mutex<Option<Instant>>,
+    /// When it took longer than it may.
+    late: Mutex<Option<Instant>>,
 }
 
 /// One path that serves several upstreams.
@@ -106,6 +114,7 @@ impl CombinedEndpoint {
             endpoint,
             summary: RwLock::default(),
             logged: Mutex::default(),
+            late: Mutex::default(),
         };
         let members = members.into_iter().map(known).collect();
         Self(Arc::new(CombinedUpstreams { settings, members, sessions, owners: ListOwners::new(), leaving }))
@@ -165,6 +174,19 @@ impl CombinedUpstreams {
             *logged = Some(Instant::now());
             tracing::warn!(endpoint = %path, %upstream, why, "an upstream is away: what it offers is missing at the endpoint");
         }
+    }
+
+    /// Waits for what the upstream at `at` says of itself, for as long as it may take; `None` if that is over.
+    async fn in_time<T>(&self, at: usize, asking: impl Future<Output = T>) -> Option<T> {
+        let late = &self.members[at].late;
+        let was_late = late.lock().is_some_and(|since| since.elapsed() < LATE_FOR);
+        let answer = timeout(if was_late { LATE_ANSWER_MAX } else { ANSWER_MAX }, asking).await.ok();
+        match answer {
+            Some(_) => *late.lock() = None,
+            None if !was_late => *late.lock() = Some(Instant::now()),
+            None => (),
+        }
+        answer
     }
 
     /// Learns what an upstream says of itself. One that tells its users apart may say another thing to each.

@@ -2,6 +2,7 @@
 
 mod client_login;
 mod edges;
+mod endpoints;
 mod fallback;
 mod faults;
 mod gateway_tls;

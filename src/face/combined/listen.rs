@@ -14,11 +14,11 @@ use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use http::StatusCode;
 use http_body_util::BodyExt as _;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::CombinedUpstreams;
 use super::member_answer::MemberRefusal;
-use super::member_request::{ANSWER_MAX, EndpointClient};
+use super::member_request::EndpointClient;
 use super::own_stream::is_event_stream;
 use super::routing::RequestTarget;
 use crate::dialect::initialize::own_identity;
@@ -94,7 +94,7 @@ impl ListenRequest {
                 }
             }
         };
-        timeout(ANSWER_MAX, beginning).await.unwrap_or_else(|_| Err(refused(MemberRefusal::late())))
+        self.upstreams.in_time(at, beginning).await.unwrap_or_else(|| Err(refused(MemberRefusal::late())))
     }
 
     async fn again(self, at: usize, part: SubscriptionFilter, pause: Duration) -> ListenNews {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::CombinedUpstreams;
 use super::member_answer::MemberRefusal;
-use super::member_request::{ANSWER_MAX, EndpointClient};
+use super::member_request::EndpointClient;
 use super::names::NamePublisher;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
@@ -97,7 +97,8 @@ pub(super) struct GatheredList {
     owners: HashMap<Arc<str>, ItemOwner>,
     /// Those that answered.
     answered: usize,
-    refusals: Vec<MemberRefusal>,
+    /// The first refusal.
+    refusal: Option<MemberRefusal>,
 }
 
 /// Whose the items of lists are, as clients were shown them last.
@@ -140,10 +141,8 @@ impl CombinedUpstreams {
             Some(start) => start,
             None => None,
         };
-        let mut gathered = self.gather(client, list).await;
-        if gathered.answered == 0
-            && let Some(refusal) = gathered.refusals.pop()
-        {
+        let gathered = self.gather(client, list).await;
+        if let (0, Some(refusal)) = (gathered.answered, gathered.refusal) {
             return Err(refusal);
         }
         let from = start.map_or(0, |start| gathered.items.partition_point(|(at, index, _)| (*at, *index) < start));
@@ -214,7 +213,7 @@ impl CombinedUpstreams {
                 }
                 Err(refusal) => {
                     self.note_absence(at, &refusal.words());
-                    gathered.refusals.push(refusal);
+                    gathered.refusal = gathered.refusal.or(Some(refusal));
                 }
             }
         }
@@ -237,10 +236,10 @@ impl CombinedUpstreams {
         if list != MergedList::Tools && self.members[at].summary.read().as_ref().is_some_and(lacks) {
             return Ok(Vec::new());
         }
-        match timeout(ANSWER_MAX, self.pages_of(client, list, at)).await {
-            Ok(Err(refusal)) if refusal.is_unknown_method() => Ok(Vec::new()),
-            Ok(items) => items,
-            Err(_) => Err(MemberRefusal::late()),
+        match self.in_time(at, self.pages_of(client, list, at)).await {
+            Some(Err(refusal)) if refusal.is_unknown_method() => Ok(Vec::new()),
+            Some(items) => items,
+            None => Err(MemberRefusal::late()),
         }
     }
 

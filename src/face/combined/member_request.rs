@@ -1,7 +1,6 @@
 //! Puts a request of an endpoint's client to one of the upstreams, in that client's name.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method};
@@ -19,9 +18,6 @@ use crate::upstream::header_annotations;
 use crate::wire::envelope::{self, Request};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, Object, Payload, RequestId};
-
-/// How long an upstream may take to say what it is or has, before it is taken for one that is away.
-pub(super) const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 /// A client of an endpoint, by the request in hand.
 #[derive(Clone)]

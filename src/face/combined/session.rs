@@ -11,11 +11,10 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt as _};
 use http::{HeaderValue, StatusCode};
-use tokio::time::timeout;
 
 use super::CombinedUpstreams;
 use super::member_answer::{MemberRefusal, whole};
-use super::member_request::{ANSWER_MAX, EndpointClient};
+use super::member_request::EndpointClient;
 use super::member_session::CombinedSession;
 use super::merge::{self, ServerSummary};
 use super::messages::{self, StreamKind};
@@ -109,7 +108,8 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Asks upstreams in turn about something that none of them lists, until one knows it.
+    /// Asks upstreams in turn about something that none of them lists, until one knows it. Where none does, the client hears
+    /// one that would know; one that is away keeps it from no other.
     pub(super) async fn first_that_knows(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -117,16 +117,19 @@ impl CombinedUpstreams {
         request: &Request,
         addressee: &Addressee,
     ) -> Result<FaceResponse, MemberRefusal> {
-        let mut unknown = None;
+        let (mut unknown, mut away) = (None, None);
         for at in some {
             let params = request.params.object().map_or_else(Payload::empty_object, |params| params.payload().clone());
             match client.ask(self, *at, &request.method, params).await {
                 Ok(result) => return Ok(addressee.result(result.payload().clone())),
                 Err(refusal) if refusal.may_be_known_elsewhere() => unknown = unknown.or(Some(refusal)),
-                Err(refusal) => return Err(refusal),
+                Err(refusal) => {
+                    self.note_absence(*at, &refusal.words());
+                    away = away.or(Some(refusal));
+                }
             }
         }
-        Err(unknown.unwrap_or_else(MemberRefusal::late))
+        Err(unknown.or(away).unwrap_or_else(MemberRefusal::late))
     }
 
     /// Tells all open sessions which log messages are wanted. Those that are opened later hear it then.
@@ -277,8 +280,8 @@ impl CombinedUpstreams {
             if let Some(known) = self.members[at].summary.read().clone() {
                 return (at, Ok(known));
             }
-            let asked = timeout(ANSWER_MAX, self.introduced(client, at)).await;
-            (at, asked.unwrap_or_else(|_| Err(MemberRefusal::late())))
+            let asked = self.in_time(at, self.introduced(client, at)).await;
+            (at, asked.unwrap_or_else(|| Err(MemberRefusal::late())))
         });
         let (mut summaries, mut refused) = (Vec::new(), None);
         for (at, summary) in join_all(asking).await {

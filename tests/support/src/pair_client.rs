@@ -183,7 +183,7 @@ impl PairClient {
                 "io.modelcontextprotocol/clientCapabilities": capabilities,
             });
             request = request.header("mcp-method", method);
-            if let Some(name) = params["name"].as_str().or_else(|| params["taskId"].as_str()) {
+            if let Some(name) = ["name", "taskId", "uri"].iter().find_map(|member| params[*member].as_str()) {
                 request = request.header("mcp-name", name);
             }
         }
@@ -192,7 +192,8 @@ impl PairClient {
         (id, reply)
     }
 
-    async fn ask(&mut self, method: &str, params: Value) -> Result<Value, String> {
+    /// Makes a request, and waits for its answer.
+    pub async fn ask(&mut self, method: &str, params: Value) -> Result<Value, String> {
         let (id, reply) = self.send(method, params).await;
         let mut messages = Messages::of(reply);
         while let Some(message) = messages.next().await? {

@@ -1,0 +1,88 @@
+//! Endpoints of several upstreams some of which are away, slow, lie, or come back: what clients of either era see of the others.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod away;
+mod lying;
+mod returning;
+
+use support::pair_client as speaker;
+use support::scripted as upstream;
+use support::session_client as client;
+
+use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use client::TestGateway;
+use serde_json::{Value, json};
+use speaker::{Kind, PairClient};
+use tokio::net::TcpListener;
+use upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer};
+
+/// Clients whose answers show what an endpoint shows.
+const KINDS: [Kind; 2] = [Kind::Session, Kind::Stateless];
+
+/// A server with one tool, `hello`, that says the server's name; under the script of a test.
+async fn hello(
+    name: &str,
+    script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static,
+) -> ScriptedServer {
+    let name = name.to_owned();
+    ScriptedServer::start(move |seen| script(seen).or_else(|| says_hello(&name, seen))).await
+}
+
+fn says_hello(name: &str, seen: &SeenRequest) -> Option<ScriptedReply> {
+    match seen.rpc() {
+        "tools/list" => Some(answer(seen, &json!({"tools": [tool("hello")]}))),
+        "tools/call" => Some(answer(seen, &json!({"content": [{"type": "text", "text": name}]}))),
+        _ => None,
+    }
+}
+
+fn tool(name: &str) -> Value {
+    json!({"name": name, "inputSchema": {"type": "object"}})
+}
+
+/// An address that refuses connections.
+async fn closed() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// These servers at one path, in this order; `keys` stand in the endpoint's block.
+async fn at_one_path(servers: &[(String, SocketAddr)], keys: &str) -> TestGateway {
+    let names: Vec<_> = servers.iter().map(|(name, _)| name).collect();
+    let mut text = format!("[[endpoints]]\npath = \"/mcp\"\nupstreams = {names:?}\n{keys}\n");
+    for (name, address) in servers {
+        let _ = writeln!(text, "[upstreams.{name}]\nurl = \"http://{address}/mcp\"");
+    }
+    TestGateway::serving(&text).await
+}
+
+async fn client_of(kind: Kind, gate: &TestGateway) -> PairClient {
+    PairClient::new(kind, gate, |_| 0).await.unwrap()
+}
+
+/// The names of all tools that a client is shown, page by page.
+async fn tools(client: &mut PairClient) -> Vec<String> {
+    let (mut names, mut params) = (Vec::new(), json!({}));
+    for _ in 0..9 {
+        let page = client.ask("tools/list", params).await.unwrap();
+        let Some(listed) = page["result"]["tools"].as_array() else { panic!("no list: {page}") };
+        names.extend(listed.iter().map(|tool| tool["name"].as_str().unwrap().to_owned()));
+        match page["result"].get("nextCursor") {
+            Some(cursor) => params = json!({"cursor": cursor}),
+            None => return names,
+        }
+    }
+    panic!("a list without end: {} names", names.len());
+}
+
+/// What a call of a tool says, or the code of its error with what became of it.
+async fn said(client: &mut PairClient, tool: &str) -> String {
+    let answer = client.ask("tools/call", json!({"name": tool, "arguments": {}})).await.unwrap();
+    match answer["error"]["code"].as_i64() {
+        Some(code) => format!("{code} {}", answer["error"]["data"]["executed"].as_str().unwrap_or_default()),
+        None => answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned(),
+    }
+}

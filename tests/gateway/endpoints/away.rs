@@ -1,0 +1,129 @@
+//! One of the servers is not there, or does not answer: the others are.
+
+use std::future::pending;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::speaker::Kind;
+use super::upstream::{ScriptedReply, ScriptedServer, SeenRequest, json_text};
+use super::{KINDS, at_one_path, client_of, closed, hello, said, says_hello, tools};
+
+/// How long an endpoint waits for one of its upstreams to say what it is or has.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
+#[tokio::test]
+async fn one_of_twenty_servers_is_away_and_nineteen_are_there() {
+    let servers = join_all((0..20).map(|n| async move { hello(&format!("s{n}"), |_| None).await })).await;
+    let mut addresses: Vec<_> =
+        servers.iter().enumerate().map(|(n, server)| (format!("s{n}"), server.address)).collect();
+    addresses[6].1 = closed().await;
+    let gate = at_one_path(&addresses, "").await;
+    let there: Vec<_> = (0..20).filter(|n| *n != 6).map(|n| format!("s{n}__hello")).collect();
+    for kind in KINDS {
+        let mut client = client_of(kind, &gate).await;
+        assert_eq!(tools(&mut client).await, there, "{kind:?}");
+        for n in [0, 5, 7, 19] {
+            assert_eq!(said(&mut client, &format!("s{n}__hello")).await, format!("s{n}"), "{kind:?}");
+        }
+        assert_eq!(said(&mut client, "s6__hello").await, "-32603 no", "{kind:?}");
+    }
+}
+
+/// A server that answers nothing of `held`, ever.
+async fn silent(held: &'static [&'static str]) -> ScriptedServer {
+    ScriptedServer::slow(move |seen, _| async move {
+        if held.contains(&seen.rpc()) {
+            return pending::<Option<ScriptedReply>>().await;
+        }
+        says_hello("silent", &seen)
+    })
+    .await
+}
+
+/// Once it has been late, it is not waited for as long again.
+#[tokio::test]
+async fn servers_that_do_not_answer_keep_nobody_from_the_others_for_more_than_ten_seconds_once() {
+    let quick = hello("quick", |_| None).await;
+    let (mute, listless) = (silent(&["initialize", "server/discover"]).await, silent(&["tools/list"]).await);
+    let servers = [("mute", &mute), ("quick", &quick), ("listless", &listless)];
+    let servers = servers.map(|(name, server)| (name.to_owned(), server.address));
+    // An endpoint for each kind of client, so that none knows what the other learned.
+    join_all(KINDS.map(|kind| {
+        let servers = servers.clone();
+        async move {
+            let gate = at_one_path(&servers, "").await;
+            let begun = Instant::now();
+            let mut client = client_of(kind, &gate).await;
+            assert_eq!(tools(&mut client).await, ["quick__hello"], "{kind:?}");
+            let first = begun.elapsed();
+            assert!(first < ANSWER_MAX * 3, "{kind:?}: {first:?}");
+            let again = Instant::now();
+            let mut other = client_of(kind, &gate).await;
+            for client in [&mut client, &mut other] {
+                assert_eq!(tools(client).await, ["quick__hello"], "{kind:?}");
+                assert_eq!(said(client, "quick__hello").await, "quick", "{kind:?}");
+            }
+            assert!(again.elapsed() < ANSWER_MAX, "{kind:?}: {:?}", again.elapsed());
+        }
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn a_resource_that_nobody_lists_is_found_though_a_server_is_away() {
+    let two = hello("two", |seen| {
+        let uri = seen.body["params"]["uri"].as_str().unwrap_or_default();
+        (seen.rpc() == "resources/read").then(|| match uri {
+            "hidden://two" => super::answer(seen, &json!({"contents": [{"uri": uri, "text": "found"}]})),
+            _ => not_found(seen),
+        })
+    })
+    .await;
+    *two.world.introduction.lock() = json!({"capabilities": {"tools": {}, "resources": {}}});
+    let gate = at_one_path(&[("one".to_owned(), closed().await), ("two".to_owned(), two.address)], "").await;
+    for kind in KINDS {
+        let mut client = client_of(kind, &gate).await;
+        let read = client.ask("resources/read", json!({"uri": "hidden://two"})).await.unwrap();
+        assert_eq!(read["result"]["contents"][0]["text"], "found", "{kind:?}: {read}");
+        let none = client.ask("resources/read", json!({"uri": "hidden://nobody"})).await.unwrap();
+        assert_eq!(none["error"]["message"], "no such resource", "{kind:?}: {none}");
+    }
+}
+
+fn not_found(seen: &SeenRequest) -> ScriptedReply {
+    let error = json!({"code": -32002, "message": "no such resource"});
+    json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string())
+}
+
+/// The first that lists it is the first that is there.
+#[tokio::test]
+async fn a_resource_of_two_servers_is_the_seconds_while_the_first_is_away() {
+    let server = |name: &'static str| async move {
+        let server = hello(name, move |seen| {
+            let result = match seen.rpc() {
+                "resources/list" => json!({"resources": [{"uri": "test://both", "name": name}]}),
+                "resources/read" => json!({"contents": [{"uri": "test://both", "text": name}]}),
+                _ => return None,
+            };
+            Some(super::answer(seen, &result))
+        })
+        .await;
+        *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "resources": {}}});
+        server
+    };
+    let (one, two) = (server("one").await, server("two").await);
+    let addresses = |first| [("one".to_owned(), first), ("two".to_owned(), two.address)];
+    for (first, owner) in [(one.address, "one"), (closed().await, "two")] {
+        let gate = at_one_path(&addresses(first), "").await;
+        for kind in [Kind::Session, Kind::Stateless] {
+            let mut client = client_of(kind, &gate).await;
+            let listed = client.ask("resources/list", json!({})).await.unwrap()["result"]["resources"].take();
+            assert_eq!(listed, json!([{"uri": "test://both", "name": owner}]), "{kind:?}");
+            let read = client.ask("resources/read", json!({"uri": "test://both"})).await.unwrap();
+            assert_eq!(read["result"]["contents"][0]["text"], owner, "{kind:?}: {read}");
+        }
+    }
+}

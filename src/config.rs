@@ -285,7 +285,7 @@ fn parse_as(
         wrapped::complete(&mut raw, &mut report);
     }
     let mut keys = KeyFileReader { env, report, lines };
-    let key_files = keys.read(&mut raw.auth, Path::new(name).parent().unwrap_or(Path::new("")));
+    let key_files = keys.read(&mut raw.auth, Path::new(name).parent().unwrap_or_else(|| Path::new("")));
     let KeyFileReader { mut report, lines, .. } = keys;
     let config = Config { key_files, ..resolve::resolve(&raw, &mut report) };
     report.seen(look(&config), &lines);

@@ -63,162 +63,170 @@ fn keys_of_further_files_are_keys_like_any_other() {
     }
 }
 
-/// What the file of keys holds and may be used by, what the configuration has of its own, and what is said.
+macro_rules! good {
+    () => {
+        "[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA}\"\n"
+    };
+}
+
+/// Stands for a file that is too large.
+const LARGE: &[u8] = b"large";
+
+/// Which files are named, what the configuration has of its own, what the file of keys holds and may be used by, and what is
+/// said.
+const ROWS: &[(&str, &str, &[u8], u32, &str)] = &[
+    (
+        r#"["keys/none.toml"]"#,
+        good!(),
+        b"",
+        0o600,
+        "main.toml:3: key `auth.api_key_files[0]`: keys/none.toml: cannot be read: ",
+    ),
+    (r#"["keys"]"#, good!(), b"", 0o600, "main.toml:3: key `auth.api_key_files[0]`: keys: is no file"),
+    (
+        TEAM,
+        good!(),
+        b"",
+        0o640,
+        "main.toml:3: key `auth.api_key_files[0]`: keys/team.toml: others than its owner may use it (mode 0640); change that to 0600, and the keys if they may have read it",
+    ),
+    (
+        TEAM,
+        good!(),
+        LARGE,
+        0o600,
+        "main.toml:3: key `auth.api_key_files[0]`: keys/team.toml: is larger than 1048576 bytes",
+    ),
+    (TEAM, good!(), b"\n[[auth.api_keys]", 0o600, "keys/team.toml:2: "),
+    (TEAM, good!(), b"\n\xff", 0o600, "keys/team.toml:2: is not UTF-8 text"),
+    (TEAM, good!(), b"{\"a\": 1}", 0o600, "keys/team.toml:1: "),
+    (
+        TEAM,
+        good!(),
+        b"[listen]\naddress = \"127.0.0.1:1\"\n",
+        0o600,
+        "keys/team.toml:1: key `listen`: unknown key here; a file of keys has [[auth.api_keys]] blocks and nothing else",
+    ),
+    (
+        TEAM,
+        good!(),
+        b"[auth]\nmode = \"none\"\n",
+        0o600,
+        "keys/team.toml:2: key `auth.mode`: unknown key here; a file of keys has [[auth.api_keys]] blocks and nothing else",
+    ),
+    (
+        TEAM,
+        good!(),
+        b"[auth]\napi_key_files = [\"more.toml\"]\n",
+        0o600,
+        "keys/team.toml:2: key `auth.api_key_files`: unknown key here; a file of keys has [[auth.api_keys]] blocks and nothing else",
+    ),
+    (
+        TEAM,
+        good!(),
+        b"[auth]\napi_keys = 7\n",
+        0o600,
+        "keys/team.toml:2: key `auth.api_keys`: is an integer; write tables that begin with [[auth.api_keys]]",
+    ),
+    (
+        TEAM,
+        good!(),
+        b"[[auth.api_keys]]\nid = \"bob\"\n",
+        0o600,
+        "keys/team.toml:1: key `auth.api_keys[0]`: needs one of `key`, `key_file` and `key_sha256`, and no more",
+    ),
+    (
+        TEAM,
+        good!(),
+        b"[[auth.api_keys]]\nkey = \"${BOB}\"\n",
+        0o600,
+        "keys/team.toml:1: key `auth.api_keys[0].id`: is missing; write a name such as \"ada\"",
+    ),
+    (
+        TEAM,
+        good!(),
+        b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${NONE}\"\n",
+        0o600,
+        "keys/team.toml:3: key `auth.api_keys[0].key`: the environment has no variable NONE",
+    ),
+    (
+        TEAM,
+        good!(),
+        b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${BOB}\"\ntool = []\n",
+        0o600,
+        "keys/team.toml:4: key `auth.api_keys[0].tool`: unknown key; did you mean `tools`?",
+    ),
+    (
+        TEAM,
+        good!(),
+        b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${BOB}\"\nupstreams = [\"report\"]\n",
+        0o600,
+        "keys/team.toml:4: key `auth.api_keys[0].upstreams[0]`: there is no upstream `report`; there are reports",
+    ),
+    (
+        TEAM,
+        good!(),
+        good!().as_bytes(),
+        0o600,
+        "keys/team.toml:3: key `auth.api_keys[0].key`: the key in line 6 of main.toml has the same ID; give each key one of its own",
+    ),
+    (
+        TEAM,
+        "",
+        concat!(good!(), good!()).as_bytes(),
+        0o600,
+        "keys/team.toml:6: key `auth.api_keys[1].key`: the key in line 3 has the same ID; give each key one of its own",
+    ),
+    (
+        TEAM,
+        "[[auth.api_keys]]\nid = \"ada\"\nkey = \"${BOB}\"\n",
+        concat!(good!(), "limits = { requests_per_second = 7 }\n").as_bytes(),
+        0o600,
+        "keys/team.toml:1: key `auth.api_keys[0]`: \"ada\" has a key in line 4 of main.toml with other limits; write the same at both",
+    ),
+    (
+        TEAM,
+        "",
+        concat!("[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"x\"\ntools = [\"a\"]\n", good!()).as_bytes(),
+        0o600,
+        "keys/team.toml:5: key `auth.api_keys[1]`: \"ada\" has a key in line 1 with other `upstreams` or `tools`; write the same at both",
+    ),
+    (
+        r#"["keys/team.toml", "keys/team.toml"]"#,
+        "",
+        good!().as_bytes(),
+        0o600,
+        "main.toml:3: key `auth.api_key_files[1]`: is named above already; leave one of them out",
+    ),
+    (
+        TEAM,
+        "",
+        b"",
+        0o600,
+        "main.toml:2: key `auth.mode`: nobody has a key; write [[auth.api_keys]] with an `id` and a `key` below it",
+    ),
+    (
+        "\"keys/team.toml\"",
+        good!(),
+        b"",
+        0o600,
+        "main.toml:3: key `auth.api_key_files`: is a string; write an array of strings, each a file such as \"team-a.keys.toml\"",
+    ),
+    (
+        "[7, \"\"]",
+        good!(),
+        b"",
+        0o600,
+        "main.toml:3: key `auth.api_key_files[0]`: is an integer; write a file such as \"team-a.keys.toml\"",
+    ),
+];
+
 #[test]
 fn b166_what_is_wrong_in_a_file_of_keys_is_told_with_that_file() {
     let folder = tempfile::tempdir().unwrap();
-    let good = block("ada", "ADA");
-    let twice = format!("{good}{good}");
-    let others = format!("{good}limits = {{ requests_per_second = 7 }}\n");
-    let other_tools = format!("[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"x\"\ntools = [\"a\"]\n{good}");
-    let large = format!("{good}#{}", "x".repeat(1 << 20));
-    let rows: &[(&str, &str, &[u8], u32, &str)] = &[
-        (
-            r#"["keys/none.toml"]"#,
-            &good,
-            b"",
-            0o600,
-            "main.toml:3: key `auth.api_key_files[0]`: keys/none.toml: cannot be read: ",
-        ),
-        (r#"["keys"]"#, &good, b"", 0o600, "main.toml:3: key `auth.api_key_files[0]`: keys: is no file"),
-        (
-            TEAM,
-            &good,
-            b"",
-            0o640,
-            "main.toml:3: key `auth.api_key_files[0]`: keys/team.toml: others than its owner may use it (mode 0640); change that to 0600, and the keys if they may have read it",
-        ),
-        (
-            TEAM,
-            &good,
-            large.as_bytes(),
-            0o600,
-            "main.toml:3: key `auth.api_key_files[0]`: keys/team.toml: is larger than 1048576 bytes",
-        ),
-        (TEAM, &good, b"\n[[auth.api_keys]", 0o600, "keys/team.toml:2: "),
-        (TEAM, &good, b"\n\xff", 0o600, "keys/team.toml:2: is not UTF-8 text"),
-        (TEAM, &good, b"{\"a\": 1}", 0o600, "keys/team.toml:1: "),
-        (
-            TEAM,
-            &good,
-            b"[listen]\naddress = \"127.0.0.1:1\"\n",
-            0o600,
-            "keys/team.toml:1: key `listen`: unknown key here; a file of keys has [[auth.api_keys]] blocks and nothing else",
-        ),
-        (
-            TEAM,
-            &good,
-            b"[auth]\nmode = \"none\"\n",
-            0o600,
-            "keys/team.toml:2: key `auth.mode`: unknown key here; a file of keys has [[auth.api_keys]] blocks and nothing else",
-        ),
-        (
-            TEAM,
-            &good,
-            b"[auth]\napi_key_files = [\"more.toml\"]\n",
-            0o600,
-            "keys/team.toml:2: key `auth.api_key_files`: unknown key here; a file of keys has [[auth.api_keys]] blocks and nothing else",
-        ),
-        (
-            TEAM,
-            &good,
-            b"[auth]\napi_keys = 7\n",
-            0o600,
-            "keys/team.toml:2: key `auth.api_keys`: is an integer; write tables that begin with [[auth.api_keys]]",
-        ),
-        (
-            TEAM,
-            &good,
-            b"[[auth.api_keys]]\nid = \"bob\"\n",
-            0o600,
-            "keys/team.toml:1: key `auth.api_keys[0]`: needs one of `key`, `key_file` and `key_sha256`, and no more",
-        ),
-        (
-            TEAM,
-            &good,
-            b"[[auth.api_keys]]\nkey = \"${BOB}\"\n",
-            0o600,
-            "keys/team.toml:1: key `auth.api_keys[0].id`: is missing; write a name such as \"ada\"",
-        ),
-        (
-            TEAM,
-            &good,
-            b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${NONE}\"\n",
-            0o600,
-            "keys/team.toml:3: key `auth.api_keys[0].key`: the environment has no variable NONE",
-        ),
-        (
-            TEAM,
-            &good,
-            b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${BOB}\"\ntool = []\n",
-            0o600,
-            "keys/team.toml:4: key `auth.api_keys[0].tool`: unknown key; did you mean `tools`?",
-        ),
-        (
-            TEAM,
-            &good,
-            b"[[auth.api_keys]]\nid = \"bob\"\nkey = \"${BOB}\"\nupstreams = [\"report\"]\n",
-            0o600,
-            "keys/team.toml:4: key `auth.api_keys[0].upstreams[0]`: there is no upstream `report`; there are reports",
-        ),
-        (
-            TEAM,
-            &good,
-            good.as_bytes(),
-            0o600,
-            "keys/team.toml:3: key `auth.api_keys[0].key`: the key in line 6 of main.toml has the same ID; give each key one of its own",
-        ),
-        (
-            TEAM,
-            "",
-            twice.as_bytes(),
-            0o600,
-            "keys/team.toml:6: key `auth.api_keys[1].key`: the key in line 3 has the same ID; give each key one of its own",
-        ),
-        (
-            TEAM,
-            &block("ada", "BOB"),
-            others.as_bytes(),
-            0o600,
-            "keys/team.toml:1: key `auth.api_keys[0]`: \"ada\" has a key in line 4 of main.toml with other limits; write the same at both",
-        ),
-        (
-            TEAM,
-            "",
-            other_tools.as_bytes(),
-            0o600,
-            "keys/team.toml:5: key `auth.api_keys[1]`: \"ada\" has a key in line 1 with other `upstreams` or `tools`; write the same at both",
-        ),
-        (
-            r#"["keys/team.toml", "keys/team.toml"]"#,
-            "",
-            good.as_bytes(),
-            0o600,
-            "main.toml:3: key `auth.api_key_files[1]`: is named above already; leave one of them out",
-        ),
-        (
-            TEAM,
-            "",
-            b"",
-            0o600,
-            "main.toml:2: key `auth.mode`: nobody has a key; write [[auth.api_keys]] with an `id` and a `key` below it",
-        ),
-        (
-            "\"keys/team.toml\"",
-            &good,
-            b"",
-            0o600,
-            "main.toml:3: key `auth.api_key_files`: is a string; write an array of strings, each a file such as \"team-a.keys.toml\"",
-        ),
-        (
-            "[7, \"\"]",
-            &good,
-            b"",
-            0o600,
-            "main.toml:3: key `auth.api_key_files[0]`: is an integer; write a file such as \"team-a.keys.toml\"",
-        ),
-    ];
-    for (files, own, held, mode, expected) in rows {
+    let large = format!("{}#{}", good!(), "x".repeat(1 << 20));
+    for (files, own, held, mode, expected) in ROWS {
+        let held = if *held == LARGE { large.as_bytes() } else { held };
         let error = load(folder.path(), files, own, (held, *mode)).expect_err(expected);
         let report = error.to_string().replace(&format!("{}/", folder.path().display()), "");
         assert!(report.lines().any(|line| line.starts_with(expected)), "{expected}\n{report}");

@@ -134,9 +134,9 @@ impl Person {
         let events = text.lines().filter_map(|line| line.strip_prefix("data:")).collect::<Vec<_>>();
         let texts = if events.is_empty() { vec![text.as_str()] } else { events };
         let read = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| panic!("no JSON: {text}"));
-        let messages = texts.into_iter().map(read).flat_map(|read: Value| match read {
-            Value::Array(messages) => messages,
-            message => vec![message],
+        let messages = texts.into_iter().map(read).flat_map(|read: Value| match read.as_array() {
+            Some(messages) => messages.clone(),
+            None => vec![read],
         });
         messages.collect()
     }

@@ -69,7 +69,7 @@ async fn sec_12_no_secret_is_found_in_logs_metrics_errors_or_answers() {
     metrics::set_global_recorder(recorder).unwrap();
     let mut said = String::new();
     for keys in KEYS {
-        said.push_str(&live(keys).await);
+        said.push_str(&Box::pin(live(keys)).await);
     }
     let written = String::from_utf8_lossy(&log.0.lock()).into_owned();
     let rendered = metrics.render();

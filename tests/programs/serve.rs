@@ -248,7 +248,41 @@ fn a_mistake_is_answered_with_what_to_write_instead() {
             64,
             "nobody can tell which",
         ),
-        (&["a.toml", "--header", "X-A: b"], 64, "--header is for servers that the command line names; a file has [up"),
+        (&[url, "--mode", "sometimes"], 64, "write never, auto, always or required"),
+        (&[url, "--grace", "31s"], 64, "a call is held back for 30s at most"),
+        (&[url, "--grace", "soon"], 64, "write a span such as 2s or 500ms"),
+        (&["npx", "-y", "server"], 64, "a server's command stands after `--`: taskgate serve -- COMMAND"),
+        (&["npx", "server"], 64, "a server's command stands after `--`: taskgate serve -- COMMAND"),
+        (&["--", "no-such-program"], 69, "no-such-program: is not found in PATH; install it"),
+        (&["--", "./no-such-program"], 69, "./no-such-program: is not found"),
+        (&["--", ""], 64, "names no program"),
+    ] {
+        check_refused(folder.path(), arguments, (code, expected));
+    }
+    assert!(!folder.path().join("taskgate-data").exists(), "nothing was made");
+}
+
+/// What is refused is answered in words that hold no secret, and nothing is served.
+fn check_refused(folder: &Path, arguments: &[&str], (code, expected): (i32, &str)) {
+    let refused = taskgate(folder, &[&["serve"], arguments].concat()).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(code), "{arguments:?}: {said}");
+    assert!(said.contains(expected), "{arguments:?}: {said}");
+    assert!(!said.contains("s3cr3t"), "{arguments:?}: {said}");
+    assert!(refused.stdout.is_empty());
+}
+
+#[test]
+fn what_a_server_is_not_to_be_shown_is_refused() {
+    let folder = folder();
+    let (url, other) = ("http://127.0.0.1:1/mcp", "a=http://127.0.0.1:1/mcp");
+    fs::write(folder.path().join("a.toml"), "[upstreams.a]\nurl = \"http://127.0.0.1:1/mcp\"\n").unwrap();
+    for (arguments, code, expected) in [
+        (
+            &["a.toml", "--header", "X-A: b"][..],
+            64,
+            "--header is for servers that the command line names; a file has [up",
+        ),
         (&["a.toml", "--ca", "ca.pem"], 64, "--ca is for servers that the command line names; a file has `ca` in"),
         (&["--header", "X-A: b"], 64, "--header is for a server that is named by its URL; the quick start has none"),
         (&["--header", "X-A: b", "--", "true"], 64, "`--header`: is for a server that is named by its URL"),
@@ -271,21 +305,8 @@ fn a_mistake_is_answered_with_what_to_write_instead() {
         (&[url, "--ca", "ca.pem"], 64, "`--ca`: the `url` begins with http://"),
         (&["https://127.0.0.1:1/mcp", "--ca", "nowhere.pem"], 64, "nowhere.pem"),
         (&["--ca", "ca.pem", "--", "true"], 64, "`--ca`: is for an upstream with a `url`"),
-        (&[url, "--mode", "sometimes"], 64, "write never, auto, always or required"),
-        (&[url, "--grace", "31s"], 64, "a call is held back for 30s at most"),
-        (&[url, "--grace", "soon"], 64, "write a span such as 2s or 500ms"),
-        (&["npx", "-y", "server"], 64, "a server's command stands after `--`: taskgate serve -- COMMAND"),
-        (&["npx", "server"], 64, "a server's command stands after `--`: taskgate serve -- COMMAND"),
-        (&["--", "no-such-program"], 69, "no-such-program: is not found in PATH; install it"),
-        (&["--", "./no-such-program"], 69, "./no-such-program: is not found"),
-        (&["--", ""], 64, "names no program"),
     ] {
-        let refused = taskgate(folder.path(), &[&["serve"], arguments].concat()).output().unwrap();
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert_eq!(refused.status.code(), Some(code), "{arguments:?}: {said}");
-        assert!(said.contains(expected), "{arguments:?}: {said}");
-        assert!(!said.contains("s3cr3t"), "{arguments:?}: {said}");
-        assert!(refused.stdout.is_empty());
+        check_refused(folder.path(), arguments, (code, expected));
     }
     assert!(!folder.path().join("taskgate-data").exists(), "nothing was made");
 }

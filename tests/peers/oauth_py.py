@@ -7,6 +7,7 @@ Steps and facts are those of oauth_ts.mjs.
 
 import asyncio
 import json
+import os
 import sys
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -133,7 +134,9 @@ async def main(url: str, user: str, mode: str, steps: list[dict[str, Any]]) -> N
         scope="mcp offline_access",
     )
     login = OAuthClientProvider(url, metadata, storage, browser.open, browser.result)
-    async with httpx2.AsyncClient(auth=login, timeout=60) as http:
+    key = os.environ.get("PEER_KEY")
+    headers = {"X-Taskgate-Key": key} if key else {}
+    async with httpx2.AsyncClient(auth=login, headers=headers, timeout=60) as http:
         async with Client(streamable_http_client(url, http_client=http), mode=mode) as client:
             for wanted in steps:
                 facts = await step(client, http, url, wanted)

@@ -4,7 +4,7 @@
 //
 // Does each step in turn, and prints one JSON line of facts for each on stdout. Steps: {"tools": true}, {"whoami": true},
 // {"sleep": MS}, {"task": TOOL, "ms": MS} (a call as a task of 2026-07-28, followed to its end), {"peek": ID} (whether
-// the task with this id can be read). The facts have the number of logins and of refreshes until then.
+// the task with this id can be read). With PEER_KEY in the environment, that key of a gateway's goes along. The facts have the number of logins and of refreshes until then.
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { auth, Client, StreamableHTTPClientTransport, UnauthorizedError } from '@modelcontextprotocol/client';
@@ -22,6 +22,7 @@ if (steps === undefined || !['legacy', 'auto'].includes(mode)) {
 }
 
 const seen = { logins: 0, tokens: 0 };
+const keyed = process.env.PEER_KEY ? { 'X-Taskgate-Key': process.env.PEER_KEY } : {};
 
 /** Follows an authorization to its end, as a browser would whose user is known. */
 async function browse(address) {
@@ -95,7 +96,7 @@ const login = new Login();
 async function connected() {
   for (let attempt = 0; attempt < 2; attempt += 1) {
     const client = new Client(CLIENT, { capabilities: {}, versionNegotiation: { mode } });
-    const transport = new StreamableHTTPClientTransport(new URL(url), { authProvider: login });
+    const transport = new StreamableHTTPClientTransport(new URL(url), { authProvider: login, requestInit: { headers: keyed } });
     try {
       await client.connect(transport);
       return client;
@@ -131,6 +132,7 @@ async function ask(method, params) {
         'MCP-Protocol-Version': VERSION,
         'Mcp-Method': method,
         'Mcp-Name': params.name ?? params.taskId,
+        ...keyed,
       },
       body,
     });

@@ -25,13 +25,18 @@ struct ProtectedPair {
 impl ProtectedPair {
     /// `None` where no peers are installed. Tokens are good for so many seconds.
     async fn start(what: &str, kind: &str, token_seconds: u32) -> Option<Self> {
+        Self::start_with(what, kind, token_seconds, "").await
+    }
+
+    /// The same with more of a configuration.
+    async fn start_with(what: &str, kind: &str, token_seconds: u32, more: &str) -> Option<Self> {
         let peers = Peers::find(what)?;
         let seconds = token_seconds.to_string();
         let command = peers.command("node", ["oauth_server.mjs", kind, &seconds]);
         let mut server = Child::start(&format!("{what}-server"), command).unwrap();
         let url = server.line("ready ").await.unwrap();
         let upstream = format!(
-            "[upstreams.up]\nurl = \"{url}\"\nforward_authorization = true\n\
+            "{more}[upstreams.up]\nurl = \"{url}\"\nforward_authorization = true\n\
              [upstreams.up.tasks]\ngrace = \"300ms\"\npoll_interval = \"100ms\"\n"
         );
         let gateway = Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap();
@@ -42,7 +47,8 @@ impl ProtectedPair {
     async fn seen(&self, client: (&str, &str, &str), user: &str, mode: &str, steps: &[Value]) -> Vec<Value> {
         let (name, program, script) = client;
         let wanted = Value::from(steps).to_string();
-        let command = self.peers.command(program, [script, self.gateway.url("up"), user, mode, &wanted]);
+        let mut command = self.peers.command(program, [script, self.gateway.url("up"), user, mode, &wanted]);
+        command.env("PEER_KEY", key_of(user));
         let mut child = Child::start(&format!("{}-{name}-{user}-{mode}", self.what), command).unwrap();
         let mut seen = Vec::with_capacity(steps.len());
         for step in steps {
@@ -94,11 +100,22 @@ async fn a_token_that_ran_out_is_refreshed_without_another_login() {
     }
 }
 
-/// A call that the server answers on the request that it has outlives its token; a task of the server's own, which has to be
+/// The key that a gateway which asks for keys knows somebody by.
+fn key_of(user: &str) -> String {
+    format!("tg_{user}_00112233445566778899aabbccddeeff")
+}
+
+fn keys() -> String {
+    let block = |user: &str| format!("[[auth.api_keys]]\nid = \"{user}\"\nkey = \"{}\"\n", key_of(user));
+    format!("[auth]\nmode = \"api_keys\"\n{}{}", block("alice"), block("bob"))
+}
+
+/// Whose tasks are whose is said by keys here, so that a client which refreshes its token finds its tasks. A call that the server
+/// answers on the request that it has outlives its token; a task of the server's own, which has to be
 /// asked about, does not.
 #[tokio::test]
 async fn a_token_that_runs_out_while_a_task_runs_ends_only_what_needs_another_request() {
-    let Some(pair) = ProtectedPair::start("oauth-expiry", "stateless", 3).await else { return };
+    let Some(pair) = ProtectedPair::start_with("oauth-expiry", "stateless", 3, &keys()).await else { return };
     for client in CLIENTS {
         let steps = [json!({"task": "slow", "ms": 5_000})];
         let seen = pair.seen(client, "alice", "auto", &steps).await;

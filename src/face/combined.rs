@@ -38,6 +38,7 @@ use crate::task::Principal;
 use crate::wire::Message;
 use crate::wire::envelope::Request;
 use lists::ListOwners;
+use member_request::EndpointClient;
 pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
@@ -46,8 +47,10 @@ pub use names::{PrefixPolicy, prefixes_clash};
 const LOG_EVERY: Duration = Duration::from_secs(60);
 /// How long an upstream may take to say what it is or has, before it is taken for one that is away.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// The same for one that took longer a moment ago: it need not keep everybody who asks for lists waiting.
+/// The same for one that took longer so often in a row: it need not keep everybody who asks for lists waiting. Once alone is
+/// no sign: programs may take their time to start.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
+const LATE_TIMES_MIN: u32 = 2;
 /// How long that holds. Then one request waits again, so that a server that is only slow has its turn.
 const LATE_FOR: Duration = Duration::from_secs(30);
 
@@ -80,8 +83,15 @@ struct KnownMember {
     summary: RwLock<Option<Arc<ServerSummary>>>,
     /// When it was logged that it is away.
     logged: Mutex<Option<Instant>>,
-    /// When it took longer than it may.
-    late: Mutex<Option<Instant>>,
+    /// Whether it took longer than it may when it was asked last.
+    late: Mutex<Option<LateAnswers>>,
+}
+
+/// How often in a row an upstream took too long, and when it did last.
+#[derive(Clone, Copy)]
+struct LateAnswers {
+    times: u32,
+    last: Instant,
 }
 
 /// One path that serves several upstreams.
@@ -165,9 +175,12 @@ impl CombinedUpstreams {
         self.settings.upstreams.iter().position(|name| **name == *upstream)
     }
 
-    /// Tells operators that an upstream is missing in what a client is shown.
-    fn note_absence(&self, at: usize, why: &str) {
+    /// Tells operators that an upstream is missing in what a client is shown, and remembers to tell the client once it is not.
+    fn note_absence(&self, client: &EndpointClient, at: usize, why: &str) {
         let (path, upstream) = (&self.settings.path, &self.settings.upstreams[at]);
+        if let Some(session) = &client.session {
+            session.miss(upstream);
+        }
         metrics::counter!(metric::ENDPOINT_ABSENCES, "upstream" => Arc::clone(upstream)).increment(1);
         let mut logged = self.members[at].logged.lock();
         if logged.is_none_or(|last| last.elapsed() >= LOG_EVERY) {
@@ -179,12 +192,16 @@ impl CombinedUpstreams {
     /// Waits for what the upstream at `at` says of itself, for as long as it may take; `None` if that is over.
     async fn in_time<T>(&self, at: usize, asking: impl Future<Output = T>) -> Option<T> {
         let late = &self.members[at].late;
-        let was_late = late.lock().is_some_and(|since| since.elapsed() < LATE_FOR);
-        let answer = timeout(if was_late { LATE_ANSWER_MAX } else { ANSWER_MAX }, asking).await.ok();
+        let before = *late.lock();
+        let is_late = before.is_some_and(|late| late.times >= LATE_TIMES_MIN && late.last.elapsed() < LATE_FOR);
+        let answer = timeout(if is_late { LATE_ANSWER_MAX } else { ANSWER_MAX }, asking).await.ok();
         match answer {
             Some(_) => *late.lock() = None,
-            None if !was_late => *late.lock() = Some(Instant::now()),
-            None => (),
+            None if is_late => (),
+            None => {
+                let times = before.map_or(1, |late| late.times.saturating_add(1));
+                *late.lock() = Some(LateAnswers { times, last: Instant::now() });
+            }
         }
         answer
     }

@@ -86,3 +86,15 @@ async fn said(client: &mut PairClient, tool: &str) -> String {
         None => answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned(),
     }
 }
+
+#[tokio::test]
+async fn what_belongs_to_sessions_alone_is_unknown_to_whoever_has_none() {
+    let server = hello("one", |_| None).await;
+    *server.world.introduction.lock() = json!({"capabilities": {"resources": {"subscribe": true}}});
+    let gate = at_one_path(&[("one".to_owned(), server.address)], "").await;
+    let mut client = client_of(Kind::Stateless, &gate).await;
+    for method in ["resources/subscribe", "resources/unsubscribe", "logging/setLevel", "ping", "tasks/list"] {
+        let answer = client.ask(method, json!({"uri": "test://x", "level": "info"})).await.unwrap();
+        assert_eq!(answer["error"]["code"], -32601, "{method}: {answer}");
+    }
+}

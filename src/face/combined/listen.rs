@@ -190,7 +190,7 @@ impl CombinedUpstreams {
                     waiting.push(member.next().boxed());
                 }
                 Err(response) => {
-                    self.note_absence(at, &format!("HTTP {}", response.status().as_u16()));
+                    self.note_absence(client, at, &format!("HTTP {}", response.status().as_u16()));
                     refused = refused.or(Some(response));
                     waiting.push(asked.clone().again(at, part, PAUSE_MIN).boxed());
                 }

@@ -212,7 +212,7 @@ impl CombinedUpstreams {
                     lists.push((at, items));
                 }
                 Err(refusal) => {
-                    self.note_absence(at, &refusal.words());
+                    self.note_absence(client, at, &refusal.words());
                     gathered.refusal = gathered.refusal.or(Some(refusal));
                 }
             }
@@ -249,15 +249,18 @@ impl CombinedUpstreams {
         list: MergedList,
         at: usize,
     ) -> Result<Vec<Object>, MemberRefusal> {
-        let (mut items, mut bytes, mut cursor) = (Vec::new(), 0, None);
+        let (mut items, mut bytes, mut cursor): (_, _, Option<Payload>) = (Vec::new(), 0, None);
         for _ in 0..PAGES_MAX {
-            let params = client.params(cursor.take().map(|cursor| ("cursor", cursor)));
+            let params = client.params(cursor.clone().map(|cursor| ("cursor", cursor)));
             let page = client.ask(self, at, list.method(), params).await?;
             bytes += page.payload().len();
             if let Some(array) = page.get(list.items()) {
                 items.extend(array.items().filter_map(|item| Object::of(&item)));
             }
-            cursor = page.get("nextCursor").filter(|cursor| cursor.as_str() != "null");
+            let next = page.get("nextCursor").filter(|next| next.as_str() != "null");
+            // One that leads to itself leads nowhere.
+            let is_same = next.as_ref().map(Payload::as_str) == cursor.as_ref().map(Payload::as_str);
+            cursor = next.filter(|_| !is_same);
             if cursor.is_none() || items.len() >= TOOLS_MAX || bytes >= BYTES_MAX {
                 break;
             }

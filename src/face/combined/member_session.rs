@@ -1,7 +1,7 @@
 //! A client's sessions at the upstreams of an endpoint: opened when something is asked of one, in the client's own words,
 //! and remembered for as long as there is room.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -55,6 +55,10 @@ struct CombinedSessionState {
     level: Option<Payload>,
     /// Sessions at upstreams, by their names.
     members: HashMap<Arc<str>, MemberSession>,
+    /// Upstreams that were missing in what the client was shown.
+    missing: HashSet<Arc<str>>,
+    /// Whether one of these is there now, and the client does not know it.
+    has_come: bool,
 }
 
 #[derive(Debug)]
@@ -92,6 +96,16 @@ impl CombinedSession {
         refused.map(|(upstream, _)| Arc::clone(upstream)).collect()
     }
 
+    /// Notes that the client was shown something without what this upstream has.
+    pub(super) fn miss(&self, upstream: &Arc<str>) {
+        self.state.lock().missing.insert(Arc::clone(upstream));
+    }
+
+    /// Whether an upstream that was missing is there since this was asked last.
+    pub(super) fn take_has_come(&self) -> bool {
+        std::mem::take(&mut self.state.lock().has_come)
+    }
+
     /// Hears when a session at an upstream is opened.
     pub(super) fn openings(&self) -> watch::Receiver<()> {
         self.opened.subscribe()
@@ -109,7 +123,11 @@ impl CombinedSession {
 
     fn note(&self, upstream: &Arc<str>, opened: &Result<OpenedMember, MemberRefusal>) {
         let member = opened.as_ref().map_or(MemberSession::Refused, |opened| MemberSession::Open(opened.clone()));
-        self.state.lock().members.insert(Arc::clone(upstream), member);
+        {
+            let mut state = self.state.lock();
+            state.has_come |= opened.is_ok() && state.missing.remove(upstream);
+            state.members.insert(Arc::clone(upstream), member);
+        }
         self.opened.send_replace(());
     }
 }

@@ -195,10 +195,8 @@ enum MemberNews {
         last_event: Option<String>,
         pause: Option<Duration>,
     },
-    /// Those that had refused a session were asked again; whether one has come back.
-    Retried {
-        has_come: bool,
-    },
+    /// Those that had refused a session were asked again.
+    Retried,
 }
 
 /// The own stream of a session at an endpoint. It looks for news when its client reads.
@@ -238,11 +236,16 @@ impl MergedStream {
         stream(merged, addressee(None, AcceptedTypes::Both), None)
     }
 
+    /// Reads the streams of all sessions that are open, and tells the client of what it could not be shown before.
     fn read_all_open(&mut self) {
         for (upstream, _) in self.session.open_members() {
             if let Some(at) = self.upstreams.position(&upstream) {
                 self.read(at, None, Duration::ZERO, PAUSE_MIN);
             }
+        }
+        if self.session.take_has_come() {
+            let changed = ListKind::ALL.into_iter().map(|list| untagged_notification(list.notification(), None));
+            self.due.extend(changed.map(BodyPart::message));
         }
     }
 
@@ -282,15 +285,11 @@ impl MergedStream {
                 self.read(at, last_event, pause, PAUSE_MAX.min(pause * 2));
             }
             // It stays among those that are read: it is not asked again.
-            MemberNews::Over { pause: None, .. } | MemberNews::Retried { has_come: false } => (),
-            MemberNews::Retried { has_come: true } => {
-                let changed = ListKind::ALL.into_iter().map(|list| untagged_notification(list.notification(), None));
-                self.due.extend(changed.map(BodyPart::message));
-            }
+            MemberNews::Over { pause: None, .. } | MemberNews::Retried => (),
         }
     }
 
-    /// Asks those again that refused a session; whether one of them has come back.
+    /// Asks those again that refused a session. One that agrees now is told of like any other that is opened.
     fn retry(&mut self) {
         let refused = self.session.refused_members();
         self.retry_at = Instant::now() + RETRY_EVERY;
@@ -300,11 +299,10 @@ impl MergedStream {
         let (upstreams, client, session) =
             (Arc::clone(&self.upstreams), self.client.clone(), Arc::clone(&self.session));
         let retrying = async move {
-            let mut has_come = false;
             for at in refused.iter().filter_map(|upstream| upstreams.position(upstream)) {
-                has_come |= client.opened(&upstreams, &session, at).await.is_ok();
+                let _ = client.opened(&upstreams, &session, at).await;
             }
-            MemberNews::Retried { has_come }
+            MemberNews::Retried
         };
         self.waiting.push(retrying.boxed());
     }

@@ -40,6 +40,10 @@ impl CombinedUpstreams {
         match request.method.as_str() {
             method::TOOLS_CALL => self.named(client, MergedList::Tools, params).await,
             method::PROMPTS_GET => self.named(client, MergedList::Prompts, params).await,
+            // Whoever has no session names resources to `subscriptions/listen`.
+            method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE if client.session.is_none() => {
+                Err(RequestError::UnknownMethod(request.method.clone()))
+            }
             method::RESOURCES_READ | method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE => {
                 let uri = params.and_then(|params| params.get_string("uri"));
                 let uri = uri.ok_or(RequestError::Params(Cow::Borrowed("uri must be a string")))?;

@@ -124,7 +124,7 @@ impl CombinedUpstreams {
                 Ok(result) => return Ok(addressee.result(result.payload().clone())),
                 Err(refusal) if refusal.may_be_known_elsewhere() => unknown = unknown.or(Some(refusal)),
                 Err(refusal) => {
-                    self.note_absence(*at, &refusal.words());
+                    self.note_absence(client, *at, &refusal.words());
                     away = away.or(Some(refusal));
                 }
             }
@@ -288,7 +288,7 @@ impl CombinedUpstreams {
             match summary {
                 Ok(summary) => summaries.push((Arc::clone(&self.settings.upstreams[at]), summary)),
                 Err(refusal) => {
-                    self.note_absence(at, &refusal.words());
+                    self.note_absence(client, at, &refusal.words());
                     refused = refused.or(Some(refusal));
                 }
             }

@@ -43,9 +43,9 @@ async fn silent(held: &'static [&'static str]) -> ScriptedServer {
     .await
 }
 
-/// Once it has been late, it is not waited for as long again.
+/// Once a server has been late twice, it is not waited for as long again.
 #[tokio::test]
-async fn servers_that_do_not_answer_keep_nobody_from_the_others_for_more_than_ten_seconds_once() {
+async fn servers_that_do_not_answer_keep_nobody_from_the_others_for_long() {
     let quick = hello("quick", |_| None).await;
     let (mute, listless) = (silent(&["initialize", "server/discover"]).await, silent(&["tools/list"]).await);
     let servers = [("mute", &mute), ("quick", &quick), ("listless", &listless)];
@@ -55,11 +55,12 @@ async fn servers_that_do_not_answer_keep_nobody_from_the_others_for_more_than_te
         let servers = servers.clone();
         async move {
             let gate = at_one_path(&servers, "").await;
-            let begun = Instant::now();
             let mut client = client_of(kind, &gate).await;
-            assert_eq!(tools(&mut client).await, ["quick__hello"], "{kind:?}");
-            let first = begun.elapsed();
-            assert!(first < ANSWER_MAX * 3, "{kind:?}: {first:?}");
+            for _ in 0..2 {
+                let begun = Instant::now();
+                assert_eq!(tools(&mut client).await, ["quick__hello"], "{kind:?}");
+                assert!(begun.elapsed() < ANSWER_MAX * 3 / 2, "{kind:?}: {:?}", begun.elapsed());
+            }
             let again = Instant::now();
             let mut other = client_of(kind, &gate).await;
             for client in [&mut client, &mut other] {

@@ -1,5 +1,7 @@
 //! One of the servers lies about its list: its lies stay its own.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -26,7 +28,7 @@ fn refused(seen: &SeenRequest, code: u16) -> ScriptedReply {
     reply
 }
 
-const LIES: [Lie; 17] = [
+const LIES: [Lie; 15] = [
     ("tools that are an object", |seen| listed(seen, &json!({"0": tool("hello")})), &[]),
     ("tools that are a text", |seen| listed(seen, &json!("hello")), &[]),
     ("no tools", |seen| answer(seen, &json!({})), &[]),
@@ -38,16 +40,6 @@ const LIES: [Lie; 17] = [
     ("an empty name", |seen| listed(seen, &json!([tool("")])), &["liar__"]),
     ("a name with another's prefix", |seen| listed(seen, &json!([tool("good__hello")])), &["liar__good__hello"]),
     ("a name with its own prefix", |seen| listed(seen, &json!([tool("liar__hello")])), &["liar__liar__hello"]),
-    (
-        "a cursor that is a number",
-        |seen| answer(seen, &json!({"tools": [tool("hello")], "nextCursor": 7})),
-        &["liar__hello"],
-    ),
-    (
-        "a cursor without end",
-        |seen| answer(seen, &json!({"tools": [tool("hello")], "nextCursor": "x"})),
-        &["liar__hello"],
-    ),
     ("a page", |_| whole("<html>Bad gateway</html>"), &[]),
     ("text that is no JSON", |_| json_text("{\"jsonrpc\":\"2.0\",\"id\":"), &[]),
     ("that it wants a login", |seen| refused(seen, 401), &[]),
@@ -72,7 +64,6 @@ async fn a_server_that_lies_about_its_tools_takes_none_from_the_others() {
         let servers = [("liar".to_owned(), liar.address), ("good".to_owned(), good.address)];
         let gate = at_one_path(&servers, &format!("prefix = \"{policy}\"")).await;
         for kind in KINDS {
-            let before = liar.world.count("tools/list");
             let mut client = client_of(kind, &gate).await;
             let found = tools(&mut client).await;
             match policy {
@@ -83,8 +74,6 @@ async fn a_server_that_lies_about_its_tools_takes_none_from_the_others() {
                     "{what}: {found:?}"
                 ),
             }
-            let asked = liar.world.count("tools/list") - before;
-            assert!(asked <= PAGES_MAX, "{what}, {kind:?}: {asked} pages");
             assert_eq!(said(&mut client, "good__hello").await, "good", "{what}, {kind:?}");
             if policy == "always" {
                 for name in shown {
@@ -97,10 +86,45 @@ async fn a_server_that_lies_about_its_tools_takes_none_from_the_others() {
 }
 
 #[tokio::test]
+async fn a_cursor_that_leads_to_itself_leads_nowhere() {
+    for cursor in [json!(7), json!("x"), json!({"at": [1]})] {
+        let page = json!({"tools": [tool("hello")], "nextCursor": cursor});
+        let liar = hello("liar", move |seen| (seen.rpc() == "tools/list").then(|| answer(seen, &page))).await;
+        let good = hello("good", |_| None).await;
+        let servers = [("liar".to_owned(), liar.address), ("good".to_owned(), good.address)];
+        let gate = at_one_path(&servers, "").await;
+        let mut client = client_of(Kind::Session, &gate).await;
+        assert_eq!(tools(&mut client).await, ["liar__hello", "good__hello"], "{cursor}");
+        assert_eq!(liar.world.count("tools/list"), 2, "{cursor}");
+    }
+}
+
+/// So many pages may take longer than a list may: then it is missing.
+#[tokio::test]
+async fn a_list_without_end_is_not_read_without_end() {
+    let pages = AtomicUsize::new(0);
+    let liar = hello("liar", move |seen| {
+        let next = pages.fetch_add(1, Ordering::SeqCst).to_string();
+        let page = json!({"tools": [tool("hello")], "nextCursor": next});
+        (seen.rpc() == "tools/list").then(|| answer(seen, &page))
+    })
+    .await;
+    let good = hello("good", |_| None).await;
+    let servers = [("liar".to_owned(), liar.address), ("good".to_owned(), good.address)];
+    let gate = at_one_path(&servers, "").await;
+    let mut client = client_of(Kind::Session, &gate).await;
+    let found = tools(&mut client).await;
+    assert_eq!(found.last().unwrap(), "good__hello");
+    assert!(found.len() <= 2, "{found:?}");
+    let asked = liar.world.count("tools/list");
+    assert!((2..=PAGES_MAX).contains(&asked), "{asked} pages");
+}
+
+#[tokio::test]
 async fn of_a_list_that_is_too_long_its_beginning_is_shown_and_the_others_behind_it() {
     const LISTED: usize = 10_001;
     let liar = hello("liar", |seen| {
-        let tools: Vec<_> = (0..LISTED).map(|n| tool(&format!("t{n}"))).collect();
+        let tools: Vec<_> = (0..LISTED).map(|n| json!({"name": format!("t{n}")})).collect();
         (seen.rpc() == "tools/list").then(|| listed(seen, &json!(tools)))
     })
     .await;

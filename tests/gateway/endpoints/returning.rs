@@ -7,11 +7,12 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http_body_util::Full;
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::client::{Reply, TestGateway};
 use super::upstream::{Once, ScriptedServer, status};
-use super::{KINDS, at_one_path, client_of, hello, said, tools};
+use super::{KINDS, at_one_path, client_of, hello, said, says_hello, tools};
 
 /// An endpoint asks those that were away again every 30 s while a client listens.
 const BACK_MAX: Duration = Duration::from_secs(60);
@@ -82,6 +83,31 @@ async fn whoever_listens_hears_that_a_server_has_come_back() {
         heard(stream, "notifications/tools/list_changed").await;
     };
     tokio::join!(in_session, alone);
+}
+
+/// As a program that takes long to start.
+#[tokio::test]
+async fn whoever_listens_hears_that_a_server_was_only_slow_to_begin() {
+    let (begin, begun) = watch::channel(false);
+    let late = ScriptedServer::slow(move |seen, _| {
+        let mut begun = begun.clone();
+        async move {
+            if matches!(seen.rpc(), "initialize" | "server/discover") {
+                let _ = begun.wait_for(|begun| *begun).await;
+            }
+            says_hello("late", &seen)
+        }
+    })
+    .await;
+    let (_other, gate) = with_another(&late).await;
+    let client = gate.client().await;
+    let list = client.post(r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#).await.text().await;
+    assert!(!list.contains("late__hello") && list.contains("other__hello"), "{list}");
+    let stream = client.get(None).await;
+    begin.send_replace(true);
+    heard(stream, "notifications/tools/list_changed").await;
+    let list = client.post(r#"{"jsonrpc":"2.0","id":2,"method":"tools/list"}"#).await.text().await;
+    assert!(list.contains("late__hello"), "{list}");
 }
 
 /// A 2026-07-28 client that wants to hear of changed tools.

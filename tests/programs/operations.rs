@@ -6,6 +6,7 @@
 mod bounds;
 mod clock;
 mod ended_calls;
+mod endpoint_reload;
 mod handover;
 mod leaving;
 mod long_list;

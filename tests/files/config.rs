@@ -197,7 +197,7 @@ fn the_quick_start_has_the_defaults() {
         (demo.server.http().unwrap().protocol, demo.server.http().unwrap().connect_max),
         (None, Duration::from_secs(5))
     );
-    assert_eq!((demo.permits.in_flight_max.get(), demo.permits.queue_max), (256, 1024));
+    assert_eq!((demo.permits.in_flight_max.get(), demo.permits.queue_max), (256, 1536));
     assert_eq!(demo.service.queue_deadline, Duration::from_secs(30));
     assert_eq!(demo.service.timeouts.first_byte, Some(Duration::from_secs(60)));
     assert_eq!(demo.service.timeouts.idle, Some(Duration::from_secs(120)));

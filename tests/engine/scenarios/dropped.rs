@@ -89,6 +89,7 @@ type Run = for<'a> fn(&'a Case) -> BoxFuture<'a, ()>;
 /// Each method with what it is tried on.
 const METHODS: &[(&str, Stage, Then, Run)] = &[
     ("get", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.get(&case.key).await) })),
+    ("shown", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.shown(&case.key).await) })),
     ("held", Stage::Overdue, Then::GivenUp, |case| Box::pin(async { drop(case.world.engine.held(&case.key).await) })),
     ("list", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.list(&case.key.owner, None, 10).await) })

@@ -20,20 +20,32 @@ use support::peers::upstream;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use exceptions::{EXCEPTIONS, reason};
 use install::Peers;
 use sessions::Comparison;
-use suite::{CORE_SCENARIOS, Results, TASKS};
+use suite::{BothPaths, CORE_SCENARIOS, Results, TASKS};
 use tokio::runtime::Runtime;
 
 const EXPECTED: &str = "tests/peers/conformance-expected.txt";
 
 /// What the suite left.
 struct Left {
-    stateless: Results,
+    stateless: Arc<Results>,
     sessions: Vec<Comparison>,
+    /// At the paths of servers, and at endpoints of each of them and another server.
+    at_endpoints: Vec<Comparison>,
+}
+
+async fn run(peers: &Peers) -> Result<Left, String> {
+    let BothPaths { own, at_endpoint } = suite::run(peers).await?;
+    let sessions = sessions::run(peers).await?;
+    let title = format!("{}, at an endpoint", suite::REVISION);
+    let (direct, through) = (Arc::clone(&own), Arc::new(at_endpoint));
+    let mut at_endpoints = vec![Comparison { title, direct, through, excepted: &[] }];
+    at_endpoints.extend(sessions.at_endpoints);
+    Ok(Left { stateless: own, sessions: sessions.through, at_endpoints })
 }
 
 /// The suite is run once, by whichever test comes first, and never twice at a time: its scenarios have limits.
@@ -42,15 +54,14 @@ fn left() -> Option<&'static Left> {
     static LEFT: OnceLock<Option<Result<Left, String>>> = OnceLock::new();
     let run = || {
         let peers = Peers::find("the conformance suite")?;
-        let both = async { Ok(Left { stateless: suite::run(&peers).await?, sessions: sessions::run(&peers).await? }) };
-        Some(Runtime::new().unwrap().block_on(both))
+        Some(Runtime::new().unwrap().block_on(run(&peers)))
     };
     LEFT.get_or_init(run).as_ref().map(|left| left.as_ref().unwrap_or_else(|error| panic!("{error}")))
 }
 
 #[track_caller]
 fn results() -> Option<&'static Results> {
-    left().map(|left| &left.stateless)
+    left().map(|left| &*left.stateless)
 }
 
 #[test]
@@ -112,10 +123,21 @@ fn every_session_scenario_leaves_the_same_checks_with_and_without_the_gateway() 
     let Some(left) = left() else { return };
     for comparison in &left.sessions {
         for results in [&comparison.direct, &comparison.through] {
-            assert_eq!(results.scenarios.len(), sessions::SCENARIOS, "{}", comparison.upstream.title());
+            assert_eq!(results.scenarios.len(), sessions::SCENARIOS, "{}", comparison.title);
         }
     }
     let differences: Vec<_> = left.sessions.iter().flat_map(Comparison::differences).collect();
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+/// Names of tools are the servers' own there: none has a prefix.
+#[test]
+fn every_scenario_leaves_the_same_checks_at_an_endpoint_of_several_servers() {
+    let Some(left) = left() else { return };
+    for comparison in &left.at_endpoints {
+        assert_eq!(comparison.through.scenarios, comparison.direct.scenarios, "{}", comparison.title);
+    }
+    let differences: Vec<_> = left.at_endpoints.iter().flat_map(Comparison::differences).collect();
     assert!(differences.is_empty(), "{}", differences.join("\n"));
 }
 

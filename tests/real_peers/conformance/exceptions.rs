@@ -14,3 +14,20 @@ pub(crate) const EXCEPTIONS: &[(&str, &str, &str)] = &[
 pub(crate) fn reason(scenario: &str, check: &str) -> Option<&'static str> {
     EXCEPTIONS.iter().find(|known| (known.0, known.1) == (scenario, check)).map(|known| known.2)
 }
+
+const LISTS: &str = "an endpoint answers lists itself, as JSON, where the server writes a stream";
+const NOBODY: &str =
+    "server-everything has no tool of that name, and a name that is nobody's is refused at an endpoint";
+
+/// What may be otherwise at an endpoint of several servers than at the server's own path: scenario, reason.
+pub(crate) type EndpointException = (&'static str, &'static str);
+
+pub(crate) const AT_ENDPOINTS: &[EndpointException] = &[("server-sse-multiple-streams", LISTS)];
+
+/// The same in front of server-everything.
+pub(crate) const AT_ENDPOINTS_OF_EVERYTHING: &[EndpointException] = &[
+    ("server-sse-multiple-streams", LISTS),
+    ("server-sse-polling", NOBODY),
+    ("tools-call-error", NOBODY),
+    ("tools-call-simple-text", NOBODY),
+];

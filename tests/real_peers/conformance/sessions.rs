@@ -3,10 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
+use super::exceptions::{AT_ENDPOINTS, AT_ENDPOINTS_OF_EVERYTHING, EndpointException};
 use super::gateway::Gateway;
 use super::install::Peers;
-use super::suite::{Results, Status, Suite};
+use super::suite::{Results, SERVED, Status, Suite, endpoint_with};
 use super::upstream::{PeerServer, Program};
 
 /// The last revision that has sessions.
@@ -27,41 +29,57 @@ const UPSTREAMS: [Program; 2] = [Program::Fixture, Program::Everything];
 /// How often each status of a check came.
 type Counts = BTreeMap<Status, usize>;
 
-/// What the suite left with and without the gateway.
+/// What the suite left without something and with it: without the gateway and through it, at a server's own path and at an
+/// endpoint.
 #[derive(Debug)]
 pub(crate) struct Comparison {
-    pub(crate) upstream: Program,
-    pub(crate) direct: Results,
-    pub(crate) through: Results,
+    pub(crate) title: String,
+    pub(crate) direct: Arc<Results>,
+    pub(crate) through: Arc<Results>,
+    /// Scenarios that do not apply with it.
+    pub(crate) excepted: &'static [EndpointException],
+}
+
+/// What the suite left with each upstream: without the gateway and through it, and there at an endpoint.
+#[derive(Debug, Default)]
+pub(crate) struct SessionRuns {
+    pub(crate) through: Vec<Comparison>,
+    pub(crate) at_endpoints: Vec<Comparison>,
 }
 
 /// Runs the scenarios with each upstream.
 ///
 /// # Errors
 /// If a program cannot be started, or what the suite wrote cannot be read.
-pub(crate) async fn run(peers: &Peers) -> Result<Vec<Comparison>, String> {
-    let mut comparisons = Vec::with_capacity(UPSTREAMS.len());
+pub(crate) async fn run(peers: &Peers) -> Result<SessionRuns, String> {
+    let mut runs = SessionRuns::default();
     // In turn: scenarios have limits of time, and some change what all sessions of a server see.
     for upstream in UPSTREAMS {
         let server = PeerServer::start(upstream, peers, "conformance-sessions").await?;
         let name = upstream.name();
         let direct = left(peers, &format!("{name}-direct"), &server.url()).await?;
-        let config = format!("[upstreams.{name}]\nurl = \"{}\"\n", server.url());
-        let gateway = Gateway::start(&format!("conformance-gateway-{name}"), &config, 1).await?;
+        let config = format!("[upstreams.{name}]\nurl = \"{}\"\n{}", server.url(), endpoint_with(name, peers));
+        let gateway = Gateway::start(&format!("conformance-gateway-{name}"), &config, SERVED).await?;
         let through = left(peers, &format!("{name}-through"), gateway.url(name)).await?;
-        comparisons.push(Comparison { upstream, direct, through });
+        let at_endpoint = left(peers, &format!("{name}-endpoint"), gateway.url("all")).await?;
+        let title = upstream.title().to_owned();
+        let own = Arc::clone(&through);
+        let endpoint = format!("{title}, at an endpoint");
+        let excepted = if upstream == Program::Everything { AT_ENDPOINTS_OF_EVERYTHING } else { AT_ENDPOINTS };
+        runs.at_endpoints.push(Comparison { title: endpoint, direct: own, through: at_endpoint, excepted });
+        runs.through.push(Comparison { title, direct, through, excepted: &[] });
     }
-    Ok(comparisons)
+    Ok(runs)
 }
 
-async fn left(peers: &Peers, name: &str, url: &str) -> Result<Results, String> {
+async fn left(peers: &Peers, name: &str, url: &str) -> Result<Arc<Results>, String> {
     let suite = Suite::new(peers, name, url)?;
     let scenarios = suite.run_all(REVISION).await?;
-    suite.results(scenarios)
+    suite.results(scenarios).map(Arc::new)
 }
 
 impl Comparison {
-    /// What the gateway changes for the worse, one line each.
+    /// What is changed for the worse, one line each; an exception that is not needed any more is one, too.
     pub(crate) fn differences(&self) -> Vec<String> {
         let (direct, through) = (by_check(&self.direct), by_check(&self.through));
         let checks: BTreeSet<_> = direct.keys().chain(through.keys()).copied().collect();
@@ -71,10 +89,17 @@ impl Comparison {
             let through = through.get(&(scenario, id)).unwrap_or(&none);
             let may_be_better = MAY_BE_BETTER.iter().any(|known| known.0 == scenario && [id, ""].contains(&known.1));
             let is_same = direct == through || may_be_better && is_better(through, direct);
-            let place = format!("{} × {scenario} × {id}", self.upstream.title());
+            let place = format!("{} × {scenario} × {id}", self.title);
             (!is_same).then(|| format!("{place}: {} directly, {} through", words(direct), words(through)))
         };
-        checks.into_iter().filter_map(line).collect()
+        let (known, mut wrong): (Vec<_>, Vec<_>) = checks
+            .into_iter()
+            .filter_map(|(scenario, id)| Some((scenario, line((scenario, id))?)))
+            .partition(|(scenario, _)| self.excepted.iter().any(|(excepted, _)| excepted == scenario));
+        let is_needed = |scenario: &str| known.iter().any(|(differs, _)| *differs == scenario);
+        let unneeded = self.excepted.iter().filter(|(scenario, _)| !is_needed(scenario));
+        wrong.extend(unneeded.map(|(scenario, _)| (*scenario, format!("{} × {scenario} is no exception", self.title))));
+        wrong.into_iter().map(|(_, line)| line).collect()
     }
 }
 
@@ -109,7 +134,7 @@ fn words(counts: &Counts) -> String {
 /// The report: a row for each scenario.
 pub(crate) fn table(comparisons: &[Comparison]) -> String {
     let columns = comparisons.iter().map(|comparison| {
-        let title = comparison.upstream.title();
+        let title = &comparison.title;
         format!(" {title}, directly | {title}, through |")
     });
     let lines = "---|---|".repeat(comparisons.len());
@@ -117,7 +142,7 @@ pub(crate) fn table(comparisons: &[Comparison]) -> String {
     let scenarios: BTreeSet<_> = comparisons.iter().flat_map(|comparison| &comparison.direct.scenarios).collect();
     for scenario in scenarios {
         let _ = write!(table, "| {scenario} |");
-        for results in comparisons.iter().flat_map(|comparison| [&comparison.direct, &comparison.through]) {
+        for results in comparisons.iter().flat_map(|comparison| [&*comparison.direct, &*comparison.through]) {
             let mut counts = Counts::new();
             for check in results.checks.iter().filter(|check| check.scenario == *scenario) {
                 *counts.entry(check.status).or_default() += 1;

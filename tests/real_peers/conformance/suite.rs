@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -113,15 +114,42 @@ pub(crate) struct Results {
     pub(crate) scenarios: Vec<String>,
 }
 
-/// Runs the core scenarios, then each tasks scenario.
+/// What the suite left at the path of a server, and at an endpoint of that and another server.
+pub(crate) struct BothPaths {
+    pub(crate) own: Arc<Results>,
+    pub(crate) at_endpoint: Results,
+}
+
+/// Runs the core scenarios, then each tasks scenario; at the fixture's own path, and then at the endpoint's.
 ///
 /// # Errors
 /// If a program cannot be started, or what the suite wrote cannot be read.
-pub(crate) async fn run(peers: &Peers) -> Result<Results, String> {
+pub(crate) async fn run(peers: &Peers) -> Result<BothPaths, String> {
     let fixture = PeerServer::start(Program::Fixture, peers, "conformance").await?;
-    let config = format!("[upstreams.fixture]\nurl = \"{}\"\n{POLICIES}", fixture.url());
-    let gateway = Gateway::start("conformance-gateway", &config, 1).await?;
-    let suite = Suite::new(peers, "core", gateway.url("fixture"))?;
+    let endpoint = endpoint_with("fixture", peers);
+    let config = format!("[upstreams.fixture]\nurl = \"{}\"\n{POLICIES}{endpoint}", fixture.url());
+    let gateway = Gateway::start("conformance-gateway", &config, SERVED).await?;
+    let own = Arc::new(run_at(peers, "core", gateway.url("fixture")).await?);
+    let at_endpoint = run_at(peers, "core-endpoint", gateway.url("all")).await?;
+    Ok(BothPaths { own, at_endpoint })
+}
+
+/// How many paths a gateway serves that has a server, what [`endpoint_with`] adds, and the endpoint.
+pub(crate) const SERVED: usize = 3;
+
+/// An endpoint at `/all/mcp` of the upstream `name` and of another server that has nothing of the same name: the suite
+/// knows the names of tools, so none has a prefix.
+pub(crate) fn endpoint_with(name: &str, peers: &Peers) -> String {
+    let words = ["node", "node_modules/@modelcontextprotocol/server-memory/dist/index.js"];
+    let command = words.map(|word| peers.join(word).display().to_string());
+    format!(
+        "[upstreams.memory]\ncommand = {command:?}\n\
+         [[endpoints]]\npath = \"/all/mcp\"\nupstreams = [\"{name}\", \"memory\"]\nprefix = \"auto\"\n"
+    )
+}
+
+async fn run_at(peers: &Peers, name: &str, url: &str) -> Result<Results, String> {
+    let suite = Suite::new(peers, name, url)?;
     let mut scenarios = suite.run_all(REVISION).await?;
     for scenario in TASKS.into_iter().chain(MORE_TASKS) {
         // With --spec-version the suite would skip what belongs to an extension.
@@ -160,7 +188,7 @@ impl<'a> Suite<'a> {
     /// # Errors
     /// If the suite cannot be started, or does not end.
     pub(crate) async fn run_all(&self, revision: &str) -> Result<Vec<String>, String> {
-        let printed = self.run(self.name, &["--suite", "all", "--spec-version", revision]).await?;
+        let printed = self.run("all", &["--suite", "all", "--spec-version", revision]).await?;
         Ok(printed.lines().filter_map(started).map(str::to_owned).collect())
     }
 
@@ -172,7 +200,7 @@ impl<'a> Suite<'a> {
         let output = timeout(RUN_MAX, command.output()).await;
         let output = output.map_err(|_| format!("the suite did not end: {name}"))?;
         let output = output.map_err(|error| format!("the suite cannot be started: {error}"))?;
-        let log = log_file(&format!("conformance-suite-{name}"))?;
+        let log = log_file(&format!("conformance-suite-{}-{name}", self.name))?;
         fs::write(&log, [&output.stdout[..], &output.stderr].concat()).map_err(|error| error.to_string())?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }

@@ -45,8 +45,10 @@ pub use names::{PrefixPolicy, prefixes_clash};
 
 /// How often one upstream's absence is logged.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-/// How long an upstream may take to say what it is or has, before it is taken for one that is away.
+/// How long an upstream may take to say what it has, before it is taken for one that is away.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// The same for what it is. Clients wait ten seconds for `server/discover`, and then take the endpoint for one of sessions.
+const INTRODUCTION_MAX: Duration = Duration::from_secs(5);
 /// The same for one that took longer so often in a row: it need not keep everybody who asks for lists waiting. Once alone is
 /// no sign: programs may take their time to start.
 const LATE_ANSWER_MAX: Duration = Duration::from_secs(1);
@@ -189,12 +191,12 @@ impl CombinedUpstreams {
         }
     }
 
-    /// Waits for what the upstream at `at` says of itself, for as long as it may take; `None` if that is over.
-    async fn in_time<T>(&self, at: usize, asking: impl Future<Output = T>) -> Option<T> {
+    /// Waits for what the upstream at `at` says of itself, for as long as it may take, `limit` at most; `None` if that is over.
+    async fn in_time<T>(&self, at: usize, limit: Duration, asking: impl Future<Output = T>) -> Option<T> {
         let late = &self.members[at].late;
         let before = *late.lock();
         let is_late = before.is_some_and(|late| late.times >= LATE_TIMES_MIN && late.last.elapsed() < LATE_FOR);
-        let answer = timeout(if is_late { LATE_ANSWER_MAX } else { ANSWER_MAX }, asking).await.ok();
+        let answer = timeout(if is_late { LATE_ANSWER_MAX } else { limit }, asking).await.ok();
         match answer {
             Some(_) => *late.lock() = None,
             None if is_late => (),

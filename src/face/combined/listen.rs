@@ -16,11 +16,11 @@ use http::StatusCode;
 use http_body_util::BodyExt as _;
 use tokio::time::sleep;
 
-use super::CombinedUpstreams;
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
 use super::own_stream::is_event_stream;
 use super::routing::RequestTarget;
+use super::{ANSWER_MAX, CombinedUpstreams};
 use crate::dialect::initialize::own_identity;
 use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
 use crate::face::answer::{Addressee, bare, event_stream};
@@ -94,7 +94,7 @@ impl ListenRequest {
                 }
             }
         };
-        self.upstreams.in_time(at, beginning).await.unwrap_or_else(|| Err(refused(MemberRefusal::late())))
+        self.upstreams.in_time(at, ANSWER_MAX, beginning).await.unwrap_or_else(|| Err(refused(MemberRefusal::late())))
     }
 
     async fn again(self, at: usize, part: SubscriptionFilter, pause: Duration) -> ListenNews {

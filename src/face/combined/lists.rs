@@ -9,10 +9,10 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::CombinedUpstreams;
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
 use super::names::NamePublisher;
+use super::{ANSWER_MAX, CombinedUpstreams};
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
 use crate::face::catalog::{BYTES_MAX, MISS_AFTER, PAGES_MAX, TOOLS_MAX, no_such_cursor};
@@ -236,7 +236,7 @@ impl CombinedUpstreams {
         if list != MergedList::Tools && self.members[at].summary.read().as_ref().is_some_and(lacks) {
             return Ok(Vec::new());
         }
-        match self.in_time(at, self.pages_of(client, list, at)).await {
+        match self.in_time(at, ANSWER_MAX, self.pages_of(client, list, at)).await {
             Some(Err(refusal)) if refusal.is_unknown_method() => Ok(Vec::new()),
             Some(items) => items,
             None => Err(MemberRefusal::late()),

@@ -12,7 +12,6 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt as _};
 use http::{HeaderValue, StatusCode};
 
-use super::CombinedUpstreams;
 use super::member_answer::{MemberRefusal, whole};
 use super::member_request::EndpointClient;
 use super::member_session::CombinedSession;
@@ -20,6 +19,7 @@ use super::merge::{self, ServerSummary};
 use super::messages::{self, StreamKind};
 use super::own_stream;
 use super::routing::RequestTarget;
+use super::{CombinedUpstreams, INTRODUCTION_MAX};
 use crate::dialect::RequestError;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::SessionServerDescription;
@@ -280,7 +280,7 @@ impl CombinedUpstreams {
             if let Some(known) = self.members[at].summary.read().clone() {
                 return (at, Ok(known));
             }
-            let asked = self.in_time(at, self.introduced(client, at)).await;
+            let asked = self.in_time(at, INTRODUCTION_MAX, self.introduced(client, at)).await;
             (at, asked.unwrap_or_else(|| Err(MemberRefusal::late())))
         });
         let (mut summaries, mut refused) = (Vec::new(), None);

@@ -11,8 +11,10 @@ use super::speaker::Kind;
 use super::upstream::{ScriptedReply, ScriptedServer, SeenRequest, json_text};
 use super::{KINDS, at_one_path, client_of, closed, hello, said, says_hello, tools};
 
-/// How long an endpoint waits for one of its upstreams to say what it is or has.
+/// How long an endpoint waits for one of its upstreams to say what it has.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// How long clients wait for `server/discover`, before they open a session instead.
+const DISCOVER_MAX: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn one_of_twenty_servers_is_away_and_nineteen_are_there() {
@@ -55,7 +57,13 @@ async fn servers_that_do_not_answer_keep_nobody_from_the_others_for_long() {
         let servers = servers.clone();
         async move {
             let gate = at_one_path(&servers, "").await;
+            let opening = Instant::now();
             let mut client = client_of(kind, &gate).await;
+            if kind == Kind::Stateless {
+                let said = client.ask("server/discover", json!({})).await.unwrap();
+                assert!(said["result"]["capabilities"]["tools"].is_object(), "{said}");
+            }
+            assert!(opening.elapsed() < DISCOVER_MAX, "{kind:?}: {:?}", opening.elapsed());
             for _ in 0..2 {
                 let begun = Instant::now();
                 assert_eq!(tools(&mut client).await, ["quick__hello"], "{kind:?}");

@@ -9,6 +9,7 @@ mod matrix;
 mod native_peers;
 mod native_tasks;
 mod oauth_peers;
+mod one_address;
 mod proxies;
 mod resumed_peers;
 mod session_matrix;

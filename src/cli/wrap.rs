@@ -20,8 +20,8 @@ pub(super) struct WrapArguments {
     /// The server's address, for one that is reached over HTTP.
     #[arg(long, value_name = "URL", conflicts_with = "command")]
     url: Option<String>,
-    /// A configuration with the servers in [upstreams], for several of them or for rules that hold for single tools. Of it
-    /// [[endpoints]], [store] and [limits] hold, too. What other options say stands in it.
+    /// A configuration with the servers as `upstreams`, for several of them or for rules that hold for single tools. Of it
+    /// `endpoints`, `store` and `limits` hold, too. What other options say stands in it.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ServerOptions", "fallback", "url", "command"])]
     config: Option<PathBuf>,
     /// The server's program and its arguments. It gets the environment that this program was given.

@@ -15,7 +15,7 @@ use crate::face::sealed::SessionToken;
 use crate::task::Principal;
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::header_annotations;
-use crate::wire::envelope::{self, Request};
+use crate::wire::envelope::{self, Params, Request};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, Object, Payload, RequestId};
 
@@ -35,22 +35,17 @@ pub(super) struct EndpointClient {
 impl EndpointClient {
     /// Of a request that stands alone, with these params.
     pub(super) fn stateless(inbound: &Inbound, params: Option<&Object>) -> Self {
-        Self { head: head_of(inbound), session: None, token: None, metadata: metadata_alone(params) }
+        Self { head: head_of(inbound.clone()), session: None, token: None, metadata: metadata_alone(params) }
     }
 
     /// Of a request in a session.
-    pub(super) fn in_session(inbound: &Inbound, token: &Arc<SessionToken>, session: &Arc<CombinedSession>) -> Self {
+    pub(super) fn in_session(inbound: Inbound, token: &Arc<SessionToken>, session: &Arc<CombinedSession>) -> Self {
         let (session, token) = (Some(Arc::clone(session)), Some(Arc::clone(token)));
         Self { head: head_of(inbound), session, token, metadata: Payload::empty_object() }
     }
 
     pub(super) const fn principal(&self) -> &Principal {
         &self.head.principal
-    }
-
-    /// The request in hand without its message, as another one of the same client.
-    pub(super) fn head(&self) -> Inbound {
-        self.head.clone()
     }
 
     /// The client's session at the upstream at `at`, opened now if there is none.
@@ -77,10 +72,23 @@ impl EndpointClient {
         at: usize,
         (text, message): (Bytes, Option<Message>),
     ) -> Result<Inbound, MemberRefusal> {
-        let mut inbound = Inbound { body: text, message, ..self.head() };
-        if let Some(session) = &self.session {
-            let opened = self.opened(upstreams, session, at).await?;
-            inbound.headers.insert(headers::SESSION_ID, opened.id);
+        self.clone().into_inbound(upstreams, at, (text, message)).await
+    }
+
+    /// The same where it is the client's last message for the request in hand, whose headers go with it.
+    async fn into_inbound(
+        self,
+        upstreams: &Arc<CombinedUpstreams>,
+        at: usize,
+        (text, message): (Bytes, Option<Message>),
+    ) -> Result<Inbound, MemberRefusal> {
+        let id = match &self.session {
+            Some(session) => Some(self.opened(upstreams, session, at).await?.id),
+            None => None,
+        };
+        let mut inbound = Inbound { body: text, message, ..self.head };
+        if let Some(id) = id {
+            inbound.headers.insert(headers::SESSION_ID, id);
         }
         Ok(inbound)
     }
@@ -119,42 +127,37 @@ impl EndpointClient {
 
     /// Passes the client's own request to the upstream at `at`, with `params` in place of its own where these are edited.
     pub(super) async fn pass(
-        &self,
+        mut self,
         upstreams: &Arc<CombinedUpstreams>,
         at: usize,
-        (request, original): (&Request, &Bytes),
+        (mut request, mut text): (Request, Bytes),
         params: Option<Payload>,
     ) -> Result<FaceResponse, MemberRefusal> {
-        let parcel = match &params {
-            Some(params) => (envelope::request(&request.id, &request.method, Some(params)), None),
-            None => (original.clone(), Some(Message::Request(request.clone()))),
-        };
-        let mut inbound = self.inbound(upstreams, at, parcel).await?;
-        if self.session.is_none()
-            && let Some(params) = params.as_ref().and_then(Object::of)
-        {
-            renamed(&mut inbound.headers, &request.method, &params);
+        if let Some(params) = params {
+            text = envelope::request(&request.id, &request.method, Some(&params));
+            let params = Object::of(&params);
+            if self.session.is_none()
+                && let Some(params) = &params
+            {
+                renamed(&mut self.head.headers, &request.method, params);
+            }
+            request.params = params.map_or(Params::Absent, Params::Object);
         }
+        let inbound = self.into_inbound(upstreams, at, (text, Some(Message::Request(request)))).await?;
         Ok(upstreams.members[at].endpoint.serve(inbound).await)
     }
 }
 
 /// A request without its message, which is counted by now.
-fn head_of(inbound: &Inbound) -> Inbound {
+fn head_of(inbound: Inbound) -> Inbound {
     Inbound {
         method: Method::POST,
-        path: inbound.path.clone(),
         query: None,
-        headers: inbound.headers.clone(),
         body: Bytes::new(),
         message: None,
-        principal: inbound.principal.clone(),
-        client: inbound.client,
-        accepted: inbound.accepted,
         forwarded: ForwardedHeaders::default(),
-        received_at: inbound.received_at,
-        carriage: inbound.carriage,
         is_counted: true,
+        ..inbound
     }
 }
 

@@ -64,47 +64,47 @@ impl CombinedUpstreams {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
-        let client = EndpointClient::in_session(&inbound, &token, &session);
+        let text = inbound.body.clone();
+        let client = EndpointClient::in_session(*inbound, &token, &session);
         match *message {
             Message::Request(request) => {
-                let asked = self.asked(&client, &request, &inbound.body, &addressee);
+                let asked = self.asked(client, (request, text), &addressee);
                 asked.await.unwrap_or_else(|refusal| refusal.into_response(&addressee))
             }
-            Message::Notification(notification) => self.noted(&client, &session, notification, &inbound.body).await,
-            Message::Response(response) => self.answered(&client, &session, &response, &inbound.body).await,
+            Message::Notification(notification) => self.noted(&client, &session, notification, &text).await,
+            Message::Response(response) => self.answered(&client, &session, &response, &text).await,
         }
     }
 
     /// Answers a request of a session.
     async fn asked(
         self: &Arc<Self>,
-        client: &EndpointClient,
-        request: &Request,
-        body: &Bytes,
+        client: EndpointClient,
+        (request, text): (Request, Bytes),
         addressee: &Addressee,
     ) -> Result<FaceResponse, MemberRefusal> {
         match request.method.as_str() {
             method::PING => return Ok(addressee.result(Payload::empty_object())),
-            method::SET_LEVEL => return self.set_level(client, request, addressee).await,
+            method::SET_LEVEL => return self.set_level(&client, &request, addressee).await,
             _ => (),
         }
-        let target = match self.target(client, request).await {
+        let target = match self.target(&client, &request).await {
             Ok(target) => target,
             Err(complaint) => return Ok(refuse(addressee, &complaint)),
         };
         match target {
             RequestTarget::List(list) => {
                 let cursor = request.params.object().and_then(|params| params.get("cursor"));
-                Ok(match self.page(client, list, cursor.as_ref()).await? {
+                Ok(match self.page(&client, list, cursor.as_ref()).await? {
                     Ok(page) => addressee.result(page),
                     Err(complaint) => refuse(addressee, &complaint),
                 })
             }
             RequestTarget::Member(at, params) => {
-                let answer = client.pass(self, at, (request, body), params).await?;
+                let answer = client.pass(self, at, (request, text), params).await?;
                 Ok(own_stream::shown(answer, &self.settings.upstreams[at], StreamKind::Answer, self.result_bytes_max()))
             }
-            RequestTarget::Unlisted(some) => self.first_that_knows(client, &some, request, addressee).await,
+            RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await,
         }
     }
 
@@ -233,7 +233,7 @@ impl CombinedUpstreams {
             return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
         };
         let session = self.sessions.known.get_or_default(token.nonce);
-        let client = EndpointClient::in_session(inbound, &Arc::new(token), &session);
+        let client = EndpointClient::in_session(inbound.clone(), &Arc::new(token), &session);
         let summaries = match self.summaries(&client).await {
             Ok(summaries) => summaries,
             Err(refusal) => return refusal.into_response(&addressee),
@@ -344,7 +344,7 @@ impl CombinedUpstreams {
         }
         match self.session(inbound) {
             Ok((token, session)) => {
-                let client = EndpointClient::in_session(inbound, &token, &session);
+                let client = EndpointClient::in_session(inbound.clone(), &token, &session);
                 own_stream::open(self, client, session, inbound).await
             }
             Err(none) => none.answer(&addressee(None, inbound.accepted)),

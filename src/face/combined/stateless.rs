@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::CombinedUpstreams;
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
@@ -28,7 +30,7 @@ impl CombinedUpstreams {
         let asked = match request.method.as_str() {
             method::DISCOVER => self.discover(&client, &addressee).await,
             method::LISTEN => return self.listen(&client, inbound, &request, &addressee).await,
-            _ => self.asked_alone(&client, inbound, &request, &addressee).await,
+            _ => self.asked_alone(client, (request, inbound.body.clone()), &addressee).await,
         };
         asked.unwrap_or_else(|refusal| refusal.into_response(&addressee))
     }
@@ -50,25 +52,24 @@ impl CombinedUpstreams {
 
     async fn asked_alone(
         self: &Arc<Self>,
-        client: &EndpointClient,
-        inbound: &Inbound,
-        request: &Request,
+        client: EndpointClient,
+        (request, text): (Request, Bytes),
         addressee: &Addressee,
     ) -> Result<FaceResponse, MemberRefusal> {
-        let target = match self.target(client, request).await {
+        let target = match self.target(&client, &request).await {
             Ok(target) => target,
             Err(complaint) => return Ok(addressee.complaint(&complaint)),
         };
         match target {
             RequestTarget::List(list) => {
                 let cursor = request.params.object().and_then(|params| params.get("cursor"));
-                Ok(match self.page(client, list, cursor.as_ref()).await? {
+                Ok(match self.page(&client, list, cursor.as_ref()).await? {
                     Ok(page) => addressee.result(stateless_result(&request.method, &page, &own_identity())),
                     Err(complaint) => addressee.complaint(&complaint),
                 })
             }
-            RequestTarget::Member(at, params) => client.pass(self, at, (request, &inbound.body), params).await,
-            RequestTarget::Unlisted(some) => self.first_that_knows(client, &some, request, addressee).await,
+            RequestTarget::Member(at, params) => client.pass(self, at, (request, text), params).await,
+            RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await,
         }
     }
 }

@@ -106,6 +106,8 @@ struct CombinedUpstreams {
     members: Vec<KnownMember>,
     sessions: Arc<CombinedSessions>,
     owners: ListOwners,
+    /// Largest result that any of the upstreams may give.
+    result_bytes_max: usize,
     /// Ends the streams of those who listen, once something else serves the path.
     leaving: CancellationToken,
 }
@@ -128,8 +130,11 @@ impl CombinedEndpoint {
             logged: Mutex::default(),
             late: Mutex::default(),
         };
-        let members = members.into_iter().map(known).collect();
-        Self(Arc::new(CombinedUpstreams { settings, members, sessions, owners: ListOwners::new(), leaving }))
+        let members: Vec<KnownMember> = members.into_iter().map(known).collect();
+        let results = members.iter().map(|member| member.served.settings.result_bytes_max);
+        let result_bytes_max = results.max().unwrap_or_default();
+        let owners = ListOwners::new();
+        Self(Arc::new(CombinedUpstreams { settings, members, sessions, owners, result_bytes_max, leaving }))
     }
 
     /// Whether it is served with just these settings by just these upstreams.
@@ -149,7 +154,7 @@ impl CombinedEndpoint {
     /// Largest result that any of the upstreams may give.
     #[must_use]
     pub fn result_bytes_max(&self) -> usize {
-        self.0.result_bytes_max()
+        self.0.result_bytes_max
     }
 }
 
@@ -157,10 +162,6 @@ impl CombinedUpstreams {
     /// What is the same for all upstreams: clock, keys, rates, the engine.
     fn common(&self) -> &Served {
         &self.members[0].served
-    }
-
-    fn result_bytes_max(&self) -> usize {
-        self.members.iter().map(|member| member.served.settings.result_bytes_max).max().unwrap_or_default()
     }
 
     /// Whether a principal may use the upstream at `at`; to others it is not there.

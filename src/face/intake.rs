@@ -86,21 +86,27 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
 
 async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
     let face = era_of(&message, &inbound.headers);
+    if inbound.is_counted {
+        return serve_one(faces, face, inbound, message).await;
+    }
     let asker = RateLimitedRequest::of(&message, face, &inbound);
     if let Err(refusal) = admit(faces, &asker, &inbound, &message) {
         return asker.refuse(&refusal);
     }
-    let is_counted = inbound.is_counted;
-    let response = match face {
-        Face::Stateless => serve_stateless(faces, &inbound, message).await,
-        Face::Session => faces.post(inbound, message).await,
-    };
-    if is_counted || response.extensions().get::<UnknownTaskMarker>().is_none() {
+    let response = serve_one(faces, face, inbound, message).await;
+    if response.extensions().get::<UnknownTaskMarker>().is_none() {
         return response;
     }
     match faces.served().rates.missed(&asker.principal) {
         Ok(()) => response,
         Err(refusal) => asker.refuse(&refusal),
+    }
+}
+
+async fn serve_one(faces: &impl PathFaces, face: Face, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
+    match face {
+        Face::Stateless => serve_stateless(faces, &inbound, message).await,
+        Face::Session => faces.post(inbound, message).await,
     }
 }
 
@@ -116,9 +122,6 @@ fn admit(
     inbound: &Inbound,
     message: &Message,
 ) -> Result<(), RateRefusal> {
-    if inbound.is_counted {
-        return Ok(());
-    }
     let Served { rates, engine, .. } = faces.served();
     match message {
         Message::Request(request) if matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT) => {

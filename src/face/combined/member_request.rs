@@ -23,7 +23,7 @@ use crate::wire::{Message, Object, Payload, RequestId};
 #[derive(Clone)]
 pub(super) struct EndpointClient {
     /// The request without its message.
-    head: Inbound,
+    head: Box<Inbound>,
     /// Its session at the endpoint; `None` for one whose requests stand alone.
     pub(super) session: Option<Arc<CombinedSession>>,
     /// What it said of itself when it began that session.
@@ -35,11 +35,11 @@ pub(super) struct EndpointClient {
 impl EndpointClient {
     /// Of a request that stands alone, with these params.
     pub(super) fn stateless(inbound: &Inbound, params: Option<&Object>) -> Self {
-        Self { head: head_of(inbound.clone()), session: None, token: None, metadata: metadata_alone(params) }
+        Self { head: head_of(Box::new(inbound.clone())), session: None, token: None, metadata: metadata_alone(params) }
     }
 
     /// Of a request in a session.
-    pub(super) fn in_session(inbound: Inbound, token: &Arc<SessionToken>, session: &Arc<CombinedSession>) -> Self {
+    pub(super) fn in_session(inbound: Box<Inbound>, token: &Arc<SessionToken>, session: &Arc<CombinedSession>) -> Self {
         let (session, token) = (Some(Arc::clone(session)), Some(Arc::clone(token)));
         Self { head: head_of(inbound), session, token, metadata: Payload::empty_object() }
     }
@@ -86,9 +86,11 @@ impl EndpointClient {
             Some(session) => Some(self.opened(upstreams, session, at).await?.id),
             None => None,
         };
-        let mut inbound = Inbound { body: text, message, ..self.head };
-        if let Some(id) = id {
-            inbound.headers.insert(headers::SESSION_ID, id);
+        let mut inbound = Inbound { body: text, message, ..*self.head };
+        match (id, inbound.headers.get_mut(headers::SESSION_ID)) {
+            (Some(id), Some(own)) => *own = id,
+            (Some(id), None) => _ = inbound.headers.insert(headers::SESSION_ID, id),
+            (None, _) => (),
         }
         Ok(inbound)
     }
@@ -149,16 +151,14 @@ impl EndpointClient {
 }
 
 /// A request without its message, which is counted by now.
-fn head_of(inbound: Inbound) -> Inbound {
-    Inbound {
-        method: Method::POST,
-        query: None,
-        body: Bytes::new(),
-        message: None,
-        forwarded: ForwardedHeaders::default(),
-        is_counted: true,
-        ..inbound
-    }
+fn head_of(mut inbound: Box<Inbound>) -> Box<Inbound> {
+    inbound.method = Method::POST;
+    inbound.query = None;
+    inbound.body = Bytes::new();
+    inbound.message = None;
+    inbound.forwarded = ForwardedHeaders::default();
+    inbound.is_counted = true;
+    inbound
 }
 
 /// Has the headers of a stateless request say what its body says: which method, and about what.

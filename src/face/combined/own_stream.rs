@@ -142,7 +142,7 @@ pub(super) async fn open(
     let response = match last {
         Some((StreamKind::Answer, at, id)) => {
             let answer = reopened(upstreams, &client, at, Some(&id)).await;
-            shown(answer, &upstreams.settings.upstreams[at], StreamKind::Answer, upstreams.result_bytes_max())
+            shown(answer, &upstreams.settings.upstreams[at], StreamKind::Answer, upstreams.result_bytes_max)
         }
         Some((StreamKind::Own, at, id)) => {
             event_stream(MergedStream::begin(upstreams, client, session, Some((at, id))))

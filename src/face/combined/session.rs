@@ -65,7 +65,7 @@ impl CombinedUpstreams {
             Err(none) => return none.answer(&addressee),
         };
         let text = inbound.body.clone();
-        let client = EndpointClient::in_session(*inbound, &token, &session);
+        let client = EndpointClient::in_session(inbound, &token, &session);
         match *message {
             Message::Request(request) => {
                 let asked = self.asked(client, (request, text), &addressee);
@@ -102,7 +102,7 @@ impl CombinedUpstreams {
             }
             RequestTarget::Member(at, params) => {
                 let answer = client.pass(self, at, (request, text), params).await?;
-                Ok(own_stream::shown(answer, &self.settings.upstreams[at], StreamKind::Answer, self.result_bytes_max()))
+                Ok(own_stream::shown(answer, &self.settings.upstreams[at], StreamKind::Answer, self.result_bytes_max))
             }
             RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await,
         }
@@ -233,7 +233,7 @@ impl CombinedUpstreams {
             return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
         };
         let session = self.sessions.known.get_or_default(token.nonce);
-        let client = EndpointClient::in_session(inbound.clone(), &Arc::new(token), &session);
+        let client = EndpointClient::in_session(Box::new(inbound.clone()), &Arc::new(token), &session);
         let summaries = match self.summaries(&client).await {
             Ok(summaries) => summaries,
             Err(refusal) => return refusal.into_response(&addressee),
@@ -310,7 +310,7 @@ impl CombinedUpstreams {
                 RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
             return refuse(&addressee, &complaint);
         }
-        let bytes_max = self.result_bytes_max();
+        let bytes_max = self.result_bytes_max;
         let serving = batch.into_iter().map(|(read, text)| async move {
             let item = Inbound { body: text, accepted: AcceptedTypes::Json, is_counted: true, ..inbound.clone() };
             let answer = match read {
@@ -344,7 +344,7 @@ impl CombinedUpstreams {
         }
         match self.session(inbound) {
             Ok((token, session)) => {
-                let client = EndpointClient::in_session(inbound.clone(), &token, &session);
+                let client = EndpointClient::in_session(Box::new(inbound.clone()), &token, &session);
                 own_stream::open(self, client, session, inbound).await
             }
             Err(none) => none.answer(&addressee(None, inbound.accepted)),

@@ -34,7 +34,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, ServerSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{Engine, sweeper};
+use crate::engine::{Engine, changes_elsewhere, sweeper};
 use crate::face::client_login::{ClientLogin, PublicAddress};
 use crate::face::combined::CombinedSessions;
 use crate::face::listen_permits::ListenPermits;
@@ -159,6 +159,7 @@ impl Gateway {
         unless_started.disarm();
         // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
+        parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
         Ok(Self {
             clients,
             admin,

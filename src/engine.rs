@@ -8,6 +8,7 @@ pub mod apply;
 pub mod call;
 mod change;
 pub mod change_subscribers;
+pub mod changes_elsewhere;
 mod doubtful_writes;
 mod list_all;
 pub mod recovery;

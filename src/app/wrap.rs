@@ -18,8 +18,8 @@ use super::reload::ServedUpstream;
 use super::served_endpoint::ServedEndpoint;
 use super::{GatewayParts, files, sealer, task_store};
 use crate::config::{Config, LoadedConfig, StoreSettings};
-use crate::engine::Engine;
 use crate::engine::recovery::{self, CallTargets};
+use crate::engine::{Engine, changes_elsewhere};
 use crate::face::combined::CombinedEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::http::Endpoint;
@@ -154,6 +154,7 @@ impl WrappedGateway {
             (None, None) => bail!("there is no server"),
         };
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
+        parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
         Ok(Self { parts, disk, upstreams, served, _combined: combined, ending, _stop: unless_ended })
     }
 

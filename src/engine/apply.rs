@@ -10,7 +10,7 @@ use super::doubtful_writes::DoubtfulWrite;
 use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;
-use crate::store::{Revision, StoreError, StoredTask};
+use crate::store::{Revision, StoreError, StoredTask, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task, TaskKey, TaskVisibility, Timestamp,
@@ -45,7 +45,13 @@ impl TaskError {
         match self {
             Self::Store(StoreError::Full { .. }) => Reason::StoreFull,
             Self::Store(StoreError::OwnerFull) => Reason::TooMuchStored,
-            Self::Store(StoreError::Io(_) | StoreError::Unsure(_) | StoreError::Conflict | StoreError::Exists)
+            Self::Store(
+                StoreError::Io(_)
+                | StoreError::Unsure(_)
+                | StoreError::Conflict
+                | StoreError::Fenced
+                | StoreError::Exists,
+            )
             | Self::Contended
             | Self::Unknown => Reason::StoreFailed,
         }
@@ -68,8 +74,13 @@ impl Engine {
     /// # Errors
     /// See [`TaskError`]. An outcome that the store has no room for settles the task with a fault that
     /// says so: it is never lost in silence (L8).
-    pub(super) async fn apply(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
-        self.apply_all(key, vec![event]).await
+    pub(super) async fn apply(
+        self: &Arc<Self>,
+        key: &TaskKey,
+        role: WriteRole,
+        event: Event,
+    ) -> Result<AppliedEvent, TaskError> {
+        self.apply_all(key, role, vec![event]).await
     }
 
     /// Applies events in one commit. Whether something changed is said of the last one; those before it are left out
@@ -77,39 +88,52 @@ impl Engine {
     /// the same once that is known (see `doubtful_writes`).
     ///
     /// # Errors
-    /// As [`Engine::apply`].
+    /// As [`Engine::apply`]. A holder's write that is `Fenced` has told the task's runner to end.
     pub(super) async fn apply_all(
         self: &Arc<Self>,
         key: &TaskKey,
+        role: WriteRole,
         events: Vec<Event>,
     ) -> Result<AppliedEvent, TaskError> {
-        let applied = self.try_all(key, events).await;
-        if applied.is_err() {
-            self.ask_until_decided(key);
+        let applied = self.try_all(key, role, events).await;
+        match &applied {
+            Ok(_) => (),
+            Err(TaskError::Store(StoreError::Fenced)) => self.fenced(key),
+            Err(_) => self.ask_until_decided(key),
         }
         applied
     }
 
-    async fn try_all(self: &Arc<Self>, key: &TaskKey, mut events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
+    async fn try_all(
+        self: &Arc<Self>,
+        key: &TaskKey,
+        role: WriteRole,
+        mut events: Vec<Event>,
+    ) -> Result<AppliedEvent, TaskError> {
         let (mut failures, mut own) = (0, None::<(Task, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
-            let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-            if self.decide(key, &row)
-                && let Some((_, changed)) = own.take_if(|(written, _)| *written == *row.task)
-            {
-                // The write was reported as failed, and was made all the same.
+            let (row, was_doubted) = match self.read_decided(key, now, own.is_some()).await {
+                Err(StoreError::Io(_)) if own.is_some() && failures < FAILURES_MAX => {
+                    failures += 1;
+                    tokio::time::sleep(FAILURE_PAUSE).await;
+                    continue;
+                }
+                row => row?.ok_or(TaskError::Unknown)?,
+            };
+            if was_doubted && let Some((_, changed)) = own.take_if(|(written, _)| *written == *row.task) {
+                // Nobody knew whether the write was made, and it was.
                 return Ok(AppliedEvent { task: row.task, changed });
             }
-            let StoredTask { task: before, revision } = row;
+            let StoredTask { task: before, revision, .. } = row;
             let (task, effects, changed) = decided(&before, &events, now);
             if effects.is_empty() {
                 return Ok(AppliedEvent { task: before, changed: false });
             }
             if task.is_settled() && !before.is_settled() && !before.tree.children.is_empty() {
-                self.settle_children(&before, &task).await?;
+                self.settle_children(&before, &task, role).await?;
             }
-            match self.replace(revision, &before, &task).await {
+            match self.replace((revision, role), &before, &task).await {
                 Ok(_) => {
                     self.decided_by(key, revision);
                     self.follow(key, &before, &task, effects);
@@ -125,24 +149,31 @@ impl Engine {
                         None => events = last.into_iter().collect(),
                     }
                 }
-                Err(StoreError::Io(error)) => {
-                    self.doubt(key, DoubtfulWrite { before, upon: revision, written: task.clone(), effects });
+                Err(error @ (StoreError::Io(_) | StoreError::Unsure(_))) => {
+                    if matches!(error, StoreError::Unsure(_)) {
+                        self.doubt(key, DoubtfulWrite { before, upon: revision, written: task.clone(), effects });
+                        own = Some((task, changed));
+                    }
                     if failures == FAILURES_MAX {
-                        return Err(StoreError::Io(error).into());
+                        return Err(error.into());
                     }
                     tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a change of a task was not stored; it is tried again");
                     failures += 1;
-                    own = Some((task, changed));
                     tokio::time::sleep(FAILURE_PAUSE).await;
                 }
-                Err(error @ (StoreError::Exists | StoreError::Unsure(_))) => return Err(error.into()),
+                Err(error @ (StoreError::Exists | StoreError::Fenced)) => return Err(error.into()),
             }
         }
         Err(TaskError::Contended)
     }
 
     /// Ends what is left of a task's children before the task itself settles (SUB-13, SUB-15, SUB-16).
-    fn settle_children(self: &Arc<Self>, before: &Task, after: &Task) -> BoxFuture<'static, Result<(), TaskError>> {
+    fn settle_children(
+        self: &Arc<Self>,
+        before: &Task,
+        after: &Task,
+        role: WriteRole,
+    ) -> BoxFuture<'static, Result<(), TaskError>> {
         let is_expiry = matches!(
             &after.phase,
             Phase::Settled(Outcome::Faulted(Failure::Gateway(GatewayFault { reason: Reason::TtlExpired, .. })))
@@ -155,7 +186,7 @@ impl Engine {
                     let (engine, event) = (Arc::clone(&engine), event.clone());
                     let key = TaskKey { owner: owner.clone(), id: *child };
                     async move {
-                        match engine.apply(&key, event).await {
+                        match engine.apply(&key, role, event).await {
                             Ok(_) | Err(TaskError::Unknown) => Ok(()),
                             Err(error) => Err(error),
                         }
@@ -201,7 +232,12 @@ impl Engine {
     }
 
     /// Writes a task over the one that was read, within what its owner may have in the store.
-    async fn replace(&self, read: Revision, before: &Task, after: &Task) -> Result<Revision, StoreError> {
+    async fn replace(
+        &self,
+        (read, role): (Revision, WriteRole),
+        before: &Task,
+        after: &Task,
+    ) -> Result<Revision, StoreError> {
         let (old, new) = (before.stored_bytes(), after.stored_bytes());
         if new > old {
             let all = self.store.usage_of(&after.key.owner).bytes;
@@ -209,7 +245,13 @@ impl Engine {
                 return Err(StoreError::OwnerFull);
             }
         }
-        self.store.replace(read, after).await
+        self.store.replace(read, role, after).await
+    }
+
+    /// Another gateway has taken a task over whose runner is here: it ends, and tells its upstream nothing.
+    pub(super) fn fenced(&self, key: &TaskKey) {
+        tracing::warn!(task = %LoggedTask(key), "another gateway has taken a task over; its call is let go of");
+        self.live.fence(key);
     }
 
     fn perform(&self, key: &TaskKey, effects: Vec<Effect>) {

@@ -16,7 +16,7 @@ use tracing::Instrument;
 use super::{CancelResult, DeleteResult, Engine, TaskCursor, TaskError, TaskPage};
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::store::StoreError;
+use crate::store::{StoreError, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Answer, Event, InputKey, ListFilter, ListPlace, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp,
@@ -161,7 +161,7 @@ impl Engine {
         self.finish(async move {
             engine.readable(engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
             failpoint::hit("answer-heard");
-            let applied = engine.apply(&key, Event::Answered { answers }).await?;
+            let applied = engine.apply(&key, WriteRole::Command, Event::Answered { answers }).await?;
             if !applied.changed && !applied.task.recovery.undelivered.is_empty() {
                 engine.live.look_again(&key);
             }
@@ -277,7 +277,7 @@ impl Engine {
     }
 
     async fn expired(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
-        self.apply(key, Event::TtlElapsed).await.map(|applied| applied.task)
+        self.apply(key, WriteRole::Command, Event::TtlElapsed).await.map(|applied| applied.task)
     }
 
     async fn cancelled(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
@@ -287,7 +287,7 @@ impl Engine {
     }
 
     async fn given_up(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
-        let applied = self.apply(key, Event::CancelRequested).await?;
+        let applied = self.apply(key, WriteRole::Command, Event::CancelRequested).await?;
         if !applied.changed && applied.task.recovery.is_untold {
             self.live.abandon(key);
         }

@@ -47,6 +47,15 @@ impl ChangeSubscribers {
         })
     }
 
+    /// The tasks that somebody waits for.
+    pub(super) fn keys(&self) -> Vec<TaskKey> {
+        self.by_task.lock().keys().cloned().collect()
+    }
+
+    pub(super) fn has(&self, key: &TaskKey) -> bool {
+        self.by_task.lock().contains_key(key)
+    }
+
     pub(super) fn wake(&self, key: &TaskKey) {
         if let Some(sender) = self.by_task.lock().get(key) {
             sender.send_modify(|changes| *changes += 1);

@@ -1,8 +1,9 @@
 //! Settles writes of which nobody knows whether they were made: a commit may be reported as failed and lie in the log
 //! all the same. The effects of one that was made happen, however late that is found out.
 //!
-//! A doubt ends where the row shows the write, or a later one, or where another write to the revision that it was made
-//! upon succeeds. Whoever changes the task may find that out; if nobody does, a task of its own asks, with pauses.
+//! A doubt ends where the row shows the write, or a later one; where another write to the revision that it was made
+//! upon succeeds; or where the store says how the row certainly stands. Whoever changes the task may find that out; if
+//! nobody does, a task of its own asks, with pauses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use parking_lot::Mutex;
 use super::Engine;
 use super::retry_delays::RetryDelays;
 use crate::store::{Revision, StoreError, StoredTask};
-use crate::task::{Effect, Task, TaskKey};
+use crate::task::{Effect, Task, TaskKey, Timestamp};
 
 /// Writes in doubt that one task may have. Beyond that its runner and its waiters look for themselves.
 const OF_ONE_MAX: usize = 16;
@@ -22,7 +23,7 @@ const OF_ONE_MAX: usize = 16;
 const ASK_FIRST: Duration = Duration::from_millis(100);
 const ASK_LAST: Duration = Duration::from_secs(5);
 
-/// A write that was reported as failed.
+/// A write of which nobody knows whether it was made.
 #[derive(Debug)]
 pub(super) struct DoubtfulWrite {
     pub(super) before: Arc<Task>,
@@ -71,7 +72,7 @@ impl DoubtfulWrites {
         }
     }
 
-    /// A write upon a revision succeeded, so none before it did.
+    /// A write upon a revision succeeded, or the row certainly has it: so none that is in doubt was made upon it.
     fn none_upon(&self, key: &TaskKey, revision: Revision) {
         let mut all = self.0.lock();
         if let Some(of) = all.get_mut(key) {
@@ -112,13 +113,13 @@ enum DoubtDecision {
 }
 
 impl Engine {
-    /// Remembers a write that was reported as failed.
+    /// Remembers a write of which nobody knows whether it was made.
     pub(super) fn doubt(&self, key: &TaskKey, doubt: DoubtfulWrite) {
         self.doubts.add(key, doubt);
     }
 
     /// Does what follows from writes that a row shows to have been made; whether its present state is one of them.
-    pub(super) fn decide(&self, key: &TaskKey, row: &StoredTask) -> bool {
+    fn decide(&self, key: &TaskKey, row: &StoredTask) -> bool {
         match self.doubts.decide(key, row) {
             DoubtDecision::Nothing => false,
             DoubtDecision::Made(doubt) => {
@@ -133,13 +134,37 @@ impl Engine {
         }
     }
 
-    /// A write upon this revision succeeded.
+    /// A row, and whether its present state is a write that was in doubt; what follows from such a one is done. Where
+    /// `is_in_doubt`, the row is as it certainly stands, and nothing is in doubt any more.
+    ///
+    /// # Errors
+    /// As [`crate::store::TaskStore::load`], or [`crate::store::TaskStore::settle_doubt`].
+    pub(super) async fn read_decided(
+        &self,
+        key: &TaskKey,
+        now: Timestamp,
+        is_in_doubt: bool,
+    ) -> Result<Option<(StoredTask, bool)>, StoreError> {
+        let row = match is_in_doubt {
+            true => self.store.settle_doubt(key, now).await?,
+            false => self.store.load(key, now).await?,
+        };
+        Ok(row.map(|row| {
+            let was_doubted = self.decide(key, &row);
+            if is_in_doubt {
+                self.decided_by(key, row.revision);
+            }
+            (row, was_doubted)
+        }))
+    }
+
+    /// A write upon this revision succeeded, or certainly none that is in doubt did.
     pub(super) fn decided_by(&self, key: &TaskKey, upon: Revision) {
         self.doubts.none_upon(key, upon);
     }
 
     /// Does what can be known to be due from the state alone.
-    fn follow_state(&self, key: &TaskKey, task: &Task) {
+    pub(super) fn follow_state(&self, key: &TaskKey, task: &Task) {
         self.watchers.wake(key);
         if task.recovery.is_untold {
             self.live.abandon(key);
@@ -168,22 +193,10 @@ impl Engine {
         let mut pauses = RetryDelays::new(ASK_FIRST, ASK_LAST);
         loop {
             pauses.wait().await;
-            match self.store.load(key, self.clock.now()).await {
-                Ok(Some(row)) => {
-                    self.decide(key, &row);
-                    if self.doubts.is_over(key) {
-                        return;
-                    }
-                    // What was read may be what was known before: only a write shows which it is.
-                    match self.store.replace(row.revision, &row.task).await {
-                        Ok(_) => self.decided_by(key, row.revision),
-                        Err(StoreError::Conflict) => pauses = RetryDelays::new(ASK_FIRST, ASK_LAST),
-                        Err(error) => tracing::debug!(error = %crate::cause::CauseChain(&error), "a write is in doubt"),
-                    }
-                    if self.doubts.is_over(key) {
-                        return;
-                    }
-                }
+            match self.read_decided(key, self.clock.now(), true).await {
+                Ok(Some(_)) if self.doubts.is_over(key) => return,
+                // Another write came into doubt meanwhile.
+                Ok(Some(_)) => pauses = RetryDelays::new(ASK_FIRST, ASK_LAST),
                 Ok(None) => {
                     self.watchers.wake(key);
                     self.doubts.forget(key);

@@ -21,14 +21,16 @@ use super::target::{CallMaker, CallTarget};
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::store::{StoreError, StoredTask};
+use crate::store::{Reach, StoreError, StoredTask, WriteRole};
 use crate::task::reference::LoggedTask;
 use crate::task::{CallOrigin, Event, Plan, StoredCall, Task, TaskKey, TaskVisibility, Timestamp, ToolPolicy};
 use crate::upstream::{ForwardedHeaders, ResumeToken, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::{Payload, method};
 
-/// Keys of rows that are asked for at a time.
-const PAGE: usize = 256;
+/// Rows that are claimed at a time.
+const CLAIM_MAX: usize = 256;
+/// How often a store that others have open is asked what they left.
+const CLAIM_EVERY: Duration = Duration::from_secs(1);
 /// Rows that are looked at together.
 const AT_ONCE: usize = 32;
 /// How often one row is looked at: to settle it, and to tell its upstream.
@@ -52,54 +54,65 @@ impl CallTargets {
     }
 }
 
-/// Looks at every row that an earlier life left behind until it is done with, then returns; the calls that go on do so in
-/// runners. Ends early when told to stop, or when the engine drains: what was not looked at waits for the next life.
+/// Claims the rows that ended lives left behind and looks at each until it is done with; the calls that go on do so in
+/// runners. Returns once nothing is left, unless others have the store open too: then it goes on until it is told to stop, or
+/// the engine drains. What was not looked at waits for the next life.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
-    let pass = pass(&engine, &origins);
-    tokio::select! {
-        () = stop.cancelled() => (),
-        () = leaving.cancelled() => (),
-        seen = pass => {
+    let recovering = async {
+        loop {
+            let seen = pass(&engine, &origins).await;
             if seen > 0 {
                 tracing::info!(tasks = seen, "all tasks of earlier lives were looked at");
             }
+            if engine.store.reach() != Reach::Shared {
+                return;
+            }
+            tokio::time::sleep(CLAIM_EVERY).await;
         }
+    };
+    tokio::select! {
+        () = stop.cancelled() => (),
+        () = leaving.cancelled() => (),
+        () = recovering => (),
     }
 }
 
+/// Takes over what there is, and returns when it is done with all of it: how many tasks that were.
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
-    let mut after: Option<TaskKey> = None;
     let mut pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
-    let (mut seen, mut left, mut is_told) = (0, Vec::new(), false);
+    let (mut seen, mut left) = (0, Vec::new());
+    let (mut claims_told, mut rows_told) = (false, false);
     loop {
-        let keys = match engine.store.unsettled(after.as_ref(), PAGE).await {
-            Ok(keys) => keys,
-            Err(error) => {
-                if std::mem::replace(&mut is_told, true) {
-                    tracing::debug!(error = %CauseChain(&error), "tasks of earlier lives could not be read again");
+        match engine.store.claim(CLAIM_MAX).await {
+            Ok(keys) if keys.is_empty() && left.is_empty() => return seen,
+            Ok(keys) if keys.is_empty() => {
+                if std::mem::replace(&mut rows_told, true) {
+                    tracing::debug!(tasks = left.len(), "tasks of earlier lives are looked at again");
                 } else {
-                    tracing::warn!(error = %CauseChain(&error), "tasks of earlier lives could not be read; this is tried again");
+                    tracing::warn!(
+                        tasks = left.len(),
+                        "tasks of earlier lives are not done with yet; they are looked at again"
+                    );
                 }
                 pauses.wait().await;
-                continue;
+                seen += look_at_all(engine, origins, std::mem::take(&mut left), &mut left).await;
             }
-        };
-        let Some(last) = keys.last() else { break };
-        after = Some(last.clone());
-        let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
-        seen += look_at_all(engine, origins, rows, &mut left).await;
+            Ok(keys) => {
+                pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
+                let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
+                seen += look_at_all(engine, origins, rows, &mut left).await;
+            }
+            Err(error) => {
+                if std::mem::replace(&mut claims_told, true) {
+                    tracing::debug!(error = %CauseChain(&error), "tasks of earlier lives could not be claimed again");
+                } else {
+                    tracing::warn!(error = %CauseChain(&error), "tasks of earlier lives could not be claimed; this is tried again");
+                }
+                pauses.wait().await;
+            }
+        }
     }
-    let mut pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
-    if !left.is_empty() {
-        tracing::warn!(tasks = left.len(), "tasks of earlier lives are not done with yet; they are looked at again");
-    }
-    while !left.is_empty() {
-        tracing::debug!(tasks = left.len(), "tasks of earlier lives are looked at again");
-        pauses.wait().await;
-        seen += look_at_all(engine, origins, std::mem::take(&mut left), &mut left).await;
-    }
-    seen
 }
 
 /// A row that may be one of an earlier life.
@@ -166,7 +179,7 @@ async fn look_at_all(
 
 /// What came of a look at a row.
 enum RecoveryProgress {
-    /// Somebody of this life runs it, or it is gone or done with.
+    /// Somebody runs it, or it is gone or done with.
     NotOurs,
     Done,
     /// The store kept it from being done with.
@@ -313,11 +326,11 @@ async fn finish(
 /// Applies an event to its end, though the pass may be stopped at any moment; whether it changed anything.
 async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<bool, TaskError> {
     let (own, key) = (Arc::clone(engine), key.clone());
-    let applied = engine.finish(async move { own.apply(&key, event).await }).await;
+    let applied = engine.finish(async move { own.apply(&key, WriteRole::Holder, event).await }).await;
     match applied {
         Ok(applied) => Ok(applied.changed),
-        // It is gone, which is an end too.
-        Err(TaskError::Unknown) => Ok(false),
+        // It is gone, which is an end too; or another gateway has it.
+        Err(TaskError::Unknown | TaskError::Store(StoreError::Fenced)) => Ok(false),
         Err(error) => Err(error),
     }
 }

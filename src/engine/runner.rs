@@ -63,6 +63,7 @@ use super::admission::TaskPermit;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RoundSupport, TaskNotice};
 use crate::cause::CauseChain;
 use crate::failpoint;
+use crate::store::WriteRole;
 use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskVisibility};
 use crate::upstream::limits::CallInProgress;
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
@@ -280,6 +281,7 @@ impl Runner {
                 }
                 RunnerFlow::Stop => RunnerFlow::Stop,
             },
+            RunnerEvent::Orders(RunnerCommand::Fenced) => self.end_with_gateway().await,
             RunnerEvent::Orders(RunnerCommand::Abandon) => {
                 failpoint::hit("cancel-stored");
                 self.subtasks_told().await;
@@ -346,7 +348,7 @@ impl Runner {
         match self.row_key() {
             Some(key) => {
                 // The row says `working` before the first byte goes out (GW-37).
-                match self.engine.apply_all(&key, self.sending()).await {
+                match self.engine.apply_all(&key, WriteRole::Holder, self.sending()).await {
                     Ok(applied) if applied.changed => {
                         self.is_sending();
                         failpoint::hit("intent-durable");

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
 use crate::metric;
+use crate::store::WriteRole;
 use crate::task::reference::LoggedTask;
 use crate::task::{Event, TaskKey};
 
@@ -64,7 +65,7 @@ pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
 }
 
 async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
-    match engine.apply(key, Event::TtlElapsed).await {
+    match engine.apply(key, WriteRole::Command, Event::TtlElapsed).await {
         // Settled and swept by somebody else in between.
         Ok(_) | Err(TaskError::Unknown) => Ok(()),
         Err(error) => {

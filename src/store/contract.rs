@@ -1,10 +1,14 @@
 //! Tests every store against what [`TaskStore`] promises, from outside.
 
+mod lives;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use lives::StoreKind;
+
 use super::tasks::{PAGE_BYTES_MAX, PLACES_MAX};
-use super::{Revision, StoreError, TaskStore, Usage};
+use super::{Revision, StoreError, TaskStore, Usage, WriteRole};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Attempt, CallOrigin, ChosenId, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey,
@@ -44,8 +48,9 @@ fn settled(task: Task, result: &str) -> Task {
     transition(task, event, START).0
 }
 
-/// Runs every check, each on a store of its own made by `open` with a bound in bytes.
-pub(crate) async fn check_all<S: TaskStore>(open: impl AsyncFn(usize) -> Arc<S>) {
+/// Runs every check, each on a store of its own.
+pub(crate) async fn check_all<K: StoreKind>(kind: &K) {
+    let open = async |stored_bytes_max| kind.open(stored_bytes_max).await;
     let roomy = async || open(64 * ROW_BYTES_MIN).await;
     an_inserted_task_is_found_by_its_owner_alone(&*roomy().await).await;
     a_second_insert_of_a_key_is_refused(&*roomy().await).await;
@@ -55,8 +60,6 @@ pub(crate) async fn check_all<S: TaskStore>(open: impl AsyncFn(usize) -> Arc<S>)
     a_full_store_refuses_and_keeps_what_it_has(&*open(2 * ROW_BYTES_MIN).await).await;
     an_outcome_without_room_is_refused_and_a_fault_is_not(&*open(2 * ROW_BYTES_MIN).await).await;
     pages_hold_each_task_of_the_owner_once_in_order(&*roomy().await).await;
-    unsettled_tasks_are_paged_whoever_owns_them(&*roomy().await).await;
-    a_settled_task_is_paged_until_its_upstream_was_told(&*roomy().await).await;
     surveys_hold_every_task_once_the_newest_first(&*roomy().await).await;
     a_reference_leads_to_its_task(&*roomy().await).await;
     lists_show_a_task_as_it_stands(&*roomy().await).await;
@@ -69,6 +72,27 @@ pub(crate) async fn check_all<S: TaskStore>(open: impl AsyncFn(usize) -> Arc<S>)
     a_name_is_taken_until_its_task_is_gone(&*roomy().await).await;
     concurrent_writers_lose_no_write(roomy().await).await;
     concurrent_tasks_of_one_name_are_one(roomy().await).await;
+    lives::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
+    lives::what_a_life_left_is_claimed_once(kind, roomy().await).await;
+    lives::a_settled_row_is_claimed_until_its_upstream_was_told(kind, roomy().await).await;
+    lives::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
+    lives::without_a_doubt_a_row_is_what_it_was(&*roomy().await).await;
+    let pair = async || {
+        let one = roomy().await;
+        kind.beside(&one).await.map(|other| (one, other))
+    };
+    if let Some((one, other)) = pair().await {
+        lives::lives_beside_each_other_see_what_the_other_writes(&*one, &*other).await;
+    }
+    if let Some((one, other)) = pair().await {
+        lives::one_name_is_one_task_whoever_inserts(&*one, &*other).await;
+    }
+    if let Some((one, other)) = pair().await {
+        lives::a_life_hears_of_what_others_write(&*one, &*other).await;
+    }
+    if let Some((one, other)) = pair().await {
+        lives::a_life_that_was_declared_ended_is_fenced(kind, (&*one, &*other)).await;
+    }
 }
 
 async fn an_inserted_task_is_found_by_its_owner_alone(store: &impl TaskStore) {
@@ -93,15 +117,18 @@ async fn a_second_insert_of_a_key_is_refused(store: &impl TaskStore) {
 async fn only_the_first_of_two_writers_wins(store: &impl TaskStore) {
     let one = task("a", 1);
     let first = store.insert(&one).await.unwrap();
-    let second = store.replace(first, &settled(one.clone(), "won")).await.unwrap();
+    let second = store.replace(first, WriteRole::Holder, &settled(one.clone(), "won")).await.unwrap();
     assert!(second > first);
-    assert!(matches!(store.replace(first, &settled(one.clone(), "lost")).await, Err(StoreError::Conflict)));
+    assert!(matches!(
+        store.replace(first, WriteRole::Holder, &settled(one.clone(), "lost")).await,
+        Err(StoreError::Conflict)
+    ));
     let found = store.load(&one.key, START).await.unwrap().unwrap();
     assert!(
         matches!(&found.task.phase, Phase::Settled(Outcome::Returned { result, .. }) if result.as_str() == "\"won\"")
     );
     let absent = task("a", 2);
-    assert!(matches!(store.replace(Revision(1), &absent).await, Err(StoreError::Conflict)));
+    assert!(matches!(store.replace(Revision(1), WriteRole::Holder, &absent).await, Err(StoreError::Conflict)));
 }
 
 async fn an_expired_settled_task_is_gone_and_an_overdue_live_one_is_not(store: &impl TaskStore) {
@@ -144,9 +171,9 @@ async fn an_outcome_without_room_is_refused_and_a_fault_is_not(store: &impl Task
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
     let large = settled(one.clone(), &"x".repeat(2 * ROW_BYTES_MIN));
-    assert!(matches!(store.replace(revision, &large).await, Err(StoreError::Full { .. })));
+    assert!(matches!(store.replace(revision, WriteRole::Holder, &large).await, Err(StoreError::Full { .. })));
     let (failed, _) = transition(one, Event::CancelRequested, START);
-    store.replace(revision, &failed).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &failed).await.unwrap();
 }
 
 async fn pages_hold_each_task_of_the_owner_once_in_order(store: &impl TaskStore) {
@@ -166,17 +193,6 @@ async fn pages_hold_each_task_of_the_owner_once_in_order(store: &impl TaskStore)
     }
     let expected: Vec<_> = (0..7).map(|id| START.after(Duration::from_millis(id))).collect();
     assert_eq!(seen, expected);
-}
-
-async fn unsettled_tasks_are_paged_whoever_owns_them(store: &impl TaskStore) {
-    for (owner, id) in [("a", 1), ("b", 2), ("a", 3)] {
-        store.insert(&task(owner, id)).await.unwrap();
-    }
-    store.insert(&settled(task("a", 4), "r")).await.unwrap();
-    let first = store.unsettled(None, 2).await.unwrap();
-    let second = store.unsettled(Some(&first[1]), 2).await.unwrap();
-    let ids: Vec<_> = first.iter().chain(&second).map(|key| key.id.bits()).collect();
-    assert_eq!(ids, [1, 3, 2]);
 }
 
 async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
@@ -212,7 +228,7 @@ async fn a_reference_leads_to_its_task(store: &impl TaskStore) {
     let find = async |key: &TaskKey| store.find_reference(ShortReference::of(key), 9).await.unwrap();
     let nobodys = task("a", 2).key;
     assert_eq!(find(&one.key).await, std::slice::from_ref(&one.key));
-    store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &settled(one.clone(), "r")).await.unwrap();
     assert_eq!(find(&one.key).await, std::slice::from_ref(&one.key));
     assert_eq!(find(&two.key).await, std::slice::from_ref(&two.key));
     assert!(find(&nobodys).await.is_empty());
@@ -248,7 +264,7 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
         };
         let revision = store.insert(&made).await.unwrap();
         let last = Task { phase, updated_at: START.after(Duration::from_millis(20)), ..made };
-        store.replace(revision, &last).await.unwrap();
+        store.replace(revision, WriteRole::Holder, &last).await.unwrap();
         expected.push(Summary::of(&last));
     }
     assert_eq!(expected[4].failure.as_deref(), Some("it broke"));
@@ -290,7 +306,7 @@ async fn fill_for_filters(store: &impl TaskStore) -> Vec<Summary> {
         // The last one is as it was made.
         if number < 23 {
             one = Task { phase, updated_at, ..one };
-            store.replace(revision, &one).await.unwrap();
+            store.replace(revision, WriteRole::Holder, &one).await.unwrap();
         }
         made.push(Summary::of(&one));
     }
@@ -427,10 +443,10 @@ async fn revisions_rise_with_every_write(store: &impl TaskStore) {
     for next in [one.clone(), cancelled.clone(), told] {
         let before = store.load(&one.key, START).await.unwrap().unwrap();
         assert_eq!(before.revision, last);
-        let revision = store.replace(last, &next).await.unwrap();
+        let revision = store.replace(last, WriteRole::Holder, &next).await.unwrap();
         assert!(revision > last);
         for stale in [Revision(0), last] {
-            assert!(matches!(store.replace(stale, &cancelled).await, Err(StoreError::Conflict)));
+            assert!(matches!(store.replace(stale, WriteRole::Holder, &cancelled).await, Err(StoreError::Conflict)));
         }
         let found = store.load(&one.key, START).await.unwrap().unwrap();
         assert_eq!((&*found.task, found.revision), (&next, revision));
@@ -438,24 +454,11 @@ async fn revisions_rise_with_every_write(store: &impl TaskStore) {
     }
 }
 
-/// F20.
-async fn a_settled_task_is_paged_until_its_upstream_was_told(store: &impl TaskStore) {
-    let one = task("a", 1);
-    let first = store.insert(&one).await.unwrap();
-    let cancelled = transition(one, Event::CancelRequested, START).0;
-    let second = store.replace(first, &cancelled).await.unwrap();
-    let found = store.unsettled(None, 9).await.unwrap();
-    assert_eq!(found, std::slice::from_ref(&cancelled.key));
-    assert!(store.overdue(START.after(TTL), 9).await.unwrap().is_empty());
-    store.replace(second, &transition(cancelled, Event::Told, START).0).await.unwrap();
-    assert!(store.unsettled(None, 9).await.unwrap().is_empty());
-}
-
 async fn sums_follow_every_write(store: &impl TaskStore) {
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
     let large = settled(one.clone(), &"x".repeat(4 * ROW_BYTES_MIN));
-    store.replace(revision, &large).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &large).await.unwrap();
     let held = Usage { tasks: 1, unsettled: 0, bytes: large.stored_bytes() };
     assert!(held.bytes > 4 * ROW_BYTES_MIN);
     assert_eq!((store.usage(), store.usage_of(&one.key.owner)), (held, held));
@@ -483,7 +486,7 @@ async fn a_name_leads_to_its_owners_task_as_long_as_the_task_is_there(store: &im
     let past = START.after(TTL);
     assert_eq!(find("a", NAME.key, past).await, Some(one.clone()), "overdue, and not settled yet");
     let done = settled(one, "r");
-    store.replace(revision, &done).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &done).await.unwrap();
     assert_eq!(find("a", NAME.key, past).await, None);
     store.remove(&done.key).await.unwrap();
     assert_eq!(find("a", NAME.key, START).await, None);
@@ -498,7 +501,7 @@ async fn a_name_is_taken_until_its_task_is_gone(store: &impl TaskStore) {
     }
     store.insert(&named("b", 4)).await.unwrap();
     assert_eq!(store.usage_of(&first.key.owner).tasks, 1, "what was refused is not counted");
-    store.replace(revision, &settled(first, "r")).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &settled(first, "r")).await.unwrap();
     assert!(matches!(store.insert(&named("a", 5)).await, Err(StoreError::Exists)));
     store.insert(&late(6)).await.unwrap();
     let found = store.find_idempotent(&Principal::new("a"), &NAME.key, START.after(TTL)).await.unwrap();
@@ -525,7 +528,7 @@ async fn concurrent_writers_lose_no_write<S: TaskStore>(store: Arc<S>) {
             let row = store.load(&one.key, START).await.unwrap().unwrap();
             let mut next = (*row.task).clone();
             next.next_key.0 += 1;
-            wins += usize::from(store.replace(row.revision, &next).await.is_ok());
+            wins += usize::from(store.replace(row.revision, WriteRole::Holder, &next).await.is_ok());
             tokio::task::yield_now().await;
         }
     });

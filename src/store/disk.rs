@@ -12,6 +12,7 @@ mod clock;
 mod columns;
 mod corrupt_rows;
 mod doubtful_rows;
+mod earlier_rows;
 mod folder;
 mod health;
 mod open_error;
@@ -39,6 +40,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::stream::{self, BoxStream, StreamExt as _};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
@@ -47,6 +49,7 @@ use self::batch::{RowWrite, WriteResult};
 use self::check::FileCheck;
 use self::clock::ClockTrust;
 use self::doubtful_rows::DoubtfulRows;
+use self::earlier_rows::{EarlierRows, OWN};
 use self::folder::{Ballast, FolderLock};
 pub use self::health::StoreHealth;
 use self::health::StoreHealthMonitor;
@@ -57,7 +60,10 @@ use self::resident::ResidentRows;
 pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
 use self::writer::{DiskWriter, WriterRequest};
-use super::tasks::{NewestCursor, Revision, SelectedPage, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
+use super::tasks::{
+    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
+    Usage, WriteRole,
+};
 use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
 
@@ -75,6 +81,7 @@ pub struct DiskStore {
     seen: Arc<AtomicU64>,
     commits: Arc<AtomicU64>,
     doubt: Arc<DoubtfulRows>,
+    earlier: EarlierRows,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// The check of the file, which goes on in the background.
     check: Arc<FileCheck>,
@@ -149,6 +156,7 @@ impl DiskStore {
         let clock = ClockTrust::new(settings.clock, seen, longest, tuning.distrust);
         let lock = Arc::new(Mutex::new(Some(lock)));
         let check = Arc::<FileCheck>::default();
+        let earlier = EarlierRows::new(sums.open().clone());
         let resident = Arc::new(ResidentRows::new(sums));
         let monitor = StoreHealthMonitor::new();
         let seen = Arc::new(AtomicU64::new(seen.as_millis()));
@@ -174,6 +182,7 @@ impl DiskStore {
             clock,
             seen_noted: Some(Instant::now()),
             is_careful: false,
+            failed_at_commit: false,
         };
         let (queue, requests) = mpsc::channel(QUEUE_MAX);
         let thread = start(writer, requests, Arc::clone(&lock))
@@ -186,6 +195,7 @@ impl DiskStore {
             seen,
             commits,
             doubt,
+            earlier,
             writer: Mutex::new(Some(thread)),
             check,
             clock,
@@ -260,20 +270,39 @@ impl DiskStore {
 
     async fn write(&self, write: RowWrite) -> Result<WriteResult, StoreError> {
         let (reply, outcome) = oneshot::channel();
-        let is_insert = matches!(write, RowWrite::Insert(_));
+        let is_lost = !matches!(write, RowWrite::Sweep { .. } | RowWrite::Barrier);
         self.queue.send(WriterRequest::Write(write, Instant::now(), reply)).await.map_err(|_| closed())?;
         match outcome.await {
             Ok(outcome) => outcome,
             // The writer ended in the midst of it.
-            Err(_) if is_insert => Err(StoreError::Unsure(io::Error::other("the store's writer ended"))),
+            Err(_) if is_lost => Err(StoreError::Unsure(io::Error::other("the store's writer ended"))),
             Err(_) => Err(closed()),
         }
+    }
+
+    /// A row as it is in memory or on the disk.
+    async fn find(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        if let Some(row) = self.resident.live(key) {
+            return Ok(Some(row));
+        }
+        if let Some(row) = self.resident.settled(key) {
+            return Ok(is_there(&row, now).then_some(row));
+        }
+        let ticket = self.resident.ticket(key);
+        let wanted = key.clone();
+        let Some(read) = self.readers.read(move |conn| reads::read(conn, &wanted)).await? else { return Ok(None) };
+        if let ReadRow::Whole(row) = &read
+            && !self.doubt.hides(key)
+        {
+            self.resident.keep(ticket, row, now);
+        }
+        self.present(read, now).await
     }
 
     async fn put(&self, write: RowWrite) -> Result<Revision, StoreError> {
         match self.write(write).await? {
             WriteResult::At(revision) => Ok(revision),
-            WriteResult::Removed | WriteResult::Freed(_) => {
+            WriteResult::Removed | WriteResult::Freed(_) | WriteResult::Passed => {
                 Err(StoreError::Io(io::Error::other("another write's outcome")))
             }
         }
@@ -319,38 +348,39 @@ fn closed() -> StoreError {
 
 #[async_trait]
 impl TaskStore for DiskStore {
+    fn holder(&self) -> HolderId {
+        OWN
+    }
+
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         self.put(RowWrite::Insert(Arc::new(task.clone()))).await
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        let now = self.raise(now);
-        if let Some(row) = self.resident.live(key) {
-            return Ok(Some(row));
-        }
-        if let Some(row) = self.resident.settled(key) {
-            return Ok(is_there(&row, now).then_some(row));
-        }
-        let ticket = self.resident.ticket(key);
-        let wanted = key.clone();
-        let Some(read) = self.readers.read(move |conn| reads::read(conn, &wanted)).await? else { return Ok(None) };
-        if let ReadRow::Whole(row) = &read
-            && !self.doubt.hides(key)
-        {
-            self.resident.keep(ticket, row, now);
-        }
-        self.present(read, now).await
+        Ok(self.find(key, self.raise(now)).await?.map(|row| self.earlier.named(row)))
     }
 
-    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+    async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
+        if role == WriteRole::Holder && self.earlier.holds(&task.key) {
+            return Err(StoreError::Fenced);
+        }
         let written = self.put(RowWrite::Replace { expected, task: Arc::new(task.clone()) }).await;
         if matches!(written, Err(StoreError::Conflict)) {
             // What memory has of a settled row may be older than the row: whoever reads again reads the disk.
             self.resident.forget_settled(&task.key);
         }
         written
+    }
+
+    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        self.write(RowWrite::Barrier).await.map_err(|error| match error {
+            StoreError::Unsure(cause) => StoreError::Io(cause),
+            other => other,
+        })?;
+        // Whatever memory kept of a row that was in doubt is gone: the file was opened anew before the barrier.
+        self.load(key, now).await
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
@@ -363,7 +393,7 @@ impl TaskStore for DiskStore {
         }
         match self.write(RowWrite::Sweep { now: self.raise(now), limit }).await? {
             WriteResult::Freed(freed) => Ok(freed),
-            WriteResult::At(_) | WriteResult::Removed => Ok(0),
+            WriteResult::At(_) | WriteResult::Removed | WriteResult::Passed => Ok(0),
         }
     }
 
@@ -422,8 +452,14 @@ impl TaskStore for DiskStore {
         Ok(SelectedPage { tasks: page.tasks, next })
     }
 
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        Ok(self.resident.open(after, limit))
+    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        let left = std::iter::from_fn(|| self.earlier.take());
+        // Some are done with by now, or set aside.
+        Ok(left.filter(|key| self.resident.is_open(key)).take(limit).collect())
+    }
+
+    fn changes(&self) -> BoxStream<'static, StoreHint> {
+        stream::pending().boxed()
     }
 
     async fn survey(
@@ -449,8 +485,8 @@ impl TaskStore for DiskStore {
         Ok(found)
     }
 
-    fn outlives_process(&self) -> bool {
-        true
+    fn reach(&self) -> Reach {
+        Reach::Machine
     }
 
     async fn find_idempotent(

@@ -4,6 +4,7 @@
 //! held across an await, and a reader holds one only to clone an `Arc`.
 
 mod list_places;
+mod lives;
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -13,12 +14,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 
 use self::list_places::ListPlaces;
+use self::lives::MemoryLives;
 use super::tasks::{
-    NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress, Revision, SelectedPage, StoreError, StoredTask,
-    SummaryPage, TaskStore, Usage,
+    HolderId, NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress, Reach, Revision, SelectedPage, StoreError,
+    StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };
 use crate::task::summary::failure_line;
 use crate::task::{
@@ -34,6 +37,13 @@ const STEP: usize = 64;
 /// A [`TaskStore`] that lives and dies with the process.
 #[derive(Debug)]
 pub struct MemoryStore {
+    rows: Arc<MemoryRows>,
+    holder: HolderId,
+}
+
+/// The rows, whoever has them open.
+#[derive(Debug)]
+struct MemoryRows {
     shards: Box<[Mutex<MemoryShard>]>,
     owners: Mutex<HashMap<Principal, OwnerRows>>,
     names: Mutex<OperatorIndex>,
@@ -41,6 +51,7 @@ pub struct MemoryStore {
     bytes: AtomicUsize,
     tasks: AtomicUsize,
     unsettled: AtomicUsize,
+    lives: MemoryLives,
 }
 
 /// What operators find tasks by.
@@ -58,8 +69,9 @@ struct MemoryRow {
 }
 
 impl MemoryRow {
-    fn new(task: &Task, revision: Revision) -> Self {
-        Self { stored: StoredTask { task: Arc::new(task.clone()), revision }, failure: failure_line(task) }
+    /// Of a task that `holder` has to do something about, if anybody has to.
+    fn new(task: &Task, revision: Revision, holder: HolderId) -> Self {
+        Self { stored: StoredTask::held_by(holder, Arc::new(task.clone()), revision), failure: failure_line(task) }
     }
 }
 
@@ -144,7 +156,7 @@ impl MemoryStore {
     /// [`crate::task::model::ROW_BYTES_MIN`].
     #[must_use]
     pub fn new(stored_bytes_max: usize) -> Self {
-        Self {
+        let rows = MemoryRows {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             owners: Mutex::default(),
             names: Mutex::default(),
@@ -152,6 +164,64 @@ impl MemoryStore {
             bytes: AtomicUsize::new(0),
             tasks: AtomicUsize::new(0),
             unsettled: AtomicUsize::new(0),
+            lives: MemoryLives::default(),
+        };
+        Self::begin(Arc::new(rows))
+    }
+
+    fn begin(rows: Arc<MemoryRows>) -> Self {
+        let holder = rows.lives.begin();
+        Self { rows, holder }
+    }
+
+    /// The same rows for another life beside this one, in the same process: what several gateways have in a store that they
+    /// share.
+    #[must_use]
+    pub fn join(&self) -> Self {
+        Self::begin(Arc::clone(&self.rows))
+    }
+
+    /// Declares a life ended: from then on what it holds can be claimed. It may not know, and go on.
+    pub fn end_life(&self, holder: HolderId) {
+        self.rows.end_life(holder);
+    }
+}
+
+impl MemoryRows {
+    /// See [`MemoryStore::end_life`].
+    fn end_life(&self, holder: HolderId) {
+        self.lives.end(holder);
+        // What it inserts from here on it adds itself.
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let open = shard.live.iter().map(|(_, key)| key).chain(&shard.untold);
+            let is_held = |key: &&TaskKey| shard.rows.get(*key).is_some_and(|row| row.stored.holder == Some(holder));
+            self.lives.leave(open.filter(is_held).cloned());
+        }
+    }
+
+    /// Gives a row that an ended life holds to `holder`, and its subtasks with it. A subtask whose parent is held so as well
+    /// comes with that one.
+    fn claim(&self, holder: HolderId, key: TaskKey, claimed: &mut Vec<TaskKey>) {
+        let is_left = |key: &TaskKey| {
+            let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
+            row.filter(|row| row.holder.is_some_and(|holder| self.lives.has_ended(holder))).map(|row| row.task)
+        };
+        let Some(task) = is_left(&key) else { return };
+        let beside = |id| TaskKey { owner: key.owner.clone(), id };
+        if task.tree.parent.is_some_and(|parent| is_left(&beside(parent)).is_some()) {
+            return;
+        }
+        let mut tree = vec![key.clone()];
+        while let Some(key) = tree.pop() {
+            let mut shard = self.shard(&key).lock();
+            let Some(row) = shard.rows.get_mut(&key) else { continue };
+            if row.stored.holder.is_some_and(|holder| self.lives.has_ended(holder)) {
+                row.stored.holder = Some(holder);
+                row.stored.revision.0 += 1;
+                tree.extend(row.stored.task.tree.children.iter().map(|child| beside(*child)));
+                claimed.push(key);
+            }
         }
     }
 
@@ -273,28 +343,32 @@ fn first_key() -> TaskKey {
 
 #[async_trait]
 impl TaskStore for MemoryStore {
+    fn holder(&self) -> HolderId {
+        self.holder
+    }
+
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let bytes = task.stored_bytes();
         let revision = Revision(1);
         // Outside of the locks: a failed outcome is read for it.
-        let row = MemoryRow::new(task, revision);
-        self.take_bytes(bytes)?;
+        let row = MemoryRow::new(task, revision, self.holder);
+        self.rows.take_bytes(bytes)?;
         {
-            let mut shard = self.shard(&task.key).lock();
+            let mut shard = self.rows.shard(&task.key).lock();
             // Inside the lock: a row that can be found is also counted.
-            let mut owners = self.owners.lock();
+            let mut owners = self.rows.owners.lock();
             let is_taken = owners.get(&task.key.owner).is_some_and(|rows| rows.is_taken(task));
             if is_taken || shard.rows.contains_key(&task.key) {
-                self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+                self.rows.bytes.fetch_sub(bytes, Ordering::Relaxed);
                 return Err(StoreError::Exists);
             }
             shard.enter(task);
             shard.rows.insert(task.key.clone(), row);
-            self.name(task);
-            self.tasks.fetch_add(1, Ordering::Relaxed);
+            self.rows.name(task);
+            self.rows.tasks.fetch_add(1, Ordering::Relaxed);
             let live = usize::from(!task.is_settled());
-            self.unsettled.fetch_add(live, Ordering::Relaxed);
+            self.rows.unsettled.fetch_add(live, Ordering::Relaxed);
             let owner = owners.entry(task.key.owner.clone()).or_default();
             owner.by_age.insert((task.created_at, task.key.id));
             owner.places.enter(task);
@@ -303,11 +377,12 @@ impl TaskStore for MemoryStore {
             owner.usage.unsettled += live;
             owner.usage.bytes += bytes;
         }
+        self.rows.lives.wrote(self.holder, &task.key);
         Ok(revision)
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        let found = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
+        let found = self.rows.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
         Ok(found.filter(|row| !row.task.is_settled() || row.task.expires_at() > now))
     }
 
@@ -317,41 +392,56 @@ impl TaskStore for MemoryStore {
         key: &Digest,
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError> {
-        let id = self.owners.lock().get(owner).and_then(|rows| rows.by_name.get(key)).map(|named| named.id);
+        let id = self.rows.owners.lock().get(owner).and_then(|rows| rows.by_name.get(key)).map(|named| named.id);
         match id {
             Some(id) => self.load(&TaskKey { owner: owner.clone(), id }, now).await,
             None => Ok(None),
         }
     }
 
-    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+    async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let revision = Revision(expected.0 + 1);
-        let row = MemoryRow::new(task, revision);
-        let mut shard = self.shard(&task.key).lock();
-        let old = match shard.rows.get(&task.key) {
-            Some(row) if row.stored.revision == expected => Arc::clone(&row.stored.task),
-            Some(_) | None => return Err(StoreError::Conflict),
-        };
-        self.take_bytes(task.stored_bytes().saturating_sub(old.stored_bytes()))?;
-        shard.leave(&old);
-        shard.enter(task);
-        shard.rows.insert(task.key.clone(), row);
-        self.account_replaced(&old, task);
+        let mut row = MemoryRow::new(task, revision, self.holder);
+        {
+            let mut shard = self.rows.shard(&task.key).lock();
+            let old = match shard.rows.get(&task.key).map(|row| &row.stored) {
+                Some(old) if role == WriteRole::Holder && old.holder.is_some_and(|holder| holder != self.holder) => {
+                    return Err(StoreError::Fenced);
+                }
+                Some(old) if old.revision == expected => old.clone(),
+                Some(_) | None => return Err(StoreError::Conflict),
+            };
+            row.stored.holder = row.stored.holder.map(|own| old.holder.unwrap_or(own));
+            self.rows.take_bytes(task.stored_bytes().saturating_sub(old.task.stored_bytes()))?;
+            shard.leave(&old.task);
+            shard.enter(task);
+            shard.rows.insert(task.key.clone(), row);
+            self.rows.account_replaced(&old.task, task);
+        }
+        self.rows.lives.wrote(self.holder, &task.key);
         Ok(revision)
     }
 
+    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        // No write is ever in doubt here.
+        self.load(key, now).await
+    }
+
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        let mut shard = self.shard(key).lock();
-        if let Some(row) = shard.remove(key) {
-            self.forget(&row.task);
+        {
+            let mut shard = self.rows.shard(key).lock();
+            if let Some(row) = shard.remove(key) {
+                self.rows.forget(&row.task);
+            }
         }
+        self.rows.lives.wrote(self.holder, key);
         Ok(())
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
         let mut freed = 0;
-        for shard in &self.shards {
+        for shard in &self.rows.shards {
             while freed < limit {
                 // One row per lock: readers of the shard never wait for a whole sweep.
                 let mut shard = shard.lock();
@@ -359,7 +449,7 @@ impl TaskStore for MemoryStore {
                     break;
                 };
                 if let Some(row) = shard.remove(&key) {
-                    self.forget(&row.task);
+                    self.rows.forget(&row.task);
                     freed += 1;
                 }
             }
@@ -369,7 +459,7 @@ impl TaskStore for MemoryStore {
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         let mut keys = Vec::new();
-        for shard in &self.shards {
+        for shard in &self.rows.shards {
             let shard = shard.lock();
             let due = shard.live.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone());
             keys.extend(due.take(limit - keys.len()));
@@ -385,13 +475,13 @@ impl TaskStore for MemoryStore {
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
         let step = |after: Option<(Timestamp, TaskId)>| {
-            let owners = self.owners.lock();
+            let owners = self.rows.owners.lock();
             let from = after.map_or(Bound::Unbounded, Bound::Excluded);
             let places = owners.get(owner).map(|rows| rows.by_age.range((from, Bound::Unbounded)).take(STEP));
             let key = |id| TaskKey { owner: owner.clone(), id };
             places.into_iter().flatten().map(|place| (*place, key(place.1))).collect()
         };
-        Ok(self.listed(after, limit, now, step))
+        Ok(self.rows.listed(after, limit, now, step))
     }
 
     async fn select(
@@ -404,7 +494,7 @@ impl TaskStore for MemoryStore {
     ) -> Result<SelectedPage, StoreError> {
         let key = |id| TaskKey { owner: owner.clone(), id };
         if let Some(ids) = &filter.ids {
-            let tasks = ids.iter().filter_map(|id| self.summary(&key(*id), now)).collect();
+            let tasks = ids.iter().filter_map(|id| self.rows.summary(&key(*id), now)).collect();
             return Ok(SelectedPage::of_named(tasks, filter, after, limit));
         }
         let (mut page, mut progress) = (SelectedPage::default(), PageProgress::new(limit));
@@ -419,7 +509,7 @@ impl TaskStore for MemoryStore {
                     (places, is_last)
                 }
             };
-            let Some((places, is_last)) = self.owners.lock().get(owner).map(places) else { break };
+            let Some((places, is_last)) = self.rows.owners.lock().get(owner).map(places) else { break };
             few = None;
             for (place, may_fit) in places {
                 if let Some(next) = progress.ends_before(place, may_fit) {
@@ -427,7 +517,7 @@ impl TaskStore for MemoryStore {
                     return Ok(page);
                 }
                 after = Some(place);
-                let summary = if may_fit { self.summary(&key(place.1), now) } else { None };
+                let summary = if may_fit { self.rows.summary(&key(place.1), now) } else { None };
                 // It may have changed since the place was looked up.
                 if let Some(summary) = summary.filter(|task| filter.fits(task)) {
                     progress.holds(summary.bytes());
@@ -441,20 +531,21 @@ impl TaskStore for MemoryStore {
         Ok(page)
     }
 
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        let mut keys = BTreeSet::new();
-        for shard in &self.shards {
-            let shard = shard.lock();
-            for key in shard.live.iter().map(|(_, key)| key).chain(&shard.untold) {
-                if after.is_none_or(|after| key > after) {
-                    keys.insert(key.clone());
-                    if keys.len() > limit {
-                        keys.pop_last();
-                    }
-                }
-            }
+    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        let mut claimed = Vec::new();
+        while claimed.len() < limit {
+            let Some(key) = self.rows.lives.take_left() else { break };
+            self.rows.claim(self.holder, key, &mut claimed);
         }
-        Ok(keys.into_iter().collect())
+        Ok(claimed)
+    }
+
+    fn changes(&self) -> BoxStream<'static, StoreHint> {
+        self.rows.lives.changes(self.holder)
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::Process
     }
 
     async fn survey(
@@ -465,7 +556,7 @@ impl TaskStore for MemoryStore {
     ) -> Result<SummaryPage, StoreError> {
         // Two tasks of one time and one reference are one in 2^48; a page that ends between them skips the second.
         let step = |after: Option<NewestCursor>| {
-            let names = self.names.lock();
+            let names = self.rows.names.lock();
             let from = after
                 .map_or(Bound::Unbounded, |(time, reference)| Bound::Included((Reverse(time), reference, first_key())));
             let places = names.newest.range((from, Bound::Unbounded));
@@ -473,11 +564,11 @@ impl TaskStore for MemoryStore {
             let next = places.skip_while(|(place, _)| Some(*place) == after).take(STEP);
             next.map(|(place, key)| (place, key.clone())).collect()
         };
-        Ok(self.listed(after, limit, now, step))
+        Ok(self.rows.listed(after, limit, now, step))
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        let names = self.names.lock();
+        let names = self.rows.names.lock();
         let from = (reference, first_key());
         let found = names.by_reference.range(from..).take_while(|(found, _)| *found == reference);
         Ok(found.take(limit).map(|(_, key)| key.clone()).collect())
@@ -485,14 +576,14 @@ impl TaskStore for MemoryStore {
 
     fn usage(&self) -> Usage {
         Usage {
-            tasks: self.tasks.load(Ordering::Relaxed),
-            unsettled: self.unsettled.load(Ordering::Relaxed),
-            bytes: self.bytes.load(Ordering::Relaxed),
+            tasks: self.rows.tasks.load(Ordering::Relaxed),
+            unsettled: self.rows.unsettled.load(Ordering::Relaxed),
+            bytes: self.rows.bytes.load(Ordering::Relaxed),
         }
     }
 
     fn usage_of(&self, owner: &Principal) -> Usage {
-        self.owners.lock().get(owner).map_or_else(Usage::default, |rows| rows.usage)
+        self.rows.owners.lock().get(owner).map_or_else(Usage::default, |rows| rows.usage)
     }
 }
 
@@ -501,8 +592,31 @@ mod tests {
     use super::*;
     use crate::store::contract;
 
+    struct InMemory;
+
+    impl contract::StoreKind for InMemory {
+        type Store = MemoryStore;
+
+        async fn open(&self, stored_bytes_max: usize) -> Arc<MemoryStore> {
+            Arc::new(MemoryStore::new(stored_bytes_max))
+        }
+
+        async fn next_life(&self, ended: Arc<MemoryStore>) -> Arc<MemoryStore> {
+            ended.end_life(ended.holder());
+            Arc::new(ended.join())
+        }
+
+        async fn beside(&self, store: &Arc<MemoryStore>) -> Option<Arc<MemoryStore>> {
+            Some(Arc::new(store.join()))
+        }
+
+        async fn declare_ended(&self, by: &MemoryStore, ended: HolderId) {
+            by.end_life(ended);
+        }
+    }
+
     #[tokio::test]
     async fn keeps_the_contract_of_every_store() {
-        contract::check_all(async |stored_bytes_max| Arc::new(MemoryStore::new(stored_bytes_max))).await;
+        contract::check_all(&InMemory).await;
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures_util::stream::BoxStream;
 
 use crate::task::{
     Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
@@ -12,11 +13,69 @@ use crate::task::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(pub u64);
 
+/// Who has to do something about a row: one life of one gateway at its store, numbered by the store. No two lives that rows
+/// name have one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HolderId(pub u64);
+
+/// On whose account a task is written over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteRole {
+    /// Its holder's, who knows how its call stands: nobody else may say that.
+    Holder,
+    /// A command of a client's or an operator's, or of time, which any gateway carries out. The holder stays who it is.
+    Command,
+}
+
 /// A row as it was read.
 #[derive(Clone, Debug)]
 pub struct StoredTask {
     pub task: Arc<Task>,
     pub revision: Revision,
+    /// `None` where nobody has to do anything about it: see [`needs_holder`].
+    pub holder: Option<HolderId>,
+}
+
+impl StoredTask {
+    /// A row that `holder` has to do something about, if anybody has to.
+    pub(super) fn held_by(holder: HolderId, task: Arc<Task>, revision: Revision) -> Self {
+        let holder = needs_holder(&task).then_some(holder);
+        Self { task, revision, holder }
+    }
+}
+
+/// Whether somebody has to do something about a task: until it has settled, and then until its upstream was told.
+#[must_use]
+pub fn needs_holder(task: &Task) -> bool {
+    !task.is_settled() || task.recovery.is_untold
+}
+
+/// Who sees what a store holds, beside whoever opened it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Nobody: it ends with the process.
+    Process,
+    /// A later process on the same machine, to which calls may be left.
+    Machine,
+    /// Other gateways, at the same time.
+    Shared,
+}
+
+impl Reach {
+    /// Whether what it holds is there after this process.
+    #[must_use]
+    pub const fn outlives_process(self) -> bool {
+        matches!(self, Self::Machine | Self::Shared)
+    }
+}
+
+/// What a store tells of the doings of others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreHint {
+    /// This row was written, or removed.
+    Changed(TaskKey),
+    /// Some were, and nobody knows which.
+    Missed,
 }
 
 /// A page of a list ends beyond as many bytes of summaries, however many tasks were asked for.
@@ -51,6 +110,9 @@ pub type NewestCursor = (Timestamp, ShortReference);
 pub enum StoreError {
     #[error("another writer changed the task first")]
     Conflict,
+    /// Of a holder's write alone. What it knows of the call counts no more, and is never to be written again.
+    #[error("another gateway has taken the task over")]
+    Fenced,
     #[error("a task with this key, or made under this idempotency key, exists")]
     Exists,
     #[error("the store holds as many {what} as it may")]
@@ -58,12 +120,13 @@ pub enum StoreError {
     /// Said by the engine, which knows the bound.
     #[error("the owner has as much in the store as it may")]
     OwnerFull,
-    /// Of an insert: the row is not there, and will not be. Of any other write: it was made, or it was not.
+    /// Nothing was read or written, and what was to be written will not be.
     #[error("the store failed")]
     Io(#[from] std::io::Error),
-    /// Of an insert alone: the row may be there. Nobody is shown it, and the store removes it as soon as it can; a process
-    /// that ends before may leave it to the next one.
-    #[error("the store failed, and whether the task was stored is not known")]
+    /// Of a write: it was made, or it was not; [`TaskStore::settle_doubt`] says which. The row of such an insert may be
+    /// there: nobody is shown it, and the store removes it as soon as it can; a process that ends before may leave it to the
+    /// next one.
+    #[error("the store failed, and whether it did what was asked is not known")]
     Unsure(#[source] std::io::Error),
 }
 
@@ -135,14 +198,19 @@ impl PageProgress {
     }
 }
 
-/// A keeper of tasks. Every implementation passes the suite in `contract`. What it is given holds no more than it counts
-/// ([`Task::is_exact`]), so that bounds in bytes are bounds of memory.
+/// A keeper of tasks, as one life of a gateway has it open. Every implementation passes the suite in `contract`. What it is
+/// given holds no more than it counts ([`Task::is_exact`]), so that bounds in bytes are bounds of memory.
+///
+/// A row that somebody has to do something about names its holder: whoever inserted it, or claimed it since.
 ///
 /// What clients see of a settled task never changes, so any cache may hold it. A full store refuses; it never evicts.
 /// All methods are cancel safe in this sense: a dropped call has either happened whole or not at all.
 #[async_trait]
 pub trait TaskStore: Send + Sync + std::fmt::Debug {
-    /// Adds a task; returns once it would survive what this store survives.
+    /// The life that has the store open.
+    fn holder(&self) -> HolderId;
+
+    /// Adds a task, held by this life; returns once it would survive what this store survives.
     ///
     /// # Errors
     /// `Exists` if the key is taken, or its owner has a task under the same idempotency key that
@@ -172,14 +240,22 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// lack of room, so a task can always be settled with a fault.
     ///
     /// # Errors
+    /// `Fenced` if a holder's write finds that another life holds the row, whatever its revision.
     /// `Conflict` if another writer got there first, or the row is gone: reload, decide again.
-    /// `Full` if the row grows and there is no room for it. `Io`.
-    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError>;
+    /// `Full` if the row grows and there is no room for it. `Io`, `Unsure`.
+    async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError>;
+
+    /// A row as it certainly stands, after a write of which nobody knows whether it was made: no write before this can appear
+    /// or disappear any more. `None` as of [`TaskStore::load`].
+    ///
+    /// # Errors
+    /// `Io`, if that cannot be known yet.
+    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
     /// Drops a row that nobody was told of (T-27). Unknown keys are no error.
     ///
     /// # Errors
-    /// `Io`.
+    /// `Io`, `Unsure`.
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError>;
 
     /// Frees settled tasks past their `ttl`, at most `limit`; returns how many. Reclaims space only.
@@ -227,13 +303,17 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<SelectedPage, StoreError>;
 
-    /// The keys of all tasks that are not done with, in pages and in their order, whoever owns them: of unsettled ones,
-    /// and of settled ones whose upstream is still to be told ([`crate::task::Recovery::is_untold`]). For recovery. A
-    /// page that is not full is the last. No row is read for it.
+    /// Takes over rows that lives hold which have ended, at most `limit`, and returns their keys: each is claimed by one life
+    /// alone, and once in it. A subtask comes to whoever claims its parent, beyond the limit where that is reached. An empty answer says that there are none at the
+    /// moment. No row is read for it.
     ///
     /// # Errors
-    /// `Io`.
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
+    /// `Io`, after which none was taken over.
+    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
+
+    /// What others write, from now on. Hints may be lost where the stream says so by [`StoreHint::Missed`], or without a word: what
+    /// somebody waits for is to be looked at now and then. Where nobody else writes the stream never yields anything.
+    fn changes(&self) -> BoxStream<'static, StoreHint>;
 
     /// All tasks, settled ones too, whoever owns them: for operators. The newest first, bounded as
     /// [`TaskStore::page`] is, and with the same promises.
@@ -253,10 +333,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io`.
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// Whether what it holds is there after this process: then calls may be left to a later one.
-    fn outlives_process(&self) -> bool {
-        false
-    }
+    fn reach(&self) -> Reach;
 
     /// What the store holds, in all.
     fn usage(&self) -> Usage;

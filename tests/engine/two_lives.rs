@@ -216,6 +216,7 @@ async fn f09_f10_u23_a_call_is_taken_up_by_the_next_process() {
     let key = first.call().await;
     first.sees(&key, |task| has_place(task, "e-2")).await;
     drop(first);
+    let store = store.next_life().await;
     let second = Process::start(&store, &server, 2);
     assert_eq!(second.engine.held(&key).await.unwrap().phase, Phase::Working, "until it is looked at");
     second.recover().await;
@@ -252,6 +253,7 @@ async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
         let key = first.call().await;
         first.sees(&key, |task| matches!(task.phase, Phase::AwaitingInput(_)) && has_place(task, "e-2")).await;
         drop(first);
+        let store = store.next_life().await;
         let second = Process::start(&store, &server, 2);
         let answers = BTreeMap::from([(InputKey(0), Answer::Result(Payload::of(&json!({ "action": "accept" }))))]);
         if is_early {
@@ -284,6 +286,7 @@ async fn f20_an_upstream_is_told_of_a_cancel_by_the_next_process() {
     let key = first.call().await;
     first.sees(&key, |task| has_place(task, "e-2")).await;
     drop(first);
+    let store = store.next_life().await;
     let second = Process::start(&store, &server, 2);
     second.engine.cancel(&key).await.unwrap();
     second.recover().await;
@@ -310,6 +313,7 @@ async fn f67_a_drained_call_is_left_in_its_session_for_the_next_process() {
     assert_eq!(in_time(drained).await.unwrap(), 0, "nobody waits for it");
     assert_eq!(server.world.all(|seen| seen.method == Method::DELETE).len(), 0, "its session stays");
     drop(first);
+    let store = store.next_life().await;
     let second = Process::start(&store, &server, 2);
     second.recover().await;
     let task = second.sees(&key, Task::is_settled).await;

@@ -11,6 +11,7 @@ use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::apply::AppliedEvent;
 use crate::engine::call::{CallEnd, CallSpec};
+use crate::store::WriteRole;
 use crate::task::{Event, Executed, GatewayFault, Reason, StoredCall, TaskKey};
 use crate::upstream::limits::CallProspect;
 use crate::upstream::{ResumeToken, UpstreamTaskMode};
@@ -76,7 +77,7 @@ impl CallSpec {
 impl Runner {
     /// Whether a later life of the process can go on with what is stored.
     pub(super) fn is_kept(&self) -> bool {
-        self.engine.store.outlives_process()
+        self.engine.store.reach().outlives_process()
     }
 
     /// What the row has of the call.
@@ -99,7 +100,7 @@ impl Runner {
     pub(super) async fn apply(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let place = self.new_place();
         let kept = place.clone().map(|place| Event::Checkpointed { attempt: self.attempt, resume: Some(place) });
-        let applied = self.engine.apply_all(key, kept.into_iter().chain([event]).collect()).await?;
+        let applied = self.engine.apply_all(key, WriteRole::Holder, kept.into_iter().chain([event]).collect()).await?;
         // It is left out where there is no room for it.
         if place.is_some() && applied.task.recovery.resume == place {
             self.checkpoint.is_written(place);
@@ -113,7 +114,9 @@ impl Runner {
     /// If it could not be kept.
     async fn keep_place(&mut self) -> Result<(), TaskError> {
         let (Some(key), Some(place)) = (self.row_key(), self.new_place()) else { return Ok(()) };
-        self.engine.apply(&key, Event::Checkpointed { attempt: self.attempt, resume: Some(place.clone()) }).await?;
+        self.engine
+            .apply(&key, WriteRole::Holder, Event::Checkpointed { attempt: self.attempt, resume: Some(place.clone()) })
+            .await?;
         self.checkpoint.is_written(Some(place));
         self.checkpoint.stirred();
         Ok(())
@@ -125,7 +128,7 @@ impl Runner {
     /// If that could not be stored: then nothing may be sent.
     pub(super) async fn forget_place(&mut self) -> Result<(), TaskError> {
         let Some(key) = self.row_key() else { return Ok(()) };
-        self.engine.apply(&key, Event::Checkpointed { attempt: self.attempt, resume: None }).await?;
+        self.engine.apply(&key, WriteRole::Holder, Event::Checkpointed { attempt: self.attempt, resume: None }).await?;
         self.checkpoint.is_written(None);
         Ok(())
     }

@@ -12,6 +12,7 @@ use crate::cause::CauseChain;
 use crate::dialect::upstream_dialect::question_method;
 use crate::engine::change_subscribers::ChangeSubscriber;
 use crate::engine::{Engine, TaskError};
+use crate::store::WriteRole;
 use crate::task::reference::LoggedTask;
 use crate::task::{Answer, Event, Phase, Task, TaskKey, TaskVisibility};
 use crate::wire::{Object, Payload};
@@ -151,6 +152,6 @@ impl Children {
             return Ok(());
         };
         let event = Event::Answered { answers: BTreeMap::from([(input, answer)]) };
-        self.engine.apply(key, event).await.map(|_| ())
+        self.engine.apply(key, WriteRole::Holder, event).await.map(|_| ())
     }
 }

@@ -21,6 +21,8 @@ const RETRIES_MAX: usize = 8;
 /// What a runner is told.
 #[derive(Debug)]
 pub(super) enum RunnerCommand {
+    /// Another gateway has the task: end, and tell nobody anything.
+    Fenced,
     /// Tell the upstream that nobody wants the result, and end.
     Abandon,
     /// Hand answers to the upstream.
@@ -49,6 +51,7 @@ struct RunnerMailbox {
 
 #[derive(Debug, Default)]
 struct MailboxState {
+    is_fenced: bool,
     is_abandoned: bool,
     has_more: bool,
     deliveries: VecDeque<Vec<(Payload, Answer)>>,
@@ -68,6 +71,15 @@ impl LiveRunners {
         let mailbox = Arc::default();
         self.by_task.lock().insert(key, Arc::downgrade(&mailbox));
         RunnerCommands { mailbox }
+    }
+
+    /// The tasks that have a runner.
+    pub(in crate::engine) fn keys(&self) -> Vec<TaskKey> {
+        self.by_task.lock().keys().cloned().collect()
+    }
+
+    pub(in crate::engine) fn has(&self, key: &TaskKey) -> bool {
+        self.by_task.lock().contains_key(key)
     }
 
     pub(in crate::engine) fn remove(&self, key: &TaskKey) {
@@ -99,6 +111,13 @@ impl LiveRunners {
 
     fn mailbox(&self, key: &TaskKey) -> Option<Arc<RunnerMailbox>> {
         self.by_task.lock().get(key).and_then(Weak::upgrade)
+    }
+
+    pub(in crate::engine) fn fence(&self, key: &TaskKey) {
+        self.put(key, |waiting| {
+            waiting.is_fenced = true;
+            true
+        });
     }
 
     pub(in crate::engine) fn abandon(&self, key: &TaskKey) {
@@ -157,9 +176,13 @@ impl RunnerCommands {
         }
     }
 
-    /// An end before answers, answers before clients. An end is never taken out: nothing comes after it.
+    /// An end before answers, answers before clients. An end is never taken out: nothing comes after it, but that another
+    /// gateway has the task.
     fn take(&self) -> Option<RunnerCommand> {
         let mut waiting = self.mailbox.waiting.lock();
+        if waiting.is_fenced {
+            return Some(RunnerCommand::Fenced);
+        }
         if waiting.is_abandoned {
             return Some(RunnerCommand::Abandon);
         }

@@ -29,7 +29,7 @@ use crate::engine::admission::TaskPermit;
 use crate::engine::call::CallSpec;
 use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
-use crate::store::StoredTask;
+use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::LoggedTask;
 use crate::task::{Event, Executed, GatewayFault, Phase, Reason, Task, TaskKey, Timestamp};
 use crate::upstream::ResumeToken;
@@ -187,7 +187,9 @@ impl Runner {
     async fn resume(&mut self, task: &Task, token: ResumeToken) -> RunnerFlow {
         self.unproven = Some(UnconfirmedCall { what: ResumeMethod::Up, since: Instant::now(), is_counted: true });
         // An event that no longer applies has an order behind it that says why.
-        if let Err(error) = self.engine.apply(&task.key, Event::TakenUp { attempt: self.attempt }).await {
+        if let Err(error) =
+            self.engine.apply(&task.key, WriteRole::Holder, Event::TakenUp { attempt: self.attempt }).await
+        {
             tracing::warn!(error = %CauseChain(&error), "that a call is taken up was not stored");
         }
         self.goes_on(task);
@@ -258,7 +260,7 @@ impl Runner {
     pub(super) async fn is_alive(&mut self) {
         if self.unproven.take().is_some()
             && let Some(key) = self.row_key()
-            && let Err(error) = self.engine.apply(&key, Event::Alive { attempt: self.attempt }).await
+            && let Err(error) = self.engine.apply(&key, WriteRole::Holder, Event::Alive { attempt: self.attempt }).await
         {
             tracing::warn!(error = %CauseChain(&error), "that a call is alive was not stored");
         }
@@ -291,7 +293,8 @@ pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, pl
             if let Some(orders) = own.live.claim(&key) {
                 match judge_child(&own, &spec, &key).await {
                     Ok(Some((task, spec, way))) => return start(&own, spec, (task, orders), (way, place)),
-                    Ok(None) => return own.live.remove(&key),
+                    // Done with, or another gateway's by now.
+                    Ok(None) | Err(TaskError::Store(StoreError::Fenced)) => return own.live.remove(&key),
                     Err(error) => {
                         tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a subtask could not begin yet");
                         own.live.remove(&key);
@@ -332,7 +335,7 @@ async fn judge_child(
             RecoveryDecision::Settle(failure) => Event::Faulted { attempt: task.attempt, failure: failure.clone() },
             RecoveryDecision::Leave | RecoveryDecision::Tell | RecoveryDecision::Run(_) => return Ok(None),
         };
-        if engine.apply(key, event).await?.changed {
+        if engine.apply(key, WriteRole::Holder, event).await?.changed {
             record(&task, &verdict);
         }
     }

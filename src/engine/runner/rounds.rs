@@ -5,6 +5,7 @@ use tokio::time::Instant;
 use super::{CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
+use crate::store::WriteRole;
 use crate::task::{Event, Phase, Plan, Task};
 
 /// Rounds of questions in one call; clients give up at ten.
@@ -53,7 +54,7 @@ impl Runner {
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         self.client.seat(seat);
         self.spec.questions = retry.questions;
-        let task = match self.engine.apply(&key, Event::Answered { answers: retry.answers }).await {
+        let task = match self.engine.apply(&key, WriteRole::Holder, Event::Answered { answers: retry.answers }).await {
             Ok(applied) => applied.task,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "answers could not be stored");

@@ -14,7 +14,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;
-use crate::store::StoreError;
+use crate::store::{StoreError, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Question, Reason, Recovery, StoredCall,
@@ -184,7 +184,8 @@ impl Runner {
         let elements = self.insert_elements(key, self.engine.clock.now()).await;
         let children = elements.map_err(|error| TaskError::from(error).reason())?.to_vec();
         let added = (!children.is_empty()).then_some(Event::ChildrenAdded { children });
-        let applied = self.engine.apply_all(key, added.into_iter().chain([Event::Revealed]).collect()).await;
+        let applied =
+            self.engine.apply_all(key, WriteRole::Holder, added.into_iter().chain([Event::Revealed]).collect()).await;
         let refused = match (&mut self.row, applied) {
             (Some(row), Ok(applied)) if applied.changed => {
                 row.shown = TaskVisibility::Handle;
@@ -237,7 +238,7 @@ impl Runner {
     /// The upstream of a call that was given up knows it now, or cannot be told.
     pub(super) async fn mark_told(&mut self) {
         if let Some(key) = self.row_key()
-            && let Err(error) = self.engine.apply(&key, Event::Told).await
+            && let Err(error) = self.engine.apply(&key, WriteRole::Holder, Event::Told).await
         {
             tracing::warn!(error = %CauseChain(&error), "that an upstream was told was not stored");
         }
@@ -285,7 +286,8 @@ impl Runner {
         failpoint::hit("outcome-heard");
         // The last words belong to the task even where they came too fast to be stored one by one.
         if let Some(message) = self.row.as_mut().and_then(|row| row.progress.take()) {
-            let _ = self.engine.apply(key, Event::Progressed { attempt: self.attempt, message }).await;
+            let _ =
+                self.engine.apply(key, WriteRole::Holder, Event::Progressed { attempt: self.attempt, message }).await;
         }
         let attempt = self.attempt;
         let is_cancelled = outcome == Outcome::Cancelled;
@@ -316,8 +318,8 @@ impl Runner {
         let mut pauses = RetryDelays::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
         let mut has_failed = false;
         loop {
-            match self.engine.apply(key, event.clone()).await {
-                Err(error @ (TaskError::Store(StoreError::Io(_)) | TaskError::Contended)) => {
+            match self.engine.apply(key, WriteRole::Holder, event.clone()).await {
+                Err(error @ (TaskError::Store(StoreError::Io(_) | StoreError::Unsure(_)) | TaskError::Contended)) => {
                     tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an outcome is not stored yet");
                     has_failed = true;
                     pauses.wait().await;

@@ -22,7 +22,7 @@ use crate::engine::TaskError;
 use crate::engine::admission::TaskPermit;
 use crate::engine::call::{CallSpec, RoundSupport};
 use crate::failpoint;
-use crate::store::StoreError;
+use crate::store::{StoreError, WriteRole};
 use crate::task::reference::LoggedTask;
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey,
@@ -263,7 +263,10 @@ impl Runner {
         if let Err(error) = stage.resume(&spec, resume).await {
             tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "a subtask could not be followed");
             let failure = Failure::Gateway(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
-            if let Err(error) = self.engine.apply(&task.key, Event::Faulted { attempt: Attempt::FIRST, failure }).await
+            if let Err(error) = self
+                .engine
+                .apply(&task.key, WriteRole::Holder, Event::Faulted { attempt: Attempt::FIRST, failure })
+                .await
             {
                 tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "that was not stored");
             }

@@ -25,7 +25,11 @@ impl UnstoredTaskLog {
         let is_news = match error {
             StoreError::Full { .. } => !self.is_told.swap(true, Ordering::Relaxed),
             StoreError::OwnerFull => false,
-            StoreError::Conflict | StoreError::Exists | StoreError::Io(_) | StoreError::Unsure(_) => true,
+            StoreError::Conflict
+            | StoreError::Fenced
+            | StoreError::Exists
+            | StoreError::Io(_)
+            | StoreError::Unsure(_) => true,
         };
         if is_news {
             tracing::warn!(error = %CauseChain(error), "a task could not be stored");

@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 
 use super::columns::{RowColumns, RowOutline, is_damage};
+use super::earlier_rows::OWN;
 use super::resident::RowChange;
 use super::rows::{self, FoundRow, UnfreeableRows};
 use crate::metric;
@@ -33,6 +34,8 @@ pub(super) enum RowWrite {
         now: Timestamp,
         limit: usize,
     },
+    /// Writes something that is nobody's: once that is durable, so is all that a reader sees.
+    Barrier,
 }
 
 impl RowWrite {
@@ -40,7 +43,7 @@ impl RowWrite {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Insert(task) | Self::Replace { task, .. } | Self::Condemn { task, .. } => task.stored_bytes(),
-            Self::Remove(_) | Self::Sweep { .. } => 0,
+            Self::Remove(_) | Self::Sweep { .. } | Self::Barrier => 0,
         }
     }
 }
@@ -53,6 +56,7 @@ pub(super) enum WriteResult {
     Removed,
     /// So many rows were freed.
     Freed(usize),
+    Passed,
 }
 
 /// Why new rows are refused at the moment.
@@ -107,6 +111,7 @@ impl<'a> WriteBatch<'a> {
             RowWrite::Condemn { expected, task } => self.put(*expected, task, true),
             RowWrite::Remove(key) => self.remove(key),
             RowWrite::Sweep { now, limit } => self.sweep(*now, *limit),
+            RowWrite::Barrier => rows::probe(self.conn).map(|()| Ok(WriteResult::Passed)),
         }
     }
 
@@ -165,7 +170,7 @@ impl<'a> WriteBatch<'a> {
     }
 
     fn note(&mut self, task: &Arc<Task>, revision: Revision, before: Option<RowOutline>) -> WriteResult {
-        let after = StoredTask { task: Arc::clone(task), revision };
+        let after = StoredTask::held_by(OWN, Arc::clone(task), revision);
         self.changes.push(RowChange { key: task.key.clone(), before, after: Some(after) });
         WriteResult::At(revision)
     }

@@ -7,6 +7,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use super::columns::{
     COLUMNS, OUTLINE, RecordLocation, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time,
 };
+use super::earlier_rows::OWN;
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoredTask};
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
@@ -72,7 +73,7 @@ fn find(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>
             Ok(_) if columns.key != *wanted => continue,
             Ok(_) => match whole(conn, &columns) {
                 Ok(task) => {
-                    return Ok(Some(ReadRow::Whole(StoredTask { task: task.into(), revision: columns.revision })));
+                    return Ok(Some(ReadRow::Whole(StoredTask::held_by(OWN, task.into(), columns.revision))));
                 }
                 Err(RowReadError::Record(error)) => error,
                 Err(RowReadError::File(error)) => return Err(error),

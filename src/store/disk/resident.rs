@@ -6,7 +6,6 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
-use std::ops::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -103,6 +102,11 @@ impl RowTotals {
 
     pub(super) const fn all(&self) -> Usage {
         self.all
+    }
+
+    /// Rows that somebody has to do something about.
+    pub(super) const fn open(&self) -> &BTreeSet<TaskKey> {
+        &self.open
     }
 }
 
@@ -312,10 +316,8 @@ impl ResidentRows {
         sums.due.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone()).take(limit).collect()
     }
 
-    /// Rows by key that are unsettled, or whose upstream is to be told.
-    pub(super) fn open(&self, after: Option<&TaskKey>, limit: usize) -> Vec<TaskKey> {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let sums = self.sums.lock();
-        sums.open.range::<TaskKey, _>((from, Bound::Unbounded)).take(limit).cloned().collect()
+    /// Whether somebody has to do something about a row.
+    pub(super) fn is_open(&self, key: &TaskKey) -> bool {
+        self.sums.lock().open.contains(key)
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::batch::RowWrite;
 use super::columns::RowOutline;
 use super::corrupt_rows::condemned;
+use super::earlier_rows::OWN;
 use super::reads::{ListedRow, ListedRows, ReadRow};
 use super::{DiskStore, is_there};
 use crate::metric;
@@ -52,7 +53,7 @@ impl DiskStore {
             // Somebody else found it too, or it cannot be written: this life goes by what memory has.
             self.resident.set_aside(&task.key, &outline);
         }
-        let row = StoredTask { task, revision: written.unwrap_or(revision) };
+        let row = StoredTask::held_by(OWN, task, written.unwrap_or(revision));
         self.resident.keep_settled(&row, now);
         row
     }

@@ -12,8 +12,8 @@ mod room;
 mod selection;
 mod upgrade;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -80,14 +80,44 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn keeps_the_contract_of_every_store() {
-    let folders: Mutex<Vec<TempDir>> = Mutex::default();
-    let open = async |stored_bytes_max| {
+    contract::check_all(&OnDisk::default()).await;
+}
+
+/// Stores in folders of their own.
+#[derive(Default)]
+struct OnDisk(Mutex<Vec<(Weak<DiskStore>, TempDir, usize)>>);
+
+impl contract::StoreKind for OnDisk {
+    type Store = DiskStore;
+
+    async fn open(&self, stored_bytes_max: usize) -> Arc<DiskStore> {
         let folder = tempfile::tempdir().unwrap();
         let settings = DiskSettings { stored_bytes_max, ..settings(&folder) };
-        folders.lock().push(folder);
-        DiskStore::open_with(settings, roomy()).await.unwrap()
-    };
-    contract::check_all(open).await;
+        let store = DiskStore::open_with(settings, roomy()).await.unwrap();
+        self.0.lock().push((Arc::downgrade(&store), folder, stored_bytes_max));
+        store
+    }
+
+    async fn next_life(&self, ended: Arc<DiskStore>) -> Arc<DiskStore> {
+        ended.close().await;
+        let is_its =
+            |(store, ..): &(Weak<DiskStore>, TempDir, usize)| std::ptr::eq(store.as_ptr(), Arc::as_ptr(&ended));
+        let (_, folder, stored_bytes_max) = {
+            let mut all = self.0.lock();
+            let at = all.iter().position(is_its).expect("it was opened here");
+            all.swap_remove(at)
+        };
+        let settings = DiskSettings { stored_bytes_max, ..settings(&folder) };
+        let store = DiskStore::open_with(settings, roomy()).await.unwrap();
+        self.0.lock().push((Arc::downgrade(&store), folder, stored_bytes_max));
+        store
+    }
+
+    async fn beside(&self, _: &Arc<DiskStore>) -> Option<Arc<DiskStore>> {
+        None
+    }
+
+    async fn declare_ended(&self, _: &DiskStore, _: HolderId) {}
 }
 
 /// L1, L2.
@@ -102,7 +132,7 @@ async fn l1_a_later_life_finds_every_row_as_it_was_acknowledged() {
         let mut last = one;
         if id % 4 > 1 {
             last = settled(last, &"r".repeat(usize::try_from(id).unwrap() * 500));
-            revision = store.replace(revision, &last).await.unwrap();
+            revision = store.replace(revision, WriteRole::Holder, &last).await.unwrap();
         }
         if id % 10 == 9 {
             store.remove(&last.key).await.unwrap();
@@ -122,10 +152,10 @@ async fn l1_a_later_life_finds_every_row_as_it_was_acknowledged() {
         }
     }
     let live = expected.iter().filter(|(task, _)| !task.is_settled()).count();
-    assert_eq!(again.unsettled(None, 99).await.unwrap().len(), live);
+    assert_eq!(again.claim(99).await.unwrap().len(), live);
     assert!(again.load(&task("b", 9).key, START).await.unwrap().is_none());
     let row = again.load(&expected[0].0.key, START).await.unwrap().unwrap();
-    again.replace(row.revision, &settled((*row.task).clone(), "later")).await.unwrap();
+    again.replace(row.revision, WriteRole::Command, &settled((*row.task).clone(), "later")).await.unwrap();
 }
 
 /// A store that was never closed, as after a crash: the log has the rows.
@@ -193,14 +223,14 @@ async fn what_was_read_before_a_commit_is_not_kept_after_it() {
     let revision = store.insert(&one).await.unwrap();
     store.resident.reset(RowTotals::default());
     let ticket = store.resident.ticket(&one.key);
-    let old = StoredTask { task: Arc::new(one.clone()), revision };
-    store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
+    let old = StoredTask::held_by(OWN, Arc::new(one.clone()), revision);
+    store.replace(revision, WriteRole::Holder, &settled(one.clone(), "r")).await.unwrap();
     store.resident.keep(ticket, &old, START);
     assert!(store.resident.live(&one.key).is_none(), "a row that is settled by now");
     assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
     let other = task("a", 1 << 64);
     let ticket = store.resident.ticket(&other.key);
-    let row = StoredTask { task: Arc::new(other.clone()), revision };
+    let row = StoredTask::held_by(OWN, Arc::new(other.clone()), revision);
     store.resident.begin(&[RowChange { key: other.key.clone(), before: None, after: None }]);
     store.resident.keep(ticket, &row, START);
     let during = store.resident.ticket(&other.key);

@@ -75,6 +75,8 @@ pub(super) struct DiskWriter {
     pub(super) seen_noted: Option<Instant>,
     /// Whether records are made anew instead of being written over, as some are damaged.
     pub(super) is_careful: bool,
+    /// Whether the last transaction failed when it was to be made durable, and not before.
+    pub(super) failed_at_commit: bool,
 }
 
 type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>);
@@ -167,19 +169,21 @@ impl DiskWriter {
                 self.failed(&error);
                 for (write, reply) in waiting {
                     let cause = std::io::Error::other(text.clone());
-                    let is_open = self.is_in_doubt(&write);
-                    let _ = reply.send(Err(if is_open { StoreError::Unsure(cause) } else { StoreError::Io(cause) }));
+                    let is_unsure = self.is_in_doubt(&write);
+                    let _ = reply.send(Err(if is_unsure { StoreError::Unsure(cause) } else { StoreError::Io(cause) }));
                 }
             }
         }
         closing
     }
 
-    /// Whether a row that was to be made may be there although its commit failed.
+    /// Whether a write whose transaction failed may have been made all the same. A row that was to be made and has been
+    /// removed since certainly is not there.
     fn is_in_doubt(&self, write: &RowWrite) -> bool {
         match write {
             RowWrite::Insert(task) => self.doubt.is_open(&task.key),
-            RowWrite::Replace { .. } | RowWrite::Condemn { .. } | RowWrite::Remove(_) | RowWrite::Sweep { .. } => false,
+            RowWrite::Replace { .. } | RowWrite::Condemn { .. } | RowWrite::Remove(_) => self.failed_at_commit,
+            RowWrite::Sweep { .. } | RowWrite::Barrier => false,
         }
     }
 
@@ -191,6 +195,7 @@ impl DiskWriter {
         health: usize,
         more: &mut dyn FnMut() -> Option<PendingWrite>,
     ) -> rusqlite::Result<WriteResults> {
+        self.failed_at_commit = false;
         // Once it fails for good, probes alone open it.
         if self.conn.is_none() && self.monitor.now() != StoreHealth::Failing {
             self.reopen().map_err(|error| cannot_open(&error.to_string()))?;
@@ -230,6 +235,8 @@ impl DiskWriter {
             }
             Err(error) => {
                 self.resident.abandon(&changes);
+                // What has no room is certainly not there.
+                self.failed_at_commit = !is_full(&error);
                 return Err(error);
             }
         }
@@ -313,8 +320,8 @@ impl DiskWriter {
                 } else {
                     self.failed(&error);
                 }
-                let is_open = single.first().is_some_and(|(write, _)| self.is_in_doubt(write));
-                Err(match (is_open, is_full) {
+                let is_unsure = single.first().is_some_and(|(write, _)| self.is_in_doubt(write));
+                Err(match (is_unsure, is_full) {
                     (true, _) => StoreError::Unsure(std::io::Error::other(error)),
                     (false, true) => InsertRefusal::Full.error(),
                     (false, false) => failed(error),

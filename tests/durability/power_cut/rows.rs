@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use taskgate::store::{DiskStore, TaskStore};
+use taskgate::store::{DiskStore, TaskStore, WriteRole};
 use taskgate::task::{
     Attempt, CallOrigin, Event, InputKey, Phase, Principal, Recovery, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
     TreePlace, transition,
@@ -70,7 +70,7 @@ async fn one(store: &DiskStore, number: u32) {
     let revision = store.insert(&made(number)).await.unwrap();
     say(number, "made");
     if number.is_multiple_of(2) {
-        store.replace(revision, &done(number)).await.unwrap();
+        store.replace(revision, WriteRole::Holder, &done(number)).await.unwrap();
         say(number, "done");
     }
     if number.is_multiple_of(5) {

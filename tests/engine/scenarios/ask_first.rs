@@ -1,7 +1,6 @@
 //! `early_input = "ask-first"`: first the questions, then the handle (GW-36).
 
 use serde_json::json;
-use taskgate::store::TaskStore;
 use taskgate::task::{EarlyInput, TaskMode};
 
 use super::rounds::{
@@ -23,7 +22,7 @@ async fn ask_first_asks_before_the_handle_and_the_grace_begins_anew() {
         let first = world.send(&modern()).await;
         assert_eq!(first.at, seconds(1) + ROUND, "{mode:?}");
         let asked = round(&first.json().await["result"].take());
-        let hidden = world.store.unsettled(None, 9).await.unwrap()[0].clone();
+        let hidden = world.store.unsettled().await[0].clone();
         tokio::time::sleep(seconds(9)).await;
         let began = world.age();
         let second = world.send(&again(&modern(), &asked, &["r0"])).await;

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::store::TaskStore as _;
 use taskgate::task::{Phase, Principal, TaskMode};
 
 use super::script::{Happens, Saw, Script};
@@ -110,7 +109,7 @@ async fn a_cancel_between_the_row_of_a_call_with_a_place_and_its_first_byte_send
     world.store.hold_returns();
     let client = world.client(&Ask::call());
     tokio::time::sleep(millis(1)).await;
-    let [key] = world.store.unsettled(None, 9).await.unwrap().try_into().unwrap();
+    let [key] = world.store.unsettled().await.try_into().unwrap();
     assert_eq!(world.task(&key).await.phase, Phase::Working);
     world.engine.cancel(&key).await.unwrap();
     world.store.returns.add_permits(1);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use taskgate::store::{DiskSettings, DiskStore, MemoryStore, Revision, StoreError, TaskStore};
+use taskgate::store::{DiskSettings, DiskStore, MemoryStore, Revision, StoreError, TaskStore, WriteRole};
 use taskgate::task::{
     Attempt, CallOrigin, ClientKind, Digest, Event, Idempotency, InputKey, ListFilter, Phase, Principal, Recovery,
     ShortReference, Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
@@ -62,7 +62,7 @@ type Run = fn(&dyn TaskStore) -> BoxFuture<'_, Result<(), StoreError>>;
 const METHODS: &[(&str, Holds, Holds, Run)] = &[
     ("insert", Holds::Nothing, Holds::Live, |store| Box::pin(async { store.insert(&task()).await.map(drop) })),
     ("replace", Holds::Live, Holds::Settled, |store| {
-        Box::pin(async { store.replace(Revision(1), &settled()).await.map(drop) })
+        Box::pin(async { store.replace(Revision(1), WriteRole::Holder, &settled()).await.map(drop) })
     }),
     ("remove", Holds::Live, Holds::Nothing, |store| Box::pin(async { store.remove(&task().key).await })),
     ("remove", Holds::Settled, Holds::Nothing, |store| Box::pin(async { store.remove(&task().key).await })),
@@ -79,7 +79,10 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
     ("select", Holds::Settled, Holds::Settled, |store| {
         Box::pin(async { store.select(&task().key.owner, &ListFilter::default(), None, 10, NOW).await.map(drop) })
     }),
-    ("unsettled", Holds::Live, Holds::Live, |store| Box::pin(async { store.unsettled(None, 10).await.map(drop) })),
+    ("claim", Holds::Live, Holds::Live, |store| Box::pin(async { store.claim(10).await.map(drop) })),
+    ("settle_doubt", Holds::Live, Holds::Live, |store| {
+        Box::pin(async { store.settle_doubt(&task().key, NOW).await.map(drop) })
+    }),
     ("survey", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.survey(None, 10, NOW).await.map(drop) })),
     ("find_reference", Holds::Live, Holds::Live, |store| {
         Box::pin(async { store.find_reference(ShortReference::of(&task().key), 2).await.map(drop) })
@@ -115,7 +118,7 @@ async fn fill(store: &dyn TaskStore, holds: Holds) {
         Holds::Live => drop(store.insert(&task()).await.unwrap()),
         Holds::Settled => {
             let revision = store.insert(&task()).await.unwrap();
-            store.replace(revision, &settled()).await.unwrap();
+            store.replace(revision, WriteRole::Holder, &settled()).await.unwrap();
         }
     }
 }

@@ -4,7 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use taskgate::store::{NewestCursor, Revision, SelectedPage, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
+use futures_util::stream::BoxStream;
+use taskgate::store::{
+    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
+    Usage, WriteRole,
+};
 use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use taskgate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, ServerFacts,
@@ -92,8 +96,8 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.load(key, now)).await
     }
 
-    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
-        self.life.writing(self.inner.replace(expected, task)).await
+    async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
+        self.life.writing(self.inner.replace(expected, role, task)).await
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
@@ -129,8 +133,16 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.select(owner, filter, after, limit, now)).await
     }
 
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.life.living(self.inner.unsettled(after, limit)).await
+    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        self.life.living(self.inner.settle_doubt(key, now)).await
+    }
+
+    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.life.living(self.inner.claim(limit)).await
+    }
+
+    fn changes(&self) -> BoxStream<'static, StoreHint> {
+        self.inner.changes()
     }
 
     async fn find_idempotent(
@@ -155,8 +167,12 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.find_reference(reference, limit)).await
     }
 
-    fn outlives_process(&self) -> bool {
-        self.outlives
+    fn reach(&self) -> Reach {
+        if self.outlives { Reach::Machine } else { self.inner.reach() }
+    }
+
+    fn holder(&self) -> HolderId {
+        self.inner.holder()
     }
 
     fn usage(&self) -> Usage {

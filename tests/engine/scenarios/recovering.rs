@@ -456,7 +456,7 @@ async fn what_keeps_recovery_from_a_row_is_told_once_however_often_it_is_looked_
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::clone(&log)).finish();
     let _logged = tracing::subscriber::set_default(subscriber);
     let (world, id) = crashed(rules(AfterCrash::Fail), &Ask::call(), Script::silent()).await;
-    world.store.faults.strike(Method::Unsettled, StoreFault::Fails, 5);
+    world.store.faults.strike(Method::Claim, StoreFault::Fails, 5);
     world.store.faults.strike(Method::Load, StoreFault::Fails, 9);
     world.store.faults.strike(Method::Replace, StoreFault::Fails, 9);
     world.recover().await;
@@ -465,7 +465,7 @@ async fn what_keeps_recovery_from_a_row_is_told_once_however_often_it_is_looked_
     (&*log).rewind().unwrap();
     (&*log).read_to_string(&mut said).unwrap();
     for told in
-        ["tasks of earlier lives could not be read", "a task of an earlier life could not be", "not done with yet"]
+        ["tasks of earlier lives could not be claimed", "a task of an earlier life could not be", "not done with yet"]
     {
         assert_eq!(said.matches(told).count(), 1, "{told}: {said}");
     }

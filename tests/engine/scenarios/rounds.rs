@@ -192,7 +192,7 @@ async fn b135_a_state_that_is_not_this_requests_runs_nothing() {
 async fn a_held_call_is_no_task_of_anybodys() {
     let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), returns(2)]));
     let asked = round(&result_of(&world, &modern()).await);
-    let stored = world.store.unsettled(None, 9).await.unwrap();
+    let stored = world.store.unsettled().await;
     let id = stored[0].id.to_string();
     for method in ["tasks/get", "tasks/update", "tasks/cancel"] {
         let error = world.send(&Ask::task(method, &id).member("inputResponses", json!({}))).await.json().await;

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::json;
-use taskgate::store::TaskStore;
+use taskgate::store::{TaskStore, WriteRole};
 
 use taskgate::task::{Executed, GatewayFault, Reason, Timestamp};
 use taskgate::upstream::{
@@ -187,12 +187,12 @@ impl Scripted {
 
     /// Has all that is stored say that nothing was heard of its call yet.
     pub(crate) async fn forget_place(&self, store: &Arc<GatedStore>) {
-        for key in store.unsettled(None, 100).await.unwrap() {
+        for key in store.unsettled().await {
             let row = store.load(&key, Timestamp::from_millis(0)).await.unwrap().unwrap();
             let mut task = (*row.task).clone();
             let (call, _): (usize, usize) = task.recovery.resume.as_ref().unwrap().read().unwrap();
             task.recovery.resume = Some(Payload::of(&(call, 0)));
-            store.replace(row.revision, &task).await.unwrap();
+            store.replace(row.revision, WriteRole::Command, &task).await.unwrap();
         }
     }
 

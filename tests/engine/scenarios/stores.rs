@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use futures_util::stream::BoxStream;
 use parking_lot::Mutex;
 use taskgate::store::{
-    MemoryStore, NewestCursor, Revision, SelectedPage, StoreError, StoredTask, SummaryPage, TaskStore, Usage,
+    HolderId, MemoryStore, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage,
+    TaskStore, Usage, WriteRole,
 };
 use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
@@ -16,7 +18,10 @@ use super::store_faults::{Method, StoreFault, StoreFaults};
 /// See the module. Everything else is the store's own doing.
 #[derive(Debug)]
 pub(crate) struct GatedStore {
-    inner: Arc<dyn TaskStore>,
+    /// As the life that uses it has it open.
+    inner: Mutex<Arc<dyn TaskStore>>,
+    /// What can be had open by several.
+    memory: Option<MemoryStore>,
     pub(crate) faults: StoreFaults,
     /// One permit lets one insert through.
     pub(crate) inserts: Semaphore,
@@ -41,13 +46,19 @@ const OPEN: usize = 1 << 20;
 
 impl GatedStore {
     pub(crate) fn new(stored_bytes_max: usize) -> Arc<Self> {
-        Self::over(Arc::new(MemoryStore::new(stored_bytes_max)))
+        let memory = MemoryStore::new(stored_bytes_max);
+        Self::made(Arc::new(memory.join()), Some(memory))
     }
 
     /// The same over any store.
     pub(crate) fn over(inner: Arc<dyn TaskStore>) -> Arc<Self> {
+        Self::made(inner, None)
+    }
+
+    fn made(inner: Arc<dyn TaskStore>, memory: Option<MemoryStore>) -> Arc<Self> {
         Arc::new(Self {
-            inner,
+            inner: Mutex::new(inner),
+            memory,
             faults: StoreFaults::default(),
             inserts: Semaphore::new(OPEN),
             returns: Semaphore::new(OPEN),
@@ -59,6 +70,31 @@ impl GatedStore {
             inserted: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
         })
+    }
+
+    /// The life that used it has ended, and the next one begins.
+    pub(crate) fn next_life(&self) {
+        let Some(memory) = &self.memory else { return };
+        let ended = std::mem::replace(&mut *self.inner.lock(), Arc::new(memory.join()));
+        memory.end_life(ended.holder());
+    }
+
+    /// The same rows for another gateway beside this one.
+    pub(crate) fn beside(&self) -> Arc<Self> {
+        let memory = self.memory.as_ref().expect("several have it open").join();
+        Self::made(Arc::new(memory.join()), Some(memory))
+    }
+
+    /// The tasks that have not settled, in the order of their keys.
+    pub(crate) async fn unsettled(&self) -> Vec<TaskKey> {
+        let page = self.inner().survey(None, 100, Timestamp::from_millis(0)).await.unwrap();
+        let mut keys: Vec<_> = page.tasks.into_iter().filter(|task| !task.is_settled()).map(|task| task.key).collect();
+        keys.sort();
+        keys
+    }
+
+    fn inner(&self) -> Arc<dyn TaskStore> {
+        Arc::clone(&self.inner.lock())
     }
 
     /// From now on each insert waits for a permit.
@@ -112,13 +148,13 @@ impl TaskStore for GatedStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         self.inserted.fetch_add(1, Ordering::Relaxed);
         self.inserts.acquire().await.unwrap().forget();
-        let revision = self.with(Method::Insert, self.inner.insert(task)).await?;
+        let revision = self.with(Method::Insert, self.inner().insert(task)).await?;
         self.returns.acquire().await.unwrap().forget();
         Ok(revision)
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        self.with(Method::Load, self.inner.load(key, now)).await
+        self.with(Method::Load, self.inner().load(key, now)).await
     }
 
     async fn find_idempotent(
@@ -127,7 +163,7 @@ impl TaskStore for GatedStore {
         key: &Digest,
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError> {
-        self.with(Method::Load, self.inner.find_idempotent(owner, key, now)).await
+        self.with(Method::Load, self.inner().find_idempotent(owner, key, now)).await
     }
 
     async fn survey(
@@ -136,14 +172,14 @@ impl TaskStore for GatedStore {
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
-        self.with(Method::Page, self.inner.survey(after, limit, now)).await
+        self.with(Method::Page, self.inner().survey(after, limit, now)).await
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.with(Method::Page, self.inner.find_reference(reference, limit)).await
+        self.with(Method::Page, self.inner().find_reference(reference, limit)).await
     }
 
-    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+    async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         self.replaced.fetch_add(1, Ordering::Relaxed);
         let held = self.held_replace.lock().take();
         if let Some(held) = held {
@@ -156,7 +192,7 @@ impl TaskStore for GatedStore {
         if self.stuck.lock().as_ref() == Some(&task.key) {
             return Err(std::io::Error::other("this row is stuck").into());
         }
-        let done = self.with(Method::Replace, self.inner.replace(expected, task)).await;
+        let done = self.with(Method::Replace, self.inner().replace(expected, role, task)).await;
         let blind = self.blind_after.swap(0, Ordering::Relaxed);
         if blind > 0 {
             self.faults.strike(Method::Load, StoreFault::Fails, blind);
@@ -165,15 +201,15 @@ impl TaskStore for GatedStore {
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        self.with(Method::Remove, self.inner.remove(key)).await
+        self.with(Method::Remove, self.inner().remove(key)).await
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        self.with(Method::Sweep, self.inner.sweep(now, limit)).await
+        self.with(Method::Sweep, self.inner().sweep(now, limit)).await
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.with(Method::Overdue, self.inner.overdue(now, limit)).await
+        self.with(Method::Overdue, self.inner().overdue(now, limit)).await
     }
 
     async fn page(
@@ -183,7 +219,7 @@ impl TaskStore for GatedStore {
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
-        self.with(Method::Page, self.inner.page(owner, after, limit, now)).await
+        self.with(Method::Page, self.inner().page(owner, after, limit, now)).await
     }
 
     async fn select(
@@ -194,18 +230,36 @@ impl TaskStore for GatedStore {
         limit: usize,
         now: Timestamp,
     ) -> Result<SelectedPage, StoreError> {
-        self.with(Method::Page, self.inner.select(owner, filter, after, limit, now)).await
+        self.with(Method::Page, self.inner().select(owner, filter, after, limit, now)).await
     }
 
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.with(Method::Unsettled, self.inner.unsettled(after, limit)).await
+    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        // Whoever cannot read cannot do this either.
+        let settled = async { self.faults.with(Method::Load, self.inner().settle_doubt(key, now)).await };
+        self.with(Method::SettleDoubt, settled).await
+    }
+
+    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.with(Method::Claim, self.inner().claim(limit)).await
+    }
+
+    fn changes(&self) -> BoxStream<'static, StoreHint> {
+        self.inner().changes()
+    }
+
+    fn reach(&self) -> Reach {
+        self.inner().reach()
+    }
+
+    fn holder(&self) -> HolderId {
+        self.inner().holder()
     }
 
     fn usage(&self) -> Usage {
-        self.inner.usage()
+        self.inner().usage()
     }
 
     fn usage_of(&self, owner: &Principal) -> Usage {
-        self.inner.usage_of(owner)
+        self.inner().usage_of(owner)
     }
 }

@@ -101,6 +101,7 @@ impl World {
     /// before [`World::recover`].
     pub(crate) fn next_life(&self) -> Self {
         self.life.end();
+        self.store.next_life();
         let number = self.engine.usage().tasks as u64 + 1_000 * (self.started.elapsed().as_millis() as u64 + 1);
         Self::alive(self.rules, self.started, Arc::clone(&self.store), Arc::clone(&self.upstream), number)
     }

@@ -17,7 +17,8 @@ pub enum Method {
     Sweep,
     Overdue,
     Page,
-    Unsettled,
+    Claim,
+    SettleDoubt,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,8 +27,10 @@ pub enum StoreFault {
     Fails,
     /// It happens, later.
     Delays(Duration),
-    /// It happens, and an error says that it did not; of an insert, that nobody knows.
+    /// It happens, and an error says that nobody knows.
     AppliesAndFails,
+    /// Nothing happens, and an error says that nobody knows.
+    FailsUnsure,
 }
 
 /// The fault of each method, and how often it is still to strike.
@@ -71,11 +74,17 @@ impl StoreFaults {
             }
             Some(StoreFault::AppliesAndFails) => {
                 done.await?;
-                Err(match (method, failed()) {
-                    (Method::Insert, StoreError::Io(cause)) => StoreError::Unsure(cause),
-                    (_, failed) => failed,
-                })
+                Err(unsure(method, failed()))
             }
+            Some(StoreFault::FailsUnsure) => Err(unsure(method, failed())),
         }
+    }
+}
+
+/// Only of a write nobody may know whether it was made.
+fn unsure(method: Method, error: StoreError) -> StoreError {
+    match (method, error) {
+        (Method::Insert | Method::Replace | Method::Remove, StoreError::Io(cause)) => StoreError::Unsure(cause),
+        (_, error) => error,
     }
 }

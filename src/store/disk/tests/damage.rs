@@ -86,14 +86,14 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
         }
         let store = open(&folder).await;
         let keys: Vec<_> = good.iter().map(|task| task.key.clone()).collect();
-        for key in store.unsettled(None, 99).await.unwrap() {
+        for key in store.claim(99).await.unwrap() {
             let found = store.load(&key, START).await;
             match found {
                 Ok(row) => assert_eq!(key == live.key, is_condemned(&row.unwrap().task)),
                 Err(error) => assert!(is_newer && key == live.key, "{error}"),
             }
         }
-        assert_eq!(store.unsettled(None, 99).await.unwrap(), keys, "nobody looks at it again");
+        assert!(store.claim(99).await.unwrap().is_empty(), "nobody looks at it again");
         let page = store.page(&live.key.owner, None, 99, START).await.unwrap();
         assert_eq!((page.tasks.len(), page.has_more), (12, false));
         assert_eq!(store.survey(None, 99, START).await.unwrap().tasks.len(), 12);
@@ -103,12 +103,15 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
         assert_eq!(freed, if is_newer { 6 } else { 7 }, "what is gone is freed, whether or not it can be read");
         for (task, number) in good.iter().zip(0_u8..) {
             let row = store.load(&task.key, past).await.unwrap().unwrap();
-            store.replace(row.revision, &settled(task.clone(), &"r".repeat(number.into()))).await.unwrap();
+            store
+                .replace(row.revision, WriteRole::Holder, &settled(task.clone(), &"r".repeat(number.into())))
+                .await
+                .unwrap();
         }
         store.close().await;
         let store = open(&folder).await;
         assert_eq!(store.usage().tasks, if is_newer { 6 } else { 5 });
-        let left = store.unsettled(None, 99).await.unwrap();
+        let left = store.claim(99).await.unwrap();
         assert_eq!(left.len(), usize::from(is_newer), "{left:?}");
     }
 }
@@ -159,7 +162,10 @@ async fn a_live_task_is_settled_over_a_damaged_record() {
     break_chain(&database(&folder), &LIVE.repeat(3));
     assert_ne!(fs::read(database(&folder)).unwrap(), whole);
     let ended = [settled(live, "r"), settled(other, "r")];
-    let (one, two) = tokio::join!(store.replace(first, &ended[0]), store.replace(second, &ended[1]));
+    let (one, two) = tokio::join!(
+        store.replace(first, WriteRole::Command, &ended[0]),
+        store.replace(second, WriteRole::Command, &ended[1])
+    );
     one.unwrap();
     two.unwrap();
     store.close().await;
@@ -264,11 +270,11 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     let one = task("a", 1);
     let first = store.insert(&one).await.unwrap();
     let cancelled = transition(one.clone(), Event::CancelRequested, START).0;
-    let second = store.replace(first, &cancelled).await.unwrap();
+    let second = store.replace(first, WriteRole::Holder, &cancelled).await.unwrap();
     let ticket = store.resident.ticket(&one.key);
     let before = store.load(&one.key, START).await.unwrap().unwrap();
     let told = transition(cancelled, Event::Told, START).0;
-    let third = store.replace(second, &told).await.unwrap();
+    let third = store.replace(second, WriteRole::Holder, &told).await.unwrap();
     store.resident.keep_settled(&before, START);
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
     // With nothing there to compare it with, the ticket says that it is old.
@@ -277,7 +283,7 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     assert!(store.resident.settled(&one.key).is_none());
     // And one that came there all the same goes when a write finds it out.
     store.resident.keep_settled(&before, START);
-    assert!(matches!(store.replace(before.revision, &told).await, Err(StoreError::Conflict)));
+    assert!(matches!(store.replace(before.revision, WriteRole::Holder, &told).await, Err(StoreError::Conflict)));
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
 }
 
@@ -297,7 +303,7 @@ async fn what_follows_on_damage_begins_with_the_file_opened_anew() {
     let revision = store.insert(&one).await.unwrap();
     // The last is met first.
     codes.lock().extend([rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_CORRUPT]);
-    store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &settled(one.clone(), "r")).await.unwrap();
     assert!(codes.lock().is_empty() && store.health() == StoreHealth::Good);
     assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
 }

@@ -34,14 +34,17 @@ async fn f54_a_failed_commit_fails_its_writes_alone() {
     fails.store(true, Ordering::SeqCst);
     // What would undo it fails as well, so nobody can say that it is not there.
     assert!(matches!(store.insert(&lost).await, Err(StoreError::Unsure(_))));
-    assert!(matches!(store.replace(revision, &settled(kept.clone(), "r")).await, Err(StoreError::Io(_))));
+    assert!(matches!(
+        store.replace(revision, WriteRole::Holder, &settled(kept.clone(), "r")).await,
+        Err(StoreError::Io(_))
+    ));
     fails.store(false, Ordering::SeqCst);
     assert_eq!(store.usage(), usage);
     assert!(store.load(&lost.key, START).await.unwrap().is_none());
     assert_eq!(*store.load(&kept.key, START).await.unwrap().unwrap().task, kept);
     assert_eq!(store.health(), StoreHealth::Good, "twice is not often");
     store.insert(&lost).await.unwrap();
-    store.replace(revision, &settled(kept, "r")).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &settled(kept, "r")).await.unwrap();
 }
 
 /// A change that was made and reported as failed is found, by all alike.
@@ -55,7 +58,10 @@ async fn a_commit_that_happened_though_it_failed_is_seen_everywhere() {
     store.insert(&one).await.unwrap();
     let row = store.load(&one.key, START).await.unwrap().unwrap();
     fails.store(true, Ordering::SeqCst);
-    assert!(matches!(store.replace(row.revision, &cancelled(one.clone())).await, Err(StoreError::Io(_))));
+    assert!(matches!(
+        store.replace(row.revision, WriteRole::Holder, &cancelled(one.clone())).await,
+        Err(StoreError::Unsure(_))
+    ));
     until("memory begins anew", || store.usage().unsettled == 0).await;
     assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
     fails.store(false, Ordering::SeqCst);
@@ -102,7 +108,7 @@ async fn f53_nothing_new_is_taken_below_the_low_water_mark() {
     free.store((64 << 20) - 1, Ordering::SeqCst);
     until("the disk is looked at", || store.health() == StoreHealth::Full).await;
     assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::Full { .. })));
-    store.replace(revision, &settled(one.clone(), "a result, which grows the row")).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &settled(one.clone(), "a result, which grows the row")).await.unwrap();
     assert!(store.load(&one.key, START).await.unwrap().is_some());
     free.store(ALL / 2, Ordering::SeqCst);
     until("the disk is looked at", || store.health() == StoreHealth::Good).await;
@@ -153,9 +159,9 @@ async fn f53_on_a_full_disk_tasks_can_still_be_ended() {
     assert!(held.len() > 5);
     let (first, revision) = held[0].clone();
     let grown = settled(first.clone(), &"r".repeat(100_000));
-    assert!(matches!(store.replace(revision, &grown).await, Err(StoreError::Full { .. })));
+    assert!(matches!(store.replace(revision, WriteRole::Holder, &grown).await, Err(StoreError::Full { .. })));
     let ended = cancelled(first);
-    store.replace(revision, &ended).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &ended).await.unwrap();
     for (one, _) in &held {
         assert!(store.load(&one.key, START).await.unwrap().is_some());
     }
@@ -181,7 +187,12 @@ async fn f53_one_write_that_does_not_fit_does_not_fail_the_others() {
     let (large, small) = (settled(one, &"r".repeat(1 << 20)), cancelled(two));
     let both = async {
         until("a commit is held", || reached.load(Ordering::SeqCst)).await;
-        let both = async { tokio::join!(store.replace(first, &large), store.replace(second, &small)) };
+        let both = async {
+            tokio::join!(
+                store.replace(first, WriteRole::Holder, &large),
+                store.replace(second, WriteRole::Holder, &small)
+            )
+        };
         let release = async {
             until("both wait", || store.queue.capacity() == QUEUE_MAX - 2).await;
             release.send(()).unwrap();
@@ -237,7 +248,7 @@ async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
     assert!(!data.exists(), "no new store is made in its place");
     std::fs::rename(&away, &data).unwrap();
     until("the folder is found", || store.health() == StoreHealth::Good).await;
-    store.replace(revision, &cancelled(one)).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &cancelled(one)).await.unwrap();
     store.insert(&task("a", 2)).await.unwrap();
     assert_eq!(store.usage().tasks, 2);
 }
@@ -261,7 +272,10 @@ async fn a_writer_that_ended_is_known_and_keeps_others_out() {
     let bounded = Duration::from_secs(20);
     tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Ended)).await.unwrap().unwrap();
     assert!(matches!(store.insert(&task("a", 3)).await, Err(StoreError::Io(_))));
-    assert!(matches!(store.replace(revision, &cancelled(one.clone())).await, Err(StoreError::Io(_))));
+    assert!(matches!(
+        store.replace(revision, WriteRole::Holder, &cancelled(one.clone())).await,
+        Err(StoreError::Io(_))
+    ));
     assert!(store.load(&one.key, START).await.unwrap().is_some(), "what is there can be read");
     assert!(is_open_elsewhere(&settings(&folder).folder));
     store.close().await;

@@ -109,7 +109,7 @@ async fn write_tasks(store: &DiskStore) {
     for (number, task) in tasks().iter().enumerate() {
         let mut revision = store.insert(task).await.unwrap();
         for _ in 0..rewrites(number) {
-            revision = store.replace(revision, task).await.unwrap();
+            revision = store.replace(revision, WriteRole::Holder, task).await.unwrap();
         }
     }
     store.load(&tasks()[0].key, START.after(Duration::from_secs(60))).await.unwrap();
@@ -148,7 +148,7 @@ pub(super) async fn holds_every_row(store: &DiskStore) {
     let mut open: Vec<_> = tasks.iter().filter(|task| !task.is_settled() || task.recovery.is_untold).collect();
     open.sort_unstable_by_key(|task| &task.key);
     let open: Vec<_> = open.into_iter().map(|task| task.key.clone()).collect();
-    assert_eq!(store.unsettled(None, 99).await.unwrap(), open);
+    assert_eq!(store.claim(99).await.unwrap(), open);
     let newest: Vec<_> = tasks.iter().rev().map(Summary::of).collect();
     assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, newest);
     let bytes = tasks.iter().map(Task::stored_bytes).sum();

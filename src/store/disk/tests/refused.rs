@@ -211,15 +211,17 @@ async fn write(store: &DiskStore, dice: &mut SeededRandom, next: &mut u128, told
             } else {
                 settled((*row.task).clone(), "r")
             };
-            match store.replace(row.revision, &changed).await {
+            match store.replace(row.revision, WriteRole::Command, &changed).await {
                 Ok(_) => told.is(&key, Some(changed)),
-                Err(StoreError::Io(_)) => told.may_be(&key, Some(changed)),
+                Err(StoreError::Unsure(_)) => told.may_be(&key, Some(changed)),
+                // Whatever else is said of it, it was not made.
                 Err(_) => (),
             }
         }
         (_, Some(key)) => match store.remove(&key).await {
             Ok(()) => told.is(&key, None),
-            Err(_) => told.may_be(&key, None),
+            Err(StoreError::Unsure(_)) => told.may_be(&key, None),
+            Err(_) => (),
         },
     }
 }

@@ -76,7 +76,7 @@ async fn records_move_with_their_next_write_and_then_the_old_table_goes() {
     let (first, rest) = all.split_first().unwrap();
     let row = store.load(&first.key, START).await.unwrap().unwrap();
     let ended = transition(first.clone(), Event::CancelRequested, START).0;
-    store.replace(row.revision, &ended).await.unwrap();
+    store.replace(row.revision, WriteRole::Command, &ended).await.unwrap();
     assert_eq!(left(), i64::try_from(rest.len()).unwrap());
     for task in rest {
         store.remove(&task.key).await.unwrap();

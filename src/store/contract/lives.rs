@@ -1,0 +1,211 @@
+//! What a store promises to the lives that have it open, one after the other or beside each other.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, StreamExt as _};
+
+use super::{NAME, START, TTL, named, settled, task};
+use crate::store::{HolderId, Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
+use crate::task::{Event, Task, TaskId, TaskKey, TreePlace, transition};
+
+/// How stores of one kind are opened.
+pub(crate) trait StoreKind {
+    type Store: TaskStore;
+
+    /// A new one, for so many bytes.
+    async fn open(&self, stored_bytes_max: usize) -> Arc<Self::Store>;
+
+    /// Ends a life, and opens its rows for the next one.
+    async fn next_life(&self, ended: Arc<Self::Store>) -> Arc<Self::Store>;
+
+    /// Opens its rows for another life beside it; `None` where one has them open at a time.
+    async fn beside(&self, store: &Arc<Self::Store>) -> Option<Arc<Self::Store>>;
+
+    /// Has a life declared ended by another one. It may go on, and not know.
+    async fn declare_ended(&self, by: &Self::Store, ended: HolderId);
+}
+
+/// How long a hint may take.
+const HINT_MAX: Duration = Duration::from_secs(10);
+
+async fn row(store: &impl TaskStore, key: &TaskKey) -> StoredTask {
+    store.load(key, START).await.unwrap().expect("the row is there")
+}
+
+pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(store: &impl TaskStore) {
+    let (one, other) = (task("a", 1), task("a", 2));
+    let own = Some(store.holder());
+    let first = store.insert(&one).await.unwrap();
+    assert_eq!(row(store, &one.key).await.holder, own);
+    let cancelled = transition(one, Event::CancelRequested, START).0;
+    let second = store.replace(first, WriteRole::Command, &cancelled).await.unwrap();
+    assert_eq!(row(store, &cancelled.key).await.holder, own, "its upstream is to be told");
+    let told = transition(cancelled, Event::Told, START).0;
+    store.replace(second, WriteRole::Holder, &told).await.unwrap();
+    assert_eq!(row(store, &told.key).await.holder, None);
+    let first = store.insert(&other).await.unwrap();
+    store.replace(first, WriteRole::Holder, &settled(other.clone(), "r")).await.unwrap();
+    assert_eq!(row(store, &other.key).await.holder, None);
+}
+
+/// Until a row is claimed only commands change it, and its own holder is fenced from then on.
+pub(super) async fn what_a_life_left_is_claimed_once<K: StoreKind>(kind: &K, store: Arc<K::Store>) {
+    let rows: Vec<Task> = (1..6_u8).map(|id| task(["a", "b"][usize::from(id % 2)], id.into())).collect();
+    for one in &rows {
+        store.insert(one).await.unwrap();
+    }
+    store.insert(&settled(task("a", 9), "r")).await.unwrap();
+    let later = kind.next_life(store).await;
+    let left = row(&*later, &rows[0].key).await;
+    assert!(left.holder.is_some_and(|holder| holder != later.holder()), "{left:?}");
+    let changed = Task { status_message: Some(Arc::from("half")), ..rows[0].clone() };
+    for revision in [left.revision, Revision(99)] {
+        let fenced = later.replace(revision, WriteRole::Holder, &changed).await;
+        assert!(matches!(fenced, Err(StoreError::Fenced)), "{fenced:?}");
+    }
+    later.replace(left.revision, WriteRole::Command, &changed).await.unwrap();
+    assert!(row(&*later, &rows[0].key).await.holder.is_some_and(|holder| holder != later.holder()));
+    let mut claimed = Vec::new();
+    for _ in 0..9 {
+        let some = later.claim(2).await.unwrap();
+        assert!(some.len() <= 2);
+        if some.is_empty() {
+            break;
+        }
+        claimed.extend(some);
+    }
+    assert_eq!(claimed.len(), rows.len());
+    assert_eq!(claimed.iter().collect::<BTreeSet<_>>(), rows.iter().map(|one| &one.key).collect());
+    let own = row(&*later, &rows[0].key).await;
+    assert_eq!((own.holder, &*own.task), (Some(later.holder()), &changed));
+    later.replace(own.revision, WriteRole::Holder, &changed).await.unwrap();
+    later.insert(&task("a", 77)).await.unwrap();
+    assert!(later.claim(9).await.unwrap().is_empty(), "nobody claims what is a living holder's");
+}
+
+/// F20.
+pub(super) async fn a_settled_row_is_claimed_until_its_upstream_was_told<K: StoreKind>(kind: &K, store: Arc<K::Store>) {
+    let one = task("a", 1);
+    let first = store.insert(&one).await.unwrap();
+    let cancelled = transition(one, Event::CancelRequested, START).0;
+    store.replace(first, WriteRole::Command, &cancelled).await.unwrap();
+    let store = kind.next_life(store).await;
+    assert_eq!(store.claim(9).await.unwrap(), std::slice::from_ref(&cancelled.key));
+    let revision = row(&*store, &cancelled.key).await.revision;
+    assert!(store.overdue(START.after(TTL), 9).await.unwrap().is_empty());
+    store.replace(revision, WriteRole::Holder, &transition(cancelled, Event::Told, START).0).await.unwrap();
+    let store = kind.next_life(store).await;
+    assert!(store.claim(9).await.unwrap().is_empty());
+}
+
+/// SUB-05: whoever has the parent has the child.
+pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreKind>(kind: &K, store: Arc<K::Store>) {
+    for (parent, child) in [(1, 2), (4, 3)] {
+        let (parent_id, child_id) = (TaskId::from_bits(parent), TaskId::from_bits(child));
+        let tree = TreePlace { parent: Some(parent_id), ..TreePlace::default() };
+        store.insert(&Task { tree, ..task("a", child) }).await.unwrap();
+        let tree = TreePlace { children: [child_id].into(), ..TreePlace::default() };
+        store.insert(&Task { tree, ..task("a", parent) }.exact()).await.unwrap();
+    }
+    let store = kind.next_life(store).await;
+    let first = store.claim(1).await.unwrap();
+    for (parent, child) in [(1, 2), (4, 3)] {
+        let holder = async |id| row(&*store, &task("a", id).key).await.holder;
+        assert_eq!(holder(parent).await, holder(child).await, "{first:?}");
+    }
+    let mut claimed = first;
+    for _ in 0..9 {
+        claimed.extend(store.claim(1).await.unwrap());
+    }
+    assert_eq!(claimed.iter().map(|key| key.id.bits()).collect::<BTreeSet<_>>(), [1, 2, 3, 4].into());
+    assert_eq!(claimed.len(), 4, "each once: {claimed:?}");
+}
+
+pub(super) async fn without_a_doubt_a_row_is_what_it_was(store: &impl TaskStore) {
+    let one = task("a", 1);
+    let first = store.insert(&one).await.unwrap();
+    let found = store.settle_doubt(&one.key, START).await.unwrap().unwrap();
+    assert_eq!((&*found.task, found.revision, found.holder), (&one, first, Some(store.holder())));
+    let done = settled(one, "r");
+    let second = store.replace(first, WriteRole::Holder, &done).await.unwrap();
+    let found = store.settle_doubt(&done.key, START).await.unwrap().unwrap();
+    assert_eq!((&*found.task, found.revision, found.holder), (&done, second, None));
+    assert!(store.settle_doubt(&done.key, START.after(TTL)).await.unwrap().is_none());
+    assert!(store.settle_doubt(&task("a", 2).key, START).await.unwrap().is_none());
+}
+
+pub(super) async fn lives_beside_each_other_see_what_the_other_writes(one: &impl TaskStore, other: &impl TaskStore) {
+    assert_ne!(one.holder(), other.holder());
+    let made = task("a", 1);
+    let first = one.insert(&made).await.unwrap();
+    let seen = row(other, &made.key).await;
+    assert_eq!((seen.holder, seen.revision), (Some(one.holder()), first));
+    assert!(matches!(other.insert(&made).await, Err(StoreError::Exists)));
+    let changed = Task { status_message: Some(Arc::from("half")), ..made.clone() };
+    let foreign = other.replace(first, WriteRole::Holder, &changed).await;
+    assert!(matches!(foreign, Err(StoreError::Fenced)), "{foreign:?}");
+    let second = other.replace(first, WriteRole::Command, &changed).await.unwrap();
+    let stale = one.replace(first, WriteRole::Holder, &made).await;
+    assert!(matches!(stale, Err(StoreError::Conflict)), "{stale:?}");
+    let seen = row(one, &made.key).await;
+    assert_eq!((&*seen.task, seen.revision, seen.holder), (&changed, second, Some(one.holder())));
+    let done = settled(changed, "r");
+    one.replace(second, WriteRole::Holder, &done).await.unwrap();
+    assert_eq!(*row(other, &made.key).await.task, done);
+    other.remove(&made.key).await.unwrap();
+    assert!(one.load(&made.key, START).await.unwrap().is_none());
+}
+
+/// L6.
+pub(super) async fn one_name_is_one_task_whoever_inserts(one: &impl TaskStore, other: &impl TaskStore) {
+    one.insert(&named("a", 1)).await.unwrap();
+    assert!(matches!(other.insert(&named("a", 2)).await, Err(StoreError::Exists)));
+    let found = other.find_idempotent(&task("a", 1).key.owner, &NAME.key, START).await.unwrap();
+    assert_eq!(found.map(|row| row.task.key.id.bits()), Some(1));
+}
+
+pub(super) async fn a_life_hears_of_what_others_write(one: &impl TaskStore, other: &impl TaskStore) {
+    let mut hints = one.changes();
+    one.insert(&task("a", 1)).await.unwrap();
+    let made = task("a", 2);
+    let first = other.insert(&made).await.unwrap();
+    other.replace(first, WriteRole::Command, &settled(made.clone(), "r")).await.unwrap();
+    let heard = async {
+        loop {
+            match hints.next().await.expect("hints go on") {
+                StoreHint::Changed(key) if key == made.key => return,
+                StoreHint::Changed(key) => panic!("a hint of one's own: {key:?}"),
+                StoreHint::Missed => (),
+            }
+        }
+    };
+    tokio::time::timeout(HINT_MAX, heard).await.expect("a hint comes");
+}
+
+/// F78, F79: a life that was declared ended, and does not know, writes no more as a holder, and what it inserts is
+/// another's to take over.
+pub(super) async fn a_life_that_was_declared_ended_is_fenced<K: StoreKind>(
+    kind: &K,
+    (one, other): (&K::Store, &K::Store),
+) {
+    let made = task("a", 1);
+    let first = one.insert(&made).await.unwrap();
+    assert!(other.claim(9).await.unwrap().is_empty());
+    kind.declare_ended(other, one.holder()).await;
+    assert_eq!(other.claim(9).await.unwrap(), std::slice::from_ref(&made.key));
+    let taken = row(other, &made.key).await;
+    assert_eq!(taken.holder, Some(other.holder()));
+    for revision in [first, taken.revision] {
+        let fenced = one.replace(revision, WriteRole::Holder, &settled(made.clone(), "late")).await;
+        assert!(matches!(fenced, Err(StoreError::Fenced)), "{fenced:?}");
+    }
+    other.replace(taken.revision, WriteRole::Holder, &settled(made, "r")).await.unwrap();
+    let late = task("a", 2);
+    // It may be refused, or be another's at once.
+    if one.insert(&late).await.is_ok() {
+        assert_eq!(other.claim(9).await.unwrap(), [late.key]);
+    }
+    assert!(one.claim(9).now_or_never().is_none_or(|claimed| claimed.is_ok_and(|keys| keys.is_empty())));
+}

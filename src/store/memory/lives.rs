@@ -1,0 +1,94 @@
+//! Numbers the lives that have one memory store open, and tells each what the others write.
+//!
+//! A process has one life, and its store ends with it: then there is nobody to tell, and nothing to take over.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
+use parking_lot::Mutex;
+use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::store::tasks::{HolderId, StoreHint};
+use crate::task::TaskKey;
+
+/// Hints that wait for one life; the oldest are lost then, and the life is told so.
+const HINTS_MAX: usize = 1_024;
+
+#[derive(Debug)]
+pub(super) struct MemoryLives {
+    state: Mutex<LivesState>,
+    /// Whether any has ended: as long as none has, nobody needs to ask which.
+    has_ended: AtomicBool,
+    hints: broadcast::Sender<(HolderId, TaskKey)>,
+}
+
+#[derive(Debug, Default)]
+struct LivesState {
+    last: u64,
+    ended: BTreeSet<HolderId>,
+    /// Keys of rows that ended lives held when they ended, or inserted since. Some may be gone, or done with.
+    left: VecDeque<TaskKey>,
+}
+
+impl Default for MemoryLives {
+    fn default() -> Self {
+        Self { state: Mutex::default(), has_ended: AtomicBool::new(false), hints: broadcast::Sender::new(HINTS_MAX) }
+    }
+}
+
+impl MemoryLives {
+    pub(super) fn begin(&self) -> HolderId {
+        let mut state = self.state.lock();
+        state.last += 1;
+        HolderId(state.last)
+    }
+
+    pub(super) fn end(&self, holder: HolderId) {
+        self.state.lock().ended.insert(holder);
+        self.has_ended.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn has_ended(&self, holder: HolderId) -> bool {
+        self.has_ended.load(Ordering::SeqCst) && self.state.lock().ended.contains(&holder)
+    }
+
+    /// Rows that a life leaves behind.
+    pub(super) fn leave(&self, keys: impl Iterator<Item = TaskKey>) {
+        self.state.lock().left.extend(keys);
+    }
+
+    /// The next row that may be taken over.
+    pub(super) fn take_left(&self) -> Option<TaskKey> {
+        self.state.lock().left.pop_front()
+    }
+
+    /// A life wrote this row, or removed it, and has given its lock back. One that has ended, and does not know, leaves what
+    /// it inserts.
+    pub(super) fn wrote(&self, holder: HolderId, key: &TaskKey) {
+        if self.has_ended(holder) {
+            self.leave(std::iter::once(key.clone()));
+        }
+        if self.hints.receiver_count() > 0 {
+            // Whoever listened may have left just now.
+            let _ = self.hints.send((holder, key.clone()));
+        }
+    }
+
+    /// What others than `holder` write.
+    pub(super) fn changes(&self, holder: HolderId) -> BoxStream<'static, StoreHint> {
+        let hints = stream::unfold(self.hints.subscribe(), move |mut hints| async move {
+            loop {
+                match hints.recv().await {
+                    Ok((writer, _)) if writer == holder => (),
+                    Ok((_, key)) => return Some((StoreHint::Changed(key), hints)),
+                    Err(RecvError::Lagged(_)) => return Some((StoreHint::Missed, hints)),
+                    Err(RecvError::Closed) => return None,
+                }
+            }
+        });
+        hints.boxed()
+    }
+}

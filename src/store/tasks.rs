@@ -304,7 +304,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ) -> Result<SelectedPage, StoreError>;
 
     /// Takes over rows that lives hold which have ended, at most `limit`, and returns their keys: each is claimed by one life
-    /// alone, and once in it. A subtask comes to whoever claims its parent, beyond the limit where that is reached. An empty answer says that there are none at the
+    /// alone, and once in it; one that has been declared ended claims nothing. A subtask comes to whoever claims its parent,
+    /// beyond the limit where that is reached. An empty answer says that there are none at the
     /// moment. No row is read for it.
     ///
     /// # Errors

@@ -87,7 +87,7 @@ async fn keeps_the_contract_of_every_store() {
 #[derive(Default)]
 struct OnDisk(Mutex<Vec<(Weak<DiskStore>, TempDir, usize)>>);
 
-impl contract::StoreKind for OnDisk {
+impl contract::StoreOpener for OnDisk {
     type Store = DiskStore;
 
     async fn open(&self, stored_bytes_max: usize) -> Arc<DiskStore> {

@@ -168,7 +168,10 @@ impl TaskStore for Mortal<GatedStore> {
     }
 
     fn reach(&self) -> Reach {
-        if self.outlives { Reach::Machine } else { self.inner.reach() }
+        match self.inner.reach() {
+            Reach::Process if self.outlives => Reach::Machine,
+            reach @ (Reach::Process | Reach::Machine | Reach::Shared) => reach,
+        }
     }
 
     fn holder(&self) -> HolderId {

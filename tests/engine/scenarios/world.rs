@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value, json};
 use support::serving;
 use taskgate::engine::recovery::{self, CallTargets};
-use taskgate::engine::{CallSpec, CallStream, CallTarget, Engine, RoundSupport};
+use taskgate::engine::{CallSpec, CallStream, CallTarget, Engine, RoundSupport, changes_elsewhere};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
 use taskgate::face::listen_permits::ListenPermits;
@@ -104,6 +104,23 @@ impl World {
         self.store.next_life();
         let number = self.engine.usage().tasks as u64 + 1_000 * (self.started.elapsed().as_millis() as u64 + 1);
         Self::alive(self.rules, self.started, Arc::clone(&self.store), Arc::clone(&self.upstream), number)
+    }
+
+    /// Another gateway beside this one, at the same rows and the same server. Both follow what the other writes, and take over
+    /// what is left, from here on.
+    pub(crate) fn beside(&self) -> Self {
+        let other = Self::alive(self.rules, self.started, self.store.beside(), Arc::clone(&self.upstream), 1 << 40);
+        for world in [self, &other] {
+            world.follows();
+        }
+        other
+    }
+
+    /// What a gateway does by itself.
+    fn follows(&self) {
+        let (engine, stop) = (Arc::clone(&self.engine), self.ending.clone());
+        self.clients.spawn(recovery::run(Arc::clone(&engine), self.origins(), stop.clone()));
+        self.clients.spawn(changes_elsewhere::run(engine, stop));
     }
 
     fn alive(rules: Rules, started: Instant, store: Arc<GatedStore>, upstream: Arc<Scripted>, first_id: u64) -> Self {

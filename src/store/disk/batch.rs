@@ -87,6 +87,8 @@ pub(super) struct WriteBatch<'a> {
     /// Whether records are made anew instead of being written over.
     is_careful: bool,
     pub(super) changes: Vec<RowChange>,
+    /// Whether something is written beside the rows.
+    pub(super) has_barrier: bool,
 }
 
 impl<'a> WriteBatch<'a> {
@@ -97,7 +99,7 @@ impl<'a> WriteBatch<'a> {
         seen: Timestamp,
         (stuck, is_careful): (&'a Mutex<UnfreeableRows>, bool),
     ) -> Self {
-        Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new() }
+        Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new(), has_barrier: false }
     }
 
     /// Makes one write. A refusal leaves everything as it was.
@@ -111,7 +113,10 @@ impl<'a> WriteBatch<'a> {
             RowWrite::Condemn { expected, task } => self.put(*expected, task, true),
             RowWrite::Remove(key) => self.remove(key),
             RowWrite::Sweep { now, limit } => self.sweep(*now, *limit),
-            RowWrite::Barrier => rows::probe(self.conn).map(|()| Ok(WriteResult::Passed)),
+            RowWrite::Barrier => {
+                self.has_barrier = true;
+                rows::probe(self.conn).map(|()| Ok(WriteResult::Passed))
+            }
         }
     }
 

@@ -171,6 +171,7 @@ fuzz:
 # or fail.
 KILL_CYCLES ?= 40
 RESTARTS ?= 200
+REPLACED_GATEWAYS ?= 2000
 POWER_CUT_IMAGES ?= 2000
 STORED_RESULTS ?= 80000
 soak: setup
@@ -180,6 +181,8 @@ soak: setup
 	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test durability kill_cycles:: -- --nocapture
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
+	$(call step,gateways that are replaced: $(REPLACED_GATEWAYS) courses)
+	@REPLACED_GATEWAYS=$(REPLACED_GATEWAYS) cargo test --locked --test engine any_moment
 	$(call step,memory: $(STORED_RESULTS) small results)
 	@STORED_RESULTS=$(STORED_RESULTS) cargo test --locked --test programs -- --ignored --nocapture --test-threads 1 small_results
 	$(call step,disks and descriptors)

@@ -76,7 +76,10 @@ async fn a_connection_during_the_notice_gets_one_answer() {
     let mut early = gate.connect().await;
     early.send(post("", "{}").as_bytes()).await;
     assert_eq!(early.answer().await.unwrap().status(), "200");
-    let drain = gate.running.drain(DrainPlan { notice: Duration::from_secs(1), max: PATIENCE, is_socket_kept: true }, std::future::ready(()));
+    let drain = gate.running.drain(
+        DrainPlan { notice: Duration::from_secs(1), max: PATIENCE, is_socket_kept: true },
+        std::future::ready(()),
+    );
     let client = async {
         assert!(early.answer().await.is_none(), "the notice has begun");
         let mut late = connect(address).await;

@@ -19,7 +19,7 @@ pub mod task_clock;
 
 pub use boot_time::BootTime;
 pub use commit_trust::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteDoubt, WriteFate};
-pub use fencing::{GuardedRow, GuardedWrite, WriteVerdict};
+pub use fencing::{BatchEpoch, DoubtEnd, GuardedRow, GuardedWrite, WriteVerdict};
 pub use incarnation::Incarnation;
 pub use membership::{
     BeatAnswer, DeathClaim, LeaseTerms, Membership, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration, StoreLoss,

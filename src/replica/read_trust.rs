@@ -11,6 +11,11 @@
 //!   line, or an advisory lock of the transaction). A commit that its standby has flushed shows its rows only when its session
 //!   is run again; a barrier that overtook it would let a read miss a row that is there a moment later, and a write in doubt would
 //!   be taken for one that was not made.
+//! - It closes the store to batches that were sent before the doubt and come later
+//!   ([`BatchEpoch`](crate::replica::BatchEpoch)).
+//!
+//! One statement does all three: the line's epoch is set to the own one where it is not higher, and a batch that finds it higher is
+//! undone. The line is one that is written by batches alone: declaring a replica dead must not wait for what it has under way.
 
 use std::time::Duration;
 

@@ -19,6 +19,10 @@ use std::collections::BTreeMap;
 use judge::Violation;
 use world::Rule;
 
+/// At most as many schedules run without a rule, and as many at a time.
+const WITHOUT_MAX: u64 = 40_000;
+const WITHOUT_STEP: u64 = 500;
+
 /// What became of many schedules.
 #[derive(Debug, Default)]
 struct Totals {
@@ -94,11 +98,15 @@ fn no_schedule_breaks_a_promise() {
     );
 }
 
-/// Runs schedules without a rule, and expects to see it.
+/// Runs schedules without a rule until all that is expected was seen.
 #[track_caller]
+#[allow(clippy::print_stdout, reason = "the figures are shown where a test's output is")]
 fn check_without(rule: Rule, expected: &[Violation]) {
-    let count = 4_000;
-    let totals = run(0, count, Some(rule));
+    let (mut totals, mut count) = (Totals::default(), 0);
+    while count < WITHOUT_MAX && !expected.iter().all(|one| totals.violations.contains_key(one)) {
+        totals.add(run(count, WITHOUT_STEP, Some(rule)));
+        count += WITHOUT_STEP;
+    }
     println!("{count} schedules without {rule:?}: {:?}", totals.violations);
     for violation in expected {
         assert!(totals.violations.contains_key(violation), "without {rule:?} no {violation:?}: {totals:?}");
@@ -118,6 +126,11 @@ fn without_a_barrier_behind_reads_clients_see_what_is_taken_back() {
 #[test]
 fn without_barriers_that_wait_for_earlier_batches_a_refused_call_is_sent() {
     check_without(Rule::BarrierQueues, &[Violation::SentThoughRefused]);
+}
+
+#[test]
+fn without_barriers_that_close_the_store_to_late_batches_a_refused_call_is_sent() {
+    check_without(Rule::BarrierCloses, &[Violation::SentThoughRefused]);
 }
 
 #[test]
@@ -143,4 +156,9 @@ fn without_holder_and_revision_in_writes_calls_are_sent_twice() {
 #[test]
 fn without_a_commit_before_the_first_byte_calls_are_sent_twice() {
     check_without(Rule::DispatchBeforeSend, &[Violation::SentTwice]);
+}
+
+#[test]
+fn without_an_end_of_the_own_runner_at_a_claim_calls_are_sent_twice() {
+    check_without(Rule::ClaimEndsRunner, &[Violation::SentTwice]);
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use taskgate::replica::{BootTime, DeathClaim, GuardedRow, GuardedWrite, Incarnation, ReadTrust, WriteVerdict};
+use taskgate::replica::{
+    BatchEpoch, BootTime, DeathClaim, GuardedRow, GuardedWrite, Incarnation, ReadTrust, WriteVerdict,
+};
 
 use super::server::{Phase, TaskRow};
 
@@ -35,6 +37,8 @@ pub(super) struct Job {
     pub(super) sending: Sending,
     /// The row was acknowledged by the store at some time.
     pub(super) is_stored: bool,
+    /// A write whose fate is to be read from the row: what the row was, and what it would be.
+    pub(super) in_doubt: Option<(Option<GuardedRow>, TaskRow)>,
     /// The row's guard as last known.
     pub(super) guard: GuardedRow,
 }
@@ -62,6 +66,17 @@ pub(super) enum Action {
     },
 }
 
+/// A transaction that a server has not read yet. It is carried out whether its writer still waits or not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentBatch {
+    pub(super) id: u64,
+    pub(super) server: usize,
+    pub(super) writer: Incarnation,
+    pub(super) epoch: BatchEpoch,
+    pub(super) task: usize,
+    pub(super) action: Action,
+}
+
 /// A transaction whose end is not known yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
@@ -83,6 +98,8 @@ pub(super) struct Replica {
     /// The server that it is connected to.
     pub(super) server: usize,
     pub(super) trust: ReadTrust,
+    /// Of the batches that it sends.
+    pub(super) epoch: BatchEpoch,
     pub(super) jobs: Vec<Job>,
     pub(super) waiting: Option<Waiting>,
 }
@@ -96,6 +113,7 @@ impl Replica {
             server,
             // Every answer has a barrier behind it: no failover takes back what a client was shown.
             trust: ReadTrust::new(Duration::ZERO, at),
+            epoch: BatchEpoch::default(),
             jobs: Vec::new(),
             waiting: None,
         }
@@ -121,7 +139,9 @@ impl Replica {
             (Phase::Settled(_), _) => None,
         });
         match (held, stage) {
-            (Some(row), Some(stage)) => (job.stage, job.guard, job.is_stored) = (stage, row.guard, true),
+            (Some(row), Some(stage)) => {
+                (job.stage, job.guard, job.is_stored, job.in_doubt) = (stage, row.guard, true, None);
+            }
             _ => self.drop_job(task),
         }
     }

@@ -1,6 +1,6 @@
 //! Servers of the store: a log, what readers see of it, and commits that wait for the standby.
 
-use taskgate::replica::{GuardedRow, Incarnation, ServerMark};
+use taskgate::replica::{BatchEpoch, GuardedRow, Incarnation, ServerMark};
 
 /// Where a task stands, as its row says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +30,12 @@ pub(super) struct LineRow {
     pub(super) is_dead: bool,
 }
 
-/// What one commit writes beside what every commit of a replica does: the mark of its replica.
+/// What one commit writes beside its replica's epoch.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Write {
     Task(usize, TaskRow),
     Line(Incarnation, LineRow),
-    MarkOnly,
+    EpochOnly,
 }
 
 impl Write {
@@ -48,11 +48,20 @@ impl Write {
     }
 }
 
+/// What one transaction writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batch {
+    pub(super) writer: Incarnation,
+    pub(super) epoch: BatchEpoch,
+    pub(super) write: Write,
+}
+
 /// The rows that readers see.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
     pub(super) tasks: Vec<Option<TaskRow>>,
     lines: Vec<Option<LineRow>>,
+    epochs: Vec<Option<BatchEpoch>>,
 }
 
 fn put<T: Clone>(rows: &mut Vec<Option<T>>, at: usize, row: T) {
@@ -76,11 +85,16 @@ impl Table {
         lines.filter_map(|(number, line)| line.map(|line| (Incarnation(number as u64), line)))
     }
 
-    fn apply(&mut self, write: Write) {
-        match write {
+    pub(super) fn epoch(&self, of: Incarnation) -> BatchEpoch {
+        self.epochs.get(of.0 as usize).copied().flatten().unwrap_or_default()
+    }
+
+    fn apply(&mut self, batch: Batch) {
+        put(&mut self.epochs, batch.writer.0 as usize, batch.epoch);
+        match batch.write {
             Write::Task(number, row) => put(&mut self.tasks, number, row),
             Write::Line(of, line) => put(&mut self.lines, of.0 as usize, line),
-            Write::MarkOnly => (),
+            Write::EpochOnly => (),
         }
     }
 }
@@ -89,8 +103,7 @@ impl Table {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingCommit {
     pub(super) id: u64,
-    writer: Incarnation,
-    write: Write,
+    batch: Batch,
     /// How long the log has to be at the standby.
     position: usize,
 }
@@ -102,35 +115,36 @@ pub(super) struct Server {
     /// The setting that makes commits wait.
     pub(super) names_standby: bool,
     pub(super) seen: Table,
-    log: Vec<Write>,
+    log: Vec<Batch>,
     pub(super) pending: Vec<PendingCommit>,
 }
 
 impl Server {
     /// One that was promoted with what it had of a log.
-    pub(super) fn with_log(mark: ServerMark, log: &[Write]) -> Self {
+    pub(super) fn with_log(mark: ServerMark, log: &[Batch]) -> Self {
         let mut seen = Table::default();
-        log.iter().for_each(|write| seen.apply(*write));
+        log.iter().for_each(|batch| seen.apply(*batch));
         Self { mark, is_up: true, names_standby: true, seen, log: log.to_vec(), pending: Vec::new() }
     }
 
-    pub(super) fn log(&self) -> &[Write] {
+    pub(super) fn log(&self) -> &[Batch] {
         &self.log
     }
 
-    /// Whether a write has to wait for a lock: of its row, or of its replica's mark where that is locked.
-    pub(super) fn is_locked(&self, write: Write, writer: Incarnation, locks_mark: bool) -> bool {
-        let holds = |one: &PendingCommit| one.write.is_of_same_row(write) || (locks_mark && one.writer == writer);
+    /// Whether a write has to wait for a lock: of its row, or of its replica's epoch where that is locked.
+    pub(super) fn is_locked(&self, write: Write, writer: Incarnation, locks_epoch: bool) -> bool {
+        let holds =
+            |one: &PendingCommit| one.batch.write.is_of_same_row(write) || (locks_epoch && one.batch.writer == writer);
         self.pending.iter().any(holds)
     }
 
     /// Writes a commit to the log. It waits for the standby, if one is named.
-    pub(super) fn commit(&mut self, id: u64, writer: Incarnation, write: Write) {
-        self.log.push(write);
+    pub(super) fn commit(&mut self, id: u64, batch: Batch) {
+        self.log.push(batch);
         if self.names_standby {
-            self.pending.push(PendingCommit { id, writer, write, position: self.log.len() });
+            self.pending.push(PendingCommit { id, batch, position: self.log.len() });
         } else {
-            self.seen.apply(write);
+            self.seen.apply(batch);
         }
     }
 
@@ -139,10 +153,14 @@ impl Server {
         (0..self.pending.len()).filter(|at| self.pending[*at].position <= length).collect()
     }
 
+    pub(super) fn has_flushed(&self, length: usize) -> bool {
+        self.pending.iter().any(|commit| commit.position <= length)
+    }
+
     /// Ends a wait, for whatever reason: everybody sees what was written.
     pub(super) fn release(&mut self, at: usize) -> u64 {
         let commit = self.pending.swap_remove(at);
-        self.seen.apply(commit.write);
+        self.seen.apply(commit.batch);
         commit.id
     }
 

@@ -6,16 +6,16 @@ mod actions;
 use std::time::Duration;
 
 use taskgate::replica::commit_trust::fate;
-use taskgate::replica::fencing::{claimed, may_claim};
+use taskgate::replica::fencing::{claimed, may_claim, settle};
 use taskgate::replica::{
-    BootTime, CommitEnd, DeathClaim, Durability, DurabilitySettings, GuardedRow, GuardedWrite, Incarnation, ReadBelief,
-    ServerMark, SqlNotice, WriteDoubt, WriteFate, WriteVerdict,
+    BootTime, CommitEnd, DeathClaim, DoubtEnd, Durability, DurabilitySettings, GuardedRow, GuardedWrite, Incarnation,
+    ReadBelief, ServerMark, SqlNotice, WriteDoubt, WriteFate, WriteVerdict,
 };
 
 use super::judge::Judge;
 use super::random::Choices;
-use super::replica::{Action, Job, Replica, Sending, Stage, Waiting};
-use super::server::{LineRow, Outcome, Phase, Server, Table, TaskRow, Write};
+use super::replica::{Action, Job, Replica, Sending, SentBatch, Stage, Waiting};
+use super::server::{Batch, LineRow, Outcome, Phase, Server, Table, TaskRow, Write};
 
 /// What carries the promises. A run may go without one of them, to see whether that is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub(super) enum Rule {
     BarrierAfterRead,
     /// A barrier waits for every earlier batch of its replica.
     BarrierQueues,
+    /// A barrier closes the store to batches that were sent before the doubt and come later.
+    BarrierCloses,
     /// A commit with a warning is in doubt.
     WarningIsDoubt,
     /// A commit on a server that names no standby is in doubt.
@@ -34,6 +36,8 @@ pub(super) enum Rule {
     EmptyBatchWrites,
     /// A runner's write names the row's revision and itself.
     GuardInWrite,
+    /// Whoever claims a row ends its own earlier runner of it first.
+    ClaimEndsRunner,
     /// That a call is about to be sent is committed first.
     DispatchBeforeSend,
 }
@@ -42,6 +46,8 @@ pub(super) enum Rule {
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Step(usize),
+    /// A server reads a batch that was sent to it.
+    Arrive,
     /// The standby gets more of the log.
     Flush,
     /// One of the commits that the standby has is acknowledged.
@@ -60,14 +66,32 @@ enum Event {
     /// A replica waits no longer.
     TimeOut(usize),
     NameStandby(bool),
-    PauseOrResume(usize),
+    Pause(usize),
+    Resume(usize),
     /// A replica's process ends; another begins in its place.
     Kill(usize),
 }
 
+/// How often each event is drawn, in the order of [`World::draw`].
+const WEIGHTS: [usize; 15] = [400, 400, 900, 10, 12, 15, 16, 10, 20, 4, 20, 10, 30, 10, 1_600];
+
+/// Each schedule has its own mixture: without some faults, with much of others; what breaks a promise is often one fault that comes
+/// again before another has passed.
+fn mixture(choices: &mut Choices) -> [usize; 15] {
+    let mut weights = WEIGHTS;
+    for weight in &mut weights[..14] {
+        *weight = *weight * [0, 1, 2, 6][choices.below(4)] / 2;
+    }
+    // What waits goes on at some time, however slowly.
+    for (kind, least) in [(0, 200), (1, 80), (2, 200), (5, 8), (8, 8), (10, 10), (12, 15)] {
+        weights[kind] = weights[kind].max(least);
+    }
+    weights
+}
+
 const REPLICAS: usize = 3;
-const EVENTS: usize = 420;
-const HEALING: usize = 260;
+const EVENTS: usize = 400;
+const HEALING: usize = 40;
 const JOBS_MAX: usize = 3;
 
 #[derive(Debug)]
@@ -75,11 +99,14 @@ pub(super) struct World {
     without: Option<Rule>,
     is_told: bool,
     choices: Choices,
+    weights: [usize; 15],
     now: u64,
     servers: Vec<Server>,
     primary: usize,
     /// How much of the primary's log the standby has.
     flushed: usize,
+    /// Batches that servers have not read yet.
+    on_their_way: Vec<SentBatch>,
     replicas: Vec<Replica>,
     incarnations: u64,
     commits: u64,
@@ -89,14 +116,18 @@ pub(super) struct World {
 
 /// Runs one schedule. With `is_told` every event is printed.
 pub(super) fn run(seed: u64, without: Option<Rule>, is_told: bool) -> Judge {
+    let mut choices = Choices::new(seed);
+    let weights = mixture(&mut choices);
     let mut world = World {
         without,
         is_told,
-        choices: Choices::new(seed),
+        choices,
+        weights,
         now: 0,
         servers: vec![Server::with_log(ServerMark(0), &[])],
         primary: 0,
         flushed: 0,
+        on_their_way: Vec::new(),
         replicas: Vec::new(),
         incarnations: 0,
         commits: 0,
@@ -120,6 +151,14 @@ impl World {
         self.without != Some(rule)
     }
 
+    /// What happens in a single schedule.
+    #[allow(clippy::print_stdout, reason = "it is what a schedule is rerun for")]
+    fn tell(&self, what: std::fmt::Arguments<'_>) {
+        if self.is_told {
+            println!("{what}");
+        }
+    }
+
     const fn at(&self) -> BootTime {
         BootTime(Duration::from_nanos(self.now))
     }
@@ -135,31 +174,63 @@ impl World {
     }
 
     fn draw(&mut self) -> Event {
-        let replica = self.choices.below(REPLICAS);
-        match self.choices.below(1_000) {
-            0..600 => Event::Step(replica),
-            600..700 => Event::Flush,
-            700..860 => Event::Wake,
-            860..880 => Event::Restart,
-            880..900 => Event::Failover { old_lives_on: self.choices.per_mille(500) },
-            900..915 => Event::OldPrimariesEnd,
-            915..930 => Event::Cancel,
-            930..940 => Event::Terminate,
-            940..955 => Event::TimeOut(replica),
-            955..960 => Event::NameStandby(false),
-            960..970 => Event::NameStandby(true),
-            970..985 => Event::PauseOrResume(replica),
-            _ => Event::Kill(replica),
+        let mut replica = self.choices.below(REPLICAS);
+        let mut weights = self.weights;
+        let primary = &self.servers[self.primary];
+        let is_idle = |replica: &Replica| !replica.is_paused && replica.waiting.is_none();
+        // What would change nothing is not drawn.
+        let is_possible = [
+            (0, !self.on_their_way.is_empty()),
+            (1, self.flushed < primary.log().len()),
+            (2, primary.has_flushed(self.flushed)),
+            (14, self.replicas.iter().any(is_idle)),
+        ];
+        for (kind, is_possible) in is_possible {
+            weights[kind] *= usize::from(is_possible);
+        }
+        let total = weights.iter().sum();
+        let mut left = self.choices.below(total);
+        let drawn = weights.iter().position(|weight| {
+            let is_it = left < *weight;
+            left = left.saturating_sub(*weight);
+            is_it
+        });
+        match drawn {
+            Some(0) => Event::Arrive,
+            Some(1) => Event::Flush,
+            Some(2) => Event::Wake,
+            Some(3) => Event::Restart,
+            Some(4) => Event::Failover { old_lives_on: self.choices.per_mille(500) },
+            Some(5) => Event::OldPrimariesEnd,
+            Some(6) => Event::Cancel,
+            Some(7) => Event::Terminate,
+            Some(8) => Event::TimeOut(replica),
+            Some(9) => Event::NameStandby(false),
+            Some(10) => Event::NameStandby(true),
+            Some(11) => Event::Pause(replica),
+            Some(12) => Event::Resume(replica),
+            Some(13) => Event::Kill(replica),
+            _ => {
+                while !is_idle(&self.replicas[replica]) {
+                    replica = (replica + 1) % REPLICAS;
+                }
+                Event::Step(replica)
+            }
         }
     }
 
     fn happen(&mut self, event: Event) {
         self.now += 1;
-        if self.is_told {
-            println!("{:4} {event:?}", self.now);
-        }
+        self.tell(format_args!("{:4} {event:?}", self.now));
         match event {
             Event::Step(replica) => self.step(replica),
+            Event::Arrive => {
+                if !self.on_their_way.is_empty() {
+                    let at = self.choices.below(self.on_their_way.len());
+                    let batch = self.on_their_way.swap_remove(at);
+                    self.arrive(batch);
+                }
+            }
             Event::Flush => self.flush(),
             Event::Wake => self.wake(),
             Event::Restart => {
@@ -189,7 +260,8 @@ impl World {
                 let server = &mut self.servers[self.primary];
                 server.names_standby = names_standby || !server.pending.is_empty();
             }
-            Event::PauseOrResume(replica) => self.replicas[replica].is_paused ^= true,
+            Event::Pause(replica) => self.replicas[replica].is_paused = true,
+            Event::Resume(replica) => self.replicas[replica].is_paused = false,
             Event::Kill(replica) => self.replicas[replica] = self.new_replica(),
         }
     }
@@ -202,6 +274,7 @@ impl World {
         for _ in 0..HEALING {
             let replica = self.choices.below(REPLICAS);
             self.happen(Event::Step(replica));
+            self.happen(Event::Arrive);
             self.happen(Event::Flush);
             self.happen(Event::Wake);
         }
@@ -266,6 +339,7 @@ impl World {
     }
 
     fn lose_connections(&mut self, server: usize) {
+        self.on_their_way.retain(|batch| batch.server != server);
         for at in 0..REPLICAS {
             if self.replicas[at].waiting.is_some_and(|waiting| waiting.server == server) {
                 self.ended(at, CommitEnd::Lost { is_commit_sent: true });

@@ -2,6 +2,10 @@
 
 use super::*;
 
+/// How many transactions lie before their server for a while.
+const LATE_PER_MILLE: usize = 80;
+const RECENT_TASKS: usize = 8;
+
 impl World {
     /// A replica does one thing, if it is not paused and does not wait.
     pub(super) fn step(&mut self, at: usize) {
@@ -17,12 +21,12 @@ impl World {
             return self.transact(at, 0, Action::Beat);
         }
         match self.choices.below(100) {
-            0..10 => self.transact(at, 0, Action::Beat),
-            10..26 if replica.jobs.len() < JOBS_MAX => self.create(at),
-            26..40 => self.take_over(at),
-            40..53 => self.poll(at),
-            53..56 => self.cancel(at),
-            56..59 => self.repeat(at),
+            0..7 => self.transact(at, 0, Action::Beat),
+            7..18 if replica.jobs.len() < JOBS_MAX => self.create(at),
+            18..34 => self.take_over(at),
+            34..46 => self.poll(at),
+            46..48 => self.cancel(at),
+            48..53 => self.repeat(at),
             _ => self.go_on(at),
         }
     }
@@ -34,7 +38,8 @@ impl World {
     fn create(&mut self, at: usize) {
         let task = self.judge.new_task();
         let guard = GuardedRow { revision: 1, holder: Some(self.replicas[at].incarnation) };
-        let job = Job { task, stage: Stage::Insert, sending: Sending::NotSent, is_stored: false, guard };
+        let job =
+            Job { task, stage: Stage::Insert, sending: Sending::NotSent, is_stored: false, in_doubt: None, guard };
         self.replicas[at].jobs.push(job);
     }
 
@@ -46,21 +51,29 @@ impl World {
         let is_dead = |holder| seen.line(holder).is_some_and(|line| line.is_dead);
         let rows = seen.tasks.iter().enumerate().filter_map(|(task, row)| row.map(|row| (task, row)));
         let rows: Vec<_> = rows.filter(|(_, row)| may_claim(row.guard, own, is_dead)).collect();
-        if self.choices.per_mille(150)
+        if self.choices.per_mille(250)
             && let Some((incarnation, line)) = self.choices.one_of(&living)
         {
             return self.transact(at, 0, Action::DeclareDead(DeathClaim { incarnation, beat: line.beat }));
         }
         if let Some((task, row)) = self.choices.one_of(&rows) {
+            if self.keeps(Rule::ClaimEndsRunner) {
+                self.replicas[at].drop_job(task);
+            }
             let claim = GuardedWrite::by_command(row.guard.revision);
             self.transact(at, task, Action::Claim(claim, TaskRow { guard: claimed(row.guard, own), ..row }));
         }
     }
 
-    /// One of the tasks that clients have handles of.
+    /// One of the newest tasks: what settled long ago is taken back by no failover.
+    fn recent_task(&mut self) -> Option<usize> {
+        let back = 1 + self.choices.below(RECENT_TASKS);
+        self.judge.count().checked_sub(back)
+    }
+
+    /// One that clients have a handle of.
     fn any_handle(&mut self) -> Option<usize> {
-        let task = self.choices.below(self.judge.count().max(1));
-        (task < self.judge.count() && self.judge.told(task).has_handle).then_some(task)
+        self.recent_task().filter(|task| self.judge.told(*task).has_handle)
     }
 
     fn poll(&mut self, at: usize) {
@@ -82,7 +95,7 @@ impl World {
     }
 
     fn repeat(&mut self, at: usize) {
-        let task = self.choices.below(self.judge.count().max(1));
+        let Some(task) = self.recent_task() else { return };
         if self.seen(at).task(task).is_some() {
             self.transact(at, task, Action::Repeat);
         }
@@ -114,6 +127,7 @@ impl World {
     }
 
     fn send(&mut self, at: usize, task: usize) {
+        self.tell(format_args!("{at}: sends {task}"));
         self.judge.sent(task);
         if let Some(job) = self.replicas[at].job(task) {
             (job.stage, job.sending) = (Stage::Settle, Sending::Sent);
@@ -123,40 +137,73 @@ impl World {
     /// What became of a write in doubt, or who was first: the row says it.
     fn reload(&mut self, at: usize, job: Job) {
         let row = self.seen(at).task(job.task);
-        if !job.is_stored && row.is_none() {
-            self.judge.refused(job.task);
+        self.tell(format_args!("{at}: reloads {row:?} for {job:?}"));
+        let end = job
+            .in_doubt
+            .map(|(before, written)| settle(before, written.guard, row.map(|row| (row.guard, row == written))));
+        match (end, job.in_doubt) {
+            (Some(DoubtEnd::NotMade), Some((None, _))) => {
+                self.judge.refused(job.task);
+                self.replicas[at].drop_job(job.task);
+            }
+            (Some(DoubtEnd::Made), Some((Some(_), written))) => replaced(&mut self.replicas[at], job.task, written),
+            _ => self.replicas[at].reloaded(job.task, row),
         }
-        self.replicas[at].reloaded(job.task, row);
         if !job.is_stored && self.replicas[at].job(job.task).is_some() {
             self.judge.gave_handle(job.task);
         }
     }
 
-    /// Begins a transaction. While its row is locked it is tried again later.
+    /// Sends a transaction. Mostly its server reads it at once.
     fn transact(&mut self, at: usize, task: usize, action: Action) {
-        let (own, server) = (self.replicas[at].incarnation, self.replicas[at].server);
-        let (verdict, write) = self.judge_write(own, &self.servers[server].seen, task, action);
-        let names_standby = self.servers[server].names_standby;
         self.commits += 1;
-        let rows_written = u64::from(write.is_some() || self.keeps(Rule::EmptyBatchWrites));
-        let id = self.commits;
-        let waiting = Waiting { id, server, sent: self.at(), names_standby, rows_written, task, action, verdict };
-        let write = write.unwrap_or(Write::MarkOnly);
-        let locked_row = match action {
-            Action::Insert(row) => Write::Task(task, row),
-            _ => write,
-        };
-        if self.servers[server].is_locked(locked_row, own, self.keeps(Rule::BarrierQueues)) {
-            return;
+        let (id, sent) = (self.commits, self.at());
+        let replica = &mut self.replicas[at];
+        let (server, writer, epoch) = (replica.server, replica.incarnation, replica.epoch);
+        let verdict = WriteVerdict::Conflict;
+        replica.waiting =
+            Some(Waiting { id, server, sent, names_standby: true, rows_written: 0, task, action, verdict });
+        let batch = SentBatch { id, server, writer, epoch, task, action };
+        if self.choices.per_mille(LATE_PER_MILLE) {
+            self.on_their_way.push(batch);
+        } else {
+            self.arrive(batch);
         }
-        self.replicas[at].waiting = Some(waiting);
+    }
+
+    /// A server carries out a transaction, whether somebody still waits for it or not; one whose row is locked waits.
+    pub(super) fn arrive(&mut self, batch: SentBatch) {
+        let SentBatch { id, writer, epoch, task, action, .. } = batch;
+        let server = &self.servers[batch.server];
+        let (verdict, write) = self.judge_write(writer, &server.seen, task, action);
+        let rows_written = u64::from(write.is_some() || self.keeps(Rule::EmptyBatchWrites));
+        let names_standby = server.names_standby;
+        let write = write.unwrap_or(Write::EpochOnly);
+        // Whether a row is there is known only once nobody is about to insert it.
+        let row = if let Action::Insert(row) = action { Write::Task(task, row) } else { write };
+        if server.is_locked(row, writer, self.keeps(Rule::BarrierQueues)) {
+            return self.on_their_way.push(batch);
+        }
+        if self.keeps(Rule::BarrierCloses) && !epoch.is_admitted(server.seen.epoch(writer)) {
+            let error = SqlNotice { severity: "ERROR", sqlstate: "P0001" };
+            return self.tell_writer(id, |_, _| CommitEnd::Refused { error, is_commit_sent: true });
+        }
+        let waits_for_it = |replica: &&mut Replica| replica.waiting.is_some_and(|waiting| waiting.id == id);
+        if let Some(waiting) = self.replicas.iter_mut().find(waits_for_it).and_then(|replica| replica.waiting.as_mut())
+        {
+            (waiting.verdict, waiting.rows_written, waiting.names_standby) = (verdict, rows_written, names_standby);
+        }
+        self.tell(format_args!("server {} writes {write:?} for {writer} in commit {id}: {verdict:?}", batch.server));
         if rows_written > 0 {
-            self.servers[server].commit(id, own, write);
+            self.servers[batch.server].commit(id, Batch { writer, epoch, write });
         }
         if rows_written == 0 || !names_standby {
             // It waits for nothing.
-            let settings = settings(names_standby);
-            self.ended(at, CommitEnd::Acknowledged { notices: &[], settings, rows_written });
+            self.tell_writer(id, |names_standby, rows_written| CommitEnd::Acknowledged {
+                notices: &[],
+                settings: settings(names_standby),
+                rows_written,
+            });
         }
     }
 
@@ -200,6 +247,7 @@ impl World {
     /// A replica learns how its transaction ended, or that it will not learn it.
     pub(super) fn ended(&mut self, at: usize, end: CommitEnd<'_>) {
         let Some(waiting) = self.replicas[at].waiting.take() else { return };
+        self.tell(format_args!("{at}: {end:?} of {waiting:?}"));
         match self.fate(end) {
             WriteFate::Done => {
                 let mark = self.servers[waiting.server].mark;
@@ -210,6 +258,7 @@ impl World {
             WriteFate::Unsure(doubt) => {
                 let now = self.at();
                 self.replicas[at].trust.write_unsure(now);
+                self.replicas[at].epoch = self.replicas[at].epoch.next();
                 if !matches!(doubt, WriteDoubt::Unreplicated | WriteDoubt::WroteNothing) {
                     self.connect(at);
                 }
@@ -260,7 +309,6 @@ impl World {
             }
             (Action::Repeat, _) => self.judge.gave_handle(task),
             (Action::Beat | Action::DeclareDead(_) | Action::Claim(..) | Action::Cancel(..) | Action::Insert(_), _) => {
-                ()
             }
         }
     }
@@ -268,9 +316,10 @@ impl World {
     fn in_doubt(&mut self, at: usize, Waiting { task, action, .. }: Waiting) {
         let replica = &mut self.replicas[at];
         match action {
-            Action::Insert(_) | Action::Replace(..) => {
+            Action::Insert(row) | Action::Replace(_, row) => {
                 if let Some(job) = replica.job(task) {
-                    job.stage = Stage::Reload;
+                    let before = job.is_stored.then_some(job.guard);
+                    (job.stage, job.in_doubt) = (Stage::Reload, Some((before, row)));
                 }
             }
             Action::Claim(_, row) if replica.job(task).is_none() => {
@@ -297,7 +346,7 @@ const fn settled(outcome: Outcome, guard: GuardedRow) -> TaskRow {
 /// A row's job in a new holder's hands. What was about to be sent may have been: it is not sent again.
 fn adopted(task: usize, row: TaskRow, stage: Stage) -> Job {
     let sending = if row.phase == Phase::Queued { Sending::NotSent } else { Sending::Unknown };
-    Job { task, stage, sending, is_stored: true, guard: row.guard }
+    Job { task, stage, sending, is_stored: true, in_doubt: None, guard: row.guard }
 }
 
 fn replaced(replica: &mut Replica, task: usize, row: TaskRow) {
@@ -305,7 +354,7 @@ fn replaced(replica: &mut Replica, task: usize, row: TaskRow) {
         return replica.drop_job(task);
     }
     if let Some(job) = replica.job(task) {
-        job.guard = row.guard;
+        (job.guard, job.in_doubt) = (row.guard, None);
         job.stage = if job.sending == Sending::NotSent { Stage::Send } else { Stage::Settle };
     }
 }

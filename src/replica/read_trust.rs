@@ -15,7 +15,8 @@
 //!   ([`BatchEpoch`](crate::replica::BatchEpoch)).
 //!
 //! One statement does all three: the line's epoch is set to the own one where it is not higher, and a batch that finds it higher is
-//! undone. The line is one that is written by batches alone: declaring a replica dead must not wait for what it has under way.
+//! undone. It comes first in every batch and in every beat, so each of them is a barrier once it is done. The line is no other that
+//! anybody waits for: declaring a replica dead must not wait for what it has under way.
 
 use std::time::Duration;
 

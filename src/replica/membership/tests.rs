@@ -106,6 +106,18 @@ fn a_window_after_an_outage_is_as_long_as_that_once() {
 }
 
 #[test]
+fn a_look_of_before_the_end_of_an_outage_begins_no_window() {
+    let mut membership = member();
+    assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
+    let answer = BeatAnswer::Acknowledged { beat: 9, generation: GENERATION };
+    membership.beat_answered(answer, at(20_000), at(20_000));
+    let earlier = ReplicaLook { sent: at(19_800), received: at(19_900), lines: vec![line(OTHER, 5)] };
+    assert_eq!(membership.looked(earlier), []);
+    assert_eq!(beat_and_look(&mut membership, 21..37, 5), []);
+    assert_eq!(beat_and_look(&mut membership, 37..38, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
+}
+
+#[test]
 fn a_look_that_was_answered_late_is_judged_by_when_it_was_sent() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..8, 5), []);

@@ -2,8 +2,8 @@
 //! on, cancelled and ended commits, pauses, and deaths declared at any moment, over the decisions of `taskgate::replica`.
 //!
 //! It checks that no call is sent twice, that no handle is lost, that no client sees a task go backwards, that a task has one outcome,
-//! and that a call whose client was told that it is not done is not sent. With each rule taken out, the same harness finds
-//! violations.
+//! that a call whose client was told that it is not done is not sent, and that every call ends once all is well. With each rule taken
+//! out, the same harness finds violations.
 //!
 //! `REPLICA_SCHEDULES` is how many schedules run (20,000), `REPLICA_SEED` the first one's seed; a single schedule is printed
 //! event by event: `REPLICA_SCHEDULES=1 REPLICA_SEED=4711`.
@@ -96,6 +96,16 @@ fn no_schedule_breaks_a_promise() {
         totals.handles >= count * 5 && totals.sent >= count * 4 || count == 1,
         "the model does too little: {totals:?}"
     );
+}
+
+/// Whatever happened: once all is well, somebody ends every call that a client has a handle of.
+#[test]
+fn every_call_ends_once_all_is_well() {
+    let (first, count) = (number("REPLICA_SEED", 0), number("REPLICA_SCHEDULES", 20_000).div_ceil(20));
+    for seed in first..first + count {
+        let (judge, open) = world::run_to_the_end(seed);
+        assert!(judge.violations.is_empty() && open == 0, "seed {seed}: {open} calls are open, {:?}", judge.violations);
+    }
 }
 
 /// Runs schedules without a rule until all that is expected was seen.

@@ -91,13 +91,18 @@ fn mixture(choices: &mut Choices) -> [usize; 15] {
 
 const REPLICAS: usize = 3;
 const EVENTS: usize = 400;
+/// How long all is well at the end, so that what was taken back shows.
 const HEALING: usize = 40;
+/// How often that is repeated at most, until every call has ended.
+const HEALINGS_MAX: usize = 500;
 const JOBS_MAX: usize = 3;
 
 #[derive(Debug)]
 pub(super) struct World {
     without: Option<Rule>,
     is_told: bool,
+    /// All is well again, and clients call nothing more.
+    is_healing: bool,
     choices: Choices,
     weights: [usize; 15],
     now: u64,
@@ -116,37 +121,62 @@ pub(super) struct World {
 
 /// Runs one schedule. With `is_told` every event is printed.
 pub(super) fn run(seed: u64, without: Option<Rule>, is_told: bool) -> Judge {
-    let mut choices = Choices::new(seed);
-    let weights = mixture(&mut choices);
-    let mut world = World {
-        without,
-        is_told,
-        choices,
-        weights,
-        now: 0,
-        servers: vec![Server::with_log(ServerMark(0), &[])],
-        primary: 0,
-        flushed: 0,
-        on_their_way: Vec::new(),
-        replicas: Vec::new(),
-        incarnations: 0,
-        commits: 0,
-        marks: 0,
-        judge: Judge::default(),
-    };
-    for _ in 0..REPLICAS {
-        let replica = world.new_replica();
-        world.replicas.push(replica);
-    }
-    for _ in 0..EVENTS {
-        let event = world.draw();
-        world.happen(event);
-    }
-    world.heal();
+    let mut world = World::begin(seed, without, is_told);
+    world.fail();
+    world.heal(HEALING);
     world.judge
 }
 
+/// Runs one schedule until every call has ended, and returns how many of those with a handle do not.
+pub(super) fn run_to_the_end(seed: u64) -> (Judge, usize) {
+    let mut world = World::begin(seed, None, false);
+    world.fail();
+    for _ in 0..HEALINGS_MAX {
+        world.heal(HEALING);
+        if world.open_calls() == 0 {
+            break;
+        }
+    }
+    let open = world.open_calls();
+    (world.judge, open)
+}
+
 impl World {
+    fn begin(seed: u64, without: Option<Rule>, is_told: bool) -> Self {
+        let mut choices = Choices::new(seed);
+        let weights = mixture(&mut choices);
+        let mut world = Self {
+            without,
+            is_told,
+            is_healing: false,
+            choices,
+            weights,
+            now: 0,
+            servers: vec![Server::with_log(ServerMark(0), &[])],
+            primary: 0,
+            flushed: 0,
+            on_their_way: Vec::new(),
+            replicas: Vec::new(),
+            incarnations: 0,
+            commits: 0,
+            marks: 0,
+            judge: Judge::default(),
+        };
+        for _ in 0..REPLICAS {
+            let replica = world.new_replica();
+            world.replicas.push(replica);
+        }
+        world
+    }
+
+    /// The part with faults.
+    fn fail(&mut self) {
+        for _ in 0..EVENTS {
+            let event = self.draw();
+            self.happen(event);
+        }
+    }
+
     fn keeps(&self, rule: Rule) -> bool {
         self.without != Some(rule)
     }
@@ -267,11 +297,12 @@ impl World {
     }
 
     /// Everything is well again, for as long as it takes; then what was promised must be there.
-    fn heal(&mut self) {
+    fn heal(&mut self, rounds: usize) {
+        self.is_healing = true;
         self.happen(Event::OldPrimariesEnd);
         self.happen(Event::NameStandby(true));
         self.replicas.iter_mut().for_each(|replica| replica.is_paused = false);
-        for _ in 0..HEALING {
+        for _ in 0..rounds {
             let replica = self.choices.below(REPLICAS);
             self.happen(Event::Step(replica));
             self.happen(Event::Arrive);
@@ -280,6 +311,16 @@ impl World {
         }
         let seen = &self.servers[self.primary].seen;
         self.judge.ended(|task| seen.task(task));
+    }
+
+    /// How many calls with a handle have not ended.
+    fn open_calls(&self) -> usize {
+        let seen = &self.servers[self.primary].seen;
+        let is_open = |task: &usize| {
+            let row = seen.task(*task);
+            self.judge.told(*task).has_handle && row.is_some_and(|row| !matches!(row.phase, Phase::Settled(_)))
+        };
+        (0..self.judge.count()).filter(is_open).count()
     }
 
     fn flush(&mut self) {

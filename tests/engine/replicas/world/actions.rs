@@ -22,7 +22,7 @@ impl World {
         }
         match self.choices.below(100) {
             0..7 => self.transact(at, 0, Action::Beat),
-            7..18 if replica.jobs.len() < JOBS_MAX => self.create(at),
+            7..18 if !self.is_healing && replica.jobs.len() < JOBS_MAX => self.create(at),
             18..34 => self.take_over(at),
             34..46 => self.poll(at),
             46..48 => self.cancel(at),

@@ -167,14 +167,17 @@ fuzz:
 		cargo fuzz run "$${target%%:*}" "$$found" "tests/corpus/$${target##*:}" -- -max_total_time=$(FUZZ_SECONDS)
 	done
 
-# What takes long, or needs root and the system's own tools: more power cuts, kills and restarts, real disks that are full
-# or fail.
+# What takes long, or needs root and the system's own tools: more schedules, power cuts, kills and restarts, real disks that are
+# full or fail.
 KILL_CYCLES ?= 40
 RESTARTS ?= 200
 REPLACED_GATEWAYS ?= 2000
 POWER_CUT_IMAGES ?= 2000
 STORED_RESULTS ?= 80000
+REPLICA_SCHEDULES ?= 1000000
 soak: setup
+	$(call step,schedules of faults over several replicas: $(REPLICA_SCHEDULES))
+	@REPLICA_SCHEDULES=$(REPLICA_SCHEDULES) cargo test --locked --test engine replicas:: -- --nocapture
 	$(call step,power cuts: $(POWER_CUT_IMAGES) images)
 	@TASKGATE_POWER_CUT_IMAGES=$(POWER_CUT_IMAGES) TASKGATE_PEERS="$(PEERS)" cargo test --quiet --locked --test durability power_cut:: -- --nocapture
 	$(call step,kill cycles: $(KILL_CYCLES) of each fault)

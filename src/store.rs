@@ -10,6 +10,6 @@ pub mod tasks;
 pub use disk::{DiskSettings, DiskStore, OpenError, StoreHealth};
 pub use memory::MemoryStore;
 pub use tasks::{
-    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoreLimits, StoredTask, SummaryPage,
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoreLimits, StoredTask, SummaryPage,
     TaskStore, Usage, WriteRole, needs_holder,
 };

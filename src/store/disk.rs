@@ -60,9 +60,10 @@ pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
 use self::writer::WriterRequest;
 use super::tasks::{
-    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
-    Usage, WriteRole,
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
+use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
 
@@ -248,7 +249,7 @@ fn closed() -> StoreError {
 
 #[async_trait]
 impl TaskStore for DiskStore {
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         OWN
     }
 
@@ -266,7 +267,7 @@ impl TaskStore for DiskStore {
         if role == WriteRole::Holder && self.earlier.holds(&task.key) {
             return Err(StoreError::Fenced);
         }
-        let written = self.put(RowWrite::Replace { expected, task: Arc::new(task.clone()) }).await;
+        let written = self.put(RowWrite::Replace { expected, role, task: Arc::new(task.clone()) }).await;
         if matches!(written, Err(StoreError::Conflict)) {
             // What memory has of a settled row may be older than the row: whoever reads again reads the disk.
             self.resident.forget_settled(&task.key);

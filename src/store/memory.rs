@@ -17,9 +17,10 @@ use futures_util::stream::BoxStream;
 
 use self::rows::{MemoryRow, MemoryRows, OwnerRows};
 use super::tasks::{
-    HolderId, NewestCursor, PLACES_MAX, PageProgress, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask,
-    SummaryPage, TaskStore, Usage, WriteRole,
+    NewestCursor, PLACES_MAX, PageProgress, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask,
+    SummaryPage, TaskStore, Usage, WriteRole, written_over,
 };
+use crate::replica::Incarnation;
 use crate::task::{
     Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, TimeRange, Timestamp,
 };
@@ -31,7 +32,7 @@ const STEP: usize = 64;
 #[derive(Debug)]
 pub struct MemoryStore {
     rows: Arc<MemoryRows>,
-    holder: HolderId,
+    holder: Incarnation,
 }
 
 impl MemoryStore {
@@ -55,7 +56,7 @@ impl MemoryStore {
     }
 
     /// Declares a life ended: from then on what it holds can be claimed. It may not know, and go on.
-    pub fn end_life(&self, holder: HolderId) {
+    pub fn end_life(&self, holder: Incarnation) {
         self.rows.end_life(holder);
     }
 }
@@ -67,7 +68,7 @@ fn first_key() -> TaskKey {
 
 #[async_trait]
 impl TaskStore for MemoryStore {
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         self.holder
     }
 
@@ -129,13 +130,8 @@ impl TaskStore for MemoryStore {
         let mut row = MemoryRow::new(task, revision, self.holder);
         {
             let mut shard = self.rows.shard(&task.key).lock();
-            let old = match shard.rows.get(&task.key).map(|row| &row.stored) {
-                Some(old) if role == WriteRole::Holder && old.holder.is_some_and(|holder| holder != self.holder) => {
-                    return Err(StoreError::Fenced);
-                }
-                Some(old) if old.revision == expected => old.clone(),
-                Some(_) | None => return Err(StoreError::Conflict),
-            };
+            let old = shard.rows.get(&task.key).map(|row| row.stored.clone());
+            let old = written_over(old, role, (self.holder, expected))?;
             row.stored.holder = row.stored.holder.map(|own| old.holder.unwrap_or(own));
             self.rows.take_bytes(task.stored_bytes().saturating_sub(old.task.stored_bytes()))?;
             shard.leave(&old.task);
@@ -334,7 +330,7 @@ mod tests {
             Some(Arc::new(store.join()))
         }
 
-        async fn declare_ended(&self, by: &MemoryStore, ended: HolderId) {
+        async fn declare_ended(&self, by: &MemoryStore, ended: Incarnation) {
             by.end_life(ended);
         }
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 
 use super::{NAME, START, TTL, named, settled, task};
-use crate::store::{HolderId, Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
+use crate::replica::Incarnation;
+use crate::store::{Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
 use crate::task::{Event, Task, TaskId, TaskKey, TreePlace, transition};
 
 /// How stores of one kind are opened.
@@ -24,7 +25,7 @@ pub(crate) trait StoreOpener {
     async fn beside(&self, store: &Arc<Self::Store>) -> Option<Arc<Self::Store>>;
 
     /// Has a life declared ended by another one. It may go on, and not know.
-    async fn declare_ended(&self, by: &Self::Store, ended: HolderId);
+    async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
 }
 
 /// How long a hint may take.
@@ -43,8 +44,10 @@ pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(st
     let second = store.replace(first, WriteRole::Command, &cancelled).await.unwrap();
     assert_eq!(row(store, &cancelled.key).await.holder, own, "its upstream is to be told");
     let told = transition(cancelled, Event::Told, START).0;
-    store.replace(second, WriteRole::Holder, &told).await.unwrap();
+    let third = store.replace(second, WriteRole::Holder, &told).await.unwrap();
     assert_eq!(row(store, &told.key).await.holder, None);
+    assert!(matches!(store.replace(third, WriteRole::Holder, &told).await, Err(StoreError::Conflict)), "nobody's");
+    store.replace(third, WriteRole::Command, &told).await.unwrap();
     let first = store.insert(&other).await.unwrap();
     store.replace(first, WriteRole::Holder, &settled(other.clone(), "r")).await.unwrap();
     assert_eq!(row(store, &other.key).await.holder, None);

@@ -22,6 +22,7 @@ use super::folder::DiskSpace;
 use super::resident::{RowChange, RowTotals};
 use super::settings::FaultHook;
 use super::*;
+use crate::replica::Incarnation;
 use crate::store::contract::{self, task};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, transition};
 use crate::wire::Payload;
@@ -117,7 +118,7 @@ impl contract::StoreOpener for OnDisk {
         None
     }
 
-    async fn declare_ended(&self, _: &DiskStore, _: HolderId) {}
+    async fn declare_ended(&self, _: &DiskStore, _: Incarnation) {}
 }
 
 /// L1, L2.

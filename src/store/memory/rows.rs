@@ -11,7 +11,9 @@ use parking_lot::Mutex;
 use super::STEP;
 use super::list_places::ListPlaces;
 use super::lives::MemoryLives;
-use crate::store::tasks::{HolderId, PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, Usage};
+use crate::replica::fencing::{claimed as claimed_by, may_claim};
+use crate::replica::{GuardedRow, Incarnation};
+use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, Usage};
 use crate::task::summary::failure_line;
 use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
@@ -47,7 +49,7 @@ pub(super) struct MemoryRow {
 
 impl MemoryRow {
     /// Of a task that `holder` has to do something about, if anybody has to.
-    pub(super) fn new(task: &Task, revision: Revision, holder: HolderId) -> Self {
+    pub(super) fn new(task: &Task, revision: Revision, holder: Incarnation) -> Self {
         Self { stored: StoredTask::held_by(holder, Arc::new(task.clone()), revision), failure: failure_line(task) }
     }
 }
@@ -253,7 +255,7 @@ impl MemoryRows {
     }
 
     /// See [`MemoryStore::end_life`].
-    pub(super) fn end_life(&self, holder: HolderId) {
+    pub(super) fn end_life(&self, holder: Incarnation) {
         self.lives.end(holder);
         // What it inserts from here on it adds itself.
         for shard in &self.shards {
@@ -266,10 +268,10 @@ impl MemoryRows {
 
     /// Gives a row that an ended life holds to `holder`, and its subtasks with it. A subtask whose parent is held so as well
     /// comes with that one.
-    pub(super) fn claim(&self, holder: HolderId, key: TaskKey, claimed: &mut Vec<TaskKey>) {
+    pub(super) fn claim(&self, holder: Incarnation, key: TaskKey, claimed: &mut Vec<TaskKey>) {
         let is_left = |key: &TaskKey| {
             let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
-            row.filter(|row| row.holder.is_some_and(|holder| self.lives.has_ended(holder))).map(|row| row.task)
+            row.filter(|row| may_claim(row.guard(), holder, |holder| self.lives.has_ended(holder))).map(|row| row.task)
         };
         let Some(task) = is_left(&key) else { return };
         let beside = |id| TaskKey { owner: key.owner.clone(), id };
@@ -280,9 +282,9 @@ impl MemoryRows {
         while let Some(key) = tree.pop() {
             let mut shard = self.shard(&key).lock();
             let Some(row) = shard.rows.get_mut(&key) else { continue };
-            if row.stored.holder.is_some_and(|holder| self.lives.has_ended(holder)) {
-                row.stored.holder = Some(holder);
-                row.stored.revision.0 += 1;
+            if may_claim(row.stored.guard(), holder, |holder| self.lives.has_ended(holder)) {
+                let GuardedRow { revision, holder } = claimed_by(row.stored.guard(), holder);
+                (row.stored.revision, row.stored.holder) = (Revision(revision), holder);
                 tree.extend(row.stored.task.tree.children.iter().map(|child| beside(*child)));
                 claimed.push(key);
             }

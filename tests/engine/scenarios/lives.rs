@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
+use taskgate::replica::Incarnation;
 use taskgate::store::{
-    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
-    Usage, WriteRole,
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
 use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use taskgate::upstream::{
@@ -174,7 +175,7 @@ impl TaskStore for Mortal<GatedStore> {
         }
     }
 
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         self.inner.holder()
     }
 

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use async_trait::async_trait;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use parking_lot::Mutex;
+use taskgate::replica::Incarnation;
 use taskgate::store::{
-    HolderId, MemoryStore, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage,
+    MemoryStore, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage,
     TaskStore, Usage, WriteRole,
 };
 use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
@@ -266,7 +267,7 @@ impl TaskStore for GatedStore {
         if self.is_shared.load(Ordering::Relaxed) { Reach::Shared } else { self.inner().reach() }
     }
 
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         self.inner().holder()
     }
 

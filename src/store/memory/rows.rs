@@ -254,7 +254,7 @@ impl MemoryRows {
         }
     }
 
-    /// See [`MemoryStore::end_life`].
+    /// See [`super::MemoryStore::end_life`].
     pub(super) fn end_life(&self, holder: Incarnation) {
         self.lives.end(holder);
         // What it inserts from here on it adds itself.

@@ -1,14 +1,14 @@
-//! Follows what other gateways write to the tasks that somebody here waits for or runs. A store that is this process's alone
-//! has nothing to tell.
+//! Follows what other gateways write to the tasks that somebody here waits for or runs. Where nobody else has the store open
+//! there is nothing to follow.
 //!
-//! A hint says which row to look at, and may be lost; so where a store is shared, what is waited for and what is run is
-//! looked at each second besides. What follows from a change is found in the row: whoever made it did the rest.
+//! A hint says which row to look at, and may be lost; so what is waited for and what is run is looked at each second besides.
+//! What follows from a change is found in the row: whoever made it did the rest.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
+use futures_util::stream::{self, StreamExt as _};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -23,37 +23,32 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Rows that are looked at together.
 const AT_ONCE: usize = 64;
 
-/// Follows the store's hints until told to stop.
+/// Follows what others write until told to stop; returns at once where there are no others.
 pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
-    let mut hints = engine.store.changes();
-    let is_shared = engine.store.reach() == Reach::Shared;
+    if engine.store.reach() == Reach::Shared {
+        stop.run_until_cancelled(follow(&engine)).await;
+    }
+}
+
+async fn follow(engine: &Engine) {
+    // Where hints have ended, looking is left.
+    let mut hints = engine.store.changes().chain(stream::pending());
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen = SeenRevisions::default();
     loop {
-        let missed = tokio::select! {
-            () = stop.cancelled() => return,
-            hint = hints.next() => match hint {
-                Some(StoreHint::Changed(key)) => {
+        tokio::select! {
+            Some(hint) = hints.next() => match hint {
+                StoreHint::Changed(key) => {
                     engine.look_elsewhere(&key, &seen).await;
                     continue;
                 }
-                Some(StoreHint::Missed) => true,
-                // What tells of changes has ended: looking is left.
-                None if is_shared => {
-                    ticks.tick().await;
-                    false
-                }
-                None => return,
+                StoreHint::Missed => tracing::debug!("hints of other gateways were missed"),
             },
-            _ = ticks.tick(), if is_shared => false,
-        };
-        let keys = engine.concerned();
-        if missed {
-            tracing::debug!(tasks = keys.len(), "hints of other gateways were missed");
+            _ = ticks.tick() => (),
         }
         // Of what nobody waits for any more nothing is kept.
-        seen = engine.look_at_all(keys, &seen).await;
+        seen = engine.look_at_all(engine.concerned(), &seen).await;
     }
 }
 
@@ -74,7 +69,7 @@ impl Engine {
     }
 
     async fn look_at_all(&self, keys: BTreeSet<TaskKey>, seen: &SeenRevisions) -> SeenRevisions {
-        let mut looks = futures_util::stream::iter(keys)
+        let mut looks = stream::iter(keys)
             .map(|key| async move {
                 let revision = self.look_elsewhere(&key, seen).await;
                 (key, revision)

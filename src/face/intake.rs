@@ -14,10 +14,13 @@ use super::served::Served;
 use super::session::refuse;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
-use crate::dialect::faults::rate_error;
+use crate::dialect::faults::{gateway_error, rate_error};
 use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
+
+/// Why no call begins while the gateway ends.
+const LATE: GatewayFault = GatewayFault::new(Reason::Draining, Executed::No);
 
 /// The items of an array, each as it was read and as it came.
 pub(super) type BatchItems = Vec<(Result<Message, EnvelopeError>, Bytes)>;
@@ -90,7 +93,7 @@ async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: B
     if inbound.is_counted {
         return serve_one(faces, face, inbound, message).await;
     }
-    let asker = RateLimitedRequest::of(&message, face, &inbound);
+    let asker = RefusableRequest::of(&message, face, &inbound);
     if let Err(refusal) = admit(faces, &asker, &inbound, &message) {
         return asker.refuse(&refusal);
     }
@@ -122,7 +125,7 @@ fn admit_many(faces: &impl PathFaces, inbound: &Inbound, many: usize) -> Result<
 /// Counts a message. Whoever has many tasks asks often how they stand.
 fn admit(
     faces: &impl PathFaces,
-    asker: &RateLimitedRequest,
+    asker: &RefusableRequest,
     inbound: &Inbound,
     message: &Message,
 ) -> Result<(), RateRefusal> {
@@ -141,9 +144,10 @@ fn begins_late(faces: &impl PathFaces, message: &Message) -> bool {
     if request.method != method::TOOLS_CALL || !faces.served().engine.is_leaving() {
         return false;
     }
-    // A tool of this name is most likely the gateway's own.
-    let name = request.params.object().and_then(|params| params.get_string("name"));
-    name.is_none_or(|name| FallbackTool::named(&name).is_none())
+    let Some(params) = request.params.object() else { return true };
+    // One that answers a call's questions goes on with it. A tool of the other names is most likely the gateway's own.
+    let goes_on = params.contains("requestState");
+    !goes_on && params.get_string("name").is_none_or(|name| FallbackTool::named(&name).is_none())
 }
 
 async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
@@ -192,14 +196,14 @@ async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box
     Box::pin(faces.stateless(inbound, request)).await
 }
 
-/// Whoever is told that this is too much: what is left of a request once it is with its face.
-struct RateLimitedRequest {
+/// Whoever is told that it is not served: what is left of a request once it is with its face.
+struct RefusableRequest {
     principal: Principal,
     addressee: Addressee,
     face: Face,
 }
 
-impl RateLimitedRequest {
+impl RefusableRequest {
     fn of(message: &Message, face: Face, inbound: &Inbound) -> Self {
         let id = match message {
             Message::Request(request) => Some(request.id.clone()),
@@ -212,9 +216,12 @@ impl RateLimitedRequest {
         Self { principal: inbound.counted_as(), addressee, face }
     }
 
-    /// 503: whoever comes to another gateway, or to the next process, is served.
+    /// 503, but for requests of session clients (GW-04): whoever comes to another gateway, or to the next process, is served.
     fn refuse_late(&self) -> FaceResponse {
-        too_late(&self.addressee)
+        match self.face {
+            Face::Stateless => too_late(&self.addressee),
+            Face::Session => self.addressee.error(StatusCode::OK, &gateway_error(&LATE)),
+        }
     }
 
     /// 429, but for requests of session clients, which drop their connection then (GW-04).
@@ -229,7 +236,7 @@ impl RateLimitedRequest {
 
 /// 503 for a call that is not begun, as the gateway ends.
 fn too_late(addressee: &Addressee) -> FaceResponse {
-    addressee.fault(&GatewayFault::new(Reason::Draining, Executed::No))
+    addressee.fault(&LATE)
 }
 
 /// Who an answer of our own to a stateless client is for.

@@ -122,9 +122,9 @@ impl RunningListener {
         }
     }
 
-    /// Ends the listener in the phases of `plan`, and returns once every connection has ended. New ones are taken, each for one
-    /// answer, until `is_over` is done: as long as something is waited for somebody may ask how it stands. Not where another process goes on
-    /// with the socket.
+    /// Ends the listener in the phases of `plan`, and returns once every connection has ended. New ones are taken until
+    /// `is_over` is done: as long as something is waited for somebody may ask how it stands. Not where another process goes
+    /// on with the socket.
     ///
     /// HTTP/1 peers are told by `Connection: close`, HTTP/2 peers by GOAWAY. Dropping the future ends everything at
     /// once. Readiness is the caller's to take back before.

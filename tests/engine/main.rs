@@ -2,6 +2,7 @@
 
 mod duplex;
 mod oracle;
+mod random;
 mod replicas;
 mod scenarios;
 mod two_lives;

@@ -9,7 +9,6 @@
 //! event by event: `REPLICA_SCHEDULES=1 REPLICA_SEED=4711`.
 
 mod judge;
-mod random;
 mod replica;
 mod server;
 mod world;

@@ -13,9 +13,9 @@ use taskgate::replica::{
 };
 
 use super::judge::Judge;
-use super::random::Choices;
 use super::replica::{Action, Job, Replica, Sending, SentBatch, Stage, Waiting};
 use super::server::{Batch, LineRow, Outcome, Phase, Server, Table, TaskRow, Write};
+use crate::random::Choices;
 
 /// What carries the promises. A run may go without one of them, to see whether that is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

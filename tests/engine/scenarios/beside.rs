@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use super::rounds::{accept, answers};
 use super::script::{Happens, Saw, Script, result};
 use super::world::{Ask, Rules, World, millis, seconds};
+use crate::random::Choices;
 
 fn key(id: &str) -> TaskKey {
     TaskKey { owner: Principal::local(), id: TaskId::parse(id).unwrap() }
@@ -139,20 +140,6 @@ async fn f77_a_call_of_a_gateway_that_ended_goes_on_at_another() {
     }
 }
 
-/// Numbers that follow from a seed alone.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.0 >> 33).unwrap() % count
-    }
-
-    fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        &all[self.below(all.len())]
-    }
-}
-
 /// Gateways that come and are declared ended, as clients see them.
 struct Fleet {
     /// Of whom nobody says that they have ended.
@@ -165,25 +152,25 @@ struct Fleet {
 
 impl Fleet {
     /// A client comes to any gateway.
-    fn any<'a>(&'a self, dice: &mut Dice) -> &'a World {
-        let at = dice.below(self.living.len() + self.replaced.len());
+    fn any<'a>(&'a self, choices: &mut Choices) -> &'a World {
+        let at = choices.below(self.living.len() + self.replaced.len());
         self.living.get(at).unwrap_or_else(|| &self.replaced[at - self.living.len()])
     }
 
-    async fn call(&mut self, dice: &mut Dice, number: usize) {
+    async fn call(&mut self, choices: &mut Choices, number: usize) {
         let ask = Ask::call().arguments(json!({ "number": number }));
-        let id = self.any(dice).handle(&ask).await;
+        let id = self.any(choices).handle(&ask).await;
         self.tasks.insert(number, (id, json!("working")));
     }
 
     /// A task is seen again: it never goes back, and has one end.
-    async fn poll(&mut self, dice: &mut Dice, case: &str) {
+    async fn poll(&mut self, choices: &mut Choices, case: &str) {
         if self.tasks.is_empty() {
             return;
         }
-        let number = dice.below(self.tasks.len());
+        let number = choices.below(self.tasks.len());
         let (id, _) = &self.tasks[&number];
-        let now = self.any(dice).get(id).await["status"].take();
+        let now = self.any(choices).get(id).await["status"].take();
         self.sees(number, now, case);
     }
 
@@ -194,8 +181,8 @@ impl Fleet {
         *before = now;
     }
 
-    fn replaces_one(&mut self, dice: &mut Dice) {
-        let at = dice.below(self.living.len());
+    fn replaces_one(&mut self, choices: &mut Choices) {
+        let at = choices.below(self.living.len());
         let ended = self.living.swap_remove(at);
         ended.store.is_declared_ended();
         self.living.push(ended.beside());
@@ -215,24 +202,24 @@ async fn random_replacements(seed: u64) {
     let first = World::choosing(rules, |call| {
         Script::returns(millis(100 + 700 * (number_of(&call.params) as u64 % 5)), "done")
     });
-    let (mut dice, case) = (Dice(seed), format!("seed {seed}"));
+    let (mut choices, case) = (Choices::new(seed), format!("seed {seed}"));
     let living = vec![first.beside(), first.beside(), first];
     let mut fleet = Fleet { living, replaced: Vec::new(), tasks: BTreeMap::new() };
     let mut number = 0;
     for _ in 0..120 {
-        match dice.below(20) {
+        match choices.below(20) {
             0..6 => {
-                fleet.call(&mut dice, number).await;
+                fleet.call(&mut choices, number).await;
                 number += 1;
             }
-            6..12 => fleet.poll(&mut dice, &case).await,
-            12..18 => tokio::time::sleep(millis(dice.below(600) as u64)).await,
-            _ => fleet.replaces_one(&mut dice),
+            6..12 => fleet.poll(&mut choices, &case).await,
+            12..18 => tokio::time::sleep(millis(choices.below(600) as u64)).await,
+            _ => fleet.replaces_one(&mut choices),
         }
     }
     for task in 0..number {
         let (id, _) = &fleet.tasks[&task];
-        let settled = timeout(seconds(600), dice.one_of(&fleet.living).settled(id)).await;
+        let settled = timeout(seconds(600), fleet.living[choices.below(fleet.living.len())].settled(id)).await;
         let now = settled.unwrap_or_else(|_| panic!("{case}: task {task} does not end"))["status"].take();
         fleet.sees(task, now, &case);
     }

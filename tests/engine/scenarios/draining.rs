@@ -3,6 +3,8 @@
 use serde_json::json;
 use taskgate::task::TaskMode;
 
+use super::bridged::Caller;
+use super::rounds::{again, check_done, elicits, heard, modern, result_of, returns, round};
 use super::script::Script;
 use super::world::{Ask, Rules, World, millis, seconds};
 
@@ -58,4 +60,28 @@ async fn no_call_begins_during_a_drain_and_tasks_are_told_of_all_along() {
         assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
         assert_eq!((world.upstream.calls().len(), world.store.inserted()), (1, 1), "{mode:?}");
     }
+}
+
+/// GW-04: clients with a session keep it.
+#[tokio::test(start_paused = true)]
+async fn a_sessions_late_call_is_an_error_under_200() {
+    let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));
+    let caller = Caller::open(&world, json!({})).await;
+    world.engine.drain(seconds(1)).await;
+    let late = caller.post(json!({"id": 1, "method": "tools/call", "params": {"name": "work"}})).await;
+    assert_eq!(late.status, 200);
+    assert_eq!(late.json().await["error"]["data"]["reason"], "draining");
+    let ping = caller.post(json!({"id": 2, "method": "ping"})).await;
+    assert!(ping.json().await["result"].is_object(), "everything else is served");
+    assert_eq!(world.upstream.calls().len(), 0);
+}
+
+/// A call that waits for its client's answer gets it: else it would hold up the drain to its end.
+#[tokio::test(start_paused = true)]
+async fn a_held_call_is_answered_and_ends_during_a_drain() {
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), returns(2)]));
+    let asked = round(&result_of(&world, &modern()).await);
+    assert_eq!(world.engine.drain(seconds(1)).await, 1, "it waits");
+    check_done(&result_of(&world, &again(&modern(), &asked, &["r0"])).await);
+    assert_eq!(world.engine.drain(seconds(1)).await, 0);
 }

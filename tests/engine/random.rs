@@ -1,11 +1,11 @@
-//! Draws the choices of a schedule from its seed.
+//! Draws the choices of a course of events from its seed.
 
 /// A sequence that its seed decides (splitmix64).
 #[derive(Debug)]
-pub(super) struct Choices(u64);
+pub(crate) struct Choices(u64);
 
 impl Choices {
-    pub(super) const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
     }
 
@@ -17,15 +17,15 @@ impl Choices {
     }
 
     /// One of `count`, from 0.
-    pub(super) const fn below(&mut self, count: usize) -> usize {
+    pub(crate) const fn below(&mut self, count: usize) -> usize {
         (self.next() % count as u64) as usize
     }
 
-    pub(super) const fn per_mille(&mut self, share: usize) -> bool {
+    pub(crate) const fn per_mille(&mut self, share: usize) -> bool {
         self.below(1_000) < share
     }
 
-    pub(super) fn one_of<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
+    pub(crate) fn one_of<T: Copy>(&mut self, choices: &[T]) -> Option<T> {
         (!choices.is_empty()).then(|| choices[self.below(choices.len())])
     }
 }

@@ -27,6 +27,7 @@ pub(super) fn text(holder: HolderId, key: &TaskKey) -> String {
 /// What a text hints at for a life; `None` for its own. What is no hint says that something is missed.
 pub(super) fn read(text: &str, own: HolderId) -> Option<StoreHint> {
     let read = || {
+        let text = Some(text).filter(|text| text.len() <= TEXT_LEN_MAX)?;
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
         let (holder, rest) = bytes.split_first_chunk::<8>()?;
         if rest.is_empty() {

@@ -1,6 +1,8 @@
 //! Tests the store against real servers: what every store promises, and what is this one's alone.
 
-use std::sync::Arc;
+mod plan;
+mod rules;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 

@@ -13,7 +13,9 @@ mod control;
 mod hints;
 mod lists;
 mod open_error;
+mod opening;
 mod readers;
+mod row_validation;
 mod schema;
 mod session;
 mod settings;
@@ -38,26 +40,24 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::batch::{RowWrite, WriteResult};
-use self::columns::{EncodedRow, ListedRow, ReadRow, holder, holder_column};
+use self::columns::{EncodedRow, ReadRow, holder_column};
+use self::control::{DECLARE_DEAD, ReplicaControl};
 pub use self::control::{ReplicaLine, ReplicaView};
-use self::control::{BEGIN, DECLARE_DEAD, ReplicaControl};
 pub use self::open_error::PostgresOpenError;
+use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderLane, RowRequest};
+use self::row_validation::is_there;
 use self::session::{Connector, in_words};
 pub use self::settings::{DatabaseUrl, Durability, PostgresSettings, ReplicaDescription};
 pub use self::state::PostgresHealth;
 use self::state::StoreState;
 use self::transaction::{PROMISE, transact};
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
-use super::condemned::{LostRow, condemned};
-use super::record::{self, RecordError};
 use super::tasks::{
     HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
     Usage, WriteRole,
 };
-use crate::task::{
-    Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
-};
+use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
 const QUEUE_MAX: usize = 1_024;
@@ -88,12 +88,6 @@ impl std::fmt::Debug for PostgresStore {
     }
 }
 
-/// What a new life is told when it begins.
-struct Beginning {
-    holder: HolderId,
-    generation: String,
-}
-
 impl PostgresStore {
     /// Opens the store for a new life of a gateway, making the schema where there is none. Tries once: whoever may wait
     /// tries again after a while where [`PostgresOpenError::may_pass`].
@@ -108,7 +102,8 @@ impl PostgresStore {
         let settings = Arc::new(settings);
         let tracker = TaskTracker::new();
         let connector = Arc::new(Connector::new(Arc::clone(&settings), tracker.clone()));
-        let begun = tokio::time::timeout(settings.write_max * 2, begin(&connector, &settings, columns::at(clock.now())));
+        let begun =
+            tokio::time::timeout(settings.write_max * 2, begin(&connector, &settings, columns::at(clock.now())));
         let begun = begun.await.unwrap_or_else(|_| Err(PostgresOpenError::Away("it does not answer".to_owned())))?;
         let (Beginning { holder, generation }, state, view) = begun;
         let state = Arc::new(state);
@@ -195,7 +190,10 @@ impl PostgresStore {
         let is_done = declared.map_err(|why: String| StoreError::Io(io::Error::other(why)))?;
         if is_done {
             self.view.send_modify(|view| {
-                view.lines.iter_mut().filter(|line| holder_column(line.holder) == life).for_each(|line| line.is_dead = true);
+                view.lines
+                    .iter_mut()
+                    .filter(|line| holder_column(line.holder) == life)
+                    .for_each(|line| line.is_dead = true);
             });
         }
         Ok(is_done)
@@ -221,50 +219,6 @@ impl PostgresStore {
             _ => Err(StoreError::Io(io::Error::other("another write's outcome"))),
         }
     }
-
-    /// What a row that was read stands for now; `None` if it is gone.
-    async fn present(&self, read: ReadRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        if self.state.doubt.hides(read.key()) {
-            return Ok(None);
-        }
-        let row = match read {
-            ReadRow::Whole(row) => row,
-            ReadRow::Damaged(row) if row.error == RecordError::Damaged => self.condemn(row, now).await,
-            ReadRow::Damaged(row) => {
-                let task = ShortReference::of(&row.key);
-                tracing::error!(%task, error = %row.error, "a task cannot be read, and is left as it is");
-                return Err(StoreError::Io(io::Error::other(row.error)));
-            }
-        };
-        Ok(is_there(&row, now).then_some(row))
-    }
-
-    /// A task whose row is damaged has failed (F56): so it is shown, and so it is written.
-    async fn condemn(&self, row: columns::DamagedRow, now: Timestamp) -> StoredTask {
-        metrics::counter!(crate::metric::STORE_DAMAGED).increment(1);
-        tracing::error!(task = %ShortReference::of(&row.key), "what was stored of a task is damaged");
-        let columns::DamagedRow { key, revision, is_settled, created_at, expires_at, .. } = row;
-        let task = condemned(key, LostRow { is_settled, created_at, expires_at }, now);
-        let encoded = Box::new(EncodedRow::of(&task));
-        let write = RowWrite::Replace { expected: revision, role: WriteRole::Command, row: encoded };
-        let revision = self.put(write).await.unwrap_or(revision);
-        StoredTask { task: task.into(), revision, holder: None }
-    }
-
-    /// The tasks of rows that a list found. One that is not what was written is shown as what it stands for.
-    async fn listed(&self, rows: Vec<ListedRow>, now: Timestamp) -> Vec<Summary> {
-        let mut tasks = Vec::with_capacity(rows.len());
-        for ListedRow { key, summary } in rows {
-            if self.state.doubt.hides(&key) {
-                continue;
-            }
-            match summary {
-                Some(summary) => tasks.push(summary),
-                None => tasks.extend(self.load(&key, now).await.ok().flatten().map(|row| Summary::of(&row.task))),
-            }
-        }
-        tasks
-    }
 }
 
 impl Drop for PostgresStore {
@@ -272,34 +226,6 @@ impl Drop for PostgresStore {
         self.end.cancel();
         self.tracker.close();
     }
-}
-
-/// Begins a life: looks at the server, makes the schema if there is none, and writes the life's line.
-async fn begin(
-    connector: &Connector,
-    settings: &Arc<PostgresSettings>,
-    now_ms: i64,
-) -> Result<(Beginning, StoreState, ReplicaView), PostgresOpenError> {
-    let away = |error: tokio_postgres::Error| PostgresOpenError::Away(in_words(&error));
-    let session = connector.connect("opening", None).await?;
-    schema::judge_server(&session, settings.durability).await?;
-    schema::prepare(&session, settings).await?;
-    let line = session.client.prepare(BEGIN).await.map_err(away)?;
-    let promise = session.client.prepare(PROMISE).await.map_err(away)?;
-    let ReplicaDescription { name, address, version, config_digest, key_print } = &settings.replica;
-    let reads = i32::from(record::VERSION);
-    let values: transaction::Parameters<'_> = vec![name, address, version, &reads, config_digest, key_print, &now_ms];
-    let rows = transact(&session, &promise, settings.durability, &[(&line, values)]).await;
-    let rows = rows.map_err(|failure| PostgresOpenError::Away(failure.into_io().to_string()))?;
-    let row = rows.iter().flatten().next().ok_or_else(|| PostgresOpenError::Away("no line was written".to_owned()))?;
-    let begun = Beginning { holder: holder(row.try_get(0).map_err(away)?), generation: row.try_get(1).map_err(away)? };
-    let state = StoreState::new(Arc::clone(settings), begun.holder);
-    let view = control::look_once(&session, &state).await.map_err(away)?;
-    Ok((begun, state, view))
-}
-
-fn is_there(row: &StoredTask, now: Timestamp) -> bool {
-    !row.task.is_settled() || row.task.expires_at() > now
 }
 
 fn closed() -> StoreError {
@@ -425,8 +351,7 @@ impl TaskStore for PostgresStore {
             let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
             return Ok(SelectedPage::of_named(tasks, filter, after, limit));
         }
-        let (found, next) =
-            lane.read(async |link| lists::select(link, owner, filter, after, limit, now).await).await?;
+        let (found, next) = lane.read(async |link| lists::select(link, owner, filter, after, limit, now).await).await?;
         let mut tasks = self.listed(found, now).await;
         // The rows were read after the places, and may have changed in between.
         tasks.retain(|task| filter.fits(task));

@@ -23,10 +23,19 @@ const ROW_BYTES_MAX: usize = 512 << 20;
 #[derive(Debug)]
 pub(super) enum RowWrite {
     Insert(Box<EncodedRow>),
-    Replace { expected: Revision, role: WriteRole, row: Box<EncodedRow> },
+    Replace {
+        expected: Revision,
+        role: WriteRole,
+        row: Box<EncodedRow>,
+    },
     Remove(TaskKey),
-    Sweep { now: Timestamp, limit: usize },
-    Claim { limit: usize },
+    Sweep {
+        now: Timestamp,
+        limit: usize,
+    },
+    Claim {
+        limit: usize,
+    },
     /// Nothing, behind all that was in doubt.
     Barrier,
 }
@@ -226,9 +235,7 @@ impl WriteBatch<'_> {
         let rows = self.commit(&statements).await?;
         let (touched, sums) = self.read(rows.last().map_or(&[][..], Vec::as_slice), true)?;
         let touched: BTreeMap<TaskKey, TouchedRow> = touched.into_iter().map(|row| (row.key.clone(), row)).collect();
-        let is_left = |write: &&RowWrite| {
-            matches!(write, RowWrite::Replace { row, .. } if !touched.contains_key(&row.key) && count(row.size) <= ROW_BYTES_MAX)
-        };
+        let is_left = |write: &&RowWrite| matches!(write, RowWrite::Replace { row, .. } if !touched.contains_key(&row.key) && count(row.size) <= ROW_BYTES_MAX);
         let left: Vec<&RowWrite> = writes.iter().filter(is_left).collect();
         let found = if left.is_empty() { BTreeMap::new() } else { self.look(&left, me).await? };
         let results = writes.iter().map(|write| self.result(write, &touched, &found)).collect();

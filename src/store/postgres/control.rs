@@ -26,9 +26,11 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Notifications that wait to be read; when there is no room, some are missed.
 const NOTIFICATIONS_MAX: usize = 4_096;
 
-const BEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3 WHERE incarnation = $1 AND NOT dead
+const BEAT: &str =
+    "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3 WHERE incarnation = $1 AND NOT dead
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
-const LOOK: &str = "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
+const LOOK: &str =
+    "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
     FROM tg_replica ORDER BY incarnation";
 /// The sums of all other lives. A line of zeros says nothing.
 const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM tg_usage
@@ -124,7 +126,7 @@ impl ReplicaControl {
         let end = self.end.clone();
         loop {
             let beating = async {
-                let mut link = self.connect().await?;
+                let mut link = self.connect().await.map_err(PostgresHealth::Away)?;
                 self.state.heard(StoreHint::Missed);
                 self.beats(&mut link, &mut last_beat, &mut failures).await
             };
@@ -135,7 +137,7 @@ impl ReplicaControl {
             match ended {
                 Ok(BeatsEnd::Dead) => return self.state.control_is(PostgresHealth::Fenced),
                 Ok(BeatsEnd::Lost) => return self.state.control_is(PostgresHealth::Lost),
-                Err(why) => self.state.control_is(PostgresHealth::Away(why)),
+                Err(trouble) => self.state.control_is(trouble),
             }
             failures += 1;
             tokio::select! {
@@ -160,9 +162,14 @@ impl ReplicaControl {
         Ok(ControlLink { session, notifications, beat, look, others, promise })
     }
 
-    async fn beats(&mut self, link: &mut ControlLink, last: &mut i64, failures: &mut u32) -> Result<BeatsEnd, String> {
+    async fn beats(
+        &mut self,
+        link: &mut ControlLink,
+        last: &mut i64,
+        failures: &mut u32,
+    ) -> Result<BeatsEnd, PostgresHealth> {
         let within = self.state.settings.write_max;
-        let slow = |_| "the database takes too long".to_owned();
+        let slow = |_| PostgresHealth::Away("the database takes too long".to_owned());
         let mut beats = tokio::time::interval(self.state.settings.lease / 4);
         let mut looks = tokio::time::interval(LOOK_EVERY);
         for timer in [&mut beats, &mut looks] {
@@ -178,9 +185,12 @@ impl ReplicaControl {
                     self.state.control_is(PostgresHealth::Good);
                 }
                 Ok(()) = self.is_leaving.changed() => beats.reset_immediately(),
-                _ = looks.tick() => tokio::time::timeout(within, self.look(link)).await.map_err(slow)??,
+                _ = looks.tick() => {
+                    let looked = tokio::time::timeout(within, self.look(link)).await.map_err(slow)?;
+                    looked.map_err(|error| PostgresHealth::Away(in_words(&error)))?;
+                }
                 heard = link.notifications.recv() => {
-                    let Some(heard) = heard else { return Err("the connection ended".to_owned()) };
+                    let Some(heard) = heard else { return Err(PostgresHealth::Away("the connection ended".to_owned())) };
                     self.hear(link, &heard);
                 }
             }
@@ -197,22 +207,20 @@ impl ReplicaControl {
         }
     }
 
-    async fn beat(&self, link: &ControlLink, last: &mut i64) -> Result<Option<BeatsEnd>, String> {
+    async fn beat(&self, link: &ControlLink, last: &mut i64) -> Result<Option<BeatsEnd>, PostgresHealth> {
+        let away = |error: Error| PostgresHealth::Away(in_words(&error));
         let begun = Instant::now();
         let (me, now, is_leaving) = (holder_column(self.state.holder), at(self.clock.now()), *self.is_leaving.borrow());
         let values: super::transaction::Parameters<'_> = vec![&me, &now, &is_leaving];
-        let made = transact(&link.session, &link.promise, self.state.settings.durability, &[(&link.beat, values)]).await;
-        let rows = match made {
-            Ok(rows) => rows,
-            Err(failure @ CommitFailure::NoStandby) => {
-                self.state.control_is(PostgresHealth::NoStandby);
-                return Err(failure.into_io().to_string());
-            }
-            Err(failure) => return Err(failure.into_io().to_string()),
-        };
+        let made =
+            transact(&link.session, &link.promise, self.state.settings.durability, &[(&link.beat, values)]).await;
+        let rows = made.map_err(|failure| match failure {
+            CommitFailure::NoStandby => PostgresHealth::NoStandby,
+            failure => PostgresHealth::Away(failure.into_io().to_string()),
+        })?;
         let Some(row) = rows.iter().flatten().next() else { return Ok(Some(BeatsEnd::Dead)) };
-        let beat: i64 = row.try_get(0).map_err(|error| in_words(&error))?;
-        let generation: String = row.try_get(1).map_err(|error| in_words(&error))?;
+        let beat: i64 = row.try_get(0).map_err(away)?;
+        let generation: String = row.try_get(1).map_err(away)?;
         // A beat of which nobody knows may have been made, so it may have gone on by more than one.
         if beat <= *last || generation != self.generation {
             return Ok(Some(BeatsEnd::Lost));
@@ -222,16 +230,13 @@ impl ReplicaControl {
         Ok(None)
     }
 
-    async fn look(&self, link: &ControlLink) -> Result<(), String> {
-        let words = |error: Error| in_words(&error);
+    async fn look(&self, link: &ControlLink) -> Result<(), Error> {
         let client = &link.session.client;
-        let rows = client.query(&link.look, &[]).await.map_err(words)?;
-        let lines = rows.iter().map(ReplicaLine::of).collect::<Result<Vec<_>, _>>().map_err(words)?;
-        let me = holder_column(self.state.holder);
+        let rows = client.query(&link.look, &[]).await?;
+        let lines = rows.iter().map(ReplicaLine::of).collect::<Result<Vec<_>, _>>()?;
         if lines.len() > 1 {
-            let sums = client.query(&link.others, &[&me]).await.map_err(words)?;
-            let sums = sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>().map_err(words)?;
-            self.state.sums.reset_others(sums);
+            let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await?;
+            self.state.sums.reset_others(sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>()?);
         }
         self.view.send_modify(|view| (view.lines, view.seen) = (lines, Some(Instant::now())));
         Ok(())

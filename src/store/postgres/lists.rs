@@ -6,8 +6,8 @@ use super::columns::{ListedRow, at, count, id, id_of, number, state, time};
 use super::readers::ReaderLink;
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress};
 use crate::task::{
-    Digest, LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, TaskId, TaskKey,
-    TimeRange, Timestamp,
+    Digest, LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, TaskId,
+    TaskKey, TimeRange, Timestamp,
 };
 
 /// Some rows of a list.
@@ -88,7 +88,11 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
 }
 
 /// Keys of rows that one column leads to.
-async fn keys(link: &mut ReaderLink, rest: &str, values: &super::transaction::Parameters<'_>) -> Result<Vec<TaskKey>, Error> {
+async fn keys(
+    link: &mut ReaderLink,
+    rest: &str,
+    values: &super::transaction::Parameters<'_>,
+) -> Result<Vec<TaskKey>, Error> {
     let rows = link.query(&format!("SELECT id, owner FROM tg_task WHERE {rest}"), values).await?;
     rows.iter().map(|row| super::columns::key(row, 0)).collect()
 }

@@ -16,7 +16,9 @@ pub enum PostgresOpenError {
     NoTls { host: String },
     #[error("a url names sockets of this machine or other hosts, and not both: {host} is another")]
     MixedHosts { host: String },
-    #[error("{schema:?} is no schema's name: it has at most 40 small letters, digits and `_`, and begins with no digit")]
+    #[error(
+        "{schema:?} is no schema's name: it has at most 40 small letters, digits and `_`, and begins with no digit"
+    )]
     SchemaName { schema: String },
     #[error("{}: {source}", .path.display())]
     Secret { path: PathBuf, source: SecretFileError },
@@ -29,7 +31,9 @@ pub enum PostgresOpenError {
     Away(String),
     #[error("the database runs PostgreSQL {found}; 14 or newer is needed")]
     OldServer { found: String },
-    #[error("the database's server runs with {setting} = off: what it acknowledged may be lost in a crash; set it to on")]
+    #[error(
+        "the database's server runs with {setting} = off: what it acknowledged may be lost in a crash; set it to on"
+    )]
     Unsafe { setting: &'static str },
     #[error(
         "durability is \"replicated\", and the database's server names no synchronous standby; set synchronous_standby_names \

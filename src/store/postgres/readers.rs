@@ -147,7 +147,8 @@ impl ReaderLane {
     async fn connect(&self) -> Result<ReaderLink, String> {
         let session = self.connector.connect(&self.duty, None).await.map_err(|error| error.to_string())?;
         let preparing = tokio::time::timeout(self.state.settings.write_max, session.client.prepare(PROMISE)).await;
-        let promise = preparing.map_err(|_| "the database takes too long".to_owned())?.map_err(|error| in_words(&error))?;
+        let promise =
+            preparing.map_err(|_| "the database takes too long".to_owned())?.map_err(|error| in_words(&error))?;
         Ok(ReaderLink { session, statements: HashMap::new(), promise, proven: None })
     }
 }

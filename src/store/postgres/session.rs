@@ -113,7 +113,9 @@ impl Connector {
         session.client.batch_execute(&set_up).await.map_err(|error| away(&error))?;
         let left = session.client.query_one(LEFT_BEHIND, &[]).await.and_then(|row| row.try_get::<_, i64>(0));
         if left.map_err(|error| away(&error))? > 0 {
-            return Err(PostgresOpenError::Away("an earlier statement goes on, as if it waited for a standby".to_owned()));
+            return Err(PostgresOpenError::Away(
+                "an earlier statement goes on, as if it waited for a standby".to_owned(),
+            ));
         }
         Ok(session)
     }
@@ -136,7 +138,10 @@ impl Connector {
             config.password(password.trim_ascii_end());
         }
         config.connect_timeout(settings.write_max);
-        config.keepalives_idle(Duration::from_secs(10)).keepalives_interval(Duration::from_secs(5)).keepalives_retries(3);
+        config
+            .keepalives_idle(Duration::from_secs(10))
+            .keepalives_interval(Duration::from_secs(5))
+            .keepalives_retries(3);
         Ok(config)
     }
 
@@ -182,7 +187,8 @@ where
 
 /// Whether what the server says makes doubtful what it does (class 01, and whatever else has that weight).
 fn is_warning(notice: &DbError) -> bool {
-    let is_grave = |severity| matches!(severity, Severity::Warning | Severity::Error | Severity::Fatal | Severity::Panic);
+    let is_grave =
+        |severity| matches!(severity, Severity::Warning | Severity::Error | Severity::Fatal | Severity::Panic);
     notice.code().code().starts_with("01") || notice.parsed_severity().is_none_or(is_grave)
 }
 

@@ -44,7 +44,8 @@ impl Expiry<TaskKey, KeptRow> for KeptRowExpiry {
 impl SettledRows {
     pub(super) fn new() -> Self {
         let weigh = |_: &TaskKey, kept: &KeptRow| u32::try_from(kept.row.task.stored_bytes()).unwrap_or(u32::MAX);
-        let rows = Cache::builder().name("settled tasks").max_capacity(BYTES_MAX).weigher(weigh).expire_after(KeptRowExpiry);
+        let rows =
+            Cache::builder().name("settled tasks").max_capacity(BYTES_MAX).weigher(weigh).expire_after(KeptRowExpiry);
         Self { rows: rows.build(), changes: (0..SHARDS).map(|_| AtomicU64::new(0)).collect() }
     }
 

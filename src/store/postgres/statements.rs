@@ -14,7 +14,8 @@ use super::session::Session;
 use super::transaction::PROMISE;
 
 /// Writes to the own line: `$1` is the life, `$2` the number of its connection.
-const GUARD: &str = "guard AS (UPDATE tg_lane SET writes = writes + 1 WHERE incarnation = $1 AND epoch = $2 RETURNING 1)";
+const GUARD: &str =
+    "guard AS (UPDATE tg_lane SET writes = writes + 1 WHERE incarnation = $1 AND epoch = $2 RETURNING 1)";
 
 /// What a statement did to a row, beside how it is called.
 const GONE: &str = "t.id, t.owner, t.rev, t.holder, -1 AS tasks, -(NOT t.settled)::int AS unsettled, -t.size AS bytes";
@@ -46,7 +47,8 @@ const MOVING: [(&str, &str); 9] = [
 const STAYING: [(&str, &str); 4] = [("scope", "bytea"), ("parent", "bytea"), ("created", "int8"), ("ref", "bytea")];
 /// What stands beside them: the revision that a row must have, none for a new one; whether its holder writes; by how much it
 /// may grow; and whether it needs a holder from then on.
-const RULES: [(&str, &str); 4] = [("expected", "int8"), ("by_holder", "bool"), ("room", "int8"), ("needs_holder", "bool")];
+const RULES: [(&str, &str); 4] =
+    [("expected", "int8"), ("by_holder", "bool"), ("room", "int8"), ("needs_holder", "bool")];
 
 /// Writes rows over others and new ones, and removes some. `$1`, `$2` as [`GUARD`] has them; then the arrays of what is written:
 /// `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`]; then `id` and `owner` of what is removed.
@@ -59,7 +61,8 @@ pub(super) fn batch() -> String {
     let names = names.join(", ");
     // A name that was taken from a row stays taken from it.
     let is_moved = |name: &&str| *name != "idem";
-    let moved: Vec<_> = MOVING.iter().map(|(name, _)| *name).filter(is_moved).map(|name| format!("{name} = w.{name}")).collect();
+    let moved: Vec<_> =
+        MOVING.iter().map(|(name, _)| *name).filter(is_moved).map(|name| format!("{name} = w.{name}")).collect();
     let stored: Vec<_> = keys.iter().chain(&MOVING).chain(&STAYING).map(|(name, _)| *name).collect();
     let (moved, stored) = (moved.join(", "), stored.join(", "));
     format!(

@@ -117,7 +117,11 @@ pub(super) const BARRIER: &str = "SELECT pg_logical_emit_message(true, 'taskgate
 ///
 /// # Errors
 /// If what the session has read so far may be taken back.
-pub(super) async fn barrier(session: &Session, promise: &Statement, durability: Durability) -> Result<(), CommitFailure> {
+pub(super) async fn barrier(
+    session: &Session,
+    promise: &Statement,
+    durability: Durability,
+) -> Result<(), CommitFailure> {
     let client = &session.client;
     let warnings = session.warnings();
     let (sent, promised) = join(client.batch_execute(BARRIER), client.query_one(promise, &[])).await;
@@ -133,7 +137,8 @@ mod tests {
 
     #[test]
     fn a_promise_is_kept_by_what_the_server_waits_for() {
-        let check = |durability, names, commit, expected| assert_eq!(keeps_promise(durability, names, commit), expected);
+        let check =
+            |durability, names, commit, expected| assert_eq!(keeps_promise(durability, names, commit), expected);
         check(Durability::Replicated, "ANY 1 (a, b)", "on", true);
         check(Durability::Replicated, "*", "remote_apply", true);
         check(Durability::Replicated, " ", "on", false);

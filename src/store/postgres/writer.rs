@@ -186,7 +186,10 @@ impl PostgresWriter {
     }
 
     /// Everything that waits, up to a batch.
-    fn gather(&mut self, first: PendingWrite) -> (Vec<RowWrite>, Vec<oneshot::Sender<Result<WriteResult, StoreError>>>) {
+    fn gather(
+        &mut self,
+        first: PendingWrite,
+    ) -> (Vec<RowWrite>, Vec<oneshot::Sender<Result<WriteResult, StoreError>>>) {
         let mut plan = BatchPlan::default();
         let room = self.state.room();
         let (mut writes, mut replies) = (Vec::new(), Vec::new());

@@ -182,7 +182,9 @@ async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_
         let found = loop {
             match at.store.load(&three.key, START).await {
                 Ok(found) => break found,
-                Err(_) if begin.elapsed() < Duration::from_secs(20) => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(_) if begin.elapsed() < Duration::from_secs(20) => {
+                    tokio::time::sleep(Duration::from_millis(50)).await
+                }
                 Err(error) => panic!("{error}"),
             }
         };

@@ -172,19 +172,25 @@ fuzz:
 		cargo fuzz run "$${target%%:*}" "$$found" "tests/corpus/$${target##*:}" -- -max_total_time=$(FUZZ_SECONDS)
 	done
 
-# What takes long, or needs root and the system's own tools: more power cuts, kills and restarts, real disks that are full
-# or fail.
+# What takes long, or needs root and the system's own tools: more schedules, power cuts, kills and restarts, real disks that are
+# full or fail.
 KILL_CYCLES ?= 40
 RESTARTS ?= 200
+REPLACED_GATEWAYS ?= 2000
 POWER_CUT_IMAGES ?= 2000
 STORED_RESULTS ?= 80000
+REPLICA_SCHEDULES ?= 1000000
 soak: setup
+	$(call step,schedules of faults over several replicas: $(REPLICA_SCHEDULES))
+	@REPLICA_SCHEDULES=$(REPLICA_SCHEDULES) cargo test --locked --test engine replicas:: -- --nocapture
 	$(call step,power cuts: $(POWER_CUT_IMAGES) images)
 	@TASKGATE_POWER_CUT_IMAGES=$(POWER_CUT_IMAGES) TASKGATE_PEERS="$(PEERS)" cargo test --quiet --locked --test durability power_cut:: -- --nocapture
 	$(call step,kill cycles: $(KILL_CYCLES) of each fault)
 	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test durability kill_cycles:: -- --nocapture
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
+	$(call step,gateways that are replaced: $(REPLACED_GATEWAYS) courses)
+	@REPLACED_GATEWAYS=$(REPLACED_GATEWAYS) cargo test --locked --test engine any_moment
 	$(call step,memory: $(STORED_RESULTS) small results)
 	@STORED_RESULTS=$(STORED_RESULTS) cargo test --locked --test programs -- --ignored --nocapture --test-threads 1 small_results
 	$(call step,disks and descriptors)

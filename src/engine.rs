@@ -176,6 +176,12 @@ impl Engine {
         &self.watchers
     }
 
+    /// Whether no call is to begin any more, as the gateway ends.
+    #[must_use]
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_cancelled()
+    }
+
     /// Stops making tasks and waits for the calls and the changes in progress, at most `patience`. Returns how many are
     /// in progress still.
     ///

@@ -11,6 +11,8 @@ pub mod wire;
 
 pub mod task;
 
+pub mod replica;
+
 pub mod dialect;
 pub mod secret_file;
 pub mod shared_access;

@@ -13,6 +13,6 @@ pub use disk::{DiskSettings, DiskStore, OpenError, StoreHealth};
 pub use memory::MemoryStore;
 pub use postgres::{PostgresSettings, PostgresStore};
 pub use tasks::{
-    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoreLimits, StoredTask, SummaryPage,
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoreLimits, StoredTask, SummaryPage,
     TaskStore, Usage, WriteRole, needs_holder,
 };

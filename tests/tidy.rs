@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 21] = [
+const RANKS: [(&str, usize); 22] = [
     ("cause", 0),
     ("failpoint", 0),
     ("metric", 0),
@@ -27,9 +27,10 @@ const RANKS: [(&str, usize); 21] = [
     ("task", 2),
     ("dialect", 3),
     ("secret_file", 2),
+    ("replica", 3),
     ("shared_access", 3),
     ("shared_limits", 3),
-    ("store", 3),
+    ("store", 4),
     ("tls", 3),
     ("upstream", 4),
     ("engine", 5),
@@ -45,7 +46,7 @@ const RANKS: [(&str, usize); 21] = [
 const OUTERMOST: usize = 8;
 
 /// Modules that are pure: no I/O, no clock, nothing spawned.
-const PURE: [&str; 3] = ["wire", "task", "dialect"];
+const PURE: [&str; 4] = ["wire", "task", "replica", "dialect"];
 
 /// What a pure module does not name.
 const IMPURE_WORDS: [&str; 13] = [

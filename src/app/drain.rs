@@ -1,5 +1,6 @@
 //! Ends a gateway in phases.
 
+use std::future::ready;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -7,7 +8,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
 use super::live_calls::{CallSurvey, LiveCalls};
-use crate::engine::Engine;
 use crate::server::DrainPlan;
 
 /// How long before the end of a drain the calls are ended that are still in progress, and the streams of those who listen: so
@@ -26,13 +26,17 @@ impl Gateway {
 
     /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those that are left are ended and those who
     /// listen are told that it is over, upstream sessions are closed. Dropping the future ends everything at once.
-    pub async fn drain(self, notice: Duration) {
+    ///
+    /// `notice` is how long balancers have to notice it; `None` where another process goes on with the sockets, so that nobody
+    /// need notice.
+    pub async fn drain(self, notice: Option<Duration>) {
         self.readiness.block(DRAINING);
         let calls = self.live_calls();
         // Told once it is true: whoever reads the log finds the gateway not ready.
         tell_of_beginning(&calls.survey(), self.drain_max);
         crate::failpoint::hit("draining");
-        let plan = DrainPlan { notice, max: self.drain_max };
+        let (is_socket_kept, notice) = (notice.is_none(), notice.unwrap_or_default());
+        let plan = DrainPlan { notice, max: self.drain_max, is_socket_kept };
         let leave = async {
             tokio::time::sleep(notice).await;
             self.parts.leaving.cancel();
@@ -43,8 +47,14 @@ impl Gateway {
             // Before their connections end, on either side.
             ended = calls.end();
         };
-        let finished = finish(&self.parts.engine, self.clients.heard_out(), &self.ending, plan);
-        let waited = async { tokio::join!(Box::pin(self.clients.drain(plan)), finished, leave) };
+        let finished = finish((&calls, self.clients.heard_out()), &self.ending, plan);
+        let is_over = CancellationToken::new();
+        let finished = async {
+            finished.await;
+            is_over.cancel();
+        };
+        let draining = Box::pin(self.clients.drain(plan, is_over.cancelled()));
+        let waited = async { tokio::join!(draining, finished, leave) };
         let drained = alongside(Box::pin(waited), at_the_end).await.0;
         let retired = self.retired.all();
         let closing =
@@ -57,8 +67,11 @@ impl Gateway {
             disk.close().await;
         }
         // The operators' listeners go last: until here they say that the gateway drains.
-        let at_once = DrainPlan { notice: Duration::ZERO, max: Duration::ZERO };
-        Box::pin(join_all(self.metrics.into_iter().chain([self.admin]).map(|listener| listener.drain(at_once)))).await;
+        let at_once = DrainPlan { notice: Duration::ZERO, max: Duration::ZERO, is_socket_kept: false };
+        Box::pin(join_all(
+            self.metrics.into_iter().chain([self.admin]).map(|listener| listener.drain(at_once, ready(()))),
+        ))
+        .await;
         let (connections_cut, calls_lost) = (drained.aborted, ended.lost());
         if ended.is_empty() {
             tracing::info!(connections_cut, calls_lost, "drained");
@@ -94,13 +107,19 @@ fn until_farewell(plan: DrainPlan) -> Duration {
 
 /// Waits for the calls in progress, then ends the streams of those who listen: they hear how their tasks end,
 /// and hold up no drain.
-async fn finish(engine: &Engine, heard_out: impl Future<Output = ()>, ending: &CancellationToken, plan: DrainPlan) {
-    let until_farewell = until_farewell(plan);
-    // Until balancers have noticed, everything is served as ever, and so are those who were let in until then.
+async fn finish(
+    (calls, heard_out): (&LiveCalls, impl Future<Output = ()>),
+    ending: &CancellationToken,
+    plan: DrainPlan,
+) {
+    let (until_farewell, engine) = (until_farewell(plan), &calls.engine);
+    // Until balancers have noticed, everything is served as ever, and so are those who were let in until then. From there on
+    // no call begins.
     tokio::time::sleep(plan.notice).await;
     let drained = async {
         heard_out.await;
-        engine.drain(plan.max).await
+        engine.drain(plan.max).await;
+        calls.have_ended().await;
     };
     let early = tokio::time::timeout(until_farewell, drained).await;
     ending.cancel();

@@ -11,6 +11,8 @@ use crate::upstream::limits::{CallCounts, CallPermitsByName};
 const NAMED_MAX: usize = 8;
 /// How long those who wait for a call have to be told that it ends, where the gateway ends at once.
 pub(super) const TOLD_MAX: Duration = Duration::from_millis(300);
+/// How often it is asked whether all calls have ended.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The calls of all upstreams.
 #[derive(Clone, Debug)]
@@ -25,6 +27,13 @@ impl LiveCalls {
         let mut by_upstream = self.permits.in_progress();
         by_upstream.sort_by(|(a, of_a), (b, of_b)| all(of_b).cmp(&all(of_a)).then_with(|| a.cmp(b)));
         CallSurvey(by_upstream)
+    }
+
+    /// Waits until none is in progress.
+    pub(super) async fn have_ended(&self) {
+        while !self.survey().is_empty() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 
     /// Ends all calls; what was in progress. Whoever waits is told in the background.

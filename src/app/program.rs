@@ -104,15 +104,14 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
             why = reloads.next() => reloads.carry_out(why, &mut gateway),
         }
     };
-    let notice = if are_kept { Duration::ZERO } else { notice };
-    end(gateway, notice, (&mut signals, &upkeep)).await;
+    end(gateway, (!are_kept).then_some(notice), (&mut signals, &upkeep)).await;
     demo_stop.cancel();
     Ok(ExitCode::SUCCESS)
 }
 
 /// Ends a gateway: in phases, or at once where another signal comes.
-async fn end(gateway: Gateway, notice: Duration, (signals, upkeep): (&mut Signals, &TaskTracker)) {
-    let drain_max = notice + gateway.drain_max;
+async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mut Signals, &TaskTracker)) {
+    let drain_max = notice.unwrap_or_default() + gateway.drain_max;
     service_manager::tell_stopping(drain_max);
     upkeep.spawn(service_manager::keep_stopping(drain_max));
     let calls = gateway.live_calls();

@@ -13,8 +13,9 @@ use super::http::{FaceResponse, Inbound};
 use super::served::Served;
 use super::session::refuse;
 use crate::dialect::RequestError;
+use crate::dialect::fallback_tools::FallbackTool;
 use crate::dialect::faults::rate_error;
-use crate::task::{Principal, RateRefusal};
+use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
 
@@ -93,6 +94,9 @@ async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: B
     if let Err(refusal) = admit(faces, &asker, &inbound, &message) {
         return asker.refuse(&refusal);
     }
+    if begins_late(faces, &message) {
+        return asker.refuse_late();
+    }
     let response = serve_one(faces, face, inbound, message).await;
     if response.extensions().get::<UnknownTaskMarker>().is_none() {
         return response;
@@ -131,6 +135,17 @@ fn admit(
     }
 }
 
+/// Whether a message would begin a call although the gateway ends. How tasks stand can be asked until it has ended.
+fn begins_late(faces: &impl PathFaces, message: &Message) -> bool {
+    let Message::Request(request) = message else { return false };
+    if request.method != method::TOOLS_CALL || !faces.served().engine.is_leaving() {
+        return false;
+    }
+    // A tool of this name is most likely the gateway's own.
+    let name = request.params.object().and_then(|params| params.get_string("name"));
+    name.is_none_or(|name| FallbackTool::named(&name).is_none())
+}
+
 async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     let addressee = addressee(None, inbound.accepted);
     let items = match split_batch(&inbound.body, ScanLimits::CLIENT, envelope::BATCH_MAX) {
@@ -141,6 +156,9 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
         return too_often(&refusal);
     }
     let batch: BatchItems = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
+    if batch.iter().any(|(read, _)| read.as_ref().is_ok_and(|message| begins_late(faces, message))) {
+        return too_late(&addressee);
+    }
     let is_mixed = batch.iter().any(|(read, _)| match read {
         Ok(message) => era_of(message, &inbound.headers) == Face::Stateless,
         Err(_) => false,
@@ -194,6 +212,11 @@ impl RateLimitedRequest {
         Self { principal: inbound.counted_as(), addressee, face }
     }
 
+    /// 503: whoever comes to another gateway, or to the next process, is served.
+    fn refuse_late(&self) -> FaceResponse {
+        too_late(&self.addressee)
+    }
+
     /// 429, but for requests of session clients, which drop their connection then (GW-04).
     fn refuse(&self, refusal: &RateRefusal) -> FaceResponse {
         match (self.face, &self.addressee.id) {
@@ -202,6 +225,11 @@ impl RateLimitedRequest {
             (Face::Session, Some(_)) => self.addressee.error(StatusCode::OK, &rate_error(refusal)),
         }
     }
+}
+
+/// 503 for a call that is not begun, as the gateway ends.
+fn too_late(addressee: &Addressee) -> FaceResponse {
+    addressee.fault(&GatewayFault::new(Reason::Draining, Executed::No))
 }
 
 /// Who an answer of our own to a stateless client is for.

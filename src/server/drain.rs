@@ -9,8 +9,10 @@ use tokio_util::sync::CancellationToken;
 pub struct DrainPlan {
     /// New connections are still taken this long, each for one answer, until balancers have noticed.
     pub notice: Duration,
-    /// From the end of the notice: how long requests in flight are waited for.
+    /// From the end of the notice: how long what is in progress is waited for.
     pub max: Duration,
+    /// Whether another process goes on with the socket: then whoever comes after the notice is left to it.
+    pub is_socket_kept: bool,
 }
 
 /// How a drain ended.
@@ -25,6 +27,8 @@ pub struct Drained {
 pub(super) struct Phases {
     /// Connections end after what they are answering; new ones are for one answer.
     pub(super) notice: CancellationToken,
+    /// The notice is over: who was let in until then is served as ever.
+    pub(super) closing: CancellationToken,
     /// Nothing is accepted any more.
     pub(super) stop: CancellationToken,
     /// What still runs is dropped.
@@ -39,6 +43,7 @@ impl Phases {
 
     pub(super) fn end(&self) {
         self.notice.cancel();
+        self.closing.cancel();
         self.stop.cancel();
         self.abort.cancel();
     }

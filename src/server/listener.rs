@@ -10,6 +10,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use super::certificate::ListenerCertificate;
@@ -31,6 +32,7 @@ use crate::tls::TlsFileError;
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 /// How long those who were let in last may take to make a request: longer than they may be silent.
 const HEARD_OUT_MAX: Duration = Duration::from_secs(1);
+const HEARD_OUT_LOOK: Duration = Duration::from_millis(20);
 /// How long accepting pauses after it failed, so that a shortage of descriptors does not spin (F60).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -101,29 +103,44 @@ impl RunningListener {
         self.connections_max - self.places.all.available_permits()
     }
 
-    /// Is done once nothing is accepted any more and those who were let in have made their requests: when all of them
-    /// have gone, and a second after the last could come at the latest.
+    /// Is done once the notice of a drain is over and those who were let in until then have made their requests: when all of
+    /// them have gone, and a second after the last could come at the latest.
     pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
-        let (stop, tracker) = (self.shared.phases.stop.clone(), self.shared.tracker.clone());
+        let (shared, places, all) = (Arc::clone(&self.shared), Arc::clone(&self.places), self.connections_max);
         async move {
-            stop.cancelled().await;
+            shared.phases.closing.cancelled().await;
+            let gone = async {
+                if shared.phases.stop.is_cancelled() {
+                    return shared.tracker.wait().await;
+                }
+                while places.all.available_permits() < all {
+                    tokio::time::sleep(HEARD_OUT_LOOK).await;
+                }
+            };
             // Whoever is still there then waits for an answer.
-            let _ = tokio::time::timeout(HEARD_OUT_MAX, tracker.wait()).await;
+            let _ = tokio::time::timeout(HEARD_OUT_MAX, gone).await;
         }
     }
 
-    /// Ends the listener in the phases of `plan`, and returns once every connection has ended.
+    /// Ends the listener in the phases of `plan`, and returns once every connection has ended. New ones are taken, each for one
+    /// answer, until `is_over` is done: as long as something is waited for somebody may ask how it stands. Not where another process goes on
+    /// with the socket.
     ///
     /// HTTP/1 peers are told by `Connection: close`, HTTP/2 peers by GOAWAY. Dropping the future ends everything at
     /// once. Readiness is the caller's to take back before.
-    pub async fn drain(self, plan: DrainPlan) -> Drained {
+    pub async fn drain(self, plan: DrainPlan, is_over: impl Future<Output = ()>) -> Drained {
         let phases = &self.shared.phases;
         phases.notice.cancel();
         tokio::time::sleep(plan.notice).await;
+        let (end, tracker) = (Instant::now() + plan.max, &self.shared.tracker);
+        if !plan.is_socket_kept {
+            phases.closing.cancel();
+            let _ = timeout_at(end, is_over).await;
+        }
         phases.stop.cancel();
-        let tracker = &self.shared.tracker;
         tracker.close();
-        if tokio::time::timeout(plan.max, tracker.wait()).await.is_ok() {
+        phases.closing.cancel();
+        if timeout_at(end, tracker.wait()).await.is_ok() {
             return Drained { aborted: 0 };
         }
         let aborted = self.connections();

@@ -5,7 +5,7 @@ mod lives;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use lives::StoreKind;
+pub(crate) use lives::StoreOpener;
 
 use super::tasks::{PAGE_BYTES_MAX, PLACES_MAX};
 use super::{Revision, StoreError, TaskStore, Usage, WriteRole};
@@ -49,7 +49,7 @@ fn settled(task: Task, result: &str) -> Task {
 }
 
 /// Runs every check, each on a store of its own.
-pub(crate) async fn check_all<K: StoreKind>(kind: &K) {
+pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     let open = async |stored_bytes_max| kind.open(stored_bytes_max).await;
     let roomy = async || open(64 * ROW_BYTES_MIN).await;
     an_inserted_task_is_found_by_its_owner_alone(&*roomy().await).await;

@@ -24,14 +24,14 @@ mod rows;
 mod schema;
 mod selection;
 mod settings;
+mod starting;
 #[cfg(test)]
 mod tests;
 mod upkeep;
 mod writer;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,20 +49,20 @@ use self::check::FileCheck;
 use self::clock::ClockTrust;
 use self::doubtful_rows::DoubtfulRows;
 use self::earlier_rows::{EarlierRows, OWN};
-use self::folder::{Ballast, FolderLock};
+use self::folder::FolderLock;
 pub use self::health::StoreHealth;
 use self::health::StoreHealthMonitor;
-use self::opening::{OpenedDatabase, read_in_at_last};
 use self::readers::ReaderPool;
 use self::reads::ReadRow;
 use self::resident::ResidentRows;
 pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
-use self::writer::{DiskWriter, WriterRequest};
+use self::writer::WriterRequest;
 use super::tasks::{
-    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
-    Usage, WriteRole,
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
+use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
 
@@ -131,88 +131,6 @@ impl DiskStore {
     /// See [`OpenError`]. What is there is left as it is.
     pub async fn open(settings: DiskSettings) -> Result<Arc<Self>, OpenError> {
         Self::open_with(settings, FaultHooks::default()).await
-    }
-
-    async fn open_with(settings: DiskSettings, hooks: FaultHooks) -> Result<Arc<Self>, OpenError> {
-        examine(&settings)?;
-        let folder = settings.folder.clone();
-        folder::prepare(&folder)?;
-        let medium = folder::unfit_medium(&folder);
-        if let Some(medium) = medium {
-            tracing::warn!(folder = %folder.display(), medium, "tasks may be lost: the folder is on no local disk");
-        }
-        let lock = folder::lock(&folder, settings.lock_wait).await?;
-        let path = schema::file_in(&folder);
-        let ballast = medium.is_none().then(|| Ballast::new(&folder));
-        let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);
-        let opened = tokio::task::spawn_blocking(move || {
-            let found = read_in_at_last(&at, spare.as_ref(), tuning, &hooks)?;
-            Ok::<_, OpenError>((found, hooks))
-        });
-        let (found, hooks) =
-            opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
-        let OpenedDatabase { conn, sums, seen, longest } = found;
-        let clock = ClockTrust::new(settings.clock, seen, longest, tuning.distrust);
-        let lock = Arc::new(Mutex::new(Some(lock)));
-        let check = Arc::<FileCheck>::default();
-        let earlier = EarlierRows::new(sums.open().clone());
-        let resident = Arc::new(ResidentRows::new(sums));
-        let monitor = StoreHealthMonitor::new();
-        let seen = Arc::new(AtomicU64::new(seen.as_millis()));
-        let commits = Arc::new(AtomicU64::new(0));
-        let doubt = Arc::<DoubtfulRows>::default();
-        let writer = DiskWriter {
-            ballast,
-            folder,
-            place: writer::identity(&path),
-            path: path.clone(),
-            tuning,
-            hooks,
-            stored_bytes_max: settings.stored_bytes_max,
-            conn: Some(conn),
-            resident: Arc::clone(&resident),
-            monitor: Arc::clone(&monitor),
-            seen: Arc::clone(&seen),
-            commits: Arc::clone(&commits),
-            failures: VecDeque::new(),
-            doubt: Arc::clone(&doubt),
-            check: Arc::clone(&check),
-            owes_checkpoint: false,
-            clock,
-            seen_noted: Some(Instant::now()),
-            is_careful: false,
-            failed_at_commit: false,
-        };
-        let (queue, requests) = mpsc::channel(QUEUE_MAX);
-        let thread = start(writer, requests, Arc::clone(&lock))
-            .map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })?;
-        let store = Self {
-            queue,
-            readers: ReaderPool::new(path),
-            resident,
-            monitor,
-            seen,
-            commits,
-            doubt,
-            earlier,
-            writer: Mutex::new(Some(thread)),
-            check,
-            clock,
-            _lock: lock,
-            told: Mutex::default(),
-        };
-        store.check_in_background(tuning);
-        Ok(Arc::new(store))
-    }
-
-    /// Looks through the whole file for damage, beside everything else.
-    fn check_in_background(&self, tuning: DiskTuning) {
-        let (check, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
-        let path = self.readers.path().to_owned();
-        let check = move || check.run(&path, &monitor, tuning);
-        if let Err(error) = std::thread::Builder::new().name("store-check".to_owned()).spawn(check) {
-            tracing::warn!(%error, "the task store's file is not checked");
-        }
     }
 
     /// How the store is.
@@ -316,23 +234,6 @@ impl Drop for DiskStore {
     }
 }
 
-/// Starts the writer's thread, which gives the lock back once everything is closed; not where a bug ends it, for the
-/// calls of this life go on.
-fn start(
-    writer: DiskWriter,
-    requests: mpsc::Receiver<WriterRequest>,
-    lock: SharedFolderLock,
-) -> io::Result<JoinHandle<()>> {
-    let monitor = Arc::clone(&writer.monitor);
-    std::thread::Builder::new().name("store-writer".to_owned()).spawn(move || {
-        let Ok(closing) = catch_unwind(AssertUnwindSafe(|| writer.run(requests))) else { return monitor.ended() };
-        drop(lock.lock().take());
-        if let Some(closing) = closing {
-            let _ = closing.send(());
-        }
-    })
-}
-
 fn is_there(row: &StoredTask, now: Timestamp) -> bool {
     !row.task.is_settled() || row.task.expires_at() > now
 }
@@ -347,7 +248,7 @@ fn closed() -> StoreError {
 
 #[async_trait]
 impl TaskStore for DiskStore {
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         OWN
     }
 
@@ -365,7 +266,7 @@ impl TaskStore for DiskStore {
         if role == WriteRole::Holder && self.earlier.holds(&task.key) {
             return Err(StoreError::Fenced);
         }
-        let written = self.put(RowWrite::Replace { expected, task: Arc::new(task.clone()) }).await;
+        let written = self.put(RowWrite::Replace { expected, role, task: Arc::new(task.clone()) }).await;
         if matches!(written, Err(StoreError::Conflict)) {
             // What memory has of a settled row may be older than the row: whoever reads again reads the disk.
             self.resident.forget_settled(&task.key);
@@ -376,7 +277,12 @@ impl TaskStore for DiskStore {
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         self.write(RowWrite::Barrier).await.map_err(|error| match error {
             StoreError::Unsure(cause) => StoreError::Io(cause),
-            other => other,
+            error @ (StoreError::Conflict
+            | StoreError::Fenced
+            | StoreError::Exists
+            | StoreError::Full { .. }
+            | StoreError::OwnerFull
+            | StoreError::Io(_)) => error,
         })?;
         // Whatever memory kept of a row that was in doubt is gone: the file was opened anew before the barrier.
         self.load(key, now).await

@@ -5,31 +5,25 @@
 
 mod list_places;
 mod lives;
+mod rows;
 
 use std::cmp::Reverse;
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
-use parking_lot::Mutex;
 
-use self::list_places::ListPlaces;
-use self::lives::MemoryLives;
+use self::rows::{MemoryRow, MemoryRows, OwnerRows};
 use super::tasks::{
-    HolderId, NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress, Reach, Revision, SelectedPage, StoreError,
-    StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
+    NewestCursor, PLACES_MAX, PageProgress, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask,
+    SummaryPage, TaskStore, Usage, WriteRole, written_over,
 };
-use crate::task::summary::failure_line;
+use crate::replica::Incarnation;
 use crate::task::{
-    Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, TimeRange, Timestamp,
+    Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, TimeRange, Timestamp,
 };
-
-/// Task ids are random, so their low bits spread rows evenly.
-const SHARDS: usize = 64;
 
 /// Keys that are taken from an index in one go: its lock is held no longer than that.
 const STEP: usize = 64;
@@ -38,117 +32,7 @@ const STEP: usize = 64;
 #[derive(Debug)]
 pub struct MemoryStore {
     rows: Arc<MemoryRows>,
-    holder: HolderId,
-}
-
-/// The rows, whoever has them open.
-#[derive(Debug)]
-struct MemoryRows {
-    shards: Box<[Mutex<MemoryShard>]>,
-    owners: Mutex<HashMap<Principal, OwnerRows>>,
-    names: Mutex<OperatorIndex>,
-    stored_bytes_max: usize,
-    bytes: AtomicUsize,
-    tasks: AtomicUsize,
-    unsettled: AtomicUsize,
-    lives: MemoryLives,
-}
-
-/// What operators find tasks by.
-#[derive(Debug, Default)]
-struct OperatorIndex {
-    by_reference: BTreeSet<(ShortReference, TaskKey)>,
-    newest: BTreeSet<(Reverse<Timestamp>, ShortReference, TaskKey)>,
-}
-
-#[derive(Debug)]
-struct MemoryRow {
-    stored: StoredTask,
-    /// What the outcome says of itself, so that no list has to look for it there.
-    failure: Option<Arc<str>>,
-}
-
-impl MemoryRow {
-    /// Of a task that `holder` has to do something about, if anybody has to.
-    fn new(task: &Task, revision: Revision, holder: HolderId) -> Self {
-        Self { stored: StoredTask::held_by(holder, Arc::new(task.clone()), revision), failure: failure_line(task) }
-    }
-}
-
-#[derive(Debug, Default)]
-struct MemoryShard {
-    rows: HashMap<TaskKey, MemoryRow>,
-    /// When unsettled rows are overdue.
-    live: BTreeSet<(Timestamp, TaskKey)>,
-    /// When settled rows are gone.
-    settled: BTreeSet<(Timestamp, TaskKey)>,
-    /// Settled rows whose upstream is still to be told.
-    untold: BTreeSet<TaskKey>,
-}
-
-#[derive(Debug, Default)]
-struct OwnerRows {
-    by_age: BTreeSet<(Timestamp, TaskId)>,
-    places: ListPlaces,
-    by_name: HashMap<Digest, IdempotentTask>,
-    usage: Usage,
-}
-
-/// The newest task that was made under an idempotency key.
-#[derive(Debug)]
-struct IdempotentTask {
-    id: TaskId,
-    /// From when on nobody finds it; `None` while it is not settled.
-    gone_at: Option<Timestamp>,
-}
-
-impl IdempotentTask {
-    fn of(task: &Task) -> Self {
-        Self { id: task.key.id, gone_at: task.is_settled().then(|| task.expires_at()) }
-    }
-
-    fn is_there(&self, now: Timestamp) -> bool {
-        self.gone_at.is_none_or(|gone_at| gone_at > now)
-    }
-}
-
-impl OwnerRows {
-    /// Notes under which idempotency key a task is found, as the task stands now.
-    fn name(&mut self, task: &Task) {
-        if let Some(named) = task.idempotency {
-            self.by_name.insert(named.key, IdempotentTask::of(task));
-        }
-    }
-
-    /// Whether the name that a task is to have is another's.
-    fn is_taken(&self, task: &Task) -> bool {
-        let holder = task.idempotency.and_then(|named| self.by_name.get(&named.key));
-        holder.is_some_and(|holder| holder.is_there(task.created_at))
-    }
-}
-
-impl MemoryShard {
-    fn index(&mut self, task: &Task) -> &mut BTreeSet<(Timestamp, TaskKey)> {
-        if task.is_settled() { &mut self.settled } else { &mut self.live }
-    }
-
-    fn enter(&mut self, task: &Task) {
-        self.index(task).insert((task.expires_at(), task.key.clone()));
-        if task.recovery.is_untold {
-            self.untold.insert(task.key.clone());
-        }
-    }
-
-    fn leave(&mut self, task: &Task) {
-        self.index(task).remove(&(task.expires_at(), task.key.clone()));
-        self.untold.remove(&task.key);
-    }
-
-    fn remove(&mut self, key: &TaskKey) -> Option<StoredTask> {
-        let row = self.rows.remove(key)?.stored;
-        self.leave(&row.task);
-        Some(row)
-    }
+    holder: Incarnation,
 }
 
 impl MemoryStore {
@@ -156,17 +40,7 @@ impl MemoryStore {
     /// [`crate::task::model::ROW_BYTES_MIN`].
     #[must_use]
     pub fn new(stored_bytes_max: usize) -> Self {
-        let rows = MemoryRows {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            owners: Mutex::default(),
-            names: Mutex::default(),
-            stored_bytes_max,
-            bytes: AtomicUsize::new(0),
-            tasks: AtomicUsize::new(0),
-            unsettled: AtomicUsize::new(0),
-            lives: MemoryLives::default(),
-        };
-        Self::begin(Arc::new(rows))
+        Self::begin(Arc::new(MemoryRows::new(stored_bytes_max)))
     }
 
     fn begin(rows: Arc<MemoryRows>) -> Self {
@@ -182,157 +56,8 @@ impl MemoryStore {
     }
 
     /// Declares a life ended: from then on what it holds can be claimed. It may not know, and go on.
-    pub fn end_life(&self, holder: HolderId) {
+    pub fn end_life(&self, holder: Incarnation) {
         self.rows.end_life(holder);
-    }
-}
-
-impl MemoryRows {
-    /// See [`MemoryStore::end_life`].
-    fn end_life(&self, holder: HolderId) {
-        self.lives.end(holder);
-        // What it inserts from here on it adds itself.
-        for shard in &self.shards {
-            let shard = shard.lock();
-            let open = shard.live.iter().map(|(_, key)| key).chain(&shard.untold);
-            let is_held = |key: &&TaskKey| shard.rows.get(*key).is_some_and(|row| row.stored.holder == Some(holder));
-            self.lives.leave(open.filter(is_held).cloned());
-        }
-    }
-
-    /// Gives a row that an ended life holds to `holder`, and its subtasks with it. A subtask whose parent is held so as well
-    /// comes with that one.
-    fn claim(&self, holder: HolderId, key: TaskKey, claimed: &mut Vec<TaskKey>) {
-        let is_left = |key: &TaskKey| {
-            let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
-            row.filter(|row| row.holder.is_some_and(|holder| self.lives.has_ended(holder))).map(|row| row.task)
-        };
-        let Some(task) = is_left(&key) else { return };
-        let beside = |id| TaskKey { owner: key.owner.clone(), id };
-        if task.tree.parent.is_some_and(|parent| is_left(&beside(parent)).is_some()) {
-            return;
-        }
-        let mut tree = vec![key.clone()];
-        while let Some(key) = tree.pop() {
-            let mut shard = self.shard(&key).lock();
-            let Some(row) = shard.rows.get_mut(&key) else { continue };
-            if row.stored.holder.is_some_and(|holder| self.lives.has_ended(holder)) {
-                row.stored.holder = Some(holder);
-                row.stored.revision.0 += 1;
-                tree.extend(row.stored.task.tree.children.iter().map(|child| beside(*child)));
-                claimed.push(key);
-            }
-        }
-    }
-
-    fn shard(&self, key: &TaskKey) -> &Mutex<MemoryShard> {
-        let low = usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0);
-        &self.shards[low]
-    }
-
-    /// Takes room for `more` bytes, or none at all.
-    fn take_bytes(&self, more: usize) -> Result<(), StoreError> {
-        let fits = |now: usize| now.checked_add(more).filter(|sum| *sum <= self.stored_bytes_max);
-        match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(()),
-            Err(_) => Err(StoreError::Full { what: "bytes" }),
-        }
-    }
-
-    fn name(&self, task: &Task) {
-        let reference = ShortReference::of(&task.key);
-        let mut names = self.names.lock();
-        names.by_reference.insert((reference, task.key.clone()));
-        names.newest.insert((Reverse(task.created_at), reference, task.key.clone()));
-    }
-
-    fn unname(&self, task: &Task) {
-        let reference = ShortReference::of(&task.key);
-        let mut names = self.names.lock();
-        names.by_reference.remove(&(reference, task.key.clone()));
-        names.newest.remove(&(Reverse(task.created_at), reference, task.key.clone()));
-    }
-
-    /// A task as lists show it; `None` if it is gone.
-    fn summary(&self, key: &TaskKey, now: Timestamp) -> Option<Summary> {
-        let shard = self.shard(key).lock();
-        let row = shard.rows.get(key)?;
-        let summary = Summary::with_failure(&row.stored.task, row.failure.clone());
-        drop(shard);
-        (!summary.is_gone(now)).then_some(summary)
-    }
-
-    /// Fills a page from steps of an index, each of which gives keys and begins behind the place that it is given.
-    fn listed<P>(
-        &self,
-        mut after: Option<P>,
-        limit: usize,
-        now: Timestamp,
-        step: impl Fn(Option<P>) -> Vec<(P, TaskKey)>,
-    ) -> SummaryPage {
-        let mut page = SummaryPage::default();
-        let mut bytes = 0;
-        loop {
-            let found = step(after);
-            let is_last = found.len() < STEP;
-            after = None;
-            for (place, key) in found {
-                after = Some(place);
-                let Some(summary) = self.summary(&key, now) else { continue };
-                if page.tasks.len() >= limit || bytes > PAGE_BYTES_MAX {
-                    page.has_more = true;
-                    return page;
-                }
-                bytes += summary.bytes();
-                page.tasks.push(summary);
-            }
-            if is_last || after.is_none() {
-                return page;
-            }
-        }
-    }
-
-    fn forget(&self, task: &Task) {
-        let bytes = task.stored_bytes();
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.tasks.fetch_sub(1, Ordering::Relaxed);
-        let live = usize::from(!task.is_settled());
-        self.unsettled.fetch_sub(live, Ordering::Relaxed);
-        self.unname(task);
-        let mut owners = self.owners.lock();
-        if let Entry::Occupied(mut rows) = owners.entry(task.key.owner.clone()) {
-            let owner = rows.get_mut();
-            owner.by_age.remove(&(task.created_at, task.key.id));
-            owner.places.leave(task);
-            if let Some(named) = task.idempotency
-                && owner.by_name.get(&named.key).is_some_and(|holder| holder.id == task.key.id)
-            {
-                owner.by_name.remove(&named.key);
-            }
-            owner.usage.tasks -= 1;
-            owner.usage.unsettled -= live;
-            owner.usage.bytes -= bytes;
-            if owner.usage.tasks == 0 {
-                rows.remove();
-            }
-        }
-    }
-
-    /// Notes what a write changed in the sums; the row itself is already in its place.
-    fn account_replaced(&self, old: &Task, new: &Task) {
-        let (before, after) = (old.stored_bytes(), new.stored_bytes());
-        if after < before {
-            self.bytes.fetch_sub(before - after, Ordering::Relaxed);
-        }
-        let settled_now = usize::from(!old.is_settled() && new.is_settled());
-        self.unsettled.fetch_sub(settled_now, Ordering::Relaxed);
-        if let Some(owner) = self.owners.lock().get_mut(&new.key.owner) {
-            owner.usage.unsettled -= settled_now;
-            owner.usage.bytes = owner.usage.bytes + after - before;
-            owner.name(new);
-            owner.places.leave(old);
-            owner.places.enter(new);
-        }
     }
 }
 
@@ -343,7 +68,7 @@ fn first_key() -> TaskKey {
 
 #[async_trait]
 impl TaskStore for MemoryStore {
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         self.holder
     }
 
@@ -405,13 +130,8 @@ impl TaskStore for MemoryStore {
         let mut row = MemoryRow::new(task, revision, self.holder);
         {
             let mut shard = self.rows.shard(&task.key).lock();
-            let old = match shard.rows.get(&task.key).map(|row| &row.stored) {
-                Some(old) if role == WriteRole::Holder && old.holder.is_some_and(|holder| holder != self.holder) => {
-                    return Err(StoreError::Fenced);
-                }
-                Some(old) if old.revision == expected => old.clone(),
-                Some(_) | None => return Err(StoreError::Conflict),
-            };
+            let old = shard.rows.get(&task.key).map(|row| row.stored.clone());
+            let old = written_over(old, role, (self.holder, expected))?;
             row.stored.holder = row.stored.holder.map(|own| old.holder.unwrap_or(own));
             self.rows.take_bytes(task.stored_bytes().saturating_sub(old.task.stored_bytes()))?;
             shard.leave(&old.task);
@@ -533,7 +253,7 @@ impl TaskStore for MemoryStore {
 
     async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         let mut claimed = Vec::new();
-        while claimed.len() < limit {
+        while claimed.len() < limit && !self.rows.lives.has_ended(self.holder) {
             let Some(key) = self.rows.lives.take_left() else { break };
             self.rows.claim(self.holder, key, &mut claimed);
         }
@@ -594,7 +314,7 @@ mod tests {
 
     struct InMemory;
 
-    impl contract::StoreKind for InMemory {
+    impl contract::StoreOpener for InMemory {
         type Store = MemoryStore;
 
         async fn open(&self, stored_bytes_max: usize) -> Arc<MemoryStore> {
@@ -610,7 +330,7 @@ mod tests {
             Some(Arc::new(store.join()))
         }
 
-        async fn declare_ended(&self, by: &MemoryStore, ended: HolderId) {
+        async fn declare_ended(&self, by: &MemoryStore, ended: Incarnation) {
             by.end_life(ended);
         }
     }

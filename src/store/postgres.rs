@@ -53,8 +53,9 @@ pub use self::state::PostgresHealth;
 use self::state::StoreState;
 use self::transaction::{PROMISE, transact};
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
+use crate::replica::Incarnation;
 use super::tasks::{
-    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
     Usage, WriteRole,
 };
 use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
@@ -173,7 +174,7 @@ impl PostgresStore {
     ///
     /// # Errors
     /// `Io`, after which it may be done all the same.
-    pub async fn declare_dead(&self, life: HolderId, beat: Option<i64>) -> Result<bool, StoreError> {
+    pub async fn declare_dead(&self, life: Incarnation, beat: Option<i64>) -> Result<bool, StoreError> {
         let (life, beat) = (holder_column(life), beat.unwrap_or(-1));
         let durability = self.state.settings.durability;
         let declare = async {
@@ -234,7 +235,7 @@ fn closed() -> StoreError {
 
 #[async_trait]
 impl TaskStore for PostgresStore {
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         self.state.holder
     }
 

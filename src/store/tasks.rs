@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 
+use crate::replica::{GuardedRow, GuardedWrite, Incarnation, WriteVerdict};
 use crate::task::{
     Digest, ListFilter, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp,
 };
@@ -12,11 +13,6 @@ use crate::task::{
 /// Counts the writes of one row; a writer names the one it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(pub u64);
-
-/// Who has to do something about a row: one life of one gateway at its store, numbered by the store. No two lives that rows
-/// name have one number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HolderId(pub u64);
 
 /// On whose account a task is written over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,15 +28,41 @@ pub enum WriteRole {
 pub struct StoredTask {
     pub task: Arc<Task>,
     pub revision: Revision,
-    /// `None` where nobody has to do anything about it: see [`needs_holder`].
-    pub holder: Option<HolderId>,
+    /// Who has to do something about it; `None` where nobody has to: see [`needs_holder`].
+    pub holder: Option<Incarnation>,
 }
 
 impl StoredTask {
     /// A row that `holder` has to do something about, if anybody has to.
-    pub(super) fn held_by(holder: HolderId, task: Arc<Task>, revision: Revision) -> Self {
+    pub(super) fn held_by(holder: Incarnation, task: Arc<Task>, revision: Revision) -> Self {
         let holder = needs_holder(&task).then_some(holder);
         Self { task, revision, holder }
+    }
+
+    /// What writes of it are guarded by.
+    pub(super) const fn guard(&self) -> GuardedRow {
+        GuardedRow { revision: self.revision.0, holder: self.holder }
+    }
+}
+
+/// The row that a write goes over.
+///
+/// # Errors
+/// `Conflict`, `Fenced`: see [`TaskStore::replace`].
+pub(super) fn written_over(
+    found: Option<StoredTask>,
+    role: WriteRole,
+    (writer, expected): (Incarnation, Revision),
+) -> Result<StoredTask, StoreError> {
+    let write = match role {
+        WriteRole::Holder => GuardedWrite::by_holder(writer, expected.0),
+        WriteRole::Command => GuardedWrite::by_command(expected.0),
+    };
+    let guard = found.as_ref().map(StoredTask::guard);
+    match (write.judge(guard), found) {
+        (WriteVerdict::Made, Some(row)) => Ok(row),
+        (WriteVerdict::Fenced, _) => Err(StoreError::Fenced),
+        (WriteVerdict::Conflict | WriteVerdict::Made, _) => Err(StoreError::Conflict),
     }
 }
 
@@ -208,7 +230,7 @@ impl PageProgress {
 #[async_trait]
 pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// The life that has the store open.
-    fn holder(&self) -> HolderId;
+    fn holder(&self) -> Incarnation;
 
     /// Adds a task, held by this life; returns once it would survive what this store survives.
     ///
@@ -241,7 +263,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Fenced` if a holder's write finds that another life holds the row, whatever its revision.
-    /// `Conflict` if another writer got there first, or the row is gone: reload, decide again.
+    /// `Conflict` if another writer got there first, the row is gone, or a holder's write finds that nobody has to do anything
+    /// about it any more: reload, decide again.
     /// `Full` if the row grows and there is no room for it. `Io`, `Unsure`.
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError>;
 
@@ -304,7 +327,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ) -> Result<SelectedPage, StoreError>;
 
     /// Takes over rows that lives hold which have ended, at most `limit`, and returns their keys: each is claimed by one life
-    /// alone, and once in it. A subtask comes to whoever claims its parent, beyond the limit where that is reached. An empty answer says that there are none at the
+    /// alone, and once in it; one that has been declared ended claims nothing. A subtask comes to whoever claims its parent,
+    /// beyond the limit where that is reached. An empty answer says that there are none at the
     /// moment. No row is read for it.
     ///
     /// # Errors

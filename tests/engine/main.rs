@@ -2,5 +2,6 @@
 
 mod duplex;
 mod oracle;
+mod replicas;
 mod scenarios;
 mod two_lives;

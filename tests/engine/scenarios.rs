@@ -7,6 +7,7 @@
 
 mod answer;
 mod ask_first;
+mod beside;
 mod bridged;
 mod cancelling;
 mod crowd;

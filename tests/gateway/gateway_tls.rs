@@ -116,7 +116,7 @@ async fn outcome(folder: &Path, authority: &Authority, upstream: &Upstream, tls:
     assert_eq!(gateway.base_url(), format!("https://{}", gateway.address()));
     let answer = greet(&gateway, authority, &upstream.tracker).await;
     assert!(folder.join("data/seal.key").exists());
-    timeout(PATIENCE, gateway.drain(Duration::ZERO)).await.unwrap();
+    timeout(PATIENCE, gateway.drain(Some(Duration::ZERO))).await.unwrap();
     answer
 }
 
@@ -271,7 +271,7 @@ async fn f65_a_reload_shows_the_new_certificate_and_b170_keeps_the_old_one_where
     // Without being told, the listener looks only after five seconds.
     timeout(Duration::from_secs(4), shown).await.unwrap();
     assert_eq!(greet(&gateway, &other, &upstream.tracker).await.0, StatusCode::OK);
-    timeout(PATIENCE, gateway.drain(Duration::ZERO)).await.unwrap();
+    timeout(PATIENCE, gateway.drain(Some(Duration::ZERO))).await.unwrap();
 }
 
 /// Whether a client that trusts this authority alone gets through the handshake.

@@ -10,7 +10,7 @@ use super::earlier_rows::OWN;
 use super::resident::RowChange;
 use super::rows::{self, FoundRow, UnfreeableRows};
 use crate::metric;
-use crate::store::tasks::{Revision, StoreError, StoredTask};
+use crate::store::tasks::{Revision, StoreError, StoredTask, WriteRole};
 use crate::task::{Task, TaskKey, Timestamp};
 
 /// SQLite takes no larger value than a billion bytes.
@@ -22,6 +22,7 @@ pub(super) enum RowWrite {
     Insert(Arc<Task>),
     Replace {
         expected: Revision,
+        role: WriteRole,
         task: Arc<Task>,
     },
     /// What stands for a task that is lost takes its row, whatever can still be read of that.
@@ -87,6 +88,8 @@ pub(super) struct WriteBatch<'a> {
     /// Whether records are made anew instead of being written over.
     is_careful: bool,
     pub(super) changes: Vec<RowChange>,
+    /// Whether something is written beside the rows.
+    pub(super) has_barrier: bool,
 }
 
 impl<'a> WriteBatch<'a> {
@@ -97,7 +100,7 @@ impl<'a> WriteBatch<'a> {
         seen: Timestamp,
         (stuck, is_careful): (&'a Mutex<UnfreeableRows>, bool),
     ) -> Self {
-        Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new() }
+        Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new(), has_barrier: false }
     }
 
     /// Makes one write. A refusal leaves everything as it was.
@@ -107,11 +110,14 @@ impl<'a> WriteBatch<'a> {
     pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         match write {
             RowWrite::Insert(task) => self.insert(task),
-            RowWrite::Replace { expected, task } => self.put(*expected, task, self.is_careful),
-            RowWrite::Condemn { expected, task } => self.put(*expected, task, true),
+            RowWrite::Replace { expected, role, task } => self.put((*expected, *role), task, self.is_careful),
+            RowWrite::Condemn { expected, task } => self.put((*expected, WriteRole::Command), task, true),
             RowWrite::Remove(key) => self.remove(key),
             RowWrite::Sweep { now, limit } => self.sweep(*now, *limit),
-            RowWrite::Barrier => rows::probe(self.conn).map(|()| Ok(WriteResult::Passed)),
+            RowWrite::Barrier => {
+                self.has_barrier = true;
+                rows::probe(self.conn).map(|()| Ok(WriteResult::Passed))
+            }
         }
     }
 
@@ -142,7 +148,7 @@ impl<'a> WriteBatch<'a> {
     /// Writes a task over its row. `anew` makes a new record instead of writing over the old one.
     fn put(
         &mut self,
-        expected: Revision,
+        (expected, role): (Revision, WriteRole),
         task: &Arc<Task>,
         anew: bool,
     ) -> rusqlite::Result<Result<WriteResult, StoreError>> {
@@ -152,6 +158,10 @@ impl<'a> WriteBatch<'a> {
             return Ok(Err(StoreError::Conflict));
         };
         let before = found.columns.outline;
+        // Whose it is, where it is anybody's, is asked before.
+        if role == WriteRole::Holder && before.is_settled && !before.is_untold {
+            return Ok(Err(StoreError::Conflict));
+        }
         let bytes = task.stored_bytes();
         let more = bytes.saturating_sub(before.bytes);
         if more > 0 && (!self.has_room(more) || bytes > ROW_BYTES_MAX) {

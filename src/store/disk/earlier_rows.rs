@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::store::tasks::{HolderId, StoredTask};
+use crate::replica::Incarnation;
+use crate::store::tasks::StoredTask;
 use crate::task::TaskKey;
 
 /// Any process before this one.
-const EARLIER: HolderId = HolderId(0);
+const EARLIER: Incarnation = Incarnation(0);
 /// This process.
-pub(super) const OWN: HolderId = HolderId(1);
+pub(super) const OWN: Incarnation = Incarnation(1);
 
 #[derive(Debug)]
 pub(super) struct EarlierRows {

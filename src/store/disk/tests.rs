@@ -22,6 +22,7 @@ use super::folder::DiskSpace;
 use super::resident::{RowChange, RowTotals};
 use super::settings::FaultHook;
 use super::*;
+use crate::replica::Incarnation;
 use crate::store::contract::{self, task};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, transition};
 use crate::wire::Payload;
@@ -87,7 +88,7 @@ async fn keeps_the_contract_of_every_store() {
 #[derive(Default)]
 struct OnDisk(Mutex<Vec<(Weak<DiskStore>, TempDir, usize)>>);
 
-impl contract::StoreKind for OnDisk {
+impl contract::StoreOpener for OnDisk {
     type Store = DiskStore;
 
     async fn open(&self, stored_bytes_max: usize) -> Arc<DiskStore> {
@@ -117,7 +118,7 @@ impl contract::StoreKind for OnDisk {
         None
     }
 
-    async fn declare_ended(&self, _: &DiskStore, _: HolderId) {}
+    async fn declare_ended(&self, _: &DiskStore, _: Incarnation) {}
 }
 
 /// L1, L2.

@@ -219,8 +219,8 @@ impl DiskWriter {
                 waiting.extend(more());
             }
         }
-        let changes = batch.changes;
-        if changes.is_empty() {
+        let WriteBatch { changes, has_barrier, .. } = batch;
+        if changes.is_empty() && !has_barrier {
             conn.execute_batch("COMMIT")?;
             return Ok(outcomes);
         }

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::store::tasks::{HolderId, StoreHint};
+use crate::replica::Incarnation;
+use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
 /// Hints that wait for one life; the oldest are lost then, and the life is told so.
@@ -22,13 +23,13 @@ pub(super) struct MemoryLives {
     state: Mutex<LivesState>,
     /// Whether any has ended: as long as none has, nobody needs to ask which.
     has_ended: AtomicBool,
-    hints: broadcast::Sender<(HolderId, TaskKey)>,
+    hints: broadcast::Sender<(Incarnation, TaskKey)>,
 }
 
 #[derive(Debug, Default)]
 struct LivesState {
     last: u64,
-    ended: BTreeSet<HolderId>,
+    ended: BTreeSet<Incarnation>,
     /// Keys of rows that ended lives held when they ended, or inserted since. Some may be gone, or done with.
     left: VecDeque<TaskKey>,
 }
@@ -40,18 +41,18 @@ impl Default for MemoryLives {
 }
 
 impl MemoryLives {
-    pub(super) fn begin(&self) -> HolderId {
+    pub(super) fn begin(&self) -> Incarnation {
         let mut state = self.state.lock();
         state.last += 1;
-        HolderId(state.last)
+        Incarnation(state.last)
     }
 
-    pub(super) fn end(&self, holder: HolderId) {
+    pub(super) fn end(&self, holder: Incarnation) {
         self.state.lock().ended.insert(holder);
         self.has_ended.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn has_ended(&self, holder: HolderId) -> bool {
+    pub(super) fn has_ended(&self, holder: Incarnation) -> bool {
         self.has_ended.load(Ordering::SeqCst) && self.state.lock().ended.contains(&holder)
     }
 
@@ -67,7 +68,7 @@ impl MemoryLives {
 
     /// A life wrote this row, or removed it, and has given its lock back. One that has ended, and does not know, leaves what
     /// it inserts.
-    pub(super) fn wrote(&self, holder: HolderId, key: &TaskKey) {
+    pub(super) fn wrote(&self, holder: Incarnation, key: &TaskKey) {
         if self.has_ended(holder) {
             self.leave(std::iter::once(key.clone()));
         }
@@ -78,7 +79,7 @@ impl MemoryLives {
     }
 
     /// What others than `holder` write.
-    pub(super) fn changes(&self, holder: HolderId) -> BoxStream<'static, StoreHint> {
+    pub(super) fn changes(&self, holder: Incarnation) -> BoxStream<'static, StoreHint> {
         let hints = stream::unfold(self.hints.subscribe(), move |mut hints| async move {
             loop {
                 match hints.recv().await {

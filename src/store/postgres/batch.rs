@@ -5,13 +5,14 @@ use std::io;
 
 use tokio_postgres::Row;
 
+use crate::replica::Incarnation;
 use super::columns::{self, EncodedRow, count, holder, holder_column, number, revision, revision_column};
 use super::session::Session;
 use super::settings::Durability;
 use super::statements::WriterStatements;
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, Parameters, transact};
-use crate::store::tasks::{HolderId, Revision, StoreError, WriteRole};
+use crate::store::tasks::{Revision, StoreError, WriteRole};
 use crate::task::{Principal, TaskKey, Timestamp};
 
 const BATCH_WRITES_MAX: usize = 512;
@@ -132,7 +133,7 @@ impl BatchPlan {
 /// The life, and its writer's connection, that writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriterIdentity {
-    pub(super) holder: HolderId,
+    pub(super) holder: Incarnation,
     pub(super) epoch: i64,
 }
 
@@ -149,7 +150,7 @@ pub(super) struct BatchOutcome {
 struct TouchedRow {
     key: TaskKey,
     revision: Revision,
-    holder: Option<HolderId>,
+    holder: Option<Incarnation>,
 }
 
 impl TouchedRow {

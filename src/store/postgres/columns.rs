@@ -3,8 +3,9 @@
 use bytes::Bytes;
 use tokio_postgres::Row;
 
+use crate::replica::Incarnation;
 use crate::store::record::{self, RecordError};
-use crate::store::tasks::{HolderId, Revision, StoredTask, needs_holder};
+use crate::store::tasks::{Revision, StoredTask, needs_holder};
 use crate::task::{
     LagClass, PhaseKind, Principal, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
 };
@@ -233,10 +234,10 @@ pub(super) fn revision_column(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
 
-pub(super) fn holder(column: i64) -> HolderId {
-    HolderId(u64::try_from(column).unwrap_or(0))
+pub(super) fn holder(column: i64) -> Incarnation {
+    Incarnation(u64::try_from(column).unwrap_or(0))
 }
 
-pub(super) fn holder_column(holder: HolderId) -> i64 {
+pub(super) fn holder_column(holder: Incarnation) -> i64 {
     i64::try_from(holder.0).unwrap_or(i64::MAX)
 }

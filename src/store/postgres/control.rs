@@ -11,6 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_postgres::{Error, Notification, Row, Statement};
 use tokio_util::sync::CancellationToken;
 
+use crate::replica::Incarnation;
 use super::columns::{at, holder, holder_column};
 use super::hints;
 use super::open_error::PostgresOpenError;
@@ -18,7 +19,7 @@ use super::session::{Connector, Session, back_off, in_words};
 use super::state::{PostgresHealth, StoreState};
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, PROMISE, transact};
-use crate::store::tasks::{HolderId, StoreHint};
+use crate::store::tasks::{StoreHint};
 use crate::task::Clock;
 
 /// How often the other lines are looked at.
@@ -39,7 +40,7 @@ const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8,
 /// The line of one life, as it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaLine {
-    pub holder: HolderId,
+    pub holder: Incarnation,
     pub name: String,
     pub address: String,
     pub version: String,

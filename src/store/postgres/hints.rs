@@ -3,8 +3,9 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use crate::replica::Incarnation;
 use super::columns::id_of;
-use crate::store::tasks::{HolderId, StoreHint};
+use crate::store::tasks::{StoreHint};
 use crate::task::{Principal, TaskKey};
 
 /// PostgreSQL takes fewer than 8,000 bytes.
@@ -16,7 +17,7 @@ pub(super) fn channel(schema: &str) -> String {
 }
 
 /// The text of a hint that this life changed a row: the life, and the key. Without a key where that is too long.
-pub(super) fn text(holder: HolderId, key: &TaskKey) -> String {
+pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
     let mut bytes = holder.0.to_be_bytes().to_vec();
     bytes.extend_from_slice(&key.id.bits().to_be_bytes());
     bytes.extend_from_slice(key.owner.as_str().as_bytes());
@@ -25,7 +26,7 @@ pub(super) fn text(holder: HolderId, key: &TaskKey) -> String {
 }
 
 /// What a text hints at for a life; `None` for its own. What is no hint says that something is missed.
-pub(super) fn read(text: &str, own: HolderId) -> Option<StoreHint> {
+pub(super) fn read(text: &str, own: Incarnation) -> Option<StoreHint> {
     let read = || {
         let text = Some(text).filter(|text| text.len() <= TEXT_LEN_MAX)?;
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
@@ -52,7 +53,7 @@ mod tests {
     #[test]
     fn a_hint_is_read_as_it_was_written_and_nothing_else_is_one() {
         let key = |owner: &str| TaskKey { owner: Principal::new(owner), id: TaskId::from_bits(7) };
-        let (one, other) = (HolderId(1), HolderId(2));
+        let (one, other) = (Incarnation(1), Incarnation(2));
         assert_eq!(read(&text(one, &key("a\0ä")), other), Some(StoreHint::Changed(key("a\0ä"))));
         assert_eq!(read(&text(one, &key("")), other), Some(StoreHint::Changed(key(""))));
         assert_eq!(read(&text(one, &key("a")), one), None);

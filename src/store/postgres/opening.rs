@@ -11,11 +11,11 @@ use super::settings::{PostgresSettings, ReplicaDescription};
 use super::state::StoreState;
 use super::transaction::{CommitFailure, PROMISE, Parameters, transact};
 use crate::store::record;
-use crate::store::tasks::HolderId;
+use crate::replica::Incarnation;
 
 /// What a new life is told when it begins.
 pub(super) struct Beginning {
-    pub(super) holder: HolderId,
+    pub(super) holder: Incarnation,
     pub(super) generation: String,
 }
 

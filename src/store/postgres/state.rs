@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
+use crate::replica::Incarnation;
 use super::settings::PostgresSettings;
 use super::settled_rows::SettledRows;
 use super::sums::StoreSums;
-use crate::store::tasks::{HolderId, StoreHint};
+use crate::store::tasks::{StoreHint};
 use crate::task::TaskKey;
 
 /// Hints that a listener may be behind; beyond that it is told that it missed some.
@@ -35,7 +36,7 @@ pub enum PostgresHealth {
 #[derive(Debug)]
 pub(super) struct StoreState {
     pub(super) settings: Arc<PostgresSettings>,
-    pub(super) holder: HolderId,
+    pub(super) holder: Incarnation,
     pub(super) sums: StoreSums,
     pub(super) settled: SettledRows,
     pub(super) doubt: DoubtfulInserts,
@@ -48,7 +49,7 @@ pub(super) struct StoreState {
 }
 
 impl StoreState {
-    pub(super) fn new(settings: Arc<PostgresSettings>, holder: HolderId) -> Self {
+    pub(super) fn new(settings: Arc<PostgresSettings>, holder: Incarnation) -> Self {
         Self {
             settings,
             holder,

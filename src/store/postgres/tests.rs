@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use support::postgres::{PostgresServer, shared};
 
+use crate::replica::Incarnation;
 use super::*;
-use crate::store::contract::{self, StoreKind, task};
+use crate::store::contract::{self, StoreOpener, task};
 use crate::task::{ManualClock, Timestamp};
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
@@ -44,7 +45,7 @@ struct Postgres {
     server: &'static PostgresServer,
 }
 
-impl StoreKind for Postgres {
+impl StoreOpener for Postgres {
     type Store = PostgresStore;
 
     async fn open(&self, stored_bytes_max: usize) -> Arc<PostgresStore> {
@@ -63,7 +64,7 @@ impl StoreKind for Postgres {
         Some(open_with((*store.state.settings).clone()).await.unwrap())
     }
 
-    async fn declare_ended(&self, by: &PostgresStore, ended: HolderId) {
+    async fn declare_ended(&self, by: &PostgresStore, ended: Incarnation) {
         assert!(by.declare_dead(ended, None).await.unwrap());
     }
 }

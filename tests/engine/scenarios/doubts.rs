@@ -140,7 +140,7 @@ async fn recovery_goes_on_until_every_row_is_done_with() {
 /// What is counted is what was stored, however often that took, and once.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_recovery_settled_at_the_second_try_is_counted_once() {
-    for fault in [StoreFault::Fails, StoreFault::AppliesAndFails] {
+    for fault in [StoreFault::Fails, StoreFault::AppliesAndFails, StoreFault::FailsUnsure] {
         let recorder = PrometheusBuilder::new().build_recorder();
         let _recorded = metrics::set_default_local_recorder(&recorder);
         let world = World::with(Rules { durable: true, ..Rules::mode(TaskMode::Always) }, Script::silent());
@@ -287,4 +287,40 @@ async fn a_question_is_put_though_its_task_could_not_be_read_at_first() {
     assert_eq!(caller.post(said).await.status, 202);
     let events = stream.events().await;
     assert_eq!(events.last().unwrap().1["result"]["content"][0]["text"], "heard", "{events:?}");
+}
+
+/// A write that nobody knows of, and that was not made, is made anew: no change is done twice, and none is lost.
+#[tokio::test(start_paused = true)]
+async fn a_change_in_doubt_that_was_not_made_is_made_again() {
+    for fault in [StoreFault::FailsUnsure, StoreFault::AppliesAndFails] {
+        let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
+        let id = world.handle(&Ask::call()).await;
+        tokio::time::sleep(seconds(1)).await;
+        world.store.faults.strike(Method::Replace, fault, 2);
+        let answer = world.send(&Ask::task("tasks/cancel", &id)).await.json().await;
+        assert!(answer["result"].is_object(), "{fault:?}: {answer}");
+        world.upstream.sees(&Saw::Cancel(0)).await;
+        assert_eq!((world.get(&id).await["status"].as_str(), world.upstream.cancels()), (Some("cancelled"), 1));
+        world.is_idle().await;
+    }
+}
+
+/// As long as the store cannot say how the row stands nothing is decided upon it; then it is, by itself.
+#[tokio::test(start_paused = true)]
+async fn a_doubt_that_cannot_be_settled_for_a_while_is_settled_when_it_can_be() {
+    for fault in [StoreFault::FailsUnsure, StoreFault::AppliesAndFails] {
+        let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
+        let id = world.handle(&Ask::call()).await;
+        tokio::time::sleep(seconds(1)).await;
+        world.store.faults.strike(Method::Replace, fault, 1);
+        world.store.faults.strike(Method::SettleDoubt, StoreFault::Fails, 9);
+        let refused = world.send(&Ask::task("tasks/cancel", &id)).await.json().await;
+        assert_eq!(refused["error"]["data"]["reason"], "store_failed", "{refused}");
+        tokio::time::sleep(seconds(60)).await;
+        let was_made = fault == StoreFault::AppliesAndFails;
+        assert_eq!(world.get(&id).await["status"] == "cancelled", was_made, "{fault:?}");
+        assert_eq!(world.upstream.cancels(), usize::from(was_made));
+        world.engine.cancel(&key(&id)).await.unwrap();
+        world.is_idle().await;
+    }
 }

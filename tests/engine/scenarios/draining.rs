@@ -46,22 +46,16 @@ async fn calls_end_with_the_gateway_and_no_task_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_task_begins_during_a_drain() {
-    let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
-    world.engine.drain(seconds(1)).await;
-    let answer = world.send(&Ask::call()).await;
-    assert_eq!(answer.status, 503);
-    let data = answer.json().await["error"]["data"].take();
-    assert_eq!(data, json!({ "source": "gateway", "reason": "draining", "executed": "no" }));
-    assert_eq!(world.upstream.saw(), []);
-}
-
-/// What was let in before the listener closed is still served, only not as a task.
-#[tokio::test(start_paused = true)]
-async fn a_call_of_auto_that_comes_during_a_drain_stays_plain() {
-    let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));
-    world.engine.drain(seconds(1)).await;
-    let answer = world.send(&Ask::call()).await;
-    assert_eq!(answer.json().await["result"]["content"][0]["text"], "done");
-    assert_eq!(world.store.inserted(), 0);
+async fn no_call_begins_during_a_drain_and_tasks_are_told_of_all_along() {
+    for mode in [TaskMode::Always, TaskMode::Auto] {
+        let world = World::with(Rules::mode(mode), Script::returns(seconds(5), "done"));
+        let id = world.handle(&Ask::call()).await;
+        assert_eq!(world.engine.drain(seconds(1)).await, 1, "it runs on");
+        let answer = world.send(&Ask::call()).await;
+        assert_eq!(answer.status, 503, "{mode:?}");
+        let data = answer.json().await["error"]["data"].take();
+        assert_eq!(data, json!({ "source": "gateway", "reason": "draining", "executed": "no" }));
+        assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+        assert_eq!((world.upstream.calls().len(), world.store.inserted()), (1, 1), "{mode:?}");
+    }
 }

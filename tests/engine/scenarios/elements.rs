@@ -376,3 +376,24 @@ async fn a_drain_leaves_elements_that_wait_to_the_next_life() {
     assert_eq!(world.upstream.begins(), 5, "none was called twice");
     world.is_idle().await;
 }
+
+/// The whole tree comes to one of the others: elements that had ended are not called again, and the one that was replaced
+/// settles none of them.
+#[tokio::test(start_paused = true)]
+async fn a_split_call_of_a_gateway_that_was_replaced_goes_on_at_another() {
+    let world = slow(Rules { durable: true, after_crash: AfterCrash::Rerun, ..SPLIT });
+    let others = [world.beside(), world.beside()];
+    let id = world.handle(&ask(&json!([1, 3, 5, 2, 4]))).await;
+    tokio::time::sleep(millis(2_500)).await;
+    let ended = words(&others[0], &id).await.into_iter().filter(|word| *word == "returned").count();
+    let begun = world.upstream.begins();
+    world.store.is_declared_ended();
+    let task = others[0].settled(&id).await;
+    assert_eq!(texts(&task["result"]), ["1", "3", "5", "2", "4"]);
+    assert_eq!(task, others[1].get(&id).await);
+    assert_eq!((ended > 0, world.upstream.begins() - begun), (true, 5 - ended));
+    assert_eq!(world.upstream.cancels(), 0, "calls are let go of");
+    for other in &others {
+        other.is_idle().await;
+    }
+}

@@ -9,7 +9,7 @@ use super::script::{Happens, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, Rules, World, millis, seconds};
 
-const BOTH: [StoreFault; 2] = [StoreFault::Fails, StoreFault::AppliesAndFails];
+const EACH: [StoreFault; 3] = [StoreFault::Fails, StoreFault::AppliesAndFails, StoreFault::FailsUnsure];
 /// More than any test uses.
 const ALWAYS: usize = 1_000_000;
 
@@ -44,7 +44,7 @@ fn answers(world: &World) -> usize {
 /// L4, EXT-13: a handle that was not given was not needed, and no row stays behind for nobody.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_not_confirmed_is_no_task_and_nothing_is_sent() {
-    for fault in BOTH {
+    for fault in EACH {
         let world = World::with(Rules::mode(TaskMode::Always), returns(1));
         world.store.faults.strike(Method::Insert, fault, 1);
         let refused = world.send(&Ask::call()).await;
@@ -115,7 +115,7 @@ async fn a_row_that_nobody_knows_is_dropped_when_the_store_is_well_again() {
 /// The same at the end of the grace: the call is held, and its result is not lost.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_cannot_become_a_task_is_held() {
-    for fault in BOTH {
+    for fault in EACH {
         let world = World::with(Rules::mode(TaskMode::Auto), returns(9));
         world.store.faults.strike(Method::Insert, fault, 1);
         let answer = world.send(&Ask::call()).await.json().await;
@@ -142,7 +142,7 @@ async fn an_outcome_outlasts_a_store_that_fails() {
 /// L5: what was acknowledged reaches the upstream once; what was not acknowledged does not.
 #[tokio::test(start_paused = true)]
 async fn an_answer_reaches_the_upstream_once_however_the_store_takes_it() {
-    for fault in BOTH {
+    for fault in EACH {
         let world = World::with(Rules::mode(TaskMode::Always), asks());
         let id = world.handle(&declaring(Ask::call())).await;
         tokio::time::sleep(seconds(2)).await;
@@ -164,7 +164,7 @@ async fn an_answer_reaches_the_upstream_once_however_the_store_takes_it() {
 /// L6: a cancel that was acknowledged holds, and the upstream hears of it.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_holds_however_the_store_takes_it() {
-    for fault in BOTH {
+    for fault in EACH {
         let world = World::with(Rules::mode(TaskMode::Always), returns(60));
         let id = world.handle(&Ask::call()).await;
         tokio::time::sleep(seconds(1)).await;

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
+use taskgate::replica::Incarnation;
 use taskgate::store::{
-    HolderId, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
-    Usage, WriteRole,
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
 use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use taskgate::upstream::{
@@ -168,10 +169,13 @@ impl TaskStore for Mortal<GatedStore> {
     }
 
     fn reach(&self) -> Reach {
-        if self.outlives { Reach::Machine } else { self.inner.reach() }
+        match self.inner.reach() {
+            Reach::Process if self.outlives => Reach::Machine,
+            reach @ (Reach::Process | Reach::Machine | Reach::Shared) => reach,
+        }
     }
 
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         self.inner.holder()
     }
 

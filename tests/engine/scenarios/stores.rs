@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use futures_util::stream::BoxStream;
+use futures_util::stream::{self, BoxStream, StreamExt as _};
 use parking_lot::Mutex;
+use taskgate::replica::Incarnation;
 use taskgate::store::{
-    HolderId, MemoryStore, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage,
+    MemoryStore, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage,
     TaskStore, Usage, WriteRole,
 };
 use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
@@ -22,6 +23,10 @@ pub(crate) struct GatedStore {
     inner: Mutex<Arc<dyn TaskStore>>,
     /// What can be had open by several.
     memory: Option<MemoryStore>,
+    /// Whether several have it open.
+    is_shared: AtomicBool,
+    /// Whether nothing is heard of what others write.
+    pub(crate) is_deaf: AtomicBool,
     pub(crate) faults: StoreFaults,
     /// One permit lets one insert through.
     pub(crate) inserts: Semaphore,
@@ -59,6 +64,8 @@ impl GatedStore {
         Arc::new(Self {
             inner: Mutex::new(inner),
             memory,
+            is_shared: AtomicBool::new(false),
+            is_deaf: AtomicBool::new(false),
             faults: StoreFaults::default(),
             inserts: Semaphore::new(OPEN),
             returns: Semaphore::new(OPEN),
@@ -81,8 +88,17 @@ impl GatedStore {
 
     /// The same rows for another gateway beside this one.
     pub(crate) fn beside(&self) -> Arc<Self> {
-        let memory = self.memory.as_ref().expect("several have it open").join();
-        Self::made(Arc::new(memory.join()), Some(memory))
+        let memory = self.memory.as_ref().expect("a store in memory").join();
+        let other = Self::made(Arc::new(memory.join()), Some(memory));
+        for store in [self, &*other] {
+            store.is_shared.store(true, Ordering::Relaxed);
+        }
+        other
+    }
+
+    /// Declares the life that has this store open ended. It goes on, and does not know.
+    pub(crate) fn is_declared_ended(&self) {
+        self.memory.as_ref().expect("a store in memory").end_life(self.holder());
     }
 
     /// The tasks that have not settled, in the order of their keys.
@@ -244,14 +260,14 @@ impl TaskStore for GatedStore {
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {
-        self.inner().changes()
+        if self.is_deaf.load(Ordering::Relaxed) { stream::pending().boxed() } else { self.inner().changes() }
     }
 
     fn reach(&self) -> Reach {
-        self.inner().reach()
+        if self.is_shared.load(Ordering::Relaxed) { Reach::Shared } else { self.inner().reach() }
     }
 
-    fn holder(&self) -> HolderId {
+    fn holder(&self) -> Incarnation {
         self.inner().holder()
     }
 

@@ -1,8 +1,8 @@
 //! An engine, a stateless face in front of it, a clock that follows the paused time, and clients.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value, json};
 use support::serving;
 use taskgate::engine::recovery::{self, CallTargets};
-use taskgate::engine::{CallSpec, CallStream, CallTarget, Engine, RoundSupport};
+use taskgate::engine::{CallSpec, CallStream, CallTarget, Engine, RoundSupport, changes_elsewhere};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
 use taskgate::face::listen_permits::ListenPermits;
@@ -75,6 +75,7 @@ pub(crate) struct World {
     pub(crate) life: Process,
     pub(crate) face: Arc<UpstreamEndpoint>,
     clients: TaskTracker,
+    follows: Once,
 }
 
 impl World {
@@ -106,6 +107,27 @@ impl World {
         Self::alive(self.rules, self.started, Arc::clone(&self.store), Arc::clone(&self.upstream), number)
     }
 
+    /// Another gateway beside this one, at the same rows and the same server. Both follow what the other writes, and take over
+    /// what is left, from here on.
+    pub(crate) fn beside(&self) -> Self {
+        static OTHERS: AtomicU64 = AtomicU64::new(1);
+        let first_id = OTHERS.fetch_add(1, Ordering::Relaxed) << 40;
+        let other = Self::alive(self.rules, self.started, self.store.beside(), Arc::clone(&self.upstream), first_id);
+        for world in [self, &other] {
+            world.follows();
+        }
+        other
+    }
+
+    /// What a gateway does by itself.
+    fn follows(&self) {
+        self.follows.call_once(|| {
+            let (engine, stop) = (Arc::clone(&self.engine), self.ending.clone());
+            self.clients.spawn(recovery::run(Arc::clone(&engine), self.origins(), stop.clone()));
+            self.clients.spawn(changes_elsewhere::run(engine, stop));
+        });
+    }
+
     fn alive(rules: Rules, started: Instant, store: Arc<GatedStore>, upstream: Arc<Scripted>, first_id: u64) -> Self {
         let life = Process::default();
         let mortal: Arc<dyn Upstream> = Arc::new(Mortal::new(&upstream, &life, rules.durable));
@@ -127,7 +149,19 @@ impl World {
             clock: Arc::new(PausedClock(started)),
             ..served(rules, mortal, &permits, &engine)
         })));
-        Self { engine, store, upstream, permits, rules, started, ending, life, face, clients: TaskTracker::new() }
+        Self {
+            engine,
+            store,
+            upstream,
+            permits,
+            rules,
+            started,
+            ending,
+            life,
+            face,
+            clients: TaskTracker::new(),
+            follows: Once::new(),
+        }
     }
 
     /// What recovery makes calls with.

@@ -40,7 +40,7 @@ async fn mod_24_what_the_server_pushes_reaches_those_who_asked_for_it() {
     assert_eq!(one.next().await.unwrap(), expected);
     assert_eq!(both.line().await, RESOURCES);
     assert_eq!(server.world.count("initialize"), 1, "one session for all of one client's streams");
-    in_time(gate.gateway.drain(Duration::ZERO)).await;
+    in_time(gate.gateway.drain(Some(Duration::ZERO))).await;
     assert_eq!(none.line().await, "complete", "and nothing before");
 }
 
@@ -101,7 +101,7 @@ async fn mod_25_a_shutdown_ends_listeners_with_their_result() {
         assert!(listener.next().await.is_none(), "nothing follows");
     };
     let began = tokio::time::Instant::now();
-    in_time(async { tokio::join!(gate.gateway.drain(Duration::ZERO), last) }).await;
+    in_time(async { tokio::join!(gate.gateway.drain(Some(Duration::ZERO)), last) }).await;
     assert!(began.elapsed() < Duration::from_secs(10), "a listener does not hold up a shutdown");
     server.world.first(|seen| seen.method == "DELETE").await;
 }

@@ -67,7 +67,7 @@ async fn a_drain_hears_out_a_call_and_then_ends_the_stream() {
     busy.call(1, "held", json!({ "n": 1 })).await;
     gate.server.world.first(SeenRequest::is_call).await;
     let Gate { server: _server, gateway, .. } = gate;
-    let draining = gateway.drain(Duration::ZERO);
+    let draining = gateway.drain(Some(Duration::ZERO));
     let watching = async {
         assert_eq!(idle.text().await, None, "with nothing under way it ends at once");
         assert!(busy.is_silent().await, "it is waited for");

@@ -60,7 +60,7 @@ async fn a_subscription_lives_until_the_gateway_drains_and_ends_with_its_result(
     events.raw(ACK);
     let mut reply = post(&client, &body("subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#)).await;
     assert_eq!(reply.until("\n\n").await, ACK);
-    let drain = gate.gateway.drain(Duration::ZERO);
+    let drain = gate.gateway.drain(Some(Duration::ZERO));
     let (rest, ()) = tokio::join!(reply.text(), in_time(drain));
     let result = r#"{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":"a\u0062"}}"#;
     assert_eq!(

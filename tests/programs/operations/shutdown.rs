@@ -33,6 +33,42 @@ async fn f67_sigterm_refuses_nobody_before_balancers_have_noticed_and_waits_for_
     program.says("\"connections_cut\":0,\"calls_lost\":0", 1).await;
 }
 
+/// F67: as long as calls are waited for, whoever polls a task is answered, and no call begins.
+#[tokio::test]
+async fn f67_tasks_can_be_polled_and_cancelled_until_the_last_call_has_ended() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let mut program = Program::serve(&folder).await;
+    let (kept, cancelled) = (program.task("/up/mcp", "k").await, program.task("/up/mcp", "c").await);
+    worker.calls(2).await;
+    // Without a notice.
+    program.signal("INT");
+    program.says("draining", 1).await;
+    let began = Instant::now();
+    let another = Call::new("tools/call", &json!({"name": "work", "arguments": {}}));
+    let refused = loop {
+        let answer = another.send(program.clients, "/up/mcp").await;
+        if answer.status != 200 {
+            break answer;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "calls go on beginning: {answer:?}");
+    };
+    assert!(refused.status == 503 && refused.head.contains("retry-after: 1"), "{refused:?}");
+    assert_eq!(refused.json()["error"]["data"]["reason"], "draining");
+    let plain = Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+    assert_eq!((plain.status, &plain.json()["error"]["data"]["reason"]), (503, &json!("draining")));
+    for _ in 0..20 {
+        assert_eq!(program.status("/up/mcp", &kept).await, "working");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let cancel = Call::new("tasks/cancel", &json!({"taskId": cancelled}));
+    assert!(cancel.send(program.clients, "/up/mcp").await.json()["result"].is_object());
+    assert_eq!(program.status("/up/mcp", &cancelled).await, "cancelled");
+    worker.answer_all();
+    assert_eq!(program.ended().await, Some(0));
+    program.says("\"calls_lost\":0", 1).await;
+}
+
 /// F25.
 #[tokio::test]
 async fn f25_a_second_signal_ends_at_once_with_0() {
@@ -138,12 +174,13 @@ async fn a_start_without_the_sealing_key_says_what_that_ends_where_tasks_are_kep
             std::fs::remove_file(folder.path().join("data/seal.key")).unwrap();
         }
         let mut program = Program::serve(&folder).await;
-        assert_eq!(program.log().contains(SAID), is_told, "{}", program.log());
         program.task("/up/mcp", "k").await;
         worker.calls(1).await;
         program.signal("TERM");
         // Two that come before one is taken are one.
         program.says("draining", 1).await;
+        // By now the log has all that was said at the start.
+        assert_eq!(program.log().contains(SAID), is_told, "{}", program.log());
         program.signal("TERM");
         program.ended().await;
     }

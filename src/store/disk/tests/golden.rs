@@ -109,7 +109,7 @@ async fn write_tasks(store: &DiskStore) {
     for (number, task) in tasks().iter().enumerate() {
         let mut revision = store.insert(task).await.unwrap();
         for _ in 0..rewrites(number) {
-            revision = store.replace(revision, WriteRole::Holder, task).await.unwrap();
+            revision = store.replace(revision, WriteRole::Command, task).await.unwrap();
         }
     }
     store.load(&tasks()[0].key, START.after(Duration::from_secs(60))).await.unwrap();

@@ -2,6 +2,8 @@
 
 use rusqlite::ffi;
 
+use super::super::folder::Ballast;
+use super::super::opening::read_in_at_last;
 use super::*;
 use crate::store::disk::folder::BALLAST_BYTES;
 

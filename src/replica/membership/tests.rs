@@ -1,0 +1,401 @@
+//! Cases of what one replica is told; then random runs of several replicas on one store that is away at times.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const OWN: Incarnation = Incarnation(1);
+const OTHER: Incarnation = Incarnation(2);
+const GENERATION: StoreGeneration = StoreGeneration(7);
+const SECOND: u64 = 1_000;
+
+const fn at(millis: u64) -> BootTime {
+    BootTime(Duration::from_millis(millis))
+}
+
+fn terms(lease: u64, alone_max: u64) -> LeaseTerms {
+    let of = Duration::from_secs;
+    LeaseTerms::new(of(lease), of(alone_max)).expect("the lease is within its bounds")
+}
+
+fn member() -> Membership {
+    Membership::registered(terms(8, 300), OWN, GENERATION, at(0), at(0))
+}
+
+fn line(incarnation: Incarnation, beat: u64) -> ReplicaLine {
+    ReplicaLine {
+        incarnation,
+        name: format!("replica {incarnation}"),
+        address: None,
+        beat,
+        now: Timestamp::from_millis(1_000_000 + beat),
+        is_leaving: false,
+        is_dead: false,
+        record_reads: 5,
+    }
+}
+
+fn look(millis: u64, lines: &[ReplicaLine]) -> ReplicaLook {
+    ReplicaLook { sent: at(millis), received: at(millis), lines: lines.to_vec() }
+}
+
+/// Beats every two seconds up to then, all acknowledged, with looks that show the other's beat as it is given.
+fn beat_and_look(membership: &mut Membership, seconds: std::ops::Range<u64>, beat_of_other: u64) -> Vec<DeathClaim> {
+    let mut claims = Vec::new();
+    for second in seconds {
+        if second % 2 == 0 {
+            let beat = membership.acknowledged.beat + 1;
+            let answer = BeatAnswer::Acknowledged { beat, generation: GENERATION };
+            membership.beat_answered(answer, at(second * SECOND), at(second * SECOND));
+        }
+        claims.extend(membership.looked(look(second * SECOND, &[line(OTHER, beat_of_other)])));
+    }
+    claims
+}
+
+#[test]
+fn the_lease_has_bounds_and_parts() {
+    let of = Duration::from_millis;
+    for (lease, is_within) in [(3_999, false), (4_000, true), (60_000, true), (60_001, false)] {
+        assert_eq!(LeaseTerms::new(of(lease), of(0)).is_some(), is_within, "{lease} ms");
+    }
+    let terms = terms(8, 300);
+    assert_eq!((terms.beat_every(), terms.gap_max(), terms.begin_max()), (of(2_000), of(4_000), of(7_000)));
+}
+
+#[test]
+fn a_beat_that_stays_for_the_lease_is_claimed_with_that_beat() {
+    let mut membership = member();
+    assert_eq!(beat_and_look(&mut membership, 1..9, 5), []);
+    assert_eq!(beat_and_look(&mut membership, 9..10, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
+    // A beat got in between: nothing happens, and the window begins anew.
+    assert_eq!(beat_and_look(&mut membership, 10..18, 6), []);
+    assert_eq!(beat_and_look(&mut membership, 18..19, 6), [DeathClaim { incarnation: OTHER, beat: 6 }]);
+}
+
+#[test]
+fn a_beat_that_went_back_is_a_new_one() {
+    let mut membership = member();
+    assert_eq!(beat_and_look(&mut membership, 1..9, 5), []);
+    assert_eq!(beat_and_look(&mut membership, 9..17, 4), []);
+    assert_eq!(beat_and_look(&mut membership, 17..18, 4), [DeathClaim { incarnation: OTHER, beat: 4 }]);
+}
+
+#[test]
+fn an_observer_whose_own_beats_stay_unanswered_claims_nobody() {
+    let mut membership = member();
+    assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
+    // Reads are answered and writes are not.
+    for second in 5..60 {
+        assert_eq!(membership.looked(look(second * SECOND, &[line(OTHER, 5)])), []);
+    }
+    // They come back after 56 s: the first window is as long as it may be at most.
+    assert_eq!(beat_and_look(&mut membership, 60..90, 5), []);
+    assert_eq!(beat_and_look(&mut membership, 90..91, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
+}
+
+#[test]
+fn a_window_after_an_outage_is_as_long_as_that_once() {
+    let mut membership = member();
+    assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
+    // Away from 4 to 20. The other beat just before, which is seen only now, and says nothing of its way back.
+    assert_eq!(beat_and_look(&mut membership, 20..36, 6), []);
+    assert_eq!(beat_and_look(&mut membership, 36..37, 6), [DeathClaim { incarnation: OTHER, beat: 6 }]);
+    assert_eq!(beat_and_look(&mut membership, 37..45, 7), []);
+    assert_eq!(beat_and_look(&mut membership, 45..46, 7), [DeathClaim { incarnation: OTHER, beat: 7 }]);
+}
+
+#[test]
+fn a_look_of_before_the_end_of_an_outage_begins_no_window() {
+    let mut membership = member();
+    assert_eq!(beat_and_look(&mut membership, 1..5, 5), []);
+    let answer = BeatAnswer::Acknowledged { beat: 9, generation: GENERATION };
+    membership.beat_answered(answer, at(20_000), at(20_000));
+    let earlier = ReplicaLook { sent: at(19_800), received: at(19_900), lines: vec![line(OTHER, 5)] };
+    assert_eq!(membership.looked(earlier), []);
+    assert_eq!(beat_and_look(&mut membership, 21..37, 5), []);
+    assert_eq!(beat_and_look(&mut membership, 37..38, 5), [DeathClaim { incarnation: OTHER, beat: 5 }]);
+}
+
+#[test]
+fn a_look_that_was_answered_late_is_judged_by_when_it_was_sent() {
+    let mut membership = member();
+    assert_eq!(beat_and_look(&mut membership, 1..8, 5), []);
+    let answer = BeatAnswer::Acknowledged { beat: 9, generation: GENERATION };
+    membership.beat_answered(answer, at(9_000), at(9_000));
+    let late = ReplicaLook { sent: at(8_500), received: at(12_000), lines: vec![line(OTHER, 5)] };
+    assert_eq!(membership.looked(late), []);
+    // An older one that comes even later changes nothing.
+    let older = ReplicaLook { sent: at(8_400), received: at(12_500), lines: vec![] };
+    assert_eq!(membership.looked(older), []);
+    assert_eq!(membership.living_others().count(), 1);
+}
+
+#[test]
+fn a_replica_begins_nothing_once_its_beats_are_unanswered_and_ends_when_alone_for_too_long() {
+    let mut membership = member();
+    let answer = BeatAnswer::Acknowledged { beat: 1, generation: GENERATION };
+    // It counts from when the beat was sent.
+    membership.beat_answered(answer, at(2_000), at(3_500));
+    let rows = [
+        (8_999, OwnStanding::Member),
+        (9_000, OwnStanding::Alone),
+        (301_999, OwnStanding::Alone),
+        (302_000, OwnStanding::Fenced),
+    ];
+    for (millis, expected) in rows {
+        assert_eq!(membership.standing(at(millis)), expected, "after {millis} ms");
+        assert_eq!(membership.may_begin(at(millis)), expected == OwnStanding::Member);
+    }
+    assert_eq!(membership.alone_for(at(9_000)), Duration::from_secs(7));
+    // Within that time the store is back and nobody replaced it.
+    membership.beat_answered(BeatAnswer::Acknowledged { beat: 2, generation: GENERATION }, at(200_000), at(200_001));
+    assert_eq!(membership.standing(at(200_002)), OwnStanding::Member);
+    // It was paused for longer, and its first beat finds its line alive: nobody was there to replace it.
+    membership.beat_answered(BeatAnswer::Acknowledged { beat: 3, generation: GENERATION }, at(600_000), at(600_001));
+    assert_eq!(membership.standing(at(600_002)), OwnStanding::Fenced);
+}
+
+#[test]
+fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something() {
+    let other = StoreGeneration(8);
+    let rows = [
+        (BeatAnswer::Acknowledged { beat: 3, generation: GENERATION }, OwnStanding::Member),
+        // One in between was in doubt, and is there.
+        (BeatAnswer::Acknowledged { beat: 4, generation: GENERATION }, OwnStanding::Member),
+        (BeatAnswer::Dead, OwnStanding::Fenced),
+        (BeatAnswer::Missing, OwnStanding::StoreLost(StoreLoss::LineMissing)),
+        (
+            BeatAnswer::Acknowledged { beat: 2, generation: GENERATION },
+            OwnStanding::StoreLost(StoreLoss::BeatWentBack { acknowledged: 2, found: 2 }),
+        ),
+        (
+            BeatAnswer::Acknowledged { beat: 3, generation: other },
+            OwnStanding::StoreLost(StoreLoss::OtherGeneration(other)),
+        ),
+    ];
+    for (answer, expected) in rows {
+        let mut membership = member();
+        membership.beat_answered(BeatAnswer::Acknowledged { beat: 2, generation: GENERATION }, at(1), at(1));
+        membership.beat_answered(answer, at(2_000), at(2_000));
+        assert_eq!(membership.standing(at(2_000)), expected, "{answer:?}");
+        // Whatever ended it sticks.
+        membership.beat_answered(BeatAnswer::Acknowledged { beat: 9, generation: GENERATION }, at(3_000), at(3_000));
+        assert_eq!(membership.standing(at(3_000)), expected, "{answer:?}");
+    }
+}
+
+#[test]
+fn a_look_shows_a_replica_that_it_is_dead() {
+    let mut membership = member();
+    let own = ReplicaLine { is_dead: true, ..line(OWN, 0) };
+    assert_eq!(membership.looked(look(10, &[own, line(OTHER, 1)])), []);
+    assert_eq!(membership.standing(at(10)), OwnStanding::Fenced);
+}
+
+#[test]
+fn limits_are_shared_by_those_who_take_something_new() {
+    let of = |limit| NonZeroUsize::new(limit).expect("not zero");
+    let mut membership = member();
+    assert_eq!(membership.share_of(of(10)), of(10));
+    let leaving = ReplicaLine { is_leaving: true, record_reads: 3, ..line(Incarnation(4), 1) };
+    let dead =
+        ReplicaLine { is_dead: true, record_reads: 1, now: Timestamp::from_millis(1 << 40), ..line(Incarnation(5), 1) };
+    let lines = [line(OWN, 0), line(OTHER, 9), line(Incarnation(3), 1), leaving, dead];
+    let look = look(10, &lines);
+    assert_eq!(look.highest_now(), Some(Timestamp::from_millis(1_000_009)));
+    assert_eq!(membership.looked(look), []);
+    assert_eq!(membership.share_of(of(10)), of(4));
+    assert_eq!(membership.share_of(of(1)), of(1));
+    // One that leaves still reads rows; a dead one does not.
+    assert_eq!(membership.record_format(5), 3);
+    assert_eq!(membership.record_format(2), 2);
+    assert_eq!(membership.highest_now(), Some(Timestamp::from_millis(1_000_009)));
+    assert_eq!(membership.dead().collect::<Vec<_>>(), [Incarnation(5)]);
+    assert_eq!(membership.living_others().count(), 3);
+}
+
+#[test]
+fn who_is_known_to_be_gone_is_claimed_at_once() {
+    let mut membership = member();
+    let dead = ReplicaLine { is_dead: true, ..line(Incarnation(3), 1) };
+    assert_eq!(membership.looked(look(10, &[line(OTHER, 9), dead])), []);
+    assert_eq!(membership.known_gone(OTHER), Some(DeathClaim { incarnation: OTHER, beat: 9 }));
+    assert_eq!(membership.known_gone(Incarnation(3)), None);
+    assert_eq!(membership.known_gone(Incarnation(9)), None);
+    membership.beat_answered(BeatAnswer::Acknowledged { beat: 6, generation: GENERATION }, at(2_000), at(2_000));
+    assert_eq!(membership.resignation(), DeathClaim { incarnation: OWN, beat: 6 });
+}
+
+/// Steps of a run, in milliseconds.
+const STEP: u64 = 50;
+/// At most as long a beat or a look takes, is late, and waits between two tries.
+const DELAY_MAX: u64 = 200;
+const RETRY_MAX: u64 = 1_000;
+
+#[derive(Clone, Copy, Debug)]
+struct Outage {
+    begin: u64,
+    length: u64,
+    /// The replica that it cuts off; `None` for all.
+    of: Option<usize>,
+}
+
+impl Outage {
+    fn covers(self, replica: usize, now: u64) -> bool {
+        self.of.is_none_or(|of| of == replica) && (self.begin..self.begin + self.length).contains(&now)
+    }
+}
+
+struct Member {
+    membership: Membership,
+    next_beat: u64,
+    next_look: u64,
+    last_beat: u64,
+}
+
+/// Three replicas on one store, for as long as `length` says; the last may be killed.
+struct Run {
+    terms: LeaseTerms,
+    outages: Vec<Outage>,
+    killed: Option<u64>,
+    delays: Vec<u64>,
+    drawn: usize,
+    lines: Vec<ReplicaLine>,
+    members: Vec<Member>,
+    /// Who claimed whom, and when.
+    claims: Vec<(usize, usize, u64)>,
+}
+
+impl Run {
+    const KILLED: usize = 2;
+
+    fn new(lease: u64, outages: Vec<Outage>, killed: Option<u64>, delays: Vec<u64>) -> Self {
+        let terms = terms(lease, 3_600);
+        let incarnation = |n| Incarnation(n as u64);
+        let member = |n| Member {
+            membership: Membership::registered(terms, incarnation(n), GENERATION, at(0), at(0)),
+            next_beat: n as u64 * 300,
+            next_look: n as u64 * 150,
+            last_beat: 0,
+        };
+        let lines = (0..3).map(|n| line(incarnation(n), 0)).collect();
+        Self { terms, outages, killed, delays, drawn: 0, lines, members: (0..3).map(member).collect(), claims: vec![] }
+    }
+
+    /// Up to `max`, as the case says.
+    fn delay(&mut self, max: u64) -> u64 {
+        self.drawn += 1;
+        self.delays[self.drawn % self.delays.len()] * 31 * self.drawn as u64 % (max + 1)
+    }
+
+    fn is_cut_off(&self, n: usize, now: u64) -> bool {
+        self.outages.iter().any(|outage| outage.covers(n, now))
+    }
+
+    fn run(mut self, length: u64) -> Self {
+        for now in (0..length).step_by(STEP as usize) {
+            for n in 0..self.members.len() {
+                if n == Self::KILLED && self.killed.is_some_and(|killed| now >= killed) {
+                    continue;
+                }
+                if now >= self.members[n].next_beat {
+                    self.beat(n, now);
+                }
+                if now >= self.members[n].next_look {
+                    self.look(n, now);
+                }
+            }
+        }
+        self
+    }
+
+    fn beat(&mut self, n: usize, now: u64) {
+        if self.is_cut_off(n, now) {
+            self.members[n].next_beat = now + 100 + self.delay(RETRY_MAX - 100);
+            return;
+        }
+        let (took, late) = (self.delay(DELAY_MAX), self.delay(DELAY_MAX));
+        self.lines[n].beat += 1;
+        let answer = BeatAnswer::Acknowledged { beat: self.lines[n].beat, generation: GENERATION };
+        let member = &mut self.members[n];
+        member.membership.beat_answered(answer, at(now), at(now + took));
+        member.next_beat = now + self.terms.beat_every().as_millis() as u64 + late;
+        member.last_beat = now;
+    }
+
+    fn look(&mut self, n: usize, now: u64) {
+        let (took, late) = (self.delay(DELAY_MAX), self.delay(DELAY_MAX));
+        self.members[n].next_look = now + LOOK_EVERY.as_millis() as u64 + late;
+        if self.is_cut_off(n, now) {
+            return;
+        }
+        let look = ReplicaLook { sent: at(now), received: at(now + took), lines: self.lines.clone() };
+        for claim in self.members[n].membership.looked(look) {
+            let claimed = claim.incarnation.0 as usize;
+            assert_eq!(claim.beat, self.lines[claimed].beat, "it is made under the beat that was seen");
+            self.claims.push((n, claimed, now));
+        }
+    }
+}
+
+fn outage() -> impl Strategy<Value = Outage> {
+    (10_000_u64..200_000, 100_u64..90_000, prop::option::of(0_usize..3)).prop_map(|(begin, length, of)| Outage {
+        begin,
+        length,
+        of,
+    })
+}
+
+fn delays() -> impl Strategy<Value = Vec<u64>> {
+    prop::collection::vec(0_u64..10_000, 7..40)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn whoever_beats_is_never_claimed_and_a_killed_one_within_the_lease(
+        lease in 4_u64..=60, killed in 10_000_u64..60_000, delays in delays(),
+    ) {
+        let run = Run::new(lease, vec![], Some(killed), delays).run(200_000);
+        prop_assert!(run.claims.iter().all(|(_, claimed, _)| *claimed == Run::KILLED), "{:?}", run.claims);
+        let look = LOOK_EVERY.as_millis() as u64 + DELAY_MAX + STEP;
+        let last_beat = run.members[Run::KILLED].last_beat;
+        for observer in 0..2 {
+            let first = run.claims.iter().find(|(by, ..)| *by == observer).map(|(.., when)| *when);
+            let first = first.expect("it is claimed by each");
+            let most = last_beat + lease * SECOND + 2 * look + DELAY_MAX;
+            let beat = run.terms.beat_every().as_millis() as u64;
+            prop_assert!(first <= most && first <= killed + lease * SECOND + beat.max(look) + look + DELAY_MAX);
+            prop_assert!(first >= last_beat + lease * SECOND);
+        }
+    }
+
+    #[test]
+    fn after_an_outage_of_the_store_nobody_is_claimed_before_a_whole_new_window(
+        lease in 4_u64..=60,
+        outages in prop::collection::vec(outage(), 1..4),
+        killed in prop::option::of(10_000_u64..300_000),
+        delays in delays(),
+    ) {
+        let run = Run::new(lease, outages, killed, delays).run(500_000);
+        let gap_max = run.terms.gap_max().as_millis() as u64;
+        for (by, claimed, when) in &run.claims {
+            let own = run.outages.iter().filter(|outage| outage.of.is_none_or(|of| of == *by));
+            // A shorter one is no outage to somebody who happens to beat before and after it.
+            for outage in own.filter(|outage| outage.length > gap_max) {
+                let window = (lease * SECOND).max(outage.length.min(30 * SECOND));
+                let end = outage.begin + outage.length;
+                prop_assert!(*when < outage.begin || *when >= end + lease * SECOND, "{by} claimed {claimed} at {when}");
+                // The long window holds for whoever did not beat since.
+                let has_beaten = run.members[*claimed].last_beat >= end;
+                prop_assert!(*when < outage.begin || has_beaten || *when >= end + window, "{by} claimed {claimed} at {when}");
+            }
+            // Whoever was there all the time, or away only together with the observer, is left alone.
+            let was_away = run.outages.iter().any(|outage| outage.of == Some(*claimed));
+            let is_dead = *claimed == Run::KILLED && run.killed.is_some();
+            prop_assert!(was_away || is_dead, "{by} claimed {claimed} at {when}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Starts a store: locks its folder, opens its file, and starts its writer and the check of the file.
+
+use std::collections::VecDeque;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::check::FileCheck;
+use super::clock::ClockTrust;
+use super::doubtful_rows::DoubtfulRows;
+use super::earlier_rows::EarlierRows;
+use super::folder::Ballast;
+use super::health::StoreHealthMonitor;
+use super::opening::{OpenedDatabase, read_in_at_last};
+use super::readers::ReaderPool;
+use super::resident::ResidentRows;
+use super::settings::{DiskTuning, FaultHooks};
+use super::writer::{self, DiskWriter, WriterRequest};
+use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, folder, schema};
+
+impl DiskStore {
+    pub(super) async fn open_with(settings: DiskSettings, hooks: FaultHooks) -> Result<Arc<Self>, OpenError> {
+        examine(&settings)?;
+        let folder = settings.folder.clone();
+        folder::prepare(&folder)?;
+        let medium = folder::unfit_medium(&folder);
+        if let Some(medium) = medium {
+            tracing::warn!(folder = %folder.display(), medium, "tasks may be lost: the folder is on no local disk");
+        }
+        let lock = folder::lock(&folder, settings.lock_wait).await?;
+        let path = schema::file_in(&folder);
+        let ballast = medium.is_none().then(|| Ballast::new(&folder));
+        let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);
+        let opened = tokio::task::spawn_blocking(move || {
+            let found = read_in_at_last(&at, spare.as_ref(), tuning, &hooks)?;
+            Ok::<_, OpenError>((found, hooks))
+        });
+        let (found, hooks) =
+            opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
+        let OpenedDatabase { conn, sums, seen, longest } = found;
+        let clock = ClockTrust::new(settings.clock, seen, longest, tuning.distrust);
+        let lock = Arc::new(Mutex::new(Some(lock)));
+        let check = Arc::<FileCheck>::default();
+        let earlier = EarlierRows::new(sums.open().clone());
+        let (resident, monitor) = (Arc::new(ResidentRows::new(sums)), StoreHealthMonitor::new());
+        let (seen, commits) = (Arc::new(AtomicU64::new(seen.as_millis())), Arc::new(AtomicU64::new(0)));
+        let doubt = Arc::<DoubtfulRows>::default();
+        let writer = DiskWriter {
+            ballast,
+            folder,
+            place: writer::identity(&path),
+            path: path.clone(),
+            tuning,
+            hooks,
+            stored_bytes_max: settings.stored_bytes_max,
+            conn: Some(conn),
+            resident: Arc::clone(&resident),
+            monitor: Arc::clone(&monitor),
+            seen: Arc::clone(&seen),
+            commits: Arc::clone(&commits),
+            failures: VecDeque::new(),
+            doubt: Arc::clone(&doubt),
+            check: Arc::clone(&check),
+            owes_checkpoint: false,
+            clock,
+            seen_noted: Some(Instant::now()),
+            is_careful: false,
+            failed_at_commit: false,
+        };
+        let (queue, requests) = mpsc::channel(QUEUE_MAX);
+        let thread = start(writer, requests, Arc::clone(&lock))
+            .map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })?;
+        let store = Self {
+            queue,
+            readers: ReaderPool::new(path),
+            resident,
+            monitor,
+            seen,
+            commits,
+            doubt,
+            earlier,
+            writer: Mutex::new(Some(thread)),
+            check,
+            clock,
+            _lock: lock,
+            told: Mutex::default(),
+        };
+        store.check_in_background(tuning);
+        Ok(Arc::new(store))
+    }
+
+    /// Looks through the whole file for damage, beside everything else.
+    fn check_in_background(&self, tuning: DiskTuning) {
+        let (check, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
+        let path = self.readers.path().to_owned();
+        let check = move || check.run(&path, &monitor, tuning);
+        if let Err(error) = std::thread::Builder::new().name("store-check".to_owned()).spawn(check) {
+            tracing::warn!(%error, "the task store's file is not checked");
+        }
+    }
+}
+
+/// Starts the writer's thread, which gives the lock back once everything is closed; not where a bug ends it, for the
+/// calls of this life go on.
+fn start(
+    writer: DiskWriter,
+    requests: mpsc::Receiver<WriterRequest>,
+    lock: SharedFolderLock,
+) -> io::Result<JoinHandle<()>> {
+    let monitor = Arc::clone(&writer.monitor);
+    std::thread::Builder::new().name("store-writer".to_owned()).spawn(move || {
+        let Ok(closing) = catch_unwind(AssertUnwindSafe(|| writer.run(requests))) else { return monitor.ended() };
+        drop(lock.lock().take());
+        if let Some(closing) = closing {
+            let _ = closing.send(());
+        }
+    })
+}

@@ -1,0 +1,293 @@
+//! Holds the rows of a memory store: sharded by key, indexed by owner, time and name, and counted.
+
+use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::STEP;
+use super::list_places::ListPlaces;
+use super::lives::MemoryLives;
+use crate::replica::fencing::{claimed as claimed_by, may_claim};
+use crate::replica::{GuardedRow, Incarnation};
+use crate::store::tasks::{PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, Usage};
+use crate::task::summary::failure_line;
+use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+
+/// Task ids are random, so their low bits spread rows evenly.
+const SHARDS: usize = 64;
+
+/// The rows, whoever has them open.
+#[derive(Debug)]
+pub(super) struct MemoryRows {
+    pub(super) shards: Box<[Mutex<MemoryShard>]>,
+    pub(super) owners: Mutex<HashMap<Principal, OwnerRows>>,
+    pub(super) names: Mutex<OperatorIndex>,
+    pub(super) stored_bytes_max: usize,
+    pub(super) bytes: AtomicUsize,
+    pub(super) tasks: AtomicUsize,
+    pub(super) unsettled: AtomicUsize,
+    pub(super) lives: MemoryLives,
+}
+
+/// What operators find tasks by.
+#[derive(Debug, Default)]
+pub(super) struct OperatorIndex {
+    pub(super) by_reference: BTreeSet<(ShortReference, TaskKey)>,
+    pub(super) newest: BTreeSet<(Reverse<Timestamp>, ShortReference, TaskKey)>,
+}
+
+#[derive(Debug)]
+pub(super) struct MemoryRow {
+    pub(super) stored: StoredTask,
+    /// What the outcome says of itself, so that no list has to look for it there.
+    pub(super) failure: Option<Arc<str>>,
+}
+
+impl MemoryRow {
+    /// Of a task that `holder` has to do something about, if anybody has to.
+    pub(super) fn new(task: &Task, revision: Revision, holder: Incarnation) -> Self {
+        Self { stored: StoredTask::held_by(holder, Arc::new(task.clone()), revision), failure: failure_line(task) }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct MemoryShard {
+    pub(super) rows: HashMap<TaskKey, MemoryRow>,
+    /// When unsettled rows are overdue.
+    pub(super) live: BTreeSet<(Timestamp, TaskKey)>,
+    /// When settled rows are gone.
+    pub(super) settled: BTreeSet<(Timestamp, TaskKey)>,
+    /// Settled rows whose upstream is still to be told.
+    pub(super) untold: BTreeSet<TaskKey>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct OwnerRows {
+    pub(super) by_age: BTreeSet<(Timestamp, TaskId)>,
+    pub(super) places: ListPlaces,
+    pub(super) by_name: HashMap<Digest, IdempotentTask>,
+    pub(super) usage: Usage,
+}
+
+/// The newest task that was made under an idempotency key.
+#[derive(Debug)]
+pub(super) struct IdempotentTask {
+    pub(super) id: TaskId,
+    /// From when on nobody finds it; `None` while it is not settled.
+    pub(super) gone_at: Option<Timestamp>,
+}
+
+impl IdempotentTask {
+    pub(super) fn of(task: &Task) -> Self {
+        Self { id: task.key.id, gone_at: task.is_settled().then(|| task.expires_at()) }
+    }
+
+    pub(super) fn is_there(&self, now: Timestamp) -> bool {
+        self.gone_at.is_none_or(|gone_at| gone_at > now)
+    }
+}
+
+impl OwnerRows {
+    /// Notes under which idempotency key a task is found, as the task stands now.
+    pub(super) fn name(&mut self, task: &Task) {
+        if let Some(named) = task.idempotency {
+            self.by_name.insert(named.key, IdempotentTask::of(task));
+        }
+    }
+
+    /// Whether the name that a task is to have is another's.
+    pub(super) fn is_taken(&self, task: &Task) -> bool {
+        let holder = task.idempotency.and_then(|named| self.by_name.get(&named.key));
+        holder.is_some_and(|holder| holder.is_there(task.created_at))
+    }
+}
+
+impl MemoryShard {
+    pub(super) fn index(&mut self, task: &Task) -> &mut BTreeSet<(Timestamp, TaskKey)> {
+        if task.is_settled() { &mut self.settled } else { &mut self.live }
+    }
+
+    pub(super) fn enter(&mut self, task: &Task) {
+        self.index(task).insert((task.expires_at(), task.key.clone()));
+        if task.recovery.is_untold {
+            self.untold.insert(task.key.clone());
+        }
+    }
+
+    pub(super) fn leave(&mut self, task: &Task) {
+        self.index(task).remove(&(task.expires_at(), task.key.clone()));
+        self.untold.remove(&task.key);
+    }
+
+    pub(super) fn remove(&mut self, key: &TaskKey) -> Option<StoredTask> {
+        let row = self.rows.remove(key)?.stored;
+        self.leave(&row.task);
+        Some(row)
+    }
+}
+
+impl MemoryRows {
+    pub(super) fn new(stored_bytes_max: usize) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            owners: Mutex::default(),
+            names: Mutex::default(),
+            stored_bytes_max,
+            bytes: AtomicUsize::new(0),
+            tasks: AtomicUsize::new(0),
+            unsettled: AtomicUsize::new(0),
+            lives: MemoryLives::default(),
+        }
+    }
+
+    pub(super) fn shard(&self, key: &TaskKey) -> &Mutex<MemoryShard> {
+        let low = usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0);
+        &self.shards[low]
+    }
+
+    /// Takes room for `more` bytes, or none at all.
+    pub(super) fn take_bytes(&self, more: usize) -> Result<(), StoreError> {
+        let fits = |now: usize| now.checked_add(more).filter(|sum| *sum <= self.stored_bytes_max);
+        match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(StoreError::Full { what: "bytes" }),
+        }
+    }
+
+    pub(super) fn name(&self, task: &Task) {
+        let reference = ShortReference::of(&task.key);
+        let mut names = self.names.lock();
+        names.by_reference.insert((reference, task.key.clone()));
+        names.newest.insert((Reverse(task.created_at), reference, task.key.clone()));
+    }
+
+    pub(super) fn unname(&self, task: &Task) {
+        let reference = ShortReference::of(&task.key);
+        let mut names = self.names.lock();
+        names.by_reference.remove(&(reference, task.key.clone()));
+        names.newest.remove(&(Reverse(task.created_at), reference, task.key.clone()));
+    }
+
+    /// A task as lists show it; `None` if it is gone.
+    pub(super) fn summary(&self, key: &TaskKey, now: Timestamp) -> Option<Summary> {
+        let shard = self.shard(key).lock();
+        let row = shard.rows.get(key)?;
+        let summary = Summary::with_failure(&row.stored.task, row.failure.clone());
+        drop(shard);
+        (!summary.is_gone(now)).then_some(summary)
+    }
+
+    /// Fills a page from steps of an index, each of which gives keys and begins behind the place that it is given.
+    pub(super) fn listed<P>(
+        &self,
+        mut after: Option<P>,
+        limit: usize,
+        now: Timestamp,
+        step: impl Fn(Option<P>) -> Vec<(P, TaskKey)>,
+    ) -> SummaryPage {
+        let mut page = SummaryPage::default();
+        let mut bytes = 0;
+        loop {
+            let found = step(after);
+            let is_last = found.len() < STEP;
+            after = None;
+            for (place, key) in found {
+                after = Some(place);
+                let Some(summary) = self.summary(&key, now) else { continue };
+                if page.tasks.len() >= limit || bytes > PAGE_BYTES_MAX {
+                    page.has_more = true;
+                    return page;
+                }
+                bytes += summary.bytes();
+                page.tasks.push(summary);
+            }
+            if is_last || after.is_none() {
+                return page;
+            }
+        }
+    }
+
+    pub(super) fn forget(&self, task: &Task) {
+        let bytes = task.stored_bytes();
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.tasks.fetch_sub(1, Ordering::Relaxed);
+        let live = usize::from(!task.is_settled());
+        self.unsettled.fetch_sub(live, Ordering::Relaxed);
+        self.unname(task);
+        let mut owners = self.owners.lock();
+        if let Entry::Occupied(mut rows) = owners.entry(task.key.owner.clone()) {
+            let owner = rows.get_mut();
+            owner.by_age.remove(&(task.created_at, task.key.id));
+            owner.places.leave(task);
+            if let Some(named) = task.idempotency
+                && owner.by_name.get(&named.key).is_some_and(|holder| holder.id == task.key.id)
+            {
+                owner.by_name.remove(&named.key);
+            }
+            owner.usage.tasks -= 1;
+            owner.usage.unsettled -= live;
+            owner.usage.bytes -= bytes;
+            if owner.usage.tasks == 0 {
+                rows.remove();
+            }
+        }
+    }
+
+    /// Notes what a write changed in the sums; the row itself is already in its place.
+    pub(super) fn account_replaced(&self, old: &Task, new: &Task) {
+        let (before, after) = (old.stored_bytes(), new.stored_bytes());
+        if after < before {
+            self.bytes.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        let settled_now = usize::from(!old.is_settled() && new.is_settled());
+        self.unsettled.fetch_sub(settled_now, Ordering::Relaxed);
+        if let Some(owner) = self.owners.lock().get_mut(&new.key.owner) {
+            owner.usage.unsettled -= settled_now;
+            owner.usage.bytes = owner.usage.bytes + after - before;
+            owner.name(new);
+            owner.places.leave(old);
+            owner.places.enter(new);
+        }
+    }
+
+    /// See [`MemoryStore::end_life`].
+    pub(super) fn end_life(&self, holder: Incarnation) {
+        self.lives.end(holder);
+        // What it inserts from here on it adds itself.
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let open = shard.live.iter().map(|(_, key)| key).chain(&shard.untold);
+            let is_held = |key: &&TaskKey| shard.rows.get(*key).is_some_and(|row| row.stored.holder == Some(holder));
+            self.lives.leave(open.filter(is_held).cloned());
+        }
+    }
+
+    /// Gives a row that an ended life holds to `holder`, and its subtasks with it. A subtask whose parent is held so as well
+    /// comes with that one.
+    pub(super) fn claim(&self, holder: Incarnation, key: TaskKey, claimed: &mut Vec<TaskKey>) {
+        let is_left = |key: &TaskKey| {
+            let row = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
+            row.filter(|row| may_claim(row.guard(), holder, |holder| self.lives.has_ended(holder))).map(|row| row.task)
+        };
+        let Some(task) = is_left(&key) else { return };
+        let beside = |id| TaskKey { owner: key.owner.clone(), id };
+        if task.tree.parent.is_some_and(|parent| is_left(&beside(parent)).is_some()) {
+            return;
+        }
+        let mut tree = vec![key.clone()];
+        while let Some(key) = tree.pop() {
+            let mut shard = self.shard(&key).lock();
+            let Some(row) = shard.rows.get_mut(&key) else { continue };
+            if may_claim(row.stored.guard(), holder, |holder| self.lives.has_ended(holder)) {
+                let GuardedRow { revision, holder } = claimed_by(row.stored.guard(), holder);
+                (row.stored.revision, row.stored.holder) = (Revision(revision), holder);
+                tree.extend(row.stored.task.tree.children.iter().map(|child| beside(*child)));
+                claimed.push(key);
+            }
+        }
+    }
+}

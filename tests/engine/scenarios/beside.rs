@@ -1,0 +1,261 @@
+//! Several gateways at one store: what one is told, the other does; and a call goes on at one of them alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+use taskgate::task::{AfterCrash, Principal, TaskId, TaskKey, TaskMode};
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+use super::rounds::{accept, answers};
+use super::script::{Happens, Saw, Script, result};
+use super::world::{Ask, Rules, World, millis, seconds};
+
+fn key(id: &str) -> TaskKey {
+    TaskKey { owner: Principal::local(), id: TaskId::parse(id).unwrap() }
+}
+
+fn rules() -> Rules {
+    Rules { durable: true, ..Rules::mode(TaskMode::Always) }
+}
+
+fn asking(ask: Ask) -> Ask {
+    let extension = json!({ "io.modelcontextprotocol/tasks": {} });
+    ask.declaring(json!({ "elicitation": { "form": {} }, "extensions": extension }))
+}
+
+/// Two gateways, of which one makes the call, and the task that it becomes. Where hints are lost, the second looks.
+async fn pair(script: Script, is_deaf: bool) -> (World, World, String) {
+    let one = World::with(rules(), script);
+    one.store.is_deaf.store(is_deaf, Ordering::Relaxed);
+    let other = one.beside();
+    other.store.is_deaf.store(is_deaf, Ordering::Relaxed);
+    let id = one.handle(&asking(Ask::call())).await;
+    tokio::time::sleep(millis(10)).await;
+    (one, other, id)
+}
+
+/// F52: what was acknowledged by one is known to the other at once.
+#[tokio::test(start_paused = true)]
+async fn f52_a_task_is_the_same_at_each_gateway() {
+    let (one, other, id) = pair(Script::returns(seconds(5), "done"), false).await;
+    for world in [&other, &one, &other] {
+        assert_eq!(world.get(&id).await["status"], "working");
+    }
+    assert_eq!(other.settled(&id).await["result"]["content"][0]["text"], "done");
+    let listed = other.engine.list(&Principal::local(), None, 9).await.unwrap();
+    assert_eq!(listed.tasks.len(), 1);
+    assert_eq!(one.upstream.calls().len(), 1);
+    one.is_idle().await;
+}
+
+/// F84: with hints at once, without them within a second.
+#[tokio::test(start_paused = true)]
+async fn f84_a_cancel_at_one_gateway_reaches_the_call_that_another_runs() {
+    for is_deaf in [false, true] {
+        let (one, other, id) = pair(Script::silent(), is_deaf).await;
+        let began = one.age();
+        assert!(other.send(&Ask::task("tasks/cancel", &id)).await.json().await["result"].is_object());
+        timeout(seconds(5), one.upstream.sees(&Saw::Cancel(0))).await.expect("it is told");
+        let took = one.age() - began;
+        assert!(took <= if is_deaf { millis(1_100) } else { millis(20) }, "{took:?}");
+        assert_eq!(one.get(&id).await["status"], "cancelled");
+        one.is_idle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f84_an_answer_at_one_gateway_reaches_the_call_that_another_runs() {
+    for is_deaf in [false, true] {
+        let script = Script::of([
+            (seconds(1), Happens::Elicits("a")),
+            (seconds(0), Happens::Heard(1)),
+            (seconds(1), Happens::Returns(result("done"))),
+        ]);
+        let (one, other, id) = pair(script, is_deaf).await;
+        tokio::time::sleep(seconds(2)).await;
+        let shown = other.send(&asking(Ask::task("tasks/get", &id))).await.json().await["result"].take();
+        let open = shown["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
+        let update = asking(Ask::task("tasks/update", &id)).member("inputResponses", json!({ open: accept() }));
+        assert!(other.send(&update).await.json().await["result"].is_object());
+        assert_eq!(timeout(seconds(9), other.settled(&id)).await.expect("it ends")["status"], "completed");
+        assert_eq!(answers(&one).len(), 1);
+        one.is_idle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f84_whoever_waits_at_one_gateway_hears_of_the_end_at_another() {
+    for is_deaf in [false, true] {
+        let (one, other, id) = pair(Script::returns(seconds(5), "done"), is_deaf).await;
+        let (engine, key) = (Arc::clone(&other.engine), key(&id));
+        let waiting = TaskTracker::new().spawn(async move {
+            let mut watcher = engine.watchers().watch(&key).unwrap();
+            while !engine.get(&key).await.unwrap().is_settled() {
+                watcher.changed().await;
+            }
+        });
+        timeout(seconds(7), waiting).await.expect("it is woken").unwrap();
+        one.is_idle().await;
+    }
+}
+
+/// F76, F79: one that was declared ended, and goes on, settles nothing; its call is let go of without a cancel.
+#[tokio::test(start_paused = true)]
+async fn f79_a_gateway_that_was_replaced_settles_nothing() {
+    let (one, other, id) = pair(Script::returns(seconds(5), "late"), false).await;
+    one.store.is_declared_ended();
+    let failed = timeout(seconds(3), other.settled(&id)).await.expect("the other takes it over");
+    let data = &failed["error"]["data"];
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("gateway_restart"), &json!("unknown")));
+    tokio::time::sleep(seconds(9)).await;
+    assert_eq!(one.get(&id).await["status"], "failed", "there is one outcome");
+    assert_eq!((one.upstream.calls().len(), one.upstream.cancels()), (1, 0));
+    other.is_idle().await;
+    one.is_idle().await;
+}
+
+/// F77, F78: a call that may be sent again is sent by whoever took it over, and by nobody else.
+#[tokio::test(start_paused = true)]
+async fn f77_a_call_of_a_gateway_that_ended_goes_on_at_another() {
+    let rules = Rules { after_crash: AfterCrash::Rerun, ..rules() };
+    let one = World::with(rules, Script::returns(seconds(5), "done"));
+    let others = [one.beside(), one.beside()];
+    let mut ids = Vec::new();
+    for _ in 0..40 {
+        ids.push(one.handle(&Ask::call()).await);
+    }
+    tokio::time::sleep(seconds(1)).await;
+    one.life.end();
+    one.store.is_declared_ended();
+    for (number, id) in ids.iter().enumerate() {
+        assert_eq!(others[number % 2].settled(id).await["status"], "completed");
+    }
+    assert_eq!(one.upstream.calls().len(), 80, "each was sent again once");
+    for other in &others {
+        other.is_idle().await;
+    }
+}
+
+/// Numbers that follow from a seed alone.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, count: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap() % count
+    }
+
+    fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.below(all.len())]
+    }
+}
+
+/// Gateways that come and are declared ended, as clients see them.
+struct Fleet {
+    /// Of whom nobody says that they have ended.
+    living: Vec<World>,
+    /// Those that were declared ended, and do not know.
+    replaced: Vec<World>,
+    /// What each call became, and how it was seen to stand last.
+    tasks: BTreeMap<usize, (String, Value)>,
+}
+
+impl Fleet {
+    /// A client comes to any gateway.
+    fn any<'a>(&'a self, dice: &mut Dice) -> &'a World {
+        let at = dice.below(self.living.len() + self.replaced.len());
+        self.living.get(at).unwrap_or_else(|| &self.replaced[at - self.living.len()])
+    }
+
+    async fn call(&mut self, dice: &mut Dice, number: usize) {
+        let ask = Ask::call().arguments(json!({ "number": number }));
+        let id = self.any(dice).handle(&ask).await;
+        self.tasks.insert(number, (id, json!("working")));
+    }
+
+    /// A task is seen again: it never goes back, and has one end.
+    async fn poll(&mut self, dice: &mut Dice, case: &str) {
+        if self.tasks.is_empty() {
+            return;
+        }
+        let number = dice.below(self.tasks.len());
+        let (id, _) = &self.tasks[&number];
+        let now = self.any(dice).get(id).await["status"].take();
+        self.sees(number, now, case);
+    }
+
+    fn sees(&mut self, number: usize, now: Value, case: &str) {
+        let (_, before) = self.tasks.get_mut(&number).unwrap();
+        assert!(*before == "working" || *before == now, "{case}: task {number} was {before} and is {now}");
+        assert!(now == "working" || now == "completed" || now == "failed", "{case}: task {number} is {now}");
+        *before = now;
+    }
+
+    fn replaces_one(&mut self, dice: &mut Dice) {
+        let at = dice.below(self.living.len());
+        let ended = self.living.swap_remove(at);
+        ended.store.is_declared_ended();
+        self.living.push(ended.beside());
+        self.replaced.push(ended);
+    }
+}
+
+/// What a call says to the server.
+fn number_of(params: &str) -> usize {
+    let params: Value = serde_json::from_str(params).unwrap();
+    usize::try_from(params["arguments"]["number"].as_u64().unwrap()).unwrap()
+}
+
+async fn random_replacements(seed: u64) {
+    let after_crash = if seed.is_multiple_of(2) { AfterCrash::Fail } else { AfterCrash::Rerun };
+    let rules = Rules { after_crash, in_flight_max: 2, queue_deadline: seconds(3600), ..rules() };
+    let first = World::choosing(rules, |call| {
+        Script::returns(millis(100 + 700 * (number_of(&call.params) as u64 % 5)), "done")
+    });
+    let (mut dice, case) = (Dice(seed), format!("seed {seed}"));
+    let living = vec![first.beside(), first.beside(), first];
+    let mut fleet = Fleet { living, replaced: Vec::new(), tasks: BTreeMap::new() };
+    let mut number = 0;
+    for _ in 0..120 {
+        match dice.below(20) {
+            0..6 => {
+                fleet.call(&mut dice, number).await;
+                number += 1;
+            }
+            6..12 => fleet.poll(&mut dice, &case).await,
+            12..18 => tokio::time::sleep(millis(dice.below(600) as u64)).await,
+            _ => fleet.replaces_one(&mut dice),
+        }
+    }
+    for task in 0..number {
+        let (id, _) = &fleet.tasks[&task];
+        let settled = timeout(seconds(600), dice.one_of(&fleet.living).settled(id)).await;
+        let now = settled.unwrap_or_else(|_| panic!("{case}: task {task} does not end"))["status"].take();
+        fleet.sees(task, now, &case);
+    }
+    let mut sent = BTreeMap::<usize, usize>::new();
+    for call in fleet.living[0].upstream.calls() {
+        *sent.entry(number_of(&call.params)).or_default() += 1;
+    }
+    let most = if after_crash == AfterCrash::Fail { 1 } else { 1 + fleet.replaced.len() };
+    assert!(sent.values().all(|times| *times <= most), "{case}: {sent:?}");
+    let done = fleet.tasks.iter().filter(|(_, (_, status))| *status == "completed");
+    assert!(done.clone().all(|(number, _)| sent.contains_key(number)), "{case}: what was not sent has a result");
+    assert_eq!(fleet.living[0].upstream.cancels(), 0, "{case}");
+    if after_crash == AfterCrash::Rerun {
+        assert!(done.count() * 2 > number, "{case}: most calls come to their end");
+    }
+}
+
+/// L1, L3, L4: whoever is declared ended, at whatever moment, rightly or wrongly: no task is lost, none goes back, each has
+/// one end, and none is sent twice that must not be.
+#[tokio::test(start_paused = true)]
+async fn a_gateway_may_be_declared_ended_at_any_moment() {
+    let courses = std::env::var("REPLACED_GATEWAYS").map_or(16, |courses| courses.parse().unwrap());
+    for seed in 0..courses {
+        random_replacements(seed).await;
+    }
+}

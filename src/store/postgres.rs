@@ -53,11 +53,11 @@ pub use self::state::PostgresHealth;
 use self::state::StoreState;
 use self::transaction::{PROMISE, transact};
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
-use crate::replica::Incarnation;
 use super::tasks::{
-    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
-    Usage, WriteRole,
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
+use crate::replica::Incarnation;
 use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.

@@ -5,13 +5,13 @@ use std::io;
 
 use tokio_postgres::Row;
 
-use crate::replica::Incarnation;
 use super::columns::{self, EncodedRow, count, holder, holder_column, number, revision, revision_column};
 use super::session::Session;
 use super::settings::Durability;
 use super::statements::WriterStatements;
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, Parameters, transact};
+use crate::replica::{GuardedRow, GuardedWrite, Incarnation, WriteVerdict};
 use crate::store::tasks::{Revision, StoreError, WriteRole};
 use crate::task::{Principal, TaskKey, Timestamp};
 
@@ -270,11 +270,15 @@ impl WriteBatch<'_> {
             RowWrite::Replace { expected, role, row } => match (touched.get(&row.key), found.get(&row.key)) {
                 (Some(put), _) => Ok(WriteResult::At(put.revision)),
                 (None, Some(there)) => {
-                    let is_foreign = there.holder.is_some_and(|holder| holder != self.identity.holder);
-                    match role {
-                        WriteRole::Holder if is_foreign => Err(StoreError::Fenced),
-                        _ if there.revision == *expected => full,
-                        WriteRole::Holder | WriteRole::Command => Err(StoreError::Conflict),
+                    let write = match role {
+                        WriteRole::Holder => GuardedWrite::by_holder(self.identity.holder, expected.0),
+                        WriteRole::Command => GuardedWrite::by_command(expected.0),
+                    };
+                    match write.judge(Some(GuardedRow { revision: there.revision.0, holder: there.holder })) {
+                        WriteVerdict::Fenced => Err(StoreError::Fenced),
+                        WriteVerdict::Conflict => Err(StoreError::Conflict),
+                        // Nothing else stands in its way.
+                        WriteVerdict::Made => full,
                     }
                 }
                 (None, None) if count(row.size) > ROW_BYTES_MAX => full,

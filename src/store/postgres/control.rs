@@ -11,7 +11,6 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_postgres::{Error, Notification, Row, Statement};
 use tokio_util::sync::CancellationToken;
 
-use crate::replica::Incarnation;
 use super::columns::{at, holder, holder_column};
 use super::hints;
 use super::open_error::PostgresOpenError;
@@ -19,7 +18,8 @@ use super::session::{Connector, Session, back_off, in_words};
 use super::state::{PostgresHealth, StoreState};
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, PROMISE, transact};
-use crate::store::tasks::{StoreHint};
+use crate::replica::Incarnation;
+use crate::store::tasks::StoreHint;
 use crate::task::Clock;
 
 /// How often the other lines are looked at.

@@ -3,9 +3,9 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use crate::replica::Incarnation;
 use super::columns::id_of;
-use crate::store::tasks::{StoreHint};
+use crate::replica::Incarnation;
+use crate::store::tasks::StoreHint;
 use crate::task::{Principal, TaskKey};
 
 /// PostgreSQL takes fewer than 8,000 bytes.

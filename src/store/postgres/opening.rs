@@ -10,8 +10,8 @@ use super::session::{Connector, in_words};
 use super::settings::{PostgresSettings, ReplicaDescription};
 use super::state::StoreState;
 use super::transaction::{CommitFailure, PROMISE, Parameters, transact};
-use crate::store::record;
 use crate::replica::Incarnation;
+use crate::store::record;
 
 /// What a new life is told when it begins.
 pub(super) struct Beginning {

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
-use crate::replica::Incarnation;
 use super::settings::PostgresSettings;
 use super::settled_rows::SettledRows;
 use super::sums::StoreSums;
-use crate::store::tasks::{StoreHint};
+use crate::replica::Incarnation;
+use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
 /// Hints that a listener may be behind; beyond that it is told that it missed some.

@@ -72,7 +72,7 @@ pub(super) fn batch() -> String {
             UPDATE tg_task t SET rev = t.rev + 1, holder = CASE WHEN w.needs_holder THEN coalesce(t.holder, $1) END,
                 size_before = t.size, open_before = NOT t.settled, {moved}
             FROM w WHERE w.expected IS NOT NULL AND t.id = w.id AND t.owner = w.owner AND t.rev = w.expected
-                AND (NOT w.by_holder OR t.holder IS NULL OR t.holder = $1) AND w.size - t.size <= greatest(w.room, 0)
+                AND (NOT w.by_holder OR t.holder = $1) AND w.size - t.size <= greatest(w.room, 0)
             RETURNING t.id, t.owner, t.rev, t.holder, 0 AS tasks, (NOT t.settled)::int - t.open_before::int AS unsettled,
                 t.size - t.size_before AS bytes),
         made AS (

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use support::postgres::{PostgresServer, shared};
 
-use crate::replica::Incarnation;
 use super::*;
+use crate::replica::Incarnation;
 use crate::store::contract::{self, StoreOpener, task};
 use crate::task::{ManualClock, Timestamp};
 

@@ -215,10 +215,10 @@ impl PostgresStore {
     }
 
     async fn put(&self, write: RowWrite) -> Result<Revision, StoreError> {
-        match self.write(write).await? {
-            WriteResult::At(revision) => Ok(revision),
-            _ => Err(StoreError::Io(io::Error::other("another write's outcome"))),
-        }
+        let WriteResult::At(revision) = self.write(write).await? else {
+            return Err(StoreError::Io(io::Error::other("another write's outcome")));
+        };
+        Ok(revision)
     }
 }
 
@@ -286,10 +286,11 @@ impl TaskStore for PostgresStore {
     }
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        self.write(RowWrite::Barrier).await.map_err(|error| match error {
-            StoreError::Unsure(cause) => StoreError::Io(cause),
-            other => other,
-        })?;
+        match self.write(RowWrite::Barrier).await {
+            // Of the barrier itself nobody wants to know.
+            Err(StoreError::Unsure(cause)) => return Err(StoreError::Io(cause)),
+            passed => passed?,
+        };
         self.state.settled.forget(key);
         let lane = self.lists.lane()?;
         // Nothing may be taken back of what is said now, so it is proven, however new the last proof is.
@@ -305,10 +306,8 @@ impl TaskStore for PostgresStore {
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        match self.write(RowWrite::Sweep { now, limit }).await? {
-            WriteResult::Freed(freed) => Ok(freed),
-            _ => Ok(0),
-        }
+        let swept = self.write(RowWrite::Sweep { now, limit }).await?;
+        Ok(if let WriteResult::Freed(freed) = swept { freed } else { 0 })
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
@@ -363,10 +362,8 @@ impl TaskStore for PostgresStore {
         if !self.view.borrow().has_dead() {
             return Ok(Vec::new());
         }
-        match self.write(RowWrite::Claim { limit }).await? {
-            WriteResult::Claimed(keys) => Ok(keys),
-            _ => Ok(Vec::new()),
-        }
+        let claimed = self.write(RowWrite::Claim { limit }).await?;
+        Ok(if let WriteResult::Claimed(keys) = claimed { keys } else { Vec::new() })
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {

@@ -108,7 +108,11 @@ impl BatchPlan {
         }
         let name = match write {
             RowWrite::Insert(row) => row.name.clone().map(|name| (row.key.owner.clone(), name)),
-            _ => None,
+            RowWrite::Replace { .. }
+            | RowWrite::Remove(_)
+            | RowWrite::Sweep { .. }
+            | RowWrite::Claim { .. }
+            | RowWrite::Barrier => None,
         };
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
             && name.as_ref().is_none_or(|name| !self.names.contains(name));
@@ -357,7 +361,12 @@ impl<'a> RowArrays<'a> {
                     rows.push((Some(revision_column(*expected)), *role == WriteRole::Holder, row));
                 }
                 RowWrite::Remove(key) => removed.push(key),
-                _ => (),
+                // Rows that are too large are not sent.
+                RowWrite::Insert(_)
+                | RowWrite::Replace { .. }
+                | RowWrite::Sweep { .. }
+                | RowWrite::Claim { .. }
+                | RowWrite::Barrier => (),
             }
         }
         rows.sort_unstable_by_key(|(_, _, row)| (row.id, row.owner()));

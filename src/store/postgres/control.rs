@@ -217,7 +217,7 @@ impl ReplicaControl {
             transact(&link.session, &link.promise, self.state.settings.durability, &[(&link.beat, values)]).await;
         let rows = made.map_err(|failure| match failure {
             CommitFailure::NoStandby => PostgresHealth::NoStandby,
-            failure => PostgresHealth::Away(failure.into_io().to_string()),
+            CommitFailure::NotMade(_) | CommitFailure::Unsure(_) => PostgresHealth::Away(failure.into_io().to_string()),
         })?;
         let Some(row) = rows.iter().flatten().next() else { return Ok(Some(BeatsEnd::Dead)) };
         let beat: i64 = row.try_get(0).map_err(away)?;

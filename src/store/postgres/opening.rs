@@ -37,7 +37,7 @@ pub(super) async fn begin(
     let rows = transact(&session, &promise, settings.durability, &[(&line, values)]).await;
     let rows = rows.map_err(|failure| match failure {
         CommitFailure::NoStandby => PostgresOpenError::NoStandby,
-        failure => PostgresOpenError::Away(failure.into_io().to_string()),
+        CommitFailure::NotMade(_) | CommitFailure::Unsure(_) => PostgresOpenError::Away(failure.into_io().to_string()),
     })?;
     let row = rows.iter().flatten().next().ok_or_else(|| PostgresOpenError::Away("no line was written".to_owned()))?;
     let begun = Beginning { holder: holder(row.try_get(0).map_err(away)?), generation: row.try_get(1).map_err(away)? };

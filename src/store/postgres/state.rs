@@ -117,9 +117,10 @@ fn note(health: &watch::Sender<PostgresHealth>, new: PostgresHealth) {
     health.send_if_modified(|old| {
         let is_new = *old != new;
         if is_new {
-            match &new {
-                PostgresHealth::Good => tracing::info!("the database is used again"),
-                trouble => tracing::warn!(?trouble, "the database is in trouble"),
+            if new == PostgresHealth::Good {
+                tracing::info!("the database is used again");
+            } else {
+                tracing::warn!(trouble = ?new, "the database is in trouble");
             }
             *old = new;
         }

@@ -103,9 +103,11 @@ impl PostgresWriter {
             }
             Err(error) => {
                 let why = error.to_string();
-                self.state.writer_is(match error {
-                    PostgresOpenError::NoStandby => PostgresHealth::NoStandby,
-                    _ => PostgresHealth::Away(why.clone()),
+                let is_alone = matches!(error, PostgresOpenError::NoStandby);
+                self.state.writer_is(if is_alone {
+                    PostgresHealth::NoStandby
+                } else {
+                    PostgresHealth::Away(why.clone())
                 });
                 self.refuse(&why);
                 *failures += 1;
@@ -177,7 +179,9 @@ impl PostgresWriter {
                     let _ = reply.send(Err(match write {
                         // They say nothing of rows that somebody waits for.
                         RowWrite::Sweep { .. } | RowWrite::Claim { .. } | RowWrite::Barrier => StoreError::Io(cause),
-                        _ => StoreError::Unsure(cause),
+                        RowWrite::Insert(_) | RowWrite::Replace { .. } | RowWrite::Remove(_) => {
+                            StoreError::Unsure(cause)
+                        }
                     }));
                 }
                 None
@@ -260,7 +264,9 @@ impl WriterLink {
         let statements = WriterStatements::prepare(session).await.map_err(away)?;
         let unmade = |failure: CommitFailure| match failure {
             CommitFailure::NoStandby => PostgresOpenError::NoStandby,
-            failure => PostgresOpenError::Away(failure.into_io().to_string()),
+            CommitFailure::NotMade(_) | CommitFailure::Unsure(_) => {
+                PostgresOpenError::Away(failure.into_io().to_string())
+            }
         };
         let lane = session.client.prepare(TAKE_LANE).await.map_err(away)?;
         let me = holder_column(state.holder);

@@ -12,9 +12,10 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// Names a folder of programs to use instead of those of the system.
 const PROGRAMS_VARIABLE: &str = "TASKGATE_POSTGRES";

@@ -2,9 +2,8 @@
 //! backend or the server itself ends. A server of its own for each, whose commits wait as soon as a standby is named
 //! that does not exist.
 
-use std::time::Instant;
-
 use support::postgres::ServerStop;
+use tokio::time::Instant;
 
 use super::*;
 

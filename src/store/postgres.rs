@@ -39,15 +39,15 @@ use tokio::sync::{Mutex, broadcast, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::batch::{RowWrite, WriteResult};
-use self::columns::{EncodedRow, ReadRow, holder_column};
+use self::batch::{TaskWrite, WriteOutcome};
+use self::columns::{EncodedRow, FetchedRow, holder_column};
 use self::control::{DECLARE_DEAD, ReplicaControl};
-pub use self::control::{ReplicaLine, ReplicaView};
+pub use self::control::{ReplicaView, StoredReplica};
 pub use self::open_error::PostgresOpenError;
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderLane, RowRequest};
 use self::row_validation::is_there;
-use self::session::{Connector, in_words};
+use self::session::{DatabaseConnector, in_words};
 pub use self::settings::{DatabaseUrl, Durability, PostgresSettings, ReplicaDescription};
 pub use self::state::PostgresHealth;
 use self::state::StoreState;
@@ -72,7 +72,7 @@ pub struct PostgresStore {
     rows: mpsc::Sender<RowRequest>,
     lists: ListReaders,
     state: Arc<StoreState>,
-    connector: Arc<Connector>,
+    connector: Arc<DatabaseConnector>,
     view: watch::Sender<ReplicaView>,
     leaving: watch::Sender<bool>,
     tracker: TaskTracker,
@@ -102,7 +102,7 @@ impl PostgresStore {
         }
         let settings = Arc::new(settings);
         let tracker = TaskTracker::new();
-        let connector = Arc::new(Connector::new(Arc::clone(&settings), tracker.clone()));
+        let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
         let begun =
             tokio::time::timeout(settings.write_max * 2, begin(&connector, &settings, columns::at(clock.now())));
         let begun = begun.await.unwrap_or_else(|_| Err(PostgresOpenError::Away("it does not answer".to_owned())))?;
@@ -208,14 +208,14 @@ impl PostgresStore {
         let _ = tokio::time::timeout(self.state.settings.write_max, self.tracker.wait()).await;
     }
 
-    async fn write(&self, write: RowWrite) -> Result<WriteResult, StoreError> {
+    async fn write(&self, write: TaskWrite) -> Result<WriteOutcome, StoreError> {
         let (reply, outcome) = oneshot::channel();
         self.queue.send((write, reply)).await.map_err(|_| closed())?;
         outcome.await.unwrap_or_else(|_| Err(StoreError::Unsure(io::Error::other("the store's writer ended"))))
     }
 
-    async fn put(&self, write: RowWrite) -> Result<Revision, StoreError> {
-        let WriteResult::At(revision) = self.write(write).await? else {
+    async fn put(&self, write: TaskWrite) -> Result<Revision, StoreError> {
+        let WriteOutcome::At(revision) = self.write(write).await? else {
             return Err(StoreError::Io(io::Error::other("another write's outcome")));
         };
         Ok(revision)
@@ -241,7 +241,7 @@ impl TaskStore for PostgresStore {
 
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        self.put(RowWrite::Insert(Box::new(EncodedRow::of(task)))).await
+        self.put(TaskWrite::Insert(Box::new(EncodedRow::of(task)))).await
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
@@ -255,7 +255,7 @@ impl TaskStore for PostgresStore {
         let (reply, found) = oneshot::channel();
         self.rows.send((key.clone(), reply)).await.map_err(|_| closed())?;
         let Some(read) = found.await.unwrap_or_else(|_| Err(closed()))? else { return Ok(None) };
-        if let ReadRow::Whole(row) = &read {
+        if let FetchedRow::Whole(row) = &read {
             self.state.settled.keep(ticket, row, now);
         }
         self.present(read, now).await
@@ -276,7 +276,7 @@ impl TaskStore for PostgresStore {
 
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        let write = RowWrite::Replace { expected, role, row: Box::new(EncodedRow::of(task)) };
+        let write = TaskWrite::Replace { expected, role, row: Box::new(EncodedRow::of(task)) };
         let written = self.put(write).await;
         if matches!(written, Err(StoreError::Conflict | StoreError::Fenced)) {
             // What memory has of a settled row may be older than the row.
@@ -286,7 +286,7 @@ impl TaskStore for PostgresStore {
     }
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        match self.write(RowWrite::Barrier).await {
+        match self.write(TaskWrite::Barrier).await {
             // Of the barrier itself nobody wants to know.
             Err(StoreError::Unsure(cause)) => return Err(StoreError::Io(cause)),
             passed => passed?,
@@ -302,12 +302,12 @@ impl TaskStore for PostgresStore {
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        self.write(RowWrite::Remove(key.clone())).await.map(|_| ())
+        self.write(TaskWrite::Remove(key.clone())).await.map(|_| ())
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        let swept = self.write(RowWrite::Sweep { now, limit }).await?;
-        Ok(if let WriteResult::Freed(freed) = swept { freed } else { 0 })
+        let swept = self.write(TaskWrite::Sweep { now, limit }).await?;
+        Ok(if let WriteOutcome::Freed(freed) = swept { freed } else { 0 })
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
@@ -362,8 +362,8 @@ impl TaskStore for PostgresStore {
         if !self.view.borrow().has_dead() {
             return Ok(Vec::new());
         }
-        let claimed = self.write(RowWrite::Claim { limit }).await?;
-        Ok(if let WriteResult::Claimed(keys) = claimed { keys } else { Vec::new() })
+        let claimed = self.write(TaskWrite::Claim { limit }).await?;
+        Ok(if let WriteOutcome::Claimed(keys) = claimed { keys } else { Vec::new() })
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {

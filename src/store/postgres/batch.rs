@@ -22,7 +22,7 @@ const ROW_BYTES_MAX: usize = 512 << 20;
 
 /// What is asked of the writer.
 #[derive(Debug)]
-pub(super) enum RowWrite {
+pub(super) enum TaskWrite {
     Insert(Box<EncodedRow>),
     Replace {
         expected: Revision,
@@ -43,7 +43,7 @@ pub(super) enum RowWrite {
 
 /// What became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum WriteResult {
+pub(super) enum WriteOutcome {
     /// The row has this revision.
     At(Revision),
     Removed,
@@ -53,7 +53,7 @@ pub(super) enum WriteResult {
     Passed,
 }
 
-impl RowWrite {
+impl TaskWrite {
     fn row(&self) -> Option<&EncodedRow> {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(row),
@@ -97,7 +97,7 @@ pub(super) struct BatchPlan {
 
 impl BatchPlan {
     /// Whether one more write can be of this batch; what cannot is the next one's. `room` is what is free in the store.
-    pub(super) fn takes(&mut self, write: &RowWrite, room: usize) -> bool {
+    pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
         if self.is_closed || self.writes >= BATCH_WRITES_MAX || (write.is_alone() && self.writes > 0) {
             return false;
         }
@@ -107,12 +107,12 @@ impl BatchPlan {
             return false;
         }
         let name = match write {
-            RowWrite::Insert(row) => row.name.clone().map(|name| (row.key.owner.clone(), name)),
-            RowWrite::Replace { .. }
-            | RowWrite::Remove(_)
-            | RowWrite::Sweep { .. }
-            | RowWrite::Claim { .. }
-            | RowWrite::Barrier => None,
+            TaskWrite::Insert(row) => row.name.clone().map(|name| (row.key.owner.clone(), name)),
+            TaskWrite::Replace { .. }
+            | TaskWrite::Remove(_)
+            | TaskWrite::Sweep { .. }
+            | TaskWrite::Claim { .. }
+            | TaskWrite::Barrier => None,
         };
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
             && name.as_ref().is_none_or(|name| !self.names.contains(name));
@@ -145,7 +145,7 @@ pub(super) struct WriterIdentity {
 #[derive(Debug)]
 pub(super) struct BatchOutcome {
     /// For each write in order.
-    pub(super) results: Vec<Result<WriteResult, StoreError>>,
+    pub(super) results: Vec<Result<WriteOutcome, StoreError>>,
     pub(super) sums: Vec<SumChange>,
     pub(super) changed: Vec<TaskKey>,
 }
@@ -166,7 +166,7 @@ impl TouchedRow {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct WriteBatch<'a> {
+pub(super) struct GroupedWrites<'a> {
     pub(super) session: &'a Session,
     pub(super) statements: &'a WriterStatements,
     pub(super) identity: WriterIdentity,
@@ -175,27 +175,27 @@ pub(super) struct WriteBatch<'a> {
     pub(super) room: usize,
 }
 
-impl WriteBatch<'_> {
+impl GroupedWrites<'_> {
     /// Makes the writes, which a [`BatchPlan`] chose.
     ///
     /// # Errors
     /// What is known of the transaction then is said of all its writes. Dropping the future leaves it open.
-    pub(super) async fn run(&self, writes: &[RowWrite]) -> Result<BatchOutcome, CommitFailure> {
+    pub(super) async fn run(&self, writes: &[TaskWrite]) -> Result<BatchOutcome, CommitFailure> {
         let me = (holder_column(self.identity.holder), self.identity.epoch);
         match writes {
-            [RowWrite::Sweep { now, limit }] => {
+            [TaskWrite::Sweep { now, limit }] => {
                 let (now, limit) = (columns::at(*now), number(*limit));
                 let rows = self.commit(&[(&self.statements.sweep, vec![&me.0, &me.1, &now, &limit])]).await?;
                 let (touched, sums) = self.read(&rows[0], true)?;
                 let changed: Vec<_> = touched.into_iter().map(|row| row.key).collect();
-                Ok(BatchOutcome { results: vec![Ok(WriteResult::Freed(changed.len()))], sums, changed })
+                Ok(BatchOutcome { results: vec![Ok(WriteOutcome::Freed(changed.len()))], sums, changed })
             }
-            [RowWrite::Claim { limit }] => {
+            [TaskWrite::Claim { limit }] => {
                 let limit = number(*limit);
                 let rows = self.commit(&[(&self.statements.claim, vec![&me.0, &me.1, &limit])]).await?;
                 let (touched, sums) = self.read(&rows[0], false)?;
                 let changed: Vec<_> = touched.into_iter().map(|row| row.key).collect();
-                Ok(BatchOutcome { results: vec![Ok(WriteResult::Claimed(changed.clone()))], sums, changed })
+                Ok(BatchOutcome { results: vec![Ok(WriteOutcome::Claimed(changed.clone()))], sums, changed })
             }
             _ => self.write(writes, me).await,
         }
@@ -229,7 +229,7 @@ impl WriteBatch<'_> {
         Err(CommitFailure::Unsure(io::Error::other("another connection writes for this gateway")))
     }
 
-    async fn write(&self, writes: &[RowWrite], me: (i64, i64)) -> Result<BatchOutcome, CommitFailure> {
+    async fn write(&self, writes: &[TaskWrite], me: (i64, i64)) -> Result<BatchOutcome, CommitFailure> {
         let arrays = RowArrays::of(writes, self.room);
         let mut statements = vec![(&self.statements.batch, arrays.parameters(&me))];
         let names = ReleasedNames::of(writes);
@@ -240,8 +240,8 @@ impl WriteBatch<'_> {
         let rows = self.commit(&statements).await?;
         let (touched, sums) = self.read(rows.last().map_or(&[][..], Vec::as_slice), true)?;
         let touched: BTreeMap<TaskKey, TouchedRow> = touched.into_iter().map(|row| (row.key.clone(), row)).collect();
-        let is_left = |write: &&RowWrite| matches!(write, RowWrite::Replace { row, .. } if !touched.contains_key(&row.key) && count(row.size) <= ROW_BYTES_MAX);
-        let left: Vec<&RowWrite> = writes.iter().filter(is_left).collect();
+        let is_left = |write: &&TaskWrite| matches!(write, TaskWrite::Replace { row, .. } if !touched.contains_key(&row.key) && count(row.size) <= ROW_BYTES_MAX);
+        let left: Vec<&TaskWrite> = writes.iter().filter(is_left).collect();
         let found = if left.is_empty() { BTreeMap::new() } else { self.look(&left, me).await? };
         let results = writes.iter().map(|write| self.result(write, &touched, &found)).collect();
         Ok(BatchOutcome { results, sums, changed: touched.into_keys().collect() })
@@ -249,7 +249,7 @@ impl WriteBatch<'_> {
 
     /// How rows stand that could not be written over. It is known by now that the batch was made; where this fails it is not
     /// said, so that nobody is told what is not known of his own write.
-    async fn look(&self, left: &[&RowWrite], me: (i64, i64)) -> Result<BTreeMap<TaskKey, TouchedRow>, CommitFailure> {
+    async fn look(&self, left: &[&TaskWrite], me: (i64, i64)) -> Result<BTreeMap<TaskKey, TouchedRow>, CommitFailure> {
         let rows = left.iter().filter_map(|write| write.row());
         let (ids, owners): (Vec<&[u8]>, Vec<&[u8]>) = rows.map(|row| (&row.id[..], row.owner())).unzip();
         let rows = self.commit(&[(&self.statements.look, vec![&me.0, &me.1, &ids, &owners])]).await;
@@ -260,19 +260,19 @@ impl WriteBatch<'_> {
 
     fn result(
         &self,
-        write: &RowWrite,
+        write: &TaskWrite,
         touched: &BTreeMap<TaskKey, TouchedRow>,
         found: &BTreeMap<TaskKey, TouchedRow>,
-    ) -> Result<WriteResult, StoreError> {
+    ) -> Result<WriteOutcome, StoreError> {
         let full = Err(StoreError::Full { what: "bytes" });
         match write {
-            RowWrite::Insert(row) => match touched.get(&row.key) {
-                Some(made) => Ok(WriteResult::At(made.revision)),
+            TaskWrite::Insert(row) => match touched.get(&row.key) {
+                Some(made) => Ok(WriteOutcome::At(made.revision)),
                 None if !fits(row, self.room) => full,
                 None => Err(StoreError::Exists),
             },
-            RowWrite::Replace { expected, role, row } => match (touched.get(&row.key), found.get(&row.key)) {
-                (Some(put), _) => Ok(WriteResult::At(put.revision)),
+            TaskWrite::Replace { expected, role, row } => match (touched.get(&row.key), found.get(&row.key)) {
+                (Some(put), _) => Ok(WriteOutcome::At(put.revision)),
                 (None, Some(there)) => {
                     let write = match role {
                         WriteRole::Holder => GuardedWrite::by_holder(self.identity.holder, expected.0),
@@ -288,8 +288,8 @@ impl WriteBatch<'_> {
                 (None, None) if count(row.size) > ROW_BYTES_MAX => full,
                 (None, None) => Err(StoreError::Conflict),
             },
-            RowWrite::Remove(_) => Ok(WriteResult::Removed),
-            RowWrite::Sweep { .. } | RowWrite::Claim { .. } | RowWrite::Barrier => Ok(WriteResult::Passed),
+            TaskWrite::Remove(_) => Ok(WriteOutcome::Removed),
+            TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Barrier => Ok(WriteOutcome::Passed),
         }
     }
 }
@@ -308,10 +308,10 @@ struct ReleasedNames<'a> {
 }
 
 impl<'a> ReleasedNames<'a> {
-    fn of(writes: &'a [RowWrite]) -> Self {
+    fn of(writes: &'a [TaskWrite]) -> Self {
         let mut all = Self::default();
         for write in writes {
-            if let RowWrite::Insert(row) = write
+            if let TaskWrite::Insert(row) = write
                 && let Some(name) = &row.name
             {
                 all.owners.push(row.owner());
@@ -350,23 +350,23 @@ struct RowArrays<'a> {
 }
 
 impl<'a> RowArrays<'a> {
-    fn of(writes: &'a [RowWrite], room: usize) -> Self {
+    fn of(writes: &'a [TaskWrite], room: usize) -> Self {
         let mut arrays = Self::default();
         let mut rows: Vec<(Option<i64>, bool, &EncodedRow)> = Vec::with_capacity(writes.len());
         let mut removed: Vec<&TaskKey> = Vec::new();
         for write in writes {
             match write {
-                RowWrite::Insert(row) if fits(row, room) => rows.push((None, false, row)),
-                RowWrite::Replace { expected, role, row } if count(row.size) <= ROW_BYTES_MAX => {
+                TaskWrite::Insert(row) if fits(row, room) => rows.push((None, false, row)),
+                TaskWrite::Replace { expected, role, row } if count(row.size) <= ROW_BYTES_MAX => {
                     rows.push((Some(revision_column(*expected)), *role == WriteRole::Holder, row));
                 }
-                RowWrite::Remove(key) => removed.push(key),
+                TaskWrite::Remove(key) => removed.push(key),
                 // Rows that are too large are not sent.
-                RowWrite::Insert(_)
-                | RowWrite::Replace { .. }
-                | RowWrite::Sweep { .. }
-                | RowWrite::Claim { .. }
-                | RowWrite::Barrier => (),
+                TaskWrite::Insert(_)
+                | TaskWrite::Replace { .. }
+                | TaskWrite::Sweep { .. }
+                | TaskWrite::Claim { .. }
+                | TaskWrite::Barrier => (),
             }
         }
         rows.sort_unstable_by_key(|(_, _, row)| (row.id, row.owner()));

@@ -38,10 +38,10 @@ pub(super) struct EncodedRow {
 impl EncodedRow {
     pub(super) fn of(task: &Task) -> Self {
         let summary = Summary::of(task);
-        let lists = ListColumns::of(&summary);
+        let lists = OrderColumns::of(&summary);
         let (is_settled, expires, size) = (task.is_settled(), at(task.expires_at()), number(task.stored_bytes()));
         let sealed = lists.sealed(&task.key, is_settled, expires);
-        let ListColumns { state, lag, scope, parent, created, updated } = lists;
+        let OrderColumns { state, lag, scope, parent, created, updated } = lists;
         Self {
             id: id(&task.key),
             is_settled,
@@ -74,7 +74,7 @@ impl EncodedRow {
 
 /// What lists are filtered and put in order by.
 #[derive(Debug)]
-pub(super) struct ListColumns {
+pub(super) struct OrderColumns {
     state: i16,
     lag: i16,
     scope: Vec<u8>,
@@ -83,7 +83,7 @@ pub(super) struct ListColumns {
     updated: i64,
 }
 
-impl ListColumns {
+impl OrderColumns {
     fn of(task: &Summary) -> Self {
         Self {
             state: match task.shown {
@@ -117,20 +117,20 @@ impl ListColumns {
 
 /// A row as a list finds it.
 #[derive(Debug)]
-pub(super) struct ListedRow {
+pub(super) struct ListLine {
     pub(super) key: TaskKey,
     /// `None` if it is not what was written: who reads the row as a whole learns what is the matter.
     pub(super) summary: Option<Summary>,
 }
 
-/// What [`ListedRow::of`] reads.
+/// What [`ListLine::of`] reads.
 pub(super) const LISTED: &str = "id, owner, settled, state, lag, scope, parent, created, updated, expires, summary";
 
-impl ListedRow {
+impl ListLine {
     /// Of a row that begins with [`LISTED`].
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;
-        let lists = ListColumns {
+        let lists = OrderColumns {
             state: row.try_get(3)?,
             lag: row.try_get(4)?,
             scope: row.try_get(5)?,
@@ -147,7 +147,7 @@ impl ListedRow {
 
 /// A row as whoever reads it as a whole finds it.
 #[derive(Debug)]
-pub(super) enum ReadRow {
+pub(super) enum FetchedRow {
     Whole(StoredTask),
     /// It is not what was written (F56).
     Damaged(DamagedRow),
@@ -163,7 +163,7 @@ pub(super) struct DamagedRow {
     pub(super) error: RecordError,
 }
 
-impl ReadRow {
+impl FetchedRow {
     /// Of a row that begins with its id, owner, revision, holder, whether it is settled, its times, and its record.
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;

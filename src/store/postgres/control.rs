@@ -1,7 +1,7 @@
 //! Keeps this life's line: beats, looks at the lines of the others, and listens to their hints, on a connection of its own.
 //!
 //! A beat is a commit like any other, so it is at once the proof that the server still keeps what it acknowledges; and it says whether the
-//! store is the one that acknowledged the beats before (F80). Who is dead is judged elsewhere, by what is seen here.
+//! store is the one that acknowledged the beats before. Who is dead is judged elsewhere, by what is seen here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::columns::{at, holder, holder_column};
 use super::hints;
 use super::open_error::PostgresOpenError;
-use super::session::{Connector, Session, back_off, in_words};
+use super::session::{DatabaseConnector, Session, back_off, in_words};
 use super::state::{PostgresHealth, StoreState};
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, PROMISE, transact};
@@ -39,7 +39,7 @@ const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8,
 
 /// The line of one life, as it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReplicaLine {
+pub struct StoredReplica {
     pub holder: Incarnation,
     pub name: String,
     pub address: String,
@@ -55,7 +55,7 @@ pub struct ReplicaLine {
     pub key_print: Vec<u8>,
 }
 
-impl ReplicaLine {
+impl StoredReplica {
     fn of(row: &Row) -> Result<Self, Error> {
         Ok(Self {
             holder: holder(row.try_get(0)?),
@@ -77,7 +77,7 @@ impl ReplicaLine {
 #[derive(Clone, Debug, Default)]
 pub struct ReplicaView {
     /// All lives, this one too.
-    pub lines: Vec<ReplicaLine>,
+    pub lines: Vec<StoredReplica>,
     /// When that was.
     pub seen: Option<Instant>,
     /// When the last acknowledged beat of this life was begun.
@@ -94,7 +94,7 @@ impl ReplicaView {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct ReplicaControl {
-    pub(super) connector: Arc<Connector>,
+    pub(super) connector: Arc<DatabaseConnector>,
     pub(super) state: Arc<StoreState>,
     pub(super) view: watch::Sender<ReplicaView>,
     /// Its clock of tasks.
@@ -234,7 +234,7 @@ impl ReplicaControl {
     async fn look(&self, link: &ControlLink) -> Result<(), Error> {
         let client = &link.session.client;
         let rows = client.query(&link.look, &[]).await?;
-        let lines = rows.iter().map(ReplicaLine::of).collect::<Result<Vec<_>, _>>()?;
+        let lines = rows.iter().map(StoredReplica::of).collect::<Result<Vec<_>, _>>()?;
         if lines.len() > 1 {
             let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await?;
             self.state.sums.reset_others(sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>()?);
@@ -258,7 +258,7 @@ pub(super) const DECLARE_DEAD: &str =
 /// Makes one look, and the sums of the others.
 pub(super) async fn look_once(session: &Session, state: &StoreState) -> Result<ReplicaView, Error> {
     let rows = session.client.query(LOOK, &[]).await?;
-    let lines = rows.iter().map(ReplicaLine::of).collect::<Result<Vec<_>, _>>()?;
+    let lines = rows.iter().map(StoredReplica::of).collect::<Result<Vec<_>, _>>()?;
     let sums = session.client.query(OTHERS_SUMS, &[&holder_column(state.holder)]).await?;
     state.sums.reset_others(sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>()?);
     Ok(ReplicaView { lines, seen: Some(Instant::now()), beaten: None })

@@ -2,7 +2,7 @@
 
 use tokio_postgres::Error;
 
-use super::columns::{ListedRow, at, count, id, id_of, number, state, time};
+use super::columns::{ListLine, at, count, id, id_of, number, state, time};
 use super::readers::ReaderLink;
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress};
 use crate::task::{
@@ -12,8 +12,8 @@ use crate::task::{
 
 /// Some rows of a list.
 #[derive(Debug)]
-pub(super) struct ListedRows {
-    pub(super) rows: Vec<ListedRow>,
+pub(super) struct ListLines {
+    pub(super) rows: Vec<ListLine>,
     pub(super) has_more: bool,
 }
 
@@ -29,10 +29,10 @@ fn paged(wanted: &str, order: &str) -> String {
     )
 }
 
-fn page_of(rows: &[tokio_postgres::Row], limit: usize) -> Result<ListedRows, Error> {
+fn page_of(rows: &[tokio_postgres::Row], limit: usize) -> Result<ListLines, Error> {
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
-    let listed = rows.iter().take(limit).map(ListedRow::of).collect::<Result<Vec<_>, _>>()?;
-    Ok(ListedRows { has_more: count(found) > listed.len(), rows: listed })
+    let listed = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
+    Ok(ListLines { has_more: count(found) > listed.len(), rows: listed })
 }
 
 /// One owner's rows that are not gone, in order of creation.
@@ -42,7 +42,7 @@ pub(super) async fn page(
     after: Option<(Timestamp, TaskId)>,
     limit: usize,
     now: Timestamp,
-) -> Result<ListedRows, Error> {
+) -> Result<ListLines, Error> {
     let wanted = format!(
         "SELECT {}, ref FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND (NOT settled OR expires > $4)
         ORDER BY created, id LIMIT $5",
@@ -60,7 +60,7 @@ pub(super) async fn survey(
     after: Option<NewestCursor>,
     limit: usize,
     now: Timestamp,
-) -> Result<ListedRows, Error> {
+) -> Result<ListLines, Error> {
     let wanted = format!(
         "SELECT {}, ref FROM tg_task WHERE created <= $1 AND (created < $1 OR ref > $2) AND (NOT settled OR expires > $3)
         ORDER BY created DESC, ref LIMIT $4",
@@ -73,7 +73,7 @@ pub(super) async fn survey(
 }
 
 /// Rows by key, in the order of the keys, gone or not.
-pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<ListedRow>, Error> {
+pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<ListLine>, Error> {
     let sql = format!(
         "SELECT t.* FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (wanted_id, wanted_owner, ord)
         CROSS JOIN LATERAL (
@@ -84,7 +84,7 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
     let ids: Vec<Vec<u8>> = keys.iter().map(|key| id(key).to_vec()).collect();
     let owners: Vec<&[u8]> = keys.iter().map(|key| key.owner.as_str().as_bytes()).collect();
     let rows = link.query(&sql, &vec![&ids, &owners]).await?;
-    rows.iter().map(ListedRow::of).collect()
+    rows.iter().map(ListLine::of).collect()
 }
 
 /// Keys of rows that one column leads to.
@@ -144,7 +144,7 @@ fn selection(by: OrderedBy, direction: ListDirection) -> String {
 }
 
 /// What an index has of a row, and how large its summary is.
-struct IndexEntry {
+struct PlaceEntry {
     place: ListPlace,
     other: Timestamp,
     expires_at: Timestamp,
@@ -159,7 +159,7 @@ async fn entries(
     filter: &ListFilter,
     after: Option<ListPlace>,
     limit: usize,
-) -> Result<Vec<IndexEntry>, Error> {
+) -> Result<Vec<PlaceEntry>, Error> {
     let kinds = filter.phases.iter().flat_map(|phase| LagClass::all().map(|class| (*phase, class)));
     let ranges: Vec<_> = kinds.map(|(phase, class)| (phase, class, filter.places(class, after))).collect();
     let ranges = ranges.iter().filter(|(_, _, places)| !places.is_empty());
@@ -181,7 +181,7 @@ async fn entries(
         vec![&owner, &scope, &states, &lags, &settled, &froms, &from_ids, &untils, &until_ids, &limit];
     let rows = link.query(&selection(filter.by, filter.direction), &values).await?;
     let entry = |row: &tokio_postgres::Row| {
-        Ok(IndexEntry {
+        Ok(PlaceEntry {
             place: (time(row.try_get(0)?), id_of(row.try_get(1)?)),
             other: time(row.try_get(2)?),
             expires_at: time(row.try_get(3)?),
@@ -198,7 +198,7 @@ async fn few(
     owner: &Principal,
     filter: &ListFilter,
     limit: usize,
-) -> Result<Option<Vec<IndexEntry>>, Error> {
+) -> Result<Option<Vec<PlaceEntry>>, Error> {
     let other = filter.by_other_time();
     let mut found = entries(link, owner, &other, None, limit + 1).await?;
     if found.len() > limit {
@@ -220,7 +220,7 @@ pub(super) async fn select(
     after: Option<ListPlace>,
     limit: usize,
     now: Timestamp,
-) -> Result<(Vec<ListedRow>, Option<ListPlace>), Error> {
+) -> Result<(Vec<ListLine>, Option<ListPlace>), Error> {
     // What is no more than a page has no second one to look for.
     let found = match after {
         None if filter.other() != TimeRange::ALL => few(link, owner, filter, limit.min(PLACES_MAX / 2)).await?,

@@ -6,7 +6,7 @@ use super::columns::holder;
 use super::control::{self, BEGIN, ReplicaView};
 use super::open_error::PostgresOpenError;
 use super::schema;
-use super::session::{Connector, in_words};
+use super::session::{DatabaseConnector, in_words};
 use super::settings::{PostgresSettings, ReplicaDescription};
 use super::state::StoreState;
 use super::transaction::{CommitFailure, PROMISE, Parameters, transact};
@@ -21,7 +21,7 @@ pub(super) struct Beginning {
 
 /// Begins a life: looks at the server, makes the schema if there is none, and writes the life's line.
 pub(super) async fn begin(
-    connector: &Connector,
+    connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
     now_ms: i64,
 ) -> Result<(Beginning, StoreState, ReplicaView), PostgresOpenError> {

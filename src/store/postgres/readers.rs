@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use tokio_postgres::{Error, Row, Statement};
 use tokio_util::sync::CancellationToken;
 
-use super::columns::{ReadRow, id};
-use super::session::{Connector, Session, back_off, in_words};
+use super::columns::{FetchedRow, id};
+use super::session::{DatabaseConnector, Session, back_off, in_words};
 use super::state::StoreState;
 use super::transaction::{PROMISE, Parameters, barrier};
 use crate::store::tasks::StoreError;
@@ -66,7 +66,7 @@ impl ReaderLink {
 #[derive(Debug)]
 pub(super) struct ReaderLane {
     duty: String,
-    connector: Arc<Connector>,
+    connector: Arc<DatabaseConnector>,
     state: Arc<StoreState>,
     slot: Mutex<ReaderSlot>,
 }
@@ -80,7 +80,7 @@ struct ReaderSlot {
 }
 
 impl ReaderLane {
-    pub(super) fn new(duty: String, connector: &Arc<Connector>, state: &Arc<StoreState>) -> Self {
+    pub(super) fn new(duty: String, connector: &Arc<DatabaseConnector>, state: &Arc<StoreState>) -> Self {
         let slot = Mutex::default();
         Self { duty, connector: Arc::clone(connector), state: Arc::clone(state), slot }
     }
@@ -154,7 +154,7 @@ impl ReaderLane {
 }
 
 /// Somebody who wants a row.
-pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<ReadRow>, StoreError>>);
+pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<FetchedRow>, StoreError>>);
 
 /// Reads rows by key, all that are asked for meanwhile at once, until the store ends.
 pub(super) async fn serve(lane: ReaderLane, queue: Arc<Mutex<mpsc::Receiver<RowRequest>>>, end: CancellationToken) {
@@ -184,7 +184,7 @@ pub(super) async fn serve(lane: ReaderLane, queue: Arc<Mutex<mpsc::Receiver<RowR
 }
 
 /// A row that was found: for whom, and `None` if it is to be asked for again.
-type FoundRow = (usize, Option<ReadRow>);
+type FoundRow = (usize, Option<FetchedRow>);
 
 async fn rows(link: &mut ReaderLink, wanted: &[RowRequest]) -> Result<Vec<FoundRow>, Error> {
     let keys: Vec<&TaskKey> = wanted.iter().map(|(key, _)| key).collect();
@@ -202,14 +202,14 @@ pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Resul
     let found = rows.iter().map(|row| {
         let place = usize::try_from(row.try_get::<_, i64>(8)? - 1).unwrap_or(usize::MAX);
         let is_there = row.try_get::<_, Option<&[u8]>>(7)?.is_some();
-        Ok((place, if is_there { Some(ReadRow::of(row)?) } else { None }))
+        Ok((place, if is_there { Some(FetchedRow::of(row)?) } else { None }))
     });
     found.collect()
 }
 
 /// Answers those whose row was read, or is not there; the others stay.
 fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>) {
-    let mut found: HashMap<usize, Option<ReadRow>> = found.into_iter().collect();
+    let mut found: HashMap<usize, Option<FetchedRow>> = found.into_iter().collect();
     for (at, (key, reply)) in std::mem::take(wanted).into_iter().enumerate() {
         match found.remove(&at) {
             Some(None) => wanted.push((key, reply)),

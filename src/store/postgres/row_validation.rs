@@ -3,8 +3,8 @@
 use std::io;
 
 use super::PostgresStore;
-use super::batch::RowWrite;
-use super::columns::{DamagedRow, EncodedRow, ListedRow, ReadRow};
+use super::batch::TaskWrite;
+use super::columns::{DamagedRow, EncodedRow, FetchedRow, ListLine};
 use crate::metric;
 use crate::store::condemned::{LostRow, condemned};
 use crate::store::record::RecordError;
@@ -13,14 +13,14 @@ use crate::task::{ShortReference, Summary, Timestamp};
 
 impl PostgresStore {
     /// What a row that was read stands for now; `None` if it is gone.
-    pub(super) async fn present(&self, read: ReadRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+    pub(super) async fn present(&self, read: FetchedRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if self.state.doubt.hides(read.key()) {
             return Ok(None);
         }
         let row = match read {
-            ReadRow::Whole(row) => row,
-            ReadRow::Damaged(row) if row.error == RecordError::Damaged => self.condemn(row, now).await,
-            ReadRow::Damaged(row) => {
+            FetchedRow::Whole(row) => row,
+            FetchedRow::Damaged(row) if row.error == RecordError::Damaged => self.condemn(row, now).await,
+            FetchedRow::Damaged(row) => {
                 let task = ShortReference::of(&row.key);
                 tracing::error!(%task, error = %row.error, "a task cannot be read, and is left as it is");
                 return Err(StoreError::Io(io::Error::other(row.error)));
@@ -36,15 +36,15 @@ impl PostgresStore {
         let DamagedRow { key, revision, is_settled, created_at, expires_at, .. } = row;
         let task = condemned(key, LostRow { is_settled, created_at, expires_at }, now);
         let encoded = Box::new(EncodedRow::of(&task));
-        let write = RowWrite::Replace { expected: revision, role: WriteRole::Command, row: encoded };
+        let write = TaskWrite::Replace { expected: revision, role: WriteRole::Command, row: encoded };
         let revision = self.put(write).await.unwrap_or(revision);
         StoredTask { task: task.into(), revision, holder: None }
     }
 
     /// The tasks of rows that a list found. One that is not what was written is shown as what it stands for.
-    pub(super) async fn listed(&self, rows: Vec<ListedRow>, now: Timestamp) -> Vec<Summary> {
+    pub(super) async fn listed(&self, rows: Vec<ListLine>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
-        for ListedRow { key, summary } in rows {
+        for ListLine { key, summary } in rows {
             if self.state.doubt.hides(&key) {
                 continue;
             }

@@ -72,14 +72,14 @@ pub(super) type Listener = mpsc::Sender<Notification>;
 
 /// Opens connections.
 #[derive(Debug)]
-pub(super) struct Connector {
+pub(super) struct DatabaseConnector {
     settings: Arc<PostgresSettings>,
     tracker: TaskTracker,
     /// Tells this process's connections from those of others, in the server's list.
     token: String,
 }
 
-impl Connector {
+impl DatabaseConnector {
     pub(super) fn new(settings: Arc<PostgresSettings>, tracker: TaskTracker) -> Self {
         let token = u32::from_be_bytes(crate::random::bytes());
         Self { settings, tracker, token: format!("{token:08x}") }

@@ -8,17 +8,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use super::open_error::PostgresOpenError;
-
-/// What an acknowledged write survives, as the operator says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Durability {
-    /// The loss of one server: a commit is flushed on a synchronous standby too. Refused unless one is named.
-    Replicated,
-    /// What the storage below the server survives; the operator knows that it is replicated.
-    Vouched,
-    /// A crash of the server, and not its loss.
-    Single,
-}
+pub use crate::replica::Durability;
 
 /// Where the database is.
 #[derive(Clone, PartialEq, Eq)]

@@ -25,7 +25,7 @@ pub(super) struct SettledRows {
 
 /// What a reader must show to have a row kept.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ReadTicket(u64);
+pub(super) struct CacheTicket(u64);
 
 #[derive(Clone, Debug)]
 struct KeptRow {
@@ -58,12 +58,12 @@ impl SettledRows {
     }
 
     /// To be taken before a row is read.
-    pub(super) fn ticket(&self, key: &TaskKey) -> ReadTicket {
-        ReadTicket(self.shard(key).load(Ordering::SeqCst))
+    pub(super) fn ticket(&self, key: &TaskKey) -> CacheTicket {
+        CacheTicket(self.shard(key).load(Ordering::SeqCst))
     }
 
     /// Keeps a row that was read, if it is settled and nothing changed meanwhile.
-    pub(super) fn keep(&self, ticket: ReadTicket, row: &StoredTask, now: Timestamp) {
+    pub(super) fn keep(&self, ticket: CacheTicket, row: &StoredTask, now: Timestamp) {
         let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
         if !row.task.is_settled() || remaining.is_zero() || row.task.stored_bytes() > ROW_BYTES_MAX {
             return;

@@ -29,7 +29,7 @@ pub enum PostgresHealth {
     Full,
     /// Others have declared this life dead; it is to begin anew.
     Fenced,
-    /// The store is older than what it acknowledged, or another one: it lost what it promised (F80).
+    /// The store is older than what it acknowledged, or another one: it lost what it promised.
     Lost,
 }
 

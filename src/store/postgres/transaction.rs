@@ -11,6 +11,8 @@ use tokio_postgres::{Error, Row, Statement};
 
 use super::session::{Session, in_words};
 use super::settings::Durability;
+use crate::replica::DurabilitySettings;
+use crate::replica::commit_trust::is_promised_by;
 
 /// Asked in each transaction (see the module).
 pub(super) const PROMISE: &str =
@@ -102,11 +104,9 @@ fn judge(failed: Option<Error>, committed: Result<(), Error>, has_warned: bool) 
     }
 }
 
-/// Whether the settings that a server commits by keep what the operator wants promised (rule of the standby names).
-pub(super) fn keeps_promise(durability: Durability, standby_names: &str, synchronous_commit: &str) -> bool {
-    let is_flushed = matches!(synchronous_commit, "on" | "remote_apply");
-    let is_replicated = !standby_names.trim().is_empty();
-    is_flushed && (is_replicated || durability != Durability::Replicated)
+/// Whether the settings that a server commits by promise what the operator wants (rule 6).
+fn keeps_promise(durability: Durability, standby_names: &str, commit_mode: &str) -> bool {
+    is_promised_by(durability, DurabilitySettings { standby_names, commit_mode })
 }
 
 /// Reads, and proves afterwards that what was read is durable: a write of its own, acknowledged without a warning by the
@@ -129,24 +129,4 @@ pub(super) async fn barrier(
     let row = promised.map_err(CommitFailure::NotMade)?;
     let text = |at| row.try_get::<_, String>(at).unwrap_or_default();
     if keeps_promise(durability, &text(0), &text(1)) { Ok(()) } else { Err(CommitFailure::NoStandby) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_promise_is_kept_by_what_the_server_waits_for() {
-        let check =
-            |durability, names, commit, expected| assert_eq!(keeps_promise(durability, names, commit), expected);
-        check(Durability::Replicated, "ANY 1 (a, b)", "on", true);
-        check(Durability::Replicated, "*", "remote_apply", true);
-        check(Durability::Replicated, " ", "on", false);
-        for weak in ["off", "local", "remote_write"] {
-            check(Durability::Replicated, "a", weak, false);
-            check(Durability::Single, "", weak, false);
-        }
-        check(Durability::Vouched, "", "on", true);
-        check(Durability::Single, "", "on", true);
-    }
 }

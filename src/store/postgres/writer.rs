@@ -13,12 +13,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::batch::{BatchOutcome, BatchPlan, RowWrite, WriteBatch, WriteResult, WriterIdentity};
+use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, TaskWrite, WriteOutcome, WriterIdentity};
 use super::columns::holder_column;
 use super::hints;
 use super::open_error::PostgresOpenError;
 use super::schema;
-use super::session::{Connector, Session, back_off, in_words};
+use super::session::{DatabaseConnector, Session, back_off, in_words};
 use super::state::{PostgresHealth, StoreState};
 use super::statements::{OWN_SUMS, TAKE_LANE, WriterStatements};
 use super::sums::SumChange;
@@ -34,12 +34,12 @@ const TRIES_MAX: usize = 5;
 const ASIDE_MAX: usize = 1_024;
 
 /// A write, and who waits for what becomes of it.
-pub(super) type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>);
+pub(super) type PendingWrite = (TaskWrite, oneshot::Sender<Result<WriteOutcome, StoreError>>);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct PostgresWriter {
-    pub(super) connector: Arc<Connector>,
+    pub(super) connector: Arc<DatabaseConnector>,
     pub(super) state: Arc<StoreState>,
     pub(super) queue: mpsc::Receiver<PendingWrite>,
     /// Those that could not stand beside the writes of the last batch.
@@ -170,7 +170,7 @@ impl PostgresWriter {
                     self.state.writer_is(PostgresHealth::NoStandby);
                 }
                 // Nobody is shown such rows before they are removed.
-                self.state.doubt.add(writes.iter().filter_map(RowWrite::new_row).cloned());
+                self.state.doubt.add(writes.iter().filter_map(TaskWrite::new_row).cloned());
                 drop(link);
                 let why = failure.into_io().to_string();
                 tracing::warn!(%why, writes = writes.len(), "whether a batch was written is not known");
@@ -178,8 +178,8 @@ impl PostgresWriter {
                     let cause = io::Error::other(why.clone());
                     let _ = reply.send(Err(match write {
                         // They say nothing of rows that somebody waits for.
-                        RowWrite::Sweep { .. } | RowWrite::Claim { .. } | RowWrite::Barrier => StoreError::Io(cause),
-                        RowWrite::Insert(_) | RowWrite::Replace { .. } | RowWrite::Remove(_) => {
+                        TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Barrier => StoreError::Io(cause),
+                        TaskWrite::Insert(_) | TaskWrite::Replace { .. } | TaskWrite::Remove(_) => {
                             StoreError::Unsure(cause)
                         }
                     }));
@@ -193,7 +193,7 @@ impl PostgresWriter {
     fn gather(
         &mut self,
         first: PendingWrite,
-    ) -> (Vec<RowWrite>, Vec<oneshot::Sender<Result<WriteResult, StoreError>>>) {
+    ) -> (Vec<TaskWrite>, Vec<oneshot::Sender<Result<WriteOutcome, StoreError>>>) {
         let mut plan = BatchPlan::default();
         let room = self.state.room();
         let (mut writes, mut replies) = (Vec::new(), Vec::new());
@@ -215,9 +215,9 @@ impl PostgresWriter {
         (writes, replies)
     }
 
-    async fn attempt(&self, link: &WriterLink, writes: &[RowWrite]) -> Result<BatchOutcome, CommitFailure> {
+    async fn attempt(&self, link: &WriterLink, writes: &[TaskWrite]) -> Result<BatchOutcome, CommitFailure> {
         let settings = &self.state.settings;
-        let batch = WriteBatch {
+        let batch = GroupedWrites {
             session: &link.session,
             statements: &link.statements,
             identity: WriterIdentity { holder: self.state.holder, epoch: link.epoch },
@@ -245,7 +245,7 @@ impl WriterLink {
     ///
     /// # Errors
     /// As [`super::PostgresStore::open`].
-    pub(super) async fn open(connector: &Connector, state: &StoreState) -> Result<Self, PostgresOpenError> {
+    pub(super) async fn open(connector: &DatabaseConnector, state: &StoreState) -> Result<Self, PostgresOpenError> {
         let settings = &state.settings;
         let session = connector.connect("writer", None).await?;
         let opening = async {
@@ -281,8 +281,8 @@ impl WriterLink {
         if !doubtful.is_empty() {
             let identity = WriterIdentity { holder: state.holder, epoch };
             let durability = settings.durability;
-            let batch = WriteBatch { session, statements: &statements, identity, durability, room: 0 };
-            let writes: Vec<_> = doubtful.iter().cloned().map(RowWrite::Remove).collect();
+            let batch = GroupedWrites { session, statements: &statements, identity, durability, room: 0 };
+            let writes: Vec<_> = doubtful.iter().cloned().map(TaskWrite::Remove).collect();
             let removed = batch.run(&writes).await.map_err(unmade)?;
             tracing::warn!(refused = doubtful.len(), found = removed.changed.len(), "rows in doubt were removed");
             state.doubt.removed(&doubtful);

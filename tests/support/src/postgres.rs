@@ -21,6 +21,8 @@ use tokio::time::Instant;
 const PROGRAMS_VARIABLE: &str = "TASKGATE_POSTGRES";
 /// Once it is set a server that is missing fails the test.
 const PEERS_VARIABLE: &str = "TASKGATE_PEERS";
+/// Those that a distribution may have.
+const VERSIONS: std::ops::RangeInclusive<u8> = 14..=19;
 /// How long a server may take to start, to stop, or for one of its programs.
 const READY_MAX: Duration = Duration::from_secs(60);
 /// The user that the server runs as, if this process is root's.
@@ -73,11 +75,8 @@ pub enum ServerStop {
 pub fn programs() -> Option<PathBuf> {
     let named = std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from);
     let found = named.or_else(|| {
-        let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-        let mut bins: Vec<PathBuf> = versions.map(|version| version.path().join("bin")).collect();
-        bins.retain(|bin| bin.join("initdb").exists());
-        bins.sort();
-        bins.pop()
+        let newest_first = VERSIONS.rev().map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin")));
+        newest_first.into_iter().find(|bin| bin.join("initdb").exists())
     });
     if found.is_none() {
         assert!(std::env::var_os(PEERS_VARIABLE).is_none(), "PostgreSQL is missing: install the package `postgresql`");

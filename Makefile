@@ -11,7 +11,7 @@ TOOLS := $(TARGET)/tools
 DENY := $(TOOLS)/bin/cargo-deny
 
 # What tests start beside the peers: a program, and its package where that has another name.
-PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium
+PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium initdb=postgresql
 
 step = @printf '\n==== %s\n' "$(1)"
 
@@ -69,7 +69,7 @@ setup:
 	$(call step,setup: programs of the system)
 	@missing=()
 	for program in $(PROGRAMS); do
-		[ -x "$$(PATH="$$PATH:/usr/sbin" command -v "$${program%%=*}")" ] || missing+=("$${program##*=}")
+		[ -x "$$(PATH="$$PATH:/usr/sbin:$$(echo /usr/lib/postgresql/*/bin | tr ' ' :)" command -v "$${program%%=*}")" ] || missing+=("$${program##*=}")
 	done
 	if [ "$${#missing[@]}" != 0 ]; then
 		[ "$$(id -u)" = 0 ] || { echo "programs are missing: run 'apt-get install $${missing[*]}' as root" >&2; exit 1; }
@@ -79,6 +79,11 @@ setup:
 			case "$$program" in nginx|caddy|haproxy) [ ! -d /run/systemd/system ] || services+=("$$program") ;; esac
 		done
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime mask "$${services[@]}"
+		# The tests make servers of their own; the package makes none, and so starts none.
+		case " $${missing[*]} " in *" postgresql "*)
+			mkdir -p /etc/postgresql-common
+			[ -e /etc/postgresql-common/createcluster.conf ] || echo 'create_main_cluster = false' > /etc/postgresql-common/createcluster.conf ;;
+		esac
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$${missing[@]}"
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet disable "$${services[@]}"
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime unmask "$${services[@]}"

@@ -1,14 +1,17 @@
 //! Keeps tasks. Knows `task`, not `dialect`. Read [`tasks`] first: what every store promises.
 
+mod condemned;
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod disk;
 pub mod memory;
+pub mod postgres;
 pub mod record;
 pub mod tasks;
 
 pub use disk::{DiskSettings, DiskStore, OpenError, StoreHealth};
 pub use memory::MemoryStore;
+pub use postgres::{PostgresSettings, PostgresStore};
 pub use tasks::{
     NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoreLimits, StoredTask, SummaryPage,
     TaskStore, Usage, WriteRole, needs_holder,

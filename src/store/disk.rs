@@ -10,7 +10,6 @@ mod batch;
 mod check;
 mod clock;
 mod columns;
-mod corrupt_rows;
 mod doubtful_rows;
 mod earlier_rows;
 mod folder;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::batch::RowWrite;
 use super::columns::RowOutline;
-use super::corrupt_rows::condemned;
 use super::earlier_rows::OWN;
 use super::reads::{ListedRow, ListedRows, ReadRow};
 use super::{DiskStore, is_there};
 use crate::metric;
+use crate::store::condemned::{LostRow, condemned};
 use crate::store::record::RecordError;
 use crate::store::tasks::{Revision, StoreError, StoredTask, SummaryPage, TaskStore as _};
 use crate::task::{ShortReference, Summary, TaskKey, Timestamp};
@@ -46,7 +46,8 @@ impl DiskStore {
     async fn condemn(&self, key: TaskKey, revision: Revision, outline: RowOutline, now: Timestamp) -> StoredTask {
         self.tell(&key, "what was stored of a task is damaged", &RecordError::Damaged);
         metrics::counter!(metric::STORE_DAMAGED).increment(1);
-        let task = Arc::new(condemned(key, outline, now));
+        let RowOutline { is_settled, created_at, expires_at, .. } = outline;
+        let task = Arc::new(condemned(key, LostRow { is_settled, created_at, expires_at }, now));
         let write = RowWrite::Condemn { expected: revision, task: Arc::clone(&task) };
         let written = self.put(write).await;
         if written.is_err() {

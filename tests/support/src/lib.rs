@@ -16,6 +16,7 @@ pub mod kind;
 pub mod ledger;
 pub mod pair_client;
 pub mod peers;
+pub mod postgres;
 pub mod processes;
 pub mod scripted;
 pub mod served;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::columns::RowOutline;
 use crate::task::{
     Attempt, CallOrigin, ClientKind, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Recovery, Task,
     TaskKey, TaskVisibility, Timestamp, TreePlace,
@@ -12,8 +11,16 @@ use crate::task::{
 /// How long it says so at least, if it was not settled.
 const CONDEMNED_FOR: Duration = Duration::from_secs(15 * 60);
 
+/// What is known of a row whose record is lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LostRow {
+    pub(super) is_settled: bool,
+    pub(super) created_at: Timestamp,
+    pub(super) expires_at: Timestamp,
+}
+
 /// What can still be said of a task whose record is lost: when it was made, and that it failed.
-pub(super) fn condemned(key: TaskKey, outline: RowOutline, now: Timestamp) -> Task {
+pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task {
     let nothing: Arc<str> = Arc::from("");
     let ttl = outline.expires_at.since(outline.created_at);
     let readable = if outline.is_settled { Duration::ZERO } else { now.since(outline.created_at) + CONDEMNED_FOR };

@@ -1,0 +1,417 @@
+//! Keeps tasks in a PostgreSQL database, for several gateways at once: an acknowledged write is found again by all of them, whatever
+//! crashes, as far as `durability` says.
+//!
+//! `session` opens and drives connections, of which there are six: one of `writer`, which makes one transaction of all writes that
+//! wait (`batch`, by the `statements`), one of `control`, for beats and hints, and four of `readers`, half of them for `lists`.
+//! `transaction` says what is known of a commit, and makes barriers. `schema` knows the tables, `columns` what a row is made of.
+//! `state` is what they share: `sums`, rows in doubt, and `settled_rows` that were read. Reads are believed by the rules in
+//! `readers`.
+
+mod batch;
+mod columns;
+mod control;
+mod hints;
+mod lists;
+mod open_error;
+mod opening;
+mod readers;
+mod row_validation;
+mod schema;
+mod session;
+mod settings;
+mod settled_rows;
+mod state;
+mod statements;
+mod sums;
+#[cfg(test)]
+mod tests;
+mod transaction;
+mod writer;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
+use tokio::sync::{Mutex, broadcast, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::batch::{TaskWrite, WriteOutcome};
+use self::columns::{EncodedRow, FetchedRow, holder_column};
+use self::control::{DECLARE_DEAD, ReplicaControl};
+pub use self::control::{ReplicaView, StoredReplica};
+pub use self::open_error::PostgresOpenError;
+use self::opening::{Beginning, begin};
+use self::readers::{ListReaders, ReaderLane, RowRequest};
+use self::row_validation::is_there;
+use self::session::{DatabaseConnector, in_words};
+pub use self::settings::{DatabaseUrl, Durability, PostgresSettings, ReplicaDescription};
+pub use self::state::PostgresHealth;
+use self::state::StoreState;
+use self::transaction::{PROMISE, transact};
+use self::writer::{PendingWrite, PostgresWriter, WriterLink};
+use super::tasks::{
+    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
+};
+use crate::replica::Incarnation;
+use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+
+/// Writes that may wait for the writer; whoever comes then waits for a place.
+const QUEUE_MAX: usize = 1_024;
+/// Connections that read rows by key, and lists.
+const POINT_READERS: usize = 2;
+const LIST_READERS: usize = 2;
+
+/// See the module.
+pub struct PostgresStore {
+    queue: mpsc::Sender<PendingWrite>,
+    rows: mpsc::Sender<RowRequest>,
+    lists: ListReaders,
+    state: Arc<StoreState>,
+    connector: Arc<DatabaseConnector>,
+    view: watch::Sender<ReplicaView>,
+    leaving: watch::Sender<bool>,
+    tracker: TaskTracker,
+    end: CancellationToken,
+}
+
+impl std::fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("holder", &self.state.holder)
+            .field("usage", &self.usage())
+            .field("health", &self.health())
+            .finish_non_exhaustive()
+    }
+}
+
+impl PostgresStore {
+    /// Opens the store for a new life of a gateway, making the schema where there is none. Tries once: whoever may wait
+    /// tries again after a while where [`PostgresOpenError::may_pass`].
+    ///
+    /// # Errors
+    /// See [`PostgresOpenError`]. Nothing is changed then, apart from a schema that was made, and a line that says that this
+    /// life began, which others find silent.
+    pub async fn open(settings: PostgresSettings, clock: Arc<dyn Clock>) -> Result<Arc<Self>, PostgresOpenError> {
+        if !settings::is_schema_name(&settings.schema) {
+            return Err(PostgresOpenError::SchemaName { schema: settings.schema });
+        }
+        let settings = Arc::new(settings);
+        let tracker = TaskTracker::new();
+        let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
+        let begun =
+            tokio::time::timeout(settings.write_max * 2, begin(&connector, &settings, columns::at(clock.now())));
+        let begun = begun.await.unwrap_or_else(|_| Err(PostgresOpenError::Away("it does not answer".to_owned())))?;
+        let (Beginning { holder, generation }, state, view) = begun;
+        let state = Arc::new(state);
+        tracing::info!(life = holder.0, schema = settings.schema, "the database is open");
+        let link = WriterLink::open(&connector, &state).await?;
+        let end = CancellationToken::new();
+        let (queue, waiting) = mpsc::channel(QUEUE_MAX);
+        let writer = PostgresWriter {
+            connector: Arc::clone(&connector),
+            state: Arc::clone(&state),
+            queue: waiting,
+            deferred: std::collections::VecDeque::new(),
+            end: end.clone(),
+        };
+        tracker.spawn(writer.run(link));
+        let lane = |duty: String| ReaderLane::new(duty, &connector, &state);
+        let (rows, wanted) = mpsc::channel(readers::QUEUE_MAX);
+        let wanted = Arc::new(Mutex::new(wanted));
+        for number in 0..POINT_READERS {
+            tracker.spawn(readers::serve(lane(format!("rows {number}")), Arc::clone(&wanted), end.clone()));
+        }
+        let lists = ListReaders::new((0..LIST_READERS).map(|number| lane(format!("lists {number}"))).collect());
+        let (view, leaving) = (watch::Sender::new(view), watch::Sender::new(false));
+        let control = ReplicaControl {
+            connector: Arc::clone(&connector),
+            state: Arc::clone(&state),
+            view: view.clone(),
+            clock,
+            is_leaving: leaving.subscribe(),
+            generation,
+            end: end.clone(),
+        };
+        tracker.spawn(control.run());
+        Ok(Arc::new(Self { queue, rows, lists, state, connector, view, leaving, tracker, end }))
+    }
+
+    /// How the store is.
+    #[must_use]
+    pub fn health(&self) -> PostgresHealth {
+        self.state.health()
+    }
+
+    /// Yields whenever how the store is may have changed.
+    pub fn watch_health(&self) -> [watch::Receiver<PostgresHealth>; 2] {
+        self.state.watch()
+    }
+
+    /// The lines of all lives, as they were last seen.
+    #[must_use]
+    pub fn watch_replicas(&self) -> watch::Receiver<ReplicaView> {
+        self.view.subscribe()
+    }
+
+    /// Transactions that were acknowledged so far, and those of which it was not known.
+    #[must_use]
+    pub fn commits(&self) -> (u64, u64) {
+        (self.state.commits(), self.state.unsure())
+    }
+
+    /// Tells the others that this life is about to end, with the next beat, which is made at once.
+    pub fn leave(&self) {
+        self.leaving.send_replace(true);
+    }
+
+    /// Declares a life dead, unless it has beaten since it was seen at `beat`; whoever it is and whatever it does, its rows
+    /// can be claimed from then on, and it writes none of them any more. `None` where that is known without a look at beats.
+    ///
+    /// # Errors
+    /// `Io`, after which it may be done all the same.
+    pub async fn declare_dead(&self, life: Incarnation, beat: Option<i64>) -> Result<bool, StoreError> {
+        let (life, beat) = (holder_column(life), beat.unwrap_or(-1));
+        let durability = self.state.settings.durability;
+        let declare = async {
+            let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
+            let words = |error: tokio_postgres::Error| in_words(&error);
+            let statement = session.client.prepare(&format!("{DECLARE_DEAD} RETURNING 1")).await.map_err(words)?;
+            let promise = session.client.prepare(PROMISE).await.map_err(words)?;
+            let made = transact(&session, &promise, durability, &[(&statement, vec![&life, &beat])]).await;
+            let made = made.map_err(|failure| failure.into_io().to_string())?;
+            Ok(made.iter().flatten().next().is_some())
+        };
+        let declared = tokio::time::timeout(self.state.settings.write_max, declare).await;
+        let declared = declared.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
+        let is_done = declared.map_err(|why: String| StoreError::Io(io::Error::other(why)))?;
+        if is_done {
+            self.view.send_modify(|view| {
+                view.lines
+                    .iter_mut()
+                    .filter(|line| holder_column(line.holder) == life)
+                    .for_each(|line| line.is_dead = true);
+            });
+        }
+        Ok(is_done)
+    }
+
+    /// Writes what waits, ends all connections, and waits until they are closed. Every later use fails.
+    pub async fn close(&self) {
+        self.end.cancel();
+        self.tracker.close();
+        // Readers and beats end at once; the drivers of connections with them.
+        let _ = tokio::time::timeout(self.state.settings.write_max, self.tracker.wait()).await;
+    }
+
+    async fn write(&self, write: TaskWrite) -> Result<WriteOutcome, StoreError> {
+        let (reply, outcome) = oneshot::channel();
+        self.queue.send((write, reply)).await.map_err(|_| closed())?;
+        outcome.await.unwrap_or_else(|_| Err(StoreError::Unsure(io::Error::other("the store's writer ended"))))
+    }
+
+    async fn put(&self, write: TaskWrite) -> Result<Revision, StoreError> {
+        let WriteOutcome::At(revision) = self.write(write).await? else {
+            return Err(StoreError::Io(io::Error::other("another write's outcome")));
+        };
+        Ok(revision)
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.end.cancel();
+        self.tracker.close();
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
+}
+
+#[async_trait]
+impl TaskStore for PostgresStore {
+    fn holder(&self) -> Incarnation {
+        self.state.holder
+    }
+
+    async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
+        debug_assert!(task.is_exact(), "a task holds more than it counts");
+        self.put(TaskWrite::Insert(Box::new(EncodedRow::of(task)))).await
+    }
+
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        if let Some(row) = self.state.settled.get(key) {
+            return Ok(is_there(&row, now).then_some(row));
+        }
+        if self.state.doubt.hides(key) {
+            return Ok(None);
+        }
+        let ticket = self.state.settled.ticket(key);
+        let (reply, found) = oneshot::channel();
+        self.rows.send((key.clone(), reply)).await.map_err(|_| closed())?;
+        let Some(read) = found.await.unwrap_or_else(|_| Err(closed()))? else { return Ok(None) };
+        if let FetchedRow::Whole(row) = &read {
+            self.state.settled.keep(ticket, row, now);
+        }
+        self.present(read, now).await
+    }
+
+    async fn find_idempotent(
+        &self,
+        owner: &Principal,
+        key: &Digest,
+        now: Timestamp,
+    ) -> Result<Option<StoredTask>, StoreError> {
+        let lane = self.lists.lane()?;
+        match lane.read(async |link| lists::idempotent(link, owner, key, now).await).await? {
+            Some(key) => self.load(&key, now).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
+        debug_assert!(task.is_exact(), "a task holds more than it counts");
+        let write = TaskWrite::Replace { expected, role, row: Box::new(EncodedRow::of(task)) };
+        let written = self.put(write).await;
+        if matches!(written, Err(StoreError::Conflict | StoreError::Fenced)) {
+            // What memory has of a settled row may be older than the row.
+            self.state.settled.forget(&task.key);
+        }
+        written
+    }
+
+    async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        match self.write(TaskWrite::Barrier).await {
+            // Of the barrier itself nobody wants to know.
+            Err(StoreError::Unsure(cause)) => return Err(StoreError::Io(cause)),
+            passed => passed?,
+        };
+        self.state.settled.forget(key);
+        let lane = self.lists.lane()?;
+        // Nothing may be taken back of what is said now, so it is proven, however new the last proof is.
+        let found = lane.read_with(Duration::ZERO, async |link| readers::read_rows(link, &[key]).await).await?;
+        match found.into_iter().find_map(|(_, row)| row) {
+            Some(read) => self.present(read, now).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
+        self.write(TaskWrite::Remove(key.clone())).await.map(|_| ())
+    }
+
+    async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        let swept = self.write(TaskWrite::Sweep { now, limit }).await?;
+        Ok(if let WriteOutcome::Freed(freed) = swept { freed } else { 0 })
+    }
+
+    async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.lists.lane()?.read(async |link| lists::overdue(link, now, limit).await).await
+    }
+
+    async fn page(
+        &self,
+        owner: &Principal,
+        mut after: Option<(Timestamp, TaskId)>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SummaryPage, StoreError> {
+        loop {
+            let found = self.lists.lane()?.read(async |link| lists::page(link, owner, after, limit, now).await).await?;
+            let last = found.rows.last().and_then(|row| Some((row.summary.as_ref()?.created_at, row.key.id)));
+            let tasks = self.listed(found.rows, now).await;
+            // A page without tasks names no place to go on at.
+            if !tasks.is_empty() || !found.has_more || last.is_none() {
+                return Ok(SummaryPage { tasks, has_more: found.has_more });
+            }
+            after = last;
+        }
+    }
+
+    async fn select(
+        &self,
+        owner: &Principal,
+        filter: &ListFilter,
+        after: Option<ListPlace>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SelectedPage, StoreError> {
+        if filter.is_empty() {
+            return Ok(SelectedPage::default());
+        }
+        let lane = self.lists.lane()?;
+        if let Some(ids) = &filter.ids {
+            let keys: Vec<_> = ids.iter().map(|id| TaskKey { owner: owner.clone(), id: *id }).collect();
+            let found = lane.read(async |link| lists::named(link, &keys).await).await?;
+            let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
+            return Ok(SelectedPage::of_named(tasks, filter, after, limit));
+        }
+        let (found, next) = lane.read(async |link| lists::select(link, owner, filter, after, limit, now).await).await?;
+        let mut tasks = self.listed(found, now).await;
+        // The rows were read after the places, and may have changed in between.
+        tasks.retain(|task| filter.fits(task));
+        Ok(SelectedPage { tasks, next })
+    }
+
+    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        if !self.view.borrow().has_dead() {
+            return Ok(Vec::new());
+        }
+        let claimed = self.write(TaskWrite::Claim { limit }).await?;
+        Ok(if let WriteOutcome::Claimed(keys) = claimed { keys } else { Vec::new() })
+    }
+
+    fn changes(&self) -> BoxStream<'static, StoreHint> {
+        let hints = self.state.hints.subscribe();
+        let next = |mut hints: broadcast::Receiver<StoreHint>| async move {
+            match hints.recv().await {
+                Ok(hint) => Some((hint, hints)),
+                Err(broadcast::error::RecvError::Lagged(_)) => Some((StoreHint::Missed, hints)),
+                Err(broadcast::error::RecvError::Closed) => None,
+            }
+        };
+        stream::unfold(hints, next).boxed()
+    }
+
+    async fn survey(
+        &self,
+        mut after: Option<NewestCursor>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SummaryPage, StoreError> {
+        loop {
+            let found = self.lists.lane()?.read(async |link| lists::survey(link, after, limit, now).await).await?;
+            let last = found.rows.last();
+            let last = last.and_then(|row| Some((row.summary.as_ref()?.created_at, ShortReference::of(&row.key))));
+            let tasks = self.listed(found.rows, now).await;
+            if !tasks.is_empty() || !found.has_more || last.is_none() {
+                return Ok(SummaryPage { tasks, has_more: found.has_more });
+            }
+            after = last;
+        }
+    }
+
+    async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        let lane = self.lists.lane()?;
+        let mut found = lane.read(async |link| lists::referred(link, reference, limit).await).await?;
+        found.retain(|key| !self.state.doubt.hides(key));
+        Ok(found)
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::Shared
+    }
+
+    fn usage(&self) -> Usage {
+        self.state.sums.usage()
+    }
+
+    fn usage_of(&self, owner: &Principal) -> Usage {
+        self.state.sums.usage_of(owner)
+    }
+}

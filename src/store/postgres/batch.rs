@@ -1,0 +1,434 @@
+//! Makes one transaction of many writes: which may stand beside each other, what they are as arrays, and what became of each.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+
+use tokio_postgres::Row;
+
+use super::columns::{self, EncodedRow, count, holder, holder_column, number, revision, revision_column};
+use super::session::Session;
+use super::settings::Durability;
+use super::statements::WriterStatements;
+use super::sums::SumChange;
+use super::transaction::{CommitFailure, Parameters, transact};
+use crate::replica::{GuardedRow, GuardedWrite, Incarnation, WriteVerdict};
+use crate::store::tasks::{Revision, StoreError, WriteRole};
+use crate::task::{Principal, TaskKey, Timestamp};
+
+const BATCH_WRITES_MAX: usize = 512;
+const BATCH_BYTES_MAX: usize = 8 << 20;
+/// PostgreSQL takes no larger value than a gigabyte, and no larger message.
+const ROW_BYTES_MAX: usize = 512 << 20;
+
+/// What is asked of the writer.
+#[derive(Debug)]
+pub(super) enum TaskWrite {
+    Insert(Box<EncodedRow>),
+    Replace {
+        expected: Revision,
+        role: WriteRole,
+        row: Box<EncodedRow>,
+    },
+    Remove(TaskKey),
+    Sweep {
+        now: Timestamp,
+        limit: usize,
+    },
+    Claim {
+        limit: usize,
+    },
+    /// Nothing, behind all that was in doubt.
+    Barrier,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WriteOutcome {
+    /// The row has this revision.
+    At(Revision),
+    Removed,
+    /// So many rows were freed.
+    Freed(usize),
+    Claimed(Vec<TaskKey>),
+    Passed,
+}
+
+impl TaskWrite {
+    fn row(&self) -> Option<&EncodedRow> {
+        match self {
+            Self::Insert(row) | Self::Replace { row, .. } => Some(row),
+            Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Barrier => None,
+        }
+    }
+
+    fn key(&self) -> Option<&TaskKey> {
+        match self {
+            Self::Insert(row) | Self::Replace { row, .. } => Some(&row.key),
+            Self::Remove(key) => Some(key),
+            Self::Sweep { .. } | Self::Claim { .. } | Self::Barrier => None,
+        }
+    }
+
+    /// The row that is in doubt while it is not known whether it was inserted.
+    pub(super) fn new_row(&self) -> Option<&TaskKey> {
+        match self {
+            Self::Insert(row) => Some(&row.key),
+            Self::Replace { .. } | Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Barrier => None,
+        }
+    }
+
+    /// Whether it has a statement of its own.
+    const fn is_alone(&self) -> bool {
+        matches!(self, Self::Sweep { .. } | Self::Claim { .. })
+    }
+}
+
+/// Chooses the writes of one batch: those that touch no row and no name of each other's, and that have room beside each other.
+#[derive(Debug, Default)]
+pub(super) struct BatchPlan {
+    keys: BTreeSet<TaskKey>,
+    names: BTreeSet<(Principal, Vec<u8>)>,
+    writes: usize,
+    bytes: usize,
+    /// What the rows may grow by, at most.
+    size: usize,
+    is_closed: bool,
+}
+
+impl BatchPlan {
+    /// Whether one more write can be of this batch; what cannot is the next one's. `room` is what is free in the store.
+    pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
+        if self.is_closed || self.writes >= BATCH_WRITES_MAX || (write.is_alone() && self.writes > 0) {
+            return false;
+        }
+        let (bytes, size) = write.row().map_or((0, 0), |row| (row.bytes(), count(row.size)));
+        let is_first = self.writes == 0;
+        if !is_first && (self.bytes + bytes > BATCH_BYTES_MAX || (size > 0 && self.size.saturating_add(size) > room)) {
+            return false;
+        }
+        let name = match write {
+            TaskWrite::Insert(row) => row.name.clone().map(|name| (row.key.owner.clone(), name)),
+            TaskWrite::Replace { .. }
+            | TaskWrite::Remove(_)
+            | TaskWrite::Sweep { .. }
+            | TaskWrite::Claim { .. }
+            | TaskWrite::Barrier => None,
+        };
+        let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
+            && name.as_ref().is_none_or(|name| !self.names.contains(name));
+        if !is_beside {
+            return false;
+        }
+        self.keys.extend(write.key().cloned());
+        self.names.extend(name);
+        self.writes += 1;
+        self.bytes += bytes;
+        self.size = self.size.saturating_add(size);
+        self.is_closed = write.is_alone();
+        true
+    }
+
+    /// Whether nothing more can be of this batch, whatever it is.
+    pub(super) const fn is_full(&self) -> bool {
+        self.is_closed || self.writes >= BATCH_WRITES_MAX || self.bytes >= BATCH_BYTES_MAX
+    }
+}
+
+/// The life, and its writer's connection, that writes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WriterIdentity {
+    pub(super) holder: Incarnation,
+    pub(super) epoch: i64,
+}
+
+/// What a batch did.
+#[derive(Debug)]
+pub(super) struct BatchOutcome {
+    /// For each write in order.
+    pub(super) results: Vec<Result<WriteOutcome, StoreError>>,
+    pub(super) sums: Vec<SumChange>,
+    pub(super) changed: Vec<TaskKey>,
+}
+
+/// A row that a statement changed or looked at.
+struct TouchedRow {
+    key: TaskKey,
+    revision: Revision,
+    holder: Option<Incarnation>,
+}
+
+impl TouchedRow {
+    fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        let (revision, holder) = (revision(row.try_get(3)?), row.try_get::<_, Option<i64>>(4)?.map(holder));
+        Ok(Self { key: columns::key(row, 1)?, revision, holder })
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct GroupedWrites<'a> {
+    pub(super) session: &'a Session,
+    pub(super) statements: &'a WriterStatements,
+    pub(super) identity: WriterIdentity,
+    pub(super) durability: Durability,
+    /// What is free in the store.
+    pub(super) room: usize,
+}
+
+impl GroupedWrites<'_> {
+    /// Makes the writes, which a [`BatchPlan`] chose.
+    ///
+    /// # Errors
+    /// What is known of the transaction then is said of all its writes. Dropping the future leaves it open.
+    pub(super) async fn run(&self, writes: &[TaskWrite]) -> Result<BatchOutcome, CommitFailure> {
+        let me = (holder_column(self.identity.holder), self.identity.epoch);
+        match writes {
+            [TaskWrite::Sweep { now, limit }] => {
+                let (now, limit) = (columns::at(*now), number(*limit));
+                let rows = self.commit(&[(&self.statements.sweep, vec![&me.0, &me.1, &now, &limit])]).await?;
+                let (touched, sums) = self.read(&rows[0], true)?;
+                let changed: Vec<_> = touched.into_iter().map(|row| row.key).collect();
+                Ok(BatchOutcome { results: vec![Ok(WriteOutcome::Freed(changed.len()))], sums, changed })
+            }
+            [TaskWrite::Claim { limit }] => {
+                let limit = number(*limit);
+                let rows = self.commit(&[(&self.statements.claim, vec![&me.0, &me.1, &limit])]).await?;
+                let (touched, sums) = self.read(&rows[0], false)?;
+                let changed: Vec<_> = touched.into_iter().map(|row| row.key).collect();
+                Ok(BatchOutcome { results: vec![Ok(WriteOutcome::Claimed(changed.clone()))], sums, changed })
+            }
+            _ => self.write(writes, me).await,
+        }
+    }
+
+    async fn commit(
+        &self,
+        statements: &[(&tokio_postgres::Statement, Parameters<'_>)],
+    ) -> Result<Vec<Vec<Row>>, CommitFailure> {
+        transact(self.session, &self.statements.promise, self.durability, statements).await
+    }
+
+    /// Reads what a statement returned, with its changes to sums if it says them.
+    fn read(&self, rows: &[Row], has_sums: bool) -> Result<(Vec<TouchedRow>, Vec<SumChange>), CommitFailure> {
+        let wrong = |error| CommitFailure::Unsure(io::Error::other(error));
+        let (mut touched, mut sums, mut is_guarded) = (Vec::with_capacity(rows.len()), Vec::new(), false);
+        for row in rows {
+            if row.try_get(0).map_err(wrong)? {
+                is_guarded = true;
+                continue;
+            }
+            touched.push(TouchedRow::of(row).map_err(wrong)?);
+            if has_sums {
+                sums.push(SumChange::of(row, 2, 5).map_err(wrong)?);
+            }
+        }
+        if is_guarded {
+            return Ok((touched, sums));
+        }
+        // Nothing was written; the connection that comes next finds out why.
+        Err(CommitFailure::Unsure(io::Error::other("another connection writes for this gateway")))
+    }
+
+    async fn write(&self, writes: &[TaskWrite], me: (i64, i64)) -> Result<BatchOutcome, CommitFailure> {
+        let arrays = RowArrays::of(writes, self.room);
+        let mut statements = vec![(&self.statements.batch, arrays.parameters(&me))];
+        let names = ReleasedNames::of(writes);
+        if !names.names.is_empty() {
+            let values: Parameters<'_> = vec![&names.owners, &names.names, &names.times, &me.0, &me.1];
+            statements.insert(0, (&self.statements.release, values));
+        }
+        let rows = self.commit(&statements).await?;
+        let (touched, sums) = self.read(rows.last().map_or(&[][..], Vec::as_slice), true)?;
+        let touched: BTreeMap<TaskKey, TouchedRow> = touched.into_iter().map(|row| (row.key.clone(), row)).collect();
+        let is_left = |write: &&TaskWrite| matches!(write, TaskWrite::Replace { row, .. } if !touched.contains_key(&row.key) && count(row.size) <= ROW_BYTES_MAX);
+        let left: Vec<&TaskWrite> = writes.iter().filter(is_left).collect();
+        let found = if left.is_empty() { BTreeMap::new() } else { self.look(&left, me).await? };
+        let results = writes.iter().map(|write| self.result(write, &touched, &found)).collect();
+        Ok(BatchOutcome { results, sums, changed: touched.into_keys().collect() })
+    }
+
+    /// How rows stand that could not be written over. It is known by now that the batch was made; where this fails it is not
+    /// said, so that nobody is told what is not known of his own write.
+    async fn look(&self, left: &[&TaskWrite], me: (i64, i64)) -> Result<BTreeMap<TaskKey, TouchedRow>, CommitFailure> {
+        let rows = left.iter().filter_map(|write| write.row());
+        let (ids, owners): (Vec<&[u8]>, Vec<&[u8]>) = rows.map(|row| (&row.id[..], row.owner())).unzip();
+        let rows = self.commit(&[(&self.statements.look, vec![&me.0, &me.1, &ids, &owners])]).await;
+        let rows = rows.map_err(|failure| CommitFailure::Unsure(failure.into_io()))?;
+        let (found, _) = self.read(&rows[0], false)?;
+        Ok(found.into_iter().map(|row| (row.key.clone(), row)).collect())
+    }
+
+    fn result(
+        &self,
+        write: &TaskWrite,
+        touched: &BTreeMap<TaskKey, TouchedRow>,
+        found: &BTreeMap<TaskKey, TouchedRow>,
+    ) -> Result<WriteOutcome, StoreError> {
+        let full = Err(StoreError::Full { what: "bytes" });
+        match write {
+            TaskWrite::Insert(row) => match touched.get(&row.key) {
+                Some(made) => Ok(WriteOutcome::At(made.revision)),
+                None if !fits(row, self.room) => full,
+                None => Err(StoreError::Exists),
+            },
+            TaskWrite::Replace { expected, role, row } => match (touched.get(&row.key), found.get(&row.key)) {
+                (Some(put), _) => Ok(WriteOutcome::At(put.revision)),
+                (None, Some(there)) => {
+                    let write = match role {
+                        WriteRole::Holder => GuardedWrite::by_holder(self.identity.holder, expected.0),
+                        WriteRole::Command => GuardedWrite::by_command(expected.0),
+                    };
+                    match write.judge(Some(GuardedRow { revision: there.revision.0, holder: there.holder })) {
+                        WriteVerdict::Fenced => Err(StoreError::Fenced),
+                        WriteVerdict::Conflict => Err(StoreError::Conflict),
+                        // Nothing else stands in its way.
+                        WriteVerdict::Made => full,
+                    }
+                }
+                (None, None) if count(row.size) > ROW_BYTES_MAX => full,
+                (None, None) => Err(StoreError::Conflict),
+            },
+            TaskWrite::Remove(_) => Ok(WriteOutcome::Removed),
+            TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Barrier => Ok(WriteOutcome::Passed),
+        }
+    }
+}
+
+/// Whether a new row has room, where it is the first of a batch. [`BatchPlan`] sees to the others.
+fn fits(row: &EncodedRow, room: usize) -> bool {
+    count(row.size) <= room.min(ROW_BYTES_MAX)
+}
+
+/// The names that new rows are to have.
+#[derive(Debug, Default)]
+struct ReleasedNames<'a> {
+    owners: Vec<&'a [u8]>,
+    names: Vec<&'a [u8]>,
+    times: Vec<i64>,
+}
+
+impl<'a> ReleasedNames<'a> {
+    fn of(writes: &'a [TaskWrite]) -> Self {
+        let mut all = Self::default();
+        for write in writes {
+            if let TaskWrite::Insert(row) = write
+                && let Some(name) = &row.name
+            {
+                all.owners.push(row.owner());
+                all.names.push(name);
+                all.times.push(row.created);
+            }
+        }
+        all
+    }
+}
+
+/// The writes of a batch as the arrays of its statement, each in the order in which all replicas lock rows.
+#[derive(Debug, Default)]
+struct RowArrays<'a> {
+    ids: Vec<&'a [u8]>,
+    owners: Vec<&'a [u8]>,
+    expected: Vec<Option<i64>>,
+    by_holder: Vec<bool>,
+    room: Vec<i64>,
+    needs_holder: Vec<bool>,
+    settled: Vec<bool>,
+    state: Vec<i16>,
+    lag: Vec<i16>,
+    updated: Vec<i64>,
+    expires: Vec<i64>,
+    size: Vec<i64>,
+    summary: Vec<&'a [u8]>,
+    record: Vec<&'a [u8]>,
+    names: Vec<Option<&'a [u8]>>,
+    scope: Vec<&'a [u8]>,
+    parent: Vec<Option<&'a [u8]>>,
+    created: Vec<i64>,
+    references: Vec<&'a [u8]>,
+    removed_ids: Vec<Vec<u8>>,
+    removed_owners: Vec<&'a [u8]>,
+}
+
+impl<'a> RowArrays<'a> {
+    fn of(writes: &'a [TaskWrite], room: usize) -> Self {
+        let mut arrays = Self::default();
+        let mut rows: Vec<(Option<i64>, bool, &EncodedRow)> = Vec::with_capacity(writes.len());
+        let mut removed: Vec<&TaskKey> = Vec::new();
+        for write in writes {
+            match write {
+                TaskWrite::Insert(row) if fits(row, room) => rows.push((None, false, row)),
+                TaskWrite::Replace { expected, role, row } if count(row.size) <= ROW_BYTES_MAX => {
+                    rows.push((Some(revision_column(*expected)), *role == WriteRole::Holder, row));
+                }
+                TaskWrite::Remove(key) => removed.push(key),
+                // Rows that are too large are not sent.
+                TaskWrite::Insert(_)
+                | TaskWrite::Replace { .. }
+                | TaskWrite::Sweep { .. }
+                | TaskWrite::Claim { .. }
+                | TaskWrite::Barrier => (),
+            }
+        }
+        rows.sort_unstable_by_key(|(_, _, row)| (row.id, row.owner()));
+        removed.sort_unstable_by_key(|key| (columns::id(key), key.owner.as_str()));
+        for (expected, by_holder, row) in rows {
+            arrays.add(row, expected, by_holder);
+            arrays.room.push(number(room));
+        }
+        for key in removed {
+            arrays.removed_ids.push(columns::id(key).to_vec());
+            arrays.removed_owners.push(key.owner.as_str().as_bytes());
+        }
+        arrays
+    }
+
+    fn add(&mut self, row: &'a EncodedRow, expected: Option<i64>, by_holder: bool) {
+        self.ids.push(&row.id);
+        self.owners.push(row.owner());
+        self.expected.push(expected);
+        self.by_holder.push(by_holder);
+        self.needs_holder.push(row.needs_holder);
+        self.settled.push(row.is_settled);
+        self.state.push(row.state);
+        self.lag.push(row.lag);
+        self.updated.push(row.updated);
+        self.expires.push(row.expires);
+        self.size.push(row.size);
+        self.summary.push(&row.summary);
+        self.record.push(&row.record);
+        self.names.push(row.name.as_deref());
+        self.scope.push(&row.scope);
+        self.parent.push(row.parent.as_deref());
+        self.created.push(row.created);
+        self.references.push(&row.reference);
+    }
+
+    /// In the order of [`super::statements::batch`].
+    fn parameters<'b>(&'b self, me: &'b (i64, i64)) -> Parameters<'b> {
+        vec![
+            &me.0,
+            &me.1,
+            &self.ids,
+            &self.owners,
+            &self.expected,
+            &self.by_holder,
+            &self.room,
+            &self.needs_holder,
+            &self.settled,
+            &self.state,
+            &self.lag,
+            &self.updated,
+            &self.expires,
+            &self.size,
+            &self.summary,
+            &self.record,
+            &self.names,
+            &self.scope,
+            &self.parent,
+            &self.created,
+            &self.references,
+            &self.removed_ids,
+            &self.removed_owners,
+        ]
+    }
+}

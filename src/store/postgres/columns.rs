@@ -1,0 +1,243 @@
+//! Defines what a row is made of: the record and the summary, and the columns that statements must find.
+
+use bytes::Bytes;
+use tokio_postgres::Row;
+
+use crate::replica::Incarnation;
+use crate::store::record::{self, RecordError};
+use crate::store::tasks::{Revision, StoredTask, needs_holder};
+use crate::task::{
+    LagClass, PhaseKind, Principal, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
+};
+
+/// In the column of states: no list shows it, whatever its phase is.
+const HIDDEN: i16 = -1;
+
+/// A task as it is written. Made by whoever writes it, so that the writer only hands it on.
+#[derive(Debug)]
+pub(super) struct EncodedRow {
+    pub(super) key: TaskKey,
+    pub(super) id: [u8; 16],
+    pub(super) is_settled: bool,
+    pub(super) needs_holder: bool,
+    pub(super) state: i16,
+    pub(super) lag: i16,
+    /// Empty where the gateway chose the id.
+    pub(super) scope: Vec<u8>,
+    pub(super) parent: Option<Vec<u8>>,
+    pub(super) created: i64,
+    pub(super) updated: i64,
+    pub(super) expires: i64,
+    pub(super) reference: Vec<u8>,
+    pub(super) name: Option<Vec<u8>>,
+    pub(super) size: i64,
+    pub(super) summary: Vec<u8>,
+    pub(super) record: Vec<u8>,
+}
+
+impl EncodedRow {
+    pub(super) fn of(task: &Task) -> Self {
+        let summary = Summary::of(task);
+        let lists = OrderColumns::of(&summary);
+        let (is_settled, expires, size) = (task.is_settled(), at(task.expires_at()), number(task.stored_bytes()));
+        let sealed = lists.sealed(&task.key, is_settled, expires);
+        let OrderColumns { state, lag, scope, parent, created, updated } = lists;
+        Self {
+            id: id(&task.key),
+            is_settled,
+            needs_holder: needs_holder(task),
+            state,
+            lag,
+            scope,
+            parent,
+            created,
+            updated,
+            expires,
+            reference: ShortReference::of(&task.key).0.to_vec(),
+            name: task.idempotency.map(|named| named.key.0.to_vec()),
+            size,
+            summary: record::summary::encode(&summary, &sealed),
+            record: record::encode(task),
+            key: task.key.clone(),
+        }
+    }
+
+    pub(super) fn owner(&self) -> &[u8] {
+        self.key.owner.as_str().as_bytes()
+    }
+
+    /// What it takes of a transaction, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        self.record.len() + self.summary.len()
+    }
+}
+
+/// What lists are filtered and put in order by.
+#[derive(Debug)]
+pub(super) struct OrderColumns {
+    state: i16,
+    lag: i16,
+    scope: Vec<u8>,
+    parent: Option<Vec<u8>>,
+    created: i64,
+    updated: i64,
+}
+
+impl OrderColumns {
+    fn of(task: &Summary) -> Self {
+        Self {
+            state: match task.shown {
+                TaskVisibility::Handle => state(task.phase.kind()),
+                TaskVisibility::Hidden | TaskVisibility::Part => HIDDEN,
+            },
+            lag: LagClass::of(task.created_at, task.updated_at).number().into(),
+            scope: task.chosen.as_ref().map(|chosen| chosen.session.0.to_be_bytes().to_vec()).unwrap_or_default(),
+            parent: task.tree.parent.map(|parent| parent.bits().to_be_bytes().to_vec()),
+            created: at(task.created_at),
+            updated: at(task.updated_at),
+        }
+    }
+
+    /// What the checksum of a summary covers. A row's revision and holder are not of it: rows change hands by a statement that
+    /// reads no summary; nor is its name, which is taken from it once it is gone.
+    fn sealed(&self, key: &TaskKey, is_settled: bool, expires: i64) -> Vec<u8> {
+        let owner = key.owner.as_str();
+        let mut bytes = Vec::with_capacity(128 + owner.len());
+        for text in [owner.as_bytes(), &id(key), &self.scope, self.parent.as_deref().unwrap_or_default()] {
+            bytes.extend_from_slice(&number(text.len()).to_be_bytes());
+            bytes.extend_from_slice(text);
+        }
+        bytes.push(u8::from(is_settled));
+        for value in [self.created, self.updated, expires, self.state.into(), self.lag.into()] {
+            bytes.extend_from_slice(&value.to_be_bytes());
+        }
+        bytes
+    }
+}
+
+/// A row as a list finds it.
+#[derive(Debug)]
+pub(super) struct ListLine {
+    pub(super) key: TaskKey,
+    /// `None` if it is not what was written: who reads the row as a whole learns what is the matter.
+    pub(super) summary: Option<Summary>,
+}
+
+/// What [`ListLine::of`] reads.
+pub(super) const LISTED: &str = "id, owner, settled, state, lag, scope, parent, created, updated, expires, summary";
+
+impl ListLine {
+    /// Of a row that begins with [`LISTED`].
+    pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        let key = key(row, 0)?;
+        let lists = OrderColumns {
+            state: row.try_get(3)?,
+            lag: row.try_get(4)?,
+            scope: row.try_get(5)?,
+            parent: row.try_get(6)?,
+            created: row.try_get(7)?,
+            updated: row.try_get(8)?,
+        };
+        let sealed = lists.sealed(&key, row.try_get(2)?, row.try_get(9)?);
+        let summary = row.try_get::<_, &[u8]>(10)?;
+        let summary = record::summary::decode(&key, &sealed, summary).ok();
+        Ok(Self { key, summary })
+    }
+}
+
+/// A row as whoever reads it as a whole finds it.
+#[derive(Debug)]
+pub(super) enum FetchedRow {
+    Whole(StoredTask),
+    /// It is not what was written (F56).
+    Damaged(DamagedRow),
+}
+
+#[derive(Debug)]
+pub(super) struct DamagedRow {
+    pub(super) key: TaskKey,
+    pub(super) revision: Revision,
+    pub(super) is_settled: bool,
+    pub(super) created_at: Timestamp,
+    pub(super) expires_at: Timestamp,
+    pub(super) error: RecordError,
+}
+
+impl FetchedRow {
+    /// Of a row that begins with its id, owner, revision, holder, whether it is settled, its times, and its record.
+    pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
+        let key = key(row, 0)?;
+        let revision = revision(row.try_get(2)?);
+        let holder = row.try_get::<_, Option<i64>>(3)?.map(holder);
+        let is_settled = row.try_get(4)?;
+        let (created_at, expires_at) = (time(row.try_get(5)?), time(row.try_get(6)?));
+        let bytes = Bytes::copy_from_slice(row.try_get(7)?);
+        let fits = |task: &Task| {
+            let times = (time(at(task.created_at)), time(at(task.expires_at())));
+            task.key == key && task.is_settled() == is_settled && times == (created_at, expires_at)
+        };
+        let error = match record::decode(&bytes) {
+            Ok(task) if fits(&task) => return Ok(Self::Whole(StoredTask { task: task.into(), revision, holder })),
+            Ok(_) => RecordError::Damaged,
+            Err(error) => error,
+        };
+        Ok(Self::Damaged(DamagedRow { key, revision, is_settled, created_at, expires_at, error }))
+    }
+
+    pub(super) fn key(&self) -> &TaskKey {
+        match self {
+            Self::Whole(row) => &row.task.key,
+            Self::Damaged(row) => &row.key,
+        }
+    }
+}
+
+/// The key of a row in which an id and an owner stand at `from`. What is no key becomes one that nobody has.
+pub(super) fn key(row: &Row, from: usize) -> Result<TaskKey, tokio_postgres::Error> {
+    let (id, owner): (&[u8], &[u8]) = (row.try_get(from)?, row.try_get(from + 1)?);
+    Ok(TaskKey { owner: Principal::new(&String::from_utf8_lossy(owner)), id: id_of(id) })
+}
+
+pub(super) fn id_of(column: &[u8]) -> TaskId {
+    TaskId::from_bits(column.try_into().map_or(0, u128::from_be_bytes))
+}
+
+pub(super) const fn id(key: &TaskKey) -> [u8; 16] {
+    key.id.bits().to_be_bytes()
+}
+
+pub(super) fn state(phase: PhaseKind) -> i16 {
+    phase.number().into()
+}
+
+pub(super) fn at(time: Timestamp) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+pub(super) fn time(column: i64) -> Timestamp {
+    Timestamp::from_millis(u64::try_from(column).unwrap_or(0))
+}
+
+pub(super) fn number(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+pub(super) fn count(column: i64) -> usize {
+    usize::try_from(column).unwrap_or(0)
+}
+
+pub(super) fn revision(column: i64) -> Revision {
+    Revision(u64::try_from(column).unwrap_or(0))
+}
+
+pub(super) fn revision_column(revision: Revision) -> i64 {
+    i64::try_from(revision.0).unwrap_or(i64::MAX)
+}
+
+pub(super) fn holder(column: i64) -> Incarnation {
+    Incarnation(u64::try_from(column).unwrap_or(0))
+}
+
+pub(super) fn holder_column(holder: Incarnation) -> i64 {
+    i64::try_from(holder.0).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,67 @@
+//! Writes hints as the text of a notification, and reads those of others.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::columns::id_of;
+use crate::replica::Incarnation;
+use crate::store::tasks::StoreHint;
+use crate::task::{Principal, TaskKey};
+
+/// PostgreSQL takes fewer than 8,000 bytes.
+const TEXT_LEN_MAX: usize = 7_900;
+
+/// The channel of all gateways that share a schema.
+pub(super) fn channel(schema: &str) -> String {
+    format!("taskgate_{schema}")
+}
+
+/// The text of a hint that this life changed a row: the life, and the key. Without a key where that is too long.
+pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
+    let mut bytes = holder.0.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&key.id.bits().to_be_bytes());
+    bytes.extend_from_slice(key.owner.as_str().as_bytes());
+    let text = URL_SAFE_NO_PAD.encode(&bytes);
+    if text.len() <= TEXT_LEN_MAX { text } else { URL_SAFE_NO_PAD.encode(holder.0.to_be_bytes()) }
+}
+
+/// What a text hints at for a life; `None` for its own. What is no hint says that something is missed.
+pub(super) fn read(text: &str, own: Incarnation) -> Option<StoreHint> {
+    let read = || {
+        let text = Some(text).filter(|text| text.len() <= TEXT_LEN_MAX)?;
+        let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (holder, rest) = bytes.split_first_chunk::<8>()?;
+        if rest.is_empty() {
+            return Some((u64::from_be_bytes(*holder), None));
+        }
+        let (id, owner) = rest.split_first_chunk::<16>()?;
+        let owner = Principal::new(std::str::from_utf8(owner).ok()?);
+        Some((u64::from_be_bytes(*holder), Some(TaskKey { owner, id: id_of(id) })))
+    };
+    match read() {
+        Some((holder, _)) if holder == own.0 => None,
+        Some((_, Some(key))) => Some(StoreHint::Changed(key)),
+        Some((_, None)) | None => Some(StoreHint::Missed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::TaskId;
+
+    #[test]
+    fn a_hint_is_read_as_it_was_written_and_nothing_else_is_one() {
+        let key = |owner: &str| TaskKey { owner: Principal::new(owner), id: TaskId::from_bits(7) };
+        let (one, other) = (Incarnation(1), Incarnation(2));
+        assert_eq!(read(&text(one, &key("a\0ä")), other), Some(StoreHint::Changed(key("a\0ä"))));
+        assert_eq!(read(&text(one, &key("")), other), Some(StoreHint::Changed(key(""))));
+        assert_eq!(read(&text(one, &key("a")), one), None);
+        let long = text(one, &key(&"o".repeat(8_000)));
+        assert!(long.len() < 8_000);
+        assert_eq!(read(&long, other), Some(StoreHint::Missed));
+        for wrong in ["", "x", "no key", &"A".repeat(8_000), "AAAAAAAAAAAAAAA"] {
+            assert_eq!(read(wrong, one), Some(StoreHint::Missed), "{wrong}");
+        }
+    }
+}

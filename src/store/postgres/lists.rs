@@ -1,0 +1,248 @@
+//! Makes the statements of lists. None reads a record.
+
+use tokio_postgres::Error;
+
+use super::columns::{ListLine, at, count, id, id_of, number, state, time};
+use super::readers::ReaderLink;
+use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress};
+use crate::task::{
+    Digest, LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, TaskId,
+    TaskKey, TimeRange, Timestamp,
+};
+
+/// Some rows of a list.
+#[derive(Debug)]
+pub(super) struct ListLines {
+    pub(super) rows: Vec<ListLine>,
+    pub(super) has_more: bool,
+}
+
+/// Those of `wanted`, which has [`super::columns::LISTED`] in its order, that begin before the bytes of a page are full.
+fn paged(wanted: &str, order: &str) -> String {
+    format!(
+        "SELECT * FROM (
+            SELECT *, count(*) OVER () AS found,
+                coalesce(sum(octet_length(summary)) OVER (ORDER BY {order} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)::int8
+                AS before
+            FROM ({wanted}) AS wanted) AS placed
+        WHERE before <= {PAGE_BYTES_MAX} ORDER BY {order}"
+    )
+}
+
+fn page_of(rows: &[tokio_postgres::Row], limit: usize) -> Result<ListLines, Error> {
+    let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
+    let listed = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
+    Ok(ListLines { has_more: count(found) > listed.len(), rows: listed })
+}
+
+/// One owner's rows that are not gone, in order of creation.
+pub(super) async fn page(
+    link: &mut ReaderLink,
+    owner: &Principal,
+    after: Option<(Timestamp, TaskId)>,
+    limit: usize,
+    now: Timestamp,
+) -> Result<ListLines, Error> {
+    let wanted = format!(
+        "SELECT {}, ref FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND (NOT settled OR expires > $4)
+        ORDER BY created, id LIMIT $5",
+        super::columns::LISTED
+    );
+    let (from, last) = after.map_or((-1, vec![]), |(time, id)| (at(time), id.bits().to_be_bytes().to_vec()));
+    let (owner, now, wanted_rows) = (owner.as_str().as_bytes(), at(now), number(limit.saturating_add(1)));
+    let rows = link.query(&paged(&wanted, "created, id"), &vec![&owner, &from, &last, &now, &wanted_rows]).await?;
+    page_of(&rows, limit)
+}
+
+/// All rows that are not gone, the newest first.
+pub(super) async fn survey(
+    link: &mut ReaderLink,
+    after: Option<NewestCursor>,
+    limit: usize,
+    now: Timestamp,
+) -> Result<ListLines, Error> {
+    let wanted = format!(
+        "SELECT {}, ref FROM tg_task WHERE created <= $1 AND (created < $1 OR ref > $2) AND (NOT settled OR expires > $3)
+        ORDER BY created DESC, ref LIMIT $4",
+        super::columns::LISTED
+    );
+    let (from, last) = after.map_or((i64::MAX, vec![]), |(time, reference)| (at(time), reference.0.to_vec()));
+    let (now, wanted_rows) = (at(now), number(limit.saturating_add(1)));
+    let rows = link.query(&paged(&wanted, "created DESC, ref"), &vec![&from, &last, &now, &wanted_rows]).await?;
+    page_of(&rows, limit)
+}
+
+/// Rows by key, in the order of the keys, gone or not.
+pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<ListLine>, Error> {
+    let sql = format!(
+        "SELECT t.* FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (wanted_id, wanted_owner, ord)
+        CROSS JOIN LATERAL (
+            SELECT {} FROM tg_task t WHERE t.id = w.wanted_id AND t.owner = w.wanted_owner LIMIT 1) AS t
+        ORDER BY w.ord",
+        super::columns::LISTED
+    );
+    let ids: Vec<Vec<u8>> = keys.iter().map(|key| id(key).to_vec()).collect();
+    let owners: Vec<&[u8]> = keys.iter().map(|key| key.owner.as_str().as_bytes()).collect();
+    let rows = link.query(&sql, &vec![&ids, &owners]).await?;
+    rows.iter().map(ListLine::of).collect()
+}
+
+/// Keys of rows that one column leads to.
+async fn keys(
+    link: &mut ReaderLink,
+    rest: &str,
+    values: &super::transaction::Parameters<'_>,
+) -> Result<Vec<TaskKey>, Error> {
+    let rows = link.query(&format!("SELECT id, owner FROM tg_task WHERE {rest}"), values).await?;
+    rows.iter().map(|row| super::columns::key(row, 0)).collect()
+}
+
+pub(super) async fn referred(
+    link: &mut ReaderLink,
+    reference: ShortReference,
+    limit: usize,
+) -> Result<Vec<TaskKey>, Error> {
+    keys(link, "ref = $1 ORDER BY created LIMIT $2", &vec![&&reference.0[..], &number(limit)]).await
+}
+
+pub(super) async fn overdue(link: &mut ReaderLink, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, Error> {
+    keys(link, "NOT settled AND expires <= $1 ORDER BY expires LIMIT $2", &vec![&at(now), &number(limit)]).await
+}
+
+pub(super) async fn idempotent(
+    link: &mut ReaderLink,
+    owner: &Principal,
+    name: &Digest,
+    now: Timestamp,
+) -> Result<Option<TaskKey>, Error> {
+    let rest = "owner = $1 AND idem = $2 AND (NOT settled OR expires > $3)";
+    let found = keys(link, rest, &vec![&owner.as_str().as_bytes(), &&name.0[..], &at(now)]).await?;
+    Ok(found.into_iter().next())
+}
+
+/// The statement of an order: the first places of all ranges, each of one phase and one class of lags.
+fn selection(by: OrderedBy, direction: ListDirection) -> String {
+    let (column, other) = match by {
+        OrderedBy::Creation => ("created", "updated"),
+        OrderedBy::LastUpdate => ("updated", "created"),
+    };
+    let order = match direction {
+        ListDirection::OldestFirst => "",
+        ListDirection::NewestFirst => " DESC",
+    };
+    format!(
+        "SELECT x.place, x.id, x.other, x.expires, r.settled, x.bytes
+        FROM unnest($3::int2[], $4::int2[], $5::bool[], $6::int8[], $7::bytea[], $8::int8[], $9::bytea[])
+            AS r (state, lag, settled, from_at, from_id, until_at, until_id)
+        CROSS JOIN LATERAL (
+            SELECT {column} AS place, id, {other} AS other, expires, octet_length(summary) AS bytes FROM tg_task t
+            WHERE t.owner = $1 AND t.scope = $2 AND t.state = r.state AND t.state >= 0 AND t.lag = r.lag
+                AND (t.{column}, t.id) >= (r.from_at, r.from_id) AND (t.{column}, t.id) < (r.until_at, r.until_id)
+            ORDER BY {column}{order}, id{order} LIMIT $10) AS x
+        ORDER BY x.place{order}, x.id{order} LIMIT $10"
+    )
+}
+
+/// What an index has of a row, and how large its summary is.
+struct PlaceEntry {
+    place: ListPlace,
+    other: Timestamp,
+    expires_at: Timestamp,
+    is_settled: bool,
+    bytes: usize,
+}
+
+/// The first places of one owner's tasks that a filter's order has, at most `limit`.
+async fn entries(
+    link: &mut ReaderLink,
+    owner: &Principal,
+    filter: &ListFilter,
+    after: Option<ListPlace>,
+    limit: usize,
+) -> Result<Vec<PlaceEntry>, Error> {
+    let kinds = filter.phases.iter().flat_map(|phase| LagClass::all().map(|class| (*phase, class)));
+    let ranges: Vec<_> = kinds.map(|(phase, class)| (phase, class, filter.places(class, after))).collect();
+    let ranges = ranges.iter().filter(|(_, _, places)| !places.is_empty());
+    let (mut states, mut lags, mut settled) = (Vec::new(), Vec::<i16>::new(), Vec::new());
+    let (mut froms, mut from_ids, mut untils, mut until_ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (phase, class, places) in ranges {
+        let bytes = |id: TaskId| id.bits().to_be_bytes().to_vec();
+        states.push(state(*phase));
+        lags.push(class.number().into());
+        settled.push(PhaseKind::is_settled(*phase));
+        froms.push(at(places.start.0));
+        from_ids.push(bytes(places.start.1));
+        untils.push(at(places.end.0));
+        until_ids.push(bytes(places.end.1));
+    }
+    let scope = filter.scope.map(|scope| scope.0.to_be_bytes().to_vec()).unwrap_or_default();
+    let (owner, limit) = (owner.as_str().as_bytes(), number(limit));
+    let values: super::transaction::Parameters<'_> =
+        vec![&owner, &scope, &states, &lags, &settled, &froms, &from_ids, &untils, &until_ids, &limit];
+    let rows = link.query(&selection(filter.by, filter.direction), &values).await?;
+    let entry = |row: &tokio_postgres::Row| {
+        Ok(PlaceEntry {
+            place: (time(row.try_get(0)?), id_of(row.try_get(1)?)),
+            other: time(row.try_get(2)?),
+            expires_at: time(row.try_get(3)?),
+            is_settled: row.try_get(4)?,
+            bytes: usize::try_from(row.try_get::<_, i32>(5)?).unwrap_or(0),
+        })
+    };
+    rows.iter().map(entry).collect()
+}
+
+/// All places in order, if the time that is not ordered by leaves no more than `limit`.
+async fn few(
+    link: &mut ReaderLink,
+    owner: &Principal,
+    filter: &ListFilter,
+    limit: usize,
+) -> Result<Option<Vec<PlaceEntry>>, Error> {
+    let other = filter.by_other_time();
+    let mut found = entries(link, owner, &other, None, limit + 1).await?;
+    if found.len() > limit {
+        return Ok(None);
+    }
+    found.retain(|entry| other.other().contains(entry.other));
+    for entry in &mut found {
+        (entry.place.0, entry.other) = (entry.other, entry.place.0);
+    }
+    found.sort_unstable_by(|one, other| filter.compare(&one.place, &other.place));
+    Ok(Some(found))
+}
+
+/// One owner's rows that fit, as far as their columns say, and where others follow.
+pub(super) async fn select(
+    link: &mut ReaderLink,
+    owner: &Principal,
+    filter: &ListFilter,
+    after: Option<ListPlace>,
+    limit: usize,
+    now: Timestamp,
+) -> Result<(Vec<ListLine>, Option<ListPlace>), Error> {
+    // What is no more than a page has no second one to look for.
+    let found = match after {
+        None if filter.other() != TimeRange::ALL => few(link, owner, filter, limit.min(PLACES_MAX / 2)).await?,
+        _ => None,
+    };
+    let found = match found {
+        Some(found) => found,
+        None => entries(link, owner, filter, after, PLACES_MAX + 1).await?,
+    };
+    let (mut chosen, mut next) = (Vec::new(), None);
+    let mut progress = PageProgress::new(limit);
+    for entry in found {
+        let is_there = !entry.is_settled || entry.expires_at > now;
+        let may_fit = is_there && filter.other().contains(entry.other);
+        next = progress.ends_before(entry.place, may_fit);
+        if next.is_some() {
+            break;
+        }
+        if may_fit {
+            progress.holds(entry.bytes);
+            chosen.push(TaskKey { owner: owner.clone(), id: entry.place.1 });
+        }
+    }
+    Ok((named(link, &chosen).await?, next))
+}

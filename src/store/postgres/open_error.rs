@@ -1,0 +1,57 @@
+//! Defines why the store is not opened.
+
+use std::path::PathBuf;
+
+use crate::secret_file::SecretFileError;
+use crate::tls::TlsFileError;
+
+/// Why [`super::PostgresStore::open`] gave up. Says what is wrong in words for an operator, and never a password.
+#[derive(Debug, thiserror::Error)]
+pub enum PostgresOpenError {
+    #[error("the database's url cannot be understood; one looks like postgres://USER@HOST1,HOST2/DATABASE")]
+    Url,
+    #[error("the database's url names no host")]
+    NoHost,
+    #[error("sslmode=disable is for a database on this machine alone, and {host} is another")]
+    NoTls { host: String },
+    #[error("a url names sockets of this machine or other hosts, and not both: {host} is another")]
+    MixedHosts { host: String },
+    #[error(
+        "{schema:?} is no schema's name: it has at most 40 small letters, digits and `_`, and begins with no digit"
+    )]
+    SchemaName { schema: String },
+    #[error("{}: {source}", .path.display())]
+    Secret { path: PathBuf, source: SecretFileError },
+    #[error(transparent)]
+    Ca(#[from] TlsFileError),
+    #[error("TLS towards the database cannot be set up: {0}")]
+    Tls(String),
+    /// The server cannot be reached, or refuses connections for now, or is not to be written to.
+    #[error("the database cannot be used yet: {0}")]
+    Away(String),
+    #[error("the database runs PostgreSQL {found}; 14 or newer is needed")]
+    OldServer { found: String },
+    #[error(
+        "the database's server runs with {setting} = off: what it acknowledged may be lost in a crash; set it to on"
+    )]
+    Unsafe { setting: &'static str },
+    #[error(
+        "durability is \"replicated\", and the database's server names no synchronous standby; set synchronous_standby_names \
+         there, or say what the store may promise instead"
+    )]
+    NoStandby,
+    #[error("the schema has version {found}, which a newer program made; this one knows {known}")]
+    Newer { found: i32, known: i32 },
+    #[error("the schema {schema:?} has tables of another program's")]
+    Foreign { schema: String },
+    #[error("the database refuses what the store needs: {0}")]
+    Refused(String),
+}
+
+impl PostgresOpenError {
+    /// Whether the same may be accepted later, without a change to how this program is run.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        matches!(self, Self::Away(_))
+    }
+}

@@ -1,0 +1,239 @@
+//! Reads from the primary: single rows by key, many at a time, and lists. Each has connections of its own, so that however many lists are
+//! asked for, nobody who asks for one task waits for them.
+//!
+//! What was read is believed if the server that showed it has lately proved, on the same connection, that what it shows is durable; else
+//! it proves that now, before anybody is answered (rules 4 to 6).
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_postgres::{Error, Row, Statement};
+use tokio_util::sync::CancellationToken;
+
+use super::columns::{FetchedRow, id};
+use super::session::{DatabaseConnector, Session, back_off, in_words};
+use super::state::StoreState;
+use super::transaction::{PROMISE, Parameters, barrier};
+use crate::store::tasks::StoreError;
+use crate::task::TaskKey;
+
+/// Rows of one statement.
+const GROUP_MAX: usize = 512;
+/// Bytes of one answer: a row that would begin behind them is asked for again.
+const GROUP_BYTES_MAX: i64 = 8 << 20;
+/// Who may wait for a reader; whoever comes then waits for a place.
+pub(super) const QUEUE_MAX: usize = 4_096;
+
+/// Rows by key: `$1` and `$2` are arrays of ids and owners.
+const ROWS: &str = "
+SELECT t.id, t.owner, t.rev, t.holder, t.settled, t.created, t.expires,
+    CASE WHEN sum(t.size) OVER (ORDER BY w.ord) - t.size <= $3::int8 THEN t.record END, w.ord
+FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
+CROSS JOIN LATERAL (SELECT * FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) t ORDER BY w.ord";
+
+/// A connection that reads.
+#[derive(Debug)]
+pub(super) struct ReaderLink {
+    session: Session,
+    statements: HashMap<String, Statement>,
+    promise: Statement,
+    /// When the last proof was begun.
+    proven: Option<Instant>,
+}
+
+impl ReaderLink {
+    /// Makes a statement, and returns its rows.
+    ///
+    /// # Errors
+    /// Whatever the server says.
+    pub(super) async fn query(&mut self, sql: &str, values: &Parameters<'_>) -> Result<Vec<Row>, Error> {
+        let statement = match self.statements.get(sql) {
+            Some(statement) => statement,
+            None => {
+                let prepared = self.session.client.prepare(sql).await?;
+                self.statements.entry(sql.to_owned()).or_insert(prepared)
+            }
+        };
+        self.session.client.query(statement, values).await
+    }
+}
+
+/// One connection, opened when it is needed, and used by one reader at a time.
+#[derive(Debug)]
+pub(super) struct ReaderLane {
+    duty: String,
+    connector: Arc<DatabaseConnector>,
+    state: Arc<StoreState>,
+    slot: Mutex<ReaderSlot>,
+}
+
+#[derive(Debug, Default)]
+struct ReaderSlot {
+    link: Option<ReaderLink>,
+    failures: u32,
+    /// Until when nobody tries to connect, and why.
+    pause: Option<(Instant, String)>,
+}
+
+impl ReaderLane {
+    pub(super) fn new(duty: String, connector: &Arc<DatabaseConnector>, state: &Arc<StoreState>) -> Self {
+        let slot = Mutex::default();
+        Self { duty, connector: Arc::clone(connector), state: Arc::clone(state), slot }
+    }
+
+    /// Reads, and returns what may be believed. A caller that leaves leaves the connection as it is.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) async fn read<T>(
+        &self,
+        read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        self.read_with(self.state.settings.read_trust, read).await
+    }
+
+    /// The same, where the last proof is no older than this when the read is answered.
+    pub(super) async fn read_with<T>(
+        &self,
+        trust: std::time::Duration,
+        read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        let mut slot = self.slot.lock().await;
+        let link = self.link(&mut slot).await?;
+        let reading = async {
+            let found = read(&mut *link).await.map_err(|error| in_words(&error))?;
+            if !link.proven.is_some_and(|at| !trust.is_zero() && at.elapsed() < trust) {
+                let begun = Instant::now();
+                let proof = barrier(&link.session, &link.promise, self.state.settings.durability).await;
+                proof.map_err(|failure| failure.into_io().to_string())?;
+                link.proven = Some(begun);
+            }
+            Ok(found)
+        };
+        let done = tokio::time::timeout(self.state.settings.write_max, reading).await;
+        let done = done.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
+        done.map_err(|why| {
+            slot.link = None;
+            StoreError::Io(io::Error::other(why))
+        })
+    }
+
+    async fn link<'a>(&self, slot: &'a mut ReaderSlot) -> Result<&'a mut ReaderLink, StoreError> {
+        if slot.link.as_ref().is_some_and(|link| link.session.client.is_closed()) {
+            slot.link = None;
+        }
+        if slot.link.is_none() {
+            if let Some((until, why)) = &slot.pause
+                && Instant::now() < *until
+            {
+                return Err(StoreError::Io(io::Error::new(io::ErrorKind::NotConnected, why.clone())));
+            }
+            match self.connect().await {
+                Ok(link) => *slot = ReaderSlot { link: Some(link), ..ReaderSlot::default() },
+                Err(why) => {
+                    slot.failures += 1;
+                    slot.pause = Some((Instant::now() + back_off(slot.failures), why.clone()));
+                    return Err(StoreError::Io(io::Error::new(io::ErrorKind::NotConnected, why)));
+                }
+            }
+        }
+        slot.link.as_mut().ok_or_else(super::closed)
+    }
+
+    async fn connect(&self) -> Result<ReaderLink, String> {
+        let session = self.connector.connect(&self.duty, None).await.map_err(|error| error.to_string())?;
+        let preparing = tokio::time::timeout(self.state.settings.write_max, session.client.prepare(PROMISE)).await;
+        let promise =
+            preparing.map_err(|_| "the database takes too long".to_owned())?.map_err(|error| in_words(&error))?;
+        Ok(ReaderLink { session, statements: HashMap::new(), promise, proven: None })
+    }
+}
+
+/// Somebody who wants a row.
+pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<FetchedRow>, StoreError>>);
+
+/// Reads rows by key, all that are asked for meanwhile at once, until the store ends.
+pub(super) async fn serve(lane: ReaderLane, queue: Arc<Mutex<mpsc::Receiver<RowRequest>>>, end: CancellationToken) {
+    let mut wanted: Vec<RowRequest> = Vec::new();
+    loop {
+        if wanted.is_empty() {
+            let taking = async { queue.lock().await.recv_many(&mut wanted, GROUP_MAX).await };
+            let taken = tokio::select! {
+                taken = taking => taken,
+                () = end.cancelled() => return,
+            };
+            if taken == 0 {
+                return;
+            }
+        }
+        wanted.retain(|(_, reply)| !reply.is_closed());
+        match lane.read(async |link| rows(link, &wanted).await).await {
+            Ok(found) => answer(&mut wanted, found),
+            Err(error) => {
+                let why = error.to_string();
+                for (_, reply) in wanted.drain(..) {
+                    let _ = reply.send(Err(StoreError::Io(io::Error::other(why.clone()))));
+                }
+            }
+        }
+    }
+}
+
+/// A row that was found: for whom, and `None` if it is to be asked for again.
+type FoundRow = (usize, Option<FetchedRow>);
+
+async fn rows(link: &mut ReaderLink, wanted: &[RowRequest]) -> Result<Vec<FoundRow>, Error> {
+    let keys: Vec<&TaskKey> = wanted.iter().map(|(key, _)| key).collect();
+    read_rows(link, &keys).await
+}
+
+/// Rows by key, as far as they have room in one answer.
+pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Result<Vec<FoundRow>, Error> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ids: Vec<Vec<u8>> = keys.iter().map(|key| id(key).to_vec()).collect();
+    let owners: Vec<&[u8]> = keys.iter().map(|key| key.owner.as_str().as_bytes()).collect();
+    let rows = link.query(ROWS, &vec![&ids, &owners, &GROUP_BYTES_MAX]).await?;
+    let found = rows.iter().map(|row| {
+        let place = usize::try_from(row.try_get::<_, i64>(8)? - 1).unwrap_or(usize::MAX);
+        let is_there = row.try_get::<_, Option<&[u8]>>(7)?.is_some();
+        Ok((place, if is_there { Some(FetchedRow::of(row)?) } else { None }))
+    });
+    found.collect()
+}
+
+/// Answers those whose row was read, or is not there; the others stay.
+fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>) {
+    let mut found: HashMap<usize, Option<FetchedRow>> = found.into_iter().collect();
+    for (at, (key, reply)) in std::mem::take(wanted).into_iter().enumerate() {
+        match found.remove(&at) {
+            Some(None) => wanted.push((key, reply)),
+            Some(Some(row)) => drop(reply.send(Ok(Some(row)))),
+            None => drop(reply.send(Ok(None))),
+        }
+    }
+}
+
+/// Connections that are used in turn.
+#[derive(Debug)]
+pub(super) struct ListReaders {
+    lanes: Vec<ReaderLane>,
+    next: AtomicUsize,
+}
+
+impl ListReaders {
+    pub(super) const fn new(lanes: Vec<ReaderLane>) -> Self {
+        Self { lanes, next: AtomicUsize::new(0) }
+    }
+
+    /// The connection for the next list.
+    pub(super) fn lane(&self) -> Result<&ReaderLane, StoreError> {
+        let next = self.next.fetch_add(1, Ordering::Relaxed);
+        self.lanes.get(next.checked_rem(self.lanes.len()).unwrap_or(0)).ok_or_else(super::closed)
+    }
+}

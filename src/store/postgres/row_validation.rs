@@ -1,0 +1,62 @@
+//! Says what rows that were read stand for: those in doubt are hidden, and damaged ones have failed.
+
+use std::io;
+
+use super::PostgresStore;
+use super::batch::TaskWrite;
+use super::columns::{DamagedRow, EncodedRow, FetchedRow, ListLine};
+use crate::metric;
+use crate::store::condemned::{LostRow, condemned};
+use crate::store::record::RecordError;
+use crate::store::tasks::{StoreError, StoredTask, TaskStore as _, WriteRole};
+use crate::task::{ShortReference, Summary, Timestamp};
+
+impl PostgresStore {
+    /// What a row that was read stands for now; `None` if it is gone.
+    pub(super) async fn present(&self, read: FetchedRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
+        if self.state.doubt.hides(read.key()) {
+            return Ok(None);
+        }
+        let row = match read {
+            FetchedRow::Whole(row) => row,
+            FetchedRow::Damaged(row) if row.error == RecordError::Damaged => self.condemn(row, now).await,
+            FetchedRow::Damaged(row) => {
+                let task = ShortReference::of(&row.key);
+                tracing::error!(%task, error = %row.error, "a task cannot be read, and is left as it is");
+                return Err(StoreError::Io(io::Error::other(row.error)));
+            }
+        };
+        Ok(is_there(&row, now).then_some(row))
+    }
+
+    /// A task whose row is damaged has failed (F56): so it is shown, and so it is written.
+    async fn condemn(&self, row: DamagedRow, now: Timestamp) -> StoredTask {
+        metrics::counter!(metric::STORE_DAMAGED).increment(1);
+        tracing::error!(task = %ShortReference::of(&row.key), "what was stored of a task is damaged");
+        let DamagedRow { key, revision, is_settled, created_at, expires_at, .. } = row;
+        let task = condemned(key, LostRow { is_settled, created_at, expires_at }, now);
+        let encoded = Box::new(EncodedRow::of(&task));
+        let write = TaskWrite::Replace { expected: revision, role: WriteRole::Command, row: encoded };
+        let revision = self.put(write).await.unwrap_or(revision);
+        StoredTask { task: task.into(), revision, holder: None }
+    }
+
+    /// The tasks of rows that a list found. One that is not what was written is shown as what it stands for.
+    pub(super) async fn listed(&self, rows: Vec<ListLine>, now: Timestamp) -> Vec<Summary> {
+        let mut tasks = Vec::with_capacity(rows.len());
+        for ListLine { key, summary } in rows {
+            if self.state.doubt.hides(&key) {
+                continue;
+            }
+            match summary {
+                Some(summary) => tasks.push(summary),
+                None => tasks.extend(self.load(&key, now).await.ok().flatten().map(|row| Summary::of(&row.task))),
+            }
+        }
+        tasks
+    }
+}
+
+pub(super) fn is_there(row: &StoredTask, now: Timestamp) -> bool {
+    !row.task.is_settled() || row.task.expires_at() > now
+}

@@ -1,0 +1,134 @@
+//! Defines the tables, and holds the server to what they need.
+//!
+//! `tg_task` has a row for each task. Its record is the one that the disk store writes, with the checksum; the other columns are what
+//! statements must find, and a summary for lists. All text is `bytea`, as tasks may hold what is no text to PostgreSQL.
+//! `tg_lane` has a line for each replica's writer: see [`super::batch`].
+
+use super::open_error::PostgresOpenError;
+use super::session::{Session, in_words};
+use super::settings::{Durability, PostgresSettings};
+
+/// What this program makes. Newer ones are left alone.
+pub(super) const VERSION: i32 = 1;
+
+/// Oldest server, as `server_version_num`.
+const SERVER_MIN: i32 = 140_000;
+
+/// Taken by whoever makes the schema: "tgat", and the schema's name beside it.
+const LOCK: i32 = 0x7467_6174;
+
+/// An update keeps what it finds in `size_before` and `open_before`, so that sums follow from what it returns.
+const TABLES: &str = "
+CREATE TABLE tg_meta (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one), schema_version int NOT NULL,
+    generation uuid NOT NULL DEFAULT gen_random_uuid(), created timestamptz NOT NULL DEFAULT now());
+CREATE TABLE tg_replica (
+    incarnation bigserial PRIMARY KEY, name text NOT NULL, address text NOT NULL, version text NOT NULL,
+    record_reads int NOT NULL, config_digest bytea NOT NULL, key_print bytea NOT NULL,
+    beat bigint NOT NULL DEFAULT 0, now_ms bigint NOT NULL DEFAULT 0,
+    leaving boolean NOT NULL DEFAULT false, dead boolean NOT NULL DEFAULT false, died timestamptz);
+CREATE TABLE tg_lane (incarnation bigint PRIMARY KEY, epoch bigint NOT NULL, writes bigint NOT NULL DEFAULT 0);
+CREATE TABLE tg_task (
+    id bytea NOT NULL, owner bytea NOT NULL, rev bigint NOT NULL, holder bigint, settled boolean NOT NULL,
+    state smallint NOT NULL, lag smallint NOT NULL, scope bytea NOT NULL, parent bytea,
+    created bigint NOT NULL, updated bigint NOT NULL, expires bigint NOT NULL,
+    ref bytea NOT NULL, idem bytea, size bigint NOT NULL, size_before bigint, open_before boolean,
+    summary bytea NOT NULL, record bytea NOT NULL, PRIMARY KEY (id, owner));
+ALTER TABLE tg_task ALTER COLUMN record SET STORAGE EXTERNAL;
+CREATE UNIQUE INDEX tg_task_name ON tg_task (owner, idem) WHERE idem IS NOT NULL;
+CREATE INDEX tg_task_holder ON tg_task (holder) WHERE holder IS NOT NULL;
+CREATE INDEX tg_task_gone ON tg_task (expires) WHERE settled;
+CREATE INDEX tg_task_due ON tg_task (expires) WHERE NOT settled;
+CREATE INDEX tg_task_age ON tg_task (owner, created, id);
+CREATE INDEX tg_task_newest ON tg_task (created DESC, ref);
+CREATE INDEX tg_task_ref ON tg_task (ref);
+CREATE INDEX tg_task_created ON tg_task (owner, scope, state, lag, created, id) WHERE state >= 0;
+CREATE INDEX tg_task_updated ON tg_task (owner, scope, state, lag, updated, id) WHERE state >= 0;
+CREATE INDEX tg_task_parent ON tg_task (owner, parent) WHERE parent IS NOT NULL;
+CREATE TABLE tg_usage (
+    incarnation bigint, owner bytea, tasks bigint NOT NULL, unsettled bigint NOT NULL, bytes bigint NOT NULL,
+    PRIMARY KEY (incarnation, owner));
+";
+
+/// Holds the server to what the store needs, whatever its schema is.
+///
+/// # Errors
+/// `OldServer`, `Unsafe`, `NoStandby`, `Away`.
+pub(super) async fn judge_server(session: &Session, durability: Durability) -> Result<(), PostgresOpenError> {
+    let sql = "SELECT current_setting('server_version_num')::int, current_setting('server_version'), \
+               current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_standby_names')";
+    let row = session.client.query_one(sql, &[]).await.map_err(|error| refused(&error))?;
+    let text = |at| row.try_get::<_, String>(at).map_err(|error| refused(&error));
+    if row.try_get::<_, i32>(0).map_err(|error| refused(&error))? < SERVER_MIN {
+        return Err(PostgresOpenError::OldServer { found: text(1)? });
+    }
+    for (at, setting) in [(2, "fsync"), (3, "full_page_writes")] {
+        if text(at)? != "on" {
+            return Err(PostgresOpenError::Unsafe { setting });
+        }
+    }
+    if durability == Durability::Replicated && text(4)?.trim().is_empty() {
+        return Err(PostgresOpenError::NoStandby);
+    }
+    Ok(())
+}
+
+/// Makes the schema if there is none, once, however many replicas begin at the same time. A commit that is unsure is no
+/// mistake here: whoever comes next finds all of it or nothing, and goes on behind a barrier.
+///
+/// # Errors
+/// `Newer`, `Foreign`, `Refused`, `Away`.
+pub(super) async fn prepare(session: &Session, settings: &PostgresSettings) -> Result<(), PostgresOpenError> {
+    if is_made(session, settings).await? {
+        return Ok(());
+    }
+    let schema = &settings.schema;
+    let make = async {
+        let client = &session.client;
+        client.batch_execute("BEGIN").await?;
+        client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await?;
+        client.batch_execute(&format!("CREATE SCHEMA IF NOT EXISTS {schema}")).await
+    };
+    make.await.map_err(|error| refused(&error))?;
+    // Another one may have made it in the meantime.
+    let made = match is_made(session, settings).await {
+        Ok(false) => {
+            let insert = format!("INSERT INTO tg_meta (schema_version) VALUES ({VERSION});");
+            session.client.batch_execute(&format!("{TABLES} {insert}")).await.map_err(|error| refused(&error))
+        }
+        Ok(true) => Ok(()),
+        Err(error) => Err(error),
+    };
+    let end = if made.is_ok() { "COMMIT" } else { "ROLLBACK" };
+    session.client.batch_execute(end).await.map_err(|error| refused(&error))?;
+    made
+}
+
+async fn is_made(session: &Session, settings: &PostgresSettings) -> Result<bool, PostgresOpenError> {
+    let schema = &settings.schema;
+    let sql = "SELECT to_regclass($1) IS NOT NULL, EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+               WHERE n.nspname = $2 AND c.relname LIKE 'tg\\_%')";
+    let row = session.client.query_one(sql, &[&format!("{schema}.tg_meta"), schema]).await;
+    let row = row.map_err(|error| refused(&error))?;
+    let has = |at| row.try_get::<_, bool>(at).map_err(|error| refused(&error));
+    if !has(0)? {
+        return if has(1)? { Err(PostgresOpenError::Foreign { schema: schema.clone() }) } else { Ok(false) };
+    }
+    let found = session.client.query_opt("SELECT schema_version FROM tg_meta", &[]).await;
+    let found = found.map_err(|error| refused(&error))?;
+    let found = found.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(|error| refused(&error))?;
+    match found {
+        Some(VERSION) => Ok(true),
+        Some(found) if found > VERSION => Err(PostgresOpenError::Newer { found, known: VERSION }),
+        Some(_) | None => Err(PostgresOpenError::Foreign { schema: schema.clone() }),
+    }
+}
+
+/// What the server refuses while it can be reached is refused for good, unless it says that it cannot now.
+fn refused(error: &tokio_postgres::Error) -> PostgresOpenError {
+    let passing = |code: &str| ["08", "53", "57", "40", "25"].iter().any(|class| code.starts_with(class));
+    match error.code() {
+        Some(code) if !passing(code.code()) => PostgresOpenError::Refused(in_words(error)),
+        _ => PostgresOpenError::Away(in_words(error)),
+    }
+}

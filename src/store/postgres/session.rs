@@ -1,0 +1,213 @@
+//! Opens connections to the database, and drives them.
+//!
+//! A connection is driven by `poll_message`, so that nothing the server says besides its answers is lost: a warning on a
+//! commit makes it unsure (rule 2), and notifications go to whoever listens. A connection that is dropped is closed at once,
+//! whatever the server does for it, and never sends a cancel request: that would make a commit that waits for its standby
+//! look like one that was made.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls_platform_verifier::Verifier;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio_postgres::error::{DbError, Severity};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use tokio_util::task::TaskTracker;
+
+use super::open_error::PostgresOpenError;
+use super::settings::{DatabaseUrl, PostgresSettings, read_url};
+use crate::cause::CauseChain;
+use crate::secret_file;
+use crate::tls;
+
+/// What a server's list shows of a gateway's name: the whole has 63 bytes.
+const NAME_LEN_MAX: usize = 24;
+const SECRET_BYTES_MAX: usize = 4 << 10;
+/// The shortest and the longest wait before a connect is tried again.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// What every session is set to, whatever role and database say: a warning is to be heard, an acknowledged commit is a durable
+/// one, and a plan is the same with and without statistics. Rows are found by their keys; a cost for pages would let
+/// the planner read a table instead that it takes for a small one.
+const SESSION: &str = "SET client_min_messages = warning; SET synchronous_commit = on; SET statement_timeout = 0; \
+    SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; SET default_transaction_isolation = 'read committed'; \
+    SET default_transaction_deferrable = off; SET bytea_output = hex; SET jit = off; SET plan_cache_mode = force_generic_plan; \
+    SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; \
+    SET random_page_cost = 0; SET seq_page_cost = 0; SET max_parallel_workers_per_gather = 0; SET work_mem = '64MB';";
+
+/// Statements of earlier connections for the same duty that go on. As long as there are any nothing new is begun, so that no
+/// more than one waits for a standby that is away, however long that takes.
+const LEFT_BEHIND: &str = "SELECT count(*) FROM pg_stat_activity
+    WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid() AND state <> 'idle'";
+
+/// One connection. Dropping it closes it.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) client: Client,
+    warnings: Arc<AtomicU64>,
+    driver: AbortHandle,
+}
+
+impl Session {
+    /// How many warnings the server has sent so far. Whoever awaits an answer compares: a warning on a statement comes in
+    /// before its answer.
+    pub(super) fn warnings(&self) -> u64 {
+        self.warnings.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+/// Where the session's notifications go; what finds no room there is lost, which is said by leaving the channel full.
+pub(super) type Listener = mpsc::Sender<Notification>;
+
+/// Opens connections.
+#[derive(Debug)]
+pub(super) struct DatabaseConnector {
+    settings: Arc<PostgresSettings>,
+    tracker: TaskTracker,
+    /// Tells this process's connections from those of others, in the server's list.
+    token: String,
+}
+
+impl DatabaseConnector {
+    pub(super) fn new(settings: Arc<PostgresSettings>, tracker: TaskTracker) -> Self {
+        let token = u32::from_be_bytes(crate::random::bytes());
+        Self { settings, tracker, token: format!("{token:08x}") }
+    }
+
+    /// Opens a connection to the first host that can be written to, and sets its session up. Reads files with secrets anew.
+    ///
+    /// # Errors
+    /// `Away` for whatever may be otherwise later: a wrong password may be one that was changed. The others as
+    /// [`super::PostgresStore::open`].
+    pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
+        let settings = &self.settings;
+        let mut config = self.config()?;
+        let name: String = settings.replica.name.chars().filter(char::is_ascii_graphic).take(NAME_LEN_MAX).collect();
+        config.application_name(format!("taskgate {name} {} {duty}", self.token));
+        // All hosts in turn, and no longer than a write may take for each.
+        let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(1);
+        let opening = self.open(&config, listener);
+        let within = settings.write_max.saturating_mul(hosts.saturating_add(1));
+        let session = tokio::time::timeout(within, opening);
+        session.await.unwrap_or_else(|_| Err(PostgresOpenError::Away("it does not answer".to_owned())))
+    }
+
+    async fn open(&self, config: &Config, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
+        let schema = &self.settings.schema;
+        let (client, connection) = config.connect(self.tls()?).await.map_err(|error| away(&error))?;
+        let warnings = Arc::<AtomicU64>::default();
+        let driver = self.tracker.spawn(drive(connection, Arc::clone(&warnings), listener)).abort_handle();
+        let session = Session { client, warnings, driver };
+        let set_up = format!("{SESSION} SET search_path = {schema};");
+        session.client.batch_execute(&set_up).await.map_err(|error| away(&error))?;
+        let left = session.client.query_one(LEFT_BEHIND, &[]).await.and_then(|row| row.try_get::<_, i64>(0));
+        if left.map_err(|error| away(&error))? > 0 {
+            return Err(PostgresOpenError::Away(
+                "an earlier statement goes on, as if it waited for a standby".to_owned(),
+            ));
+        }
+        Ok(session)
+    }
+
+    fn config(&self) -> Result<Config, PostgresOpenError> {
+        let settings = &self.settings;
+        let secret = |path: &std::path::Path, what| {
+            let read = secret_file::read(path, what, SECRET_BYTES_MAX);
+            read.map_err(|source| PostgresOpenError::Secret { path: path.to_owned(), source })
+        };
+        let mut config = match &settings.url {
+            DatabaseUrl::Here(url) => read_url(url)?,
+            DatabaseUrl::File(path) => {
+                let text = secret(path, "the database's url")?;
+                read_url(std::str::from_utf8(&text).map_err(|_| PostgresOpenError::Url)?)?
+            }
+        };
+        if let Some(path) = &settings.password_file {
+            let password = secret(path, "the database's password")?;
+            config.password(password.trim_ascii_end());
+        }
+        config.connect_timeout(settings.write_max);
+        config
+            .keepalives_idle(Duration::from_secs(10))
+            .keepalives_interval(Duration::from_secs(5))
+            .keepalives_retries(3);
+        Ok(config)
+    }
+
+    fn tls(&self) -> Result<MakeRustlsConnect, PostgresOpenError> {
+        let wrong = |error: rustls::Error| PostgresOpenError::Tls(tls::in_words(&error));
+        let builder = ClientConfig::builder_with_provider(tls::provider());
+        let builder = builder.with_safe_default_protocol_versions().map_err(wrong)?;
+        let builder = match &self.settings.ca {
+            Some(path) => builder.with_root_certificates(tls::read_roots(path)?),
+            None => {
+                let verifier = Verifier::new(tls::provider()).map_err(wrong)?;
+                builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
+            }
+        };
+        Ok(MakeRustlsConnect::new(builder.with_no_client_auth()))
+    }
+}
+
+async fn drive<S, T>(mut connection: Connection<S, T>, warnings: Arc<AtomicU64>, listener: Option<Listener>)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    loop {
+        match poll_fn(|cx| connection.poll_message(cx)).await {
+            Some(Ok(AsyncMessage::Notice(notice))) if is_warning(&notice) => {
+                warnings.fetch_add(1, Ordering::SeqCst);
+                tracing::warn!(code = notice.code().code(), "the database warns: {}", notice.message());
+            }
+            Some(Ok(AsyncMessage::Notification(notification))) => {
+                // Its receiver finds the channel full, and knows that some are missing.
+                let _ = listener.as_ref().map(|listener| listener.try_send(notification));
+            }
+            Some(Ok(_)) => (),
+            Some(Err(error)) => {
+                tracing::debug!(%error, "a connection to the database ended");
+                return;
+            }
+            None => return,
+        }
+    }
+}
+
+/// Whether what the server says makes doubtful what it does (class 01, and whatever else has that weight).
+fn is_warning(notice: &DbError) -> bool {
+    let is_grave =
+        |severity| matches!(severity, Severity::Warning | Severity::Error | Severity::Fatal | Severity::Panic);
+    notice.code().code().starts_with("01") || notice.parsed_severity().is_none_or(is_grave)
+}
+
+fn away(error: &tokio_postgres::Error) -> PostgresOpenError {
+    PostgresOpenError::Away(in_words(error))
+}
+
+/// What an error says, with its causes.
+pub(super) fn in_words(error: &tokio_postgres::Error) -> String {
+    if let Some(db) = error.as_db_error() {
+        return format!("{} ({})", db.message(), db.code().code());
+    }
+    CauseChain(error).to_string()
+}
+
+/// How long to wait before the next try, after so many that failed: twice as long each time, and not all at once.
+pub(super) fn back_off(failures: u32) -> Duration {
+    let (first, last) = BACK_OFF;
+    let span = first.saturating_mul(1 << failures.min(8)).min(last);
+    let [random] = crate::random::bytes::<1>();
+    span.mul_f64(0.5 + f64::from(random) / 512.0)
+}

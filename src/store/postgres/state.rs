@@ -1,0 +1,155 @@
+//! Holds what the parts of the store share: sums, rows in doubt, how the store is, and who listens to changes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::sync::{broadcast, watch};
+
+use super::settings::PostgresSettings;
+use super::settled_rows::SettledRows;
+use super::sums::StoreSums;
+use crate::replica::Incarnation;
+use crate::store::tasks::StoreHint;
+use crate::task::TaskKey;
+
+/// Hints that a listener may be behind; beyond that it is told that it missed some.
+const HINTS_MAX: usize = 4_096;
+
+/// How the store is, for readiness. What is worse stands further down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PostgresHealth {
+    Good,
+    /// There is no connection that may be believed; says why.
+    Away(String),
+    /// The server names no synchronous standby, where one is needed.
+    NoStandby,
+    /// There is no room on the database's disk.
+    Full,
+    /// Others have declared this life dead; it is to begin anew.
+    Fenced,
+    /// The store is older than what it acknowledged, or another one: it lost what it promised.
+    Lost,
+}
+
+#[derive(Debug)]
+pub(super) struct StoreState {
+    pub(super) settings: Arc<PostgresSettings>,
+    pub(super) holder: Incarnation,
+    pub(super) sums: StoreSums,
+    pub(super) settled: SettledRows,
+    pub(super) doubt: DoubtfulInserts,
+    pub(super) hints: broadcast::Sender<StoreHint>,
+    /// Told apart by who finds it out: the writer and the one who beats.
+    writer: watch::Sender<PostgresHealth>,
+    control: watch::Sender<PostgresHealth>,
+    commits: AtomicU64,
+    unsure: AtomicU64,
+}
+
+impl StoreState {
+    pub(super) fn new(settings: Arc<PostgresSettings>, holder: Incarnation) -> Self {
+        Self {
+            settings,
+            holder,
+            sums: StoreSums::default(),
+            settled: SettledRows::new(),
+            doubt: DoubtfulInserts::default(),
+            hints: broadcast::Sender::new(HINTS_MAX),
+            writer: watch::Sender::new(PostgresHealth::Good),
+            control: watch::Sender::new(PostgresHealth::Good),
+            commits: AtomicU64::new(0),
+            unsure: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn writer_is(&self, health: PostgresHealth) {
+        note(&self.writer, health);
+    }
+
+    pub(super) fn control_is(&self, health: PostgresHealth) {
+        note(&self.control, health);
+    }
+
+    /// How the store is: whatever is not good counts, the life itself first.
+    pub(super) fn health(&self) -> PostgresHealth {
+        let control = self.control.borrow().clone();
+        if control == PostgresHealth::Good { self.writer.borrow().clone() } else { control }
+    }
+
+    pub(super) fn watch(&self) -> [watch::Receiver<PostgresHealth>; 2] {
+        [self.control.subscribe(), self.writer.subscribe()]
+    }
+
+    pub(super) fn committed(&self) {
+        self.commits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn was_unsure(&self) {
+        self.unsure.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn unsure(&self) -> u64 {
+        self.unsure.load(Ordering::Relaxed)
+    }
+
+    /// What is free.
+    pub(super) fn room(&self) -> usize {
+        self.settings.stored_bytes_max.saturating_sub(self.sums.usage().bytes)
+    }
+
+    /// Another life wrote something.
+    pub(super) fn heard(&self, hint: StoreHint) {
+        match &hint {
+            StoreHint::Changed(key) => self.settled.forget(key),
+            StoreHint::Missed => self.settled.forget_all(),
+        }
+        let _ = self.hints.send(hint);
+    }
+}
+
+fn note(health: &watch::Sender<PostgresHealth>, new: PostgresHealth) {
+    health.send_if_modified(|old| {
+        let is_new = *old != new;
+        if is_new {
+            if new == PostgresHealth::Good {
+                tracing::info!("the database is used again");
+            } else {
+                tracing::warn!(trouble = ?new, "the database is in trouble");
+            }
+            *old = new;
+        }
+        is_new
+    });
+}
+
+/// Rows of which nobody knows whether they were inserted. Their callers were refused, so they are shown to nobody, and removed
+/// by the first transaction of the next connection. At most those of one batch at a time.
+#[derive(Debug, Default)]
+pub(super) struct DoubtfulInserts(Mutex<BTreeSet<TaskKey>>);
+
+impl DoubtfulInserts {
+    pub(super) fn add(&self, keys: impl IntoIterator<Item = TaskKey>) {
+        self.0.lock().extend(keys);
+    }
+
+    pub(super) fn open(&self) -> Vec<TaskKey> {
+        self.0.lock().iter().cloned().collect()
+    }
+
+    pub(super) fn removed(&self, keys: &[TaskKey]) {
+        let mut open = self.0.lock();
+        for key in keys {
+            open.remove(key);
+        }
+    }
+
+    pub(super) fn hides(&self, key: &TaskKey) -> bool {
+        self.0.lock().contains(key)
+    }
+}

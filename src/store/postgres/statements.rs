@@ -1,0 +1,183 @@
+//! Defines the statements of the writer.
+//!
+//! Each begins with a write to the line of this life's writer in `tg_lane`, under the number of its connection. So each transaction
+//! writes something, and its acknowledgement proves that all it saw is durable, even where it changed no row (rule 3). And one
+//! that an earlier connection left under way ends before the next connection gets its number, or finds
+//! the number gone and changes nothing: behind that, no write in doubt can appear any more.
+//!
+//! All writes of a batch are one statement, on arrays of their keys joined on the primary key. What it changed it adds to
+//! this life's sums, and returns.
+
+use tokio_postgres::{Error, Statement};
+
+use super::session::Session;
+use super::transaction::PROMISE;
+
+/// Writes to the own line: `$1` is the life, `$2` the number of its connection.
+const GUARD: &str =
+    "guard AS (UPDATE tg_lane SET writes = writes + 1 WHERE incarnation = $1 AND epoch = $2 RETURNING 1)";
+
+/// What a statement did to a row, beside how it is called.
+const GONE: &str = "t.id, t.owner, t.rev, t.holder, -1 AS tasks, -(NOT t.settled)::int AS unsettled, -t.size AS bytes";
+
+/// Adds what was `changed` to the sums of this life. Returns a row for the guard, and one for each change.
+const SUMS: &str = "
+sums AS (
+    INSERT INTO tg_usage AS u (incarnation, owner, tasks, unsettled, bytes)
+    SELECT $1, owner, sum(tasks), sum(unsettled), sum(bytes) FROM changed GROUP BY owner ORDER BY owner
+    ON CONFLICT (incarnation, owner) DO UPDATE SET tasks = u.tasks + excluded.tasks,
+        unsettled = u.unsettled + excluded.unsettled, bytes = u.bytes + excluded.bytes)
+SELECT true, NULL::bytea AS id, NULL::bytea AS owner, NULL::bigint AS rev, NULL::bigint AS holder,
+    NULL::bigint AS tasks, NULL::bigint AS unsettled, NULL::bigint AS bytes FROM guard
+UNION ALL SELECT false, id, owner, rev, holder, tasks, unsettled, bytes FROM changed";
+
+/// The columns that a task's change moves, and their types.
+const MOVING: [(&str, &str); 9] = [
+    ("settled", "bool"),
+    ("state", "int2"),
+    ("lag", "int2"),
+    ("updated", "int8"),
+    ("expires", "int8"),
+    ("size", "int8"),
+    ("summary", "bytea"),
+    ("record", "bytea"),
+    ("idem", "bytea"),
+];
+/// Those that stay as they were made.
+const STAYING: [(&str, &str); 4] = [("scope", "bytea"), ("parent", "bytea"), ("created", "int8"), ("ref", "bytea")];
+/// What stands beside them: the revision that a row must have, none for a new one; whether its holder writes; by how much it
+/// may grow; and whether it needs a holder from then on.
+const RULES: [(&str, &str); 4] =
+    [("expected", "int8"), ("by_holder", "bool"), ("room", "int8"), ("needs_holder", "bool")];
+
+/// Writes rows over others and new ones, and removes some. `$1`, `$2` as [`GUARD`] has them; then the arrays of what is written:
+/// `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`]; then `id` and `owner` of what is removed.
+pub(super) fn batch() -> String {
+    let keys = [("id", "bytea"), ("owner", "bytea")];
+    let columns: Vec<_> = keys.iter().chain(&RULES).chain(&MOVING).chain(&STAYING).collect();
+    let arrays: Vec<_> = columns.iter().zip(3..).map(|((_, kind), at)| format!("${at}::{kind}[]")).collect();
+    let names: Vec<_> = columns.iter().map(|(name, _)| *name).collect();
+    let (arrays, removed) = (arrays.join(", "), 3 + columns.len());
+    let names = names.join(", ");
+    // A name that was taken from a row stays taken from it.
+    let is_moved = |name: &&str| *name != "idem";
+    let moved: Vec<_> =
+        MOVING.iter().map(|(name, _)| *name).filter(is_moved).map(|name| format!("{name} = w.{name}")).collect();
+    let stored: Vec<_> = keys.iter().chain(&MOVING).chain(&STAYING).map(|(name, _)| *name).collect();
+    let (moved, stored) = (moved.join(", "), stored.join(", "));
+    format!(
+        "WITH {GUARD},
+        w AS (SELECT * FROM unnest({arrays}) AS w ({names}) WHERE EXISTS (SELECT FROM guard)),
+        put AS (
+            UPDATE tg_task t SET rev = t.rev + 1, holder = CASE WHEN w.needs_holder THEN coalesce(t.holder, $1) END,
+                size_before = t.size, open_before = NOT t.settled, {moved}
+            FROM w WHERE w.expected IS NOT NULL AND t.id = w.id AND t.owner = w.owner AND t.rev = w.expected
+                AND (NOT w.by_holder OR t.holder = $1) AND w.size - t.size <= greatest(w.room, 0)
+            RETURNING t.id, t.owner, t.rev, t.holder, 0 AS tasks, (NOT t.settled)::int - t.open_before::int AS unsettled,
+                t.size - t.size_before AS bytes),
+        made AS (
+            INSERT INTO tg_task AS t (rev, holder, {stored})
+            SELECT 1, CASE WHEN needs_holder THEN $1 END, {stored} FROM w WHERE expected IS NULL
+            ON CONFLICT DO NOTHING
+            RETURNING t.id, t.owner, t.rev, t.holder, 1 AS tasks, (NOT t.settled)::int AS unsettled, t.size AS bytes),
+        gone AS (
+            DELETE FROM tg_task t USING unnest(${removed}::bytea[], ${}::bytea[]) AS d (id, owner)
+            WHERE t.id = d.id AND t.owner = d.owner AND EXISTS (SELECT FROM guard) RETURNING {GONE}),
+        changed AS (SELECT * FROM put UNION ALL SELECT * FROM made UNION ALL SELECT * FROM gone),
+        {SUMS}",
+        removed + 1
+    )
+}
+
+/// Takes names from rows that are gone: before others get them. `$1`, `$2` are arrays of owners and names, `$3` of the times at
+/// which the new rows are made; `$4`, `$5` as [`GUARD`] has them.
+const RELEASE: &str = "
+UPDATE tg_task t SET idem = NULL FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) AS n (owner, idem, now)
+WHERE t.owner = n.owner AND t.idem = n.idem AND t.settled AND t.expires <= n.now
+    AND EXISTS (SELECT FROM tg_lane WHERE incarnation = $4 AND epoch = $5)";
+
+/// How rows stand that could not be written over: `$3`, `$4` are arrays of their ids and owners.
+fn look() -> String {
+    format!(
+        "WITH {GUARD} SELECT false, t.id, t.owner, t.rev, t.holder FROM unnest($3::bytea[], $4::bytea[]) AS w (id, owner)
+        CROSS JOIN LATERAL (SELECT * FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) t
+        UNION ALL SELECT true, NULL, NULL, NULL, NULL FROM guard"
+    )
+}
+
+/// Frees rows that are gone: `$3` is the time, `$4` how many.
+fn sweep() -> String {
+    format!(
+        "WITH {GUARD},
+        picked AS (
+            SELECT id, owner FROM tg_task WHERE settled AND expires <= $3 AND EXISTS (SELECT FROM guard)
+            ORDER BY expires LIMIT $4 FOR UPDATE SKIP LOCKED),
+        changed AS (
+            DELETE FROM tg_task t USING picked WHERE t.id = picked.id AND t.owner = picked.owner RETURNING {GONE}),
+        {SUMS}"
+    )
+}
+
+/// Takes over rows of dead lives, `$3` of them and their subtasks: a subtask comes with its parent where that is a dead
+/// life's too. A life that is dead itself takes none.
+fn claim() -> String {
+    format!(
+        "WITH RECURSIVE {GUARD},
+        dead AS (
+            SELECT array_agg(incarnation) AS all FROM tg_replica WHERE dead
+            AND EXISTS (SELECT FROM guard) AND EXISTS (SELECT FROM tg_replica WHERE incarnation = $1 AND NOT dead)),
+        picked AS (
+            SELECT t.id, t.owner FROM tg_task t WHERE t.holder = ANY ((SELECT dead.all FROM dead)::bigint[]) AND NOT EXISTS (
+                SELECT FROM tg_task p WHERE p.id = t.parent AND p.owner = t.owner
+                AND p.holder = ANY ((SELECT dead.all FROM dead)::bigint[]))
+            ORDER BY t.id LIMIT $3 FOR UPDATE OF t SKIP LOCKED),
+        tree AS (
+            SELECT id, owner FROM picked
+            UNION SELECT c.id, c.owner FROM tree JOIN tg_task c ON c.owner = tree.owner AND c.parent = tree.id
+            WHERE c.parent IS NOT NULL AND c.holder = ANY ((SELECT dead.all FROM dead)::bigint[])),
+        changed AS (
+            UPDATE tg_task t SET holder = $1, rev = t.rev + 1 FROM tree
+            WHERE t.id = tree.id AND t.owner = tree.owner AND t.holder = ANY ((SELECT dead.all FROM dead)::bigint[])
+            RETURNING t.id, t.owner, t.rev, t.holder)
+        SELECT true, NULL::bytea, NULL::bytea, NULL::bigint, NULL::bigint FROM guard
+        UNION ALL SELECT false, id, owner, rev, holder FROM changed"
+    )
+}
+
+/// Gives the connection its number: waits until what an earlier one left under way has ended.
+pub(super) const TAKE_LANE: &str = "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 RETURNING epoch";
+
+/// The sums of this life.
+pub(super) const OWN_SUMS: &str = "SELECT owner, tasks, unsettled, bytes FROM tg_usage WHERE incarnation = $1";
+
+/// Hints to the others: `$1` is the channel, `$2` what changed.
+const HINT: &str = "SELECT pg_notify($1, x) FROM unnest($2::text[]) AS x";
+
+/// The writer's statements, as one session knows them.
+#[derive(Debug)]
+pub(super) struct WriterStatements {
+    pub(super) batch: Statement,
+    pub(super) release: Statement,
+    pub(super) look: Statement,
+    pub(super) sweep: Statement,
+    pub(super) claim: Statement,
+    pub(super) hint: Statement,
+    pub(super) promise: Statement,
+}
+
+impl WriterStatements {
+    /// # Errors
+    /// If the server does not take one of them.
+    pub(super) async fn prepare(session: &Session) -> Result<Self, Error> {
+        let client = &session.client;
+        Ok(Self {
+            batch: client.prepare(&batch()).await?,
+            release: client.prepare(RELEASE).await?,
+            look: client.prepare(&look()).await?,
+            sweep: client.prepare(&sweep()).await?,
+            claim: client.prepare(&claim()).await?,
+            hint: client.prepare(HINT).await?,
+            promise: client.prepare(PROMISE).await?,
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! Tests the store against real servers: what every store promises, and what is this one's alone.
+
+mod plan;
+mod rules;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use support::postgres::{PostgresServer, shared};
+
+use super::*;
+use crate::replica::Incarnation;
+use crate::store::contract::{self, StoreOpener, task};
+use crate::task::{ManualClock, Timestamp};
+
+const START: Timestamp = Timestamp::from_millis(1_000_000);
+
+/// A schema that no other test has.
+fn new_schema() -> String {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    format!("t{}", NEXT.fetch_add(1, Ordering::SeqCst))
+}
+
+fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
+    PostgresSettings {
+        url: DatabaseUrl::Here(server.url()),
+        password_file: None,
+        ca: None,
+        schema: schema.to_owned(),
+        durability: Durability::Single,
+        write_max: Duration::from_secs(5),
+        read_trust: Duration::from_secs(1),
+        lease: Duration::from_secs(8),
+        stored_bytes_max: 64 << 20,
+        replica: ReplicaDescription { name: schema.to_owned(), ..ReplicaDescription::default() },
+    }
+}
+
+async fn open_with(settings: PostgresSettings) -> Result<Arc<PostgresStore>, PostgresOpenError> {
+    PostgresStore::open(settings, Arc::new(ManualClock::at(START))).await
+}
+
+/// Stores of one server, each new one in a schema of its own.
+struct Postgres {
+    server: &'static PostgresServer,
+}
+
+impl StoreOpener for Postgres {
+    type Store = PostgresStore;
+
+    async fn open(&self, stored_bytes_max: usize) -> Arc<PostgresStore> {
+        let settings = PostgresSettings { stored_bytes_max, ..settings(self.server, &new_schema()) };
+        open_with(settings).await.unwrap()
+    }
+
+    async fn next_life(&self, ended: Arc<PostgresStore>) -> Arc<PostgresStore> {
+        ended.close().await;
+        let next = open_with((*ended.state.settings).clone()).await.unwrap();
+        assert!(next.declare_dead(ended.holder(), None).await.unwrap());
+        next
+    }
+
+    async fn beside(&self, store: &Arc<PostgresStore>) -> Option<Arc<PostgresStore>> {
+        Some(open_with((*store.state.settings).clone()).await.unwrap())
+    }
+
+    async fn declare_ended(&self, by: &PostgresStore, ended: Incarnation) {
+        assert!(by.declare_dead(ended, None).await.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_row_is_found_as_it_was_written() {
+    let Some(server) = shared() else { return };
+    let store = open_with(settings(server, &new_schema())).await.unwrap();
+    let one = task("a", 1);
+    let first = store.insert(&one).await.unwrap();
+    let found = store.load(&one.key, START).await.unwrap().unwrap();
+    assert_eq!((&*found.task, found.revision, found.holder), (&one, first, Some(store.holder())));
+    let changed = Task { status_message: Some("half".into()), ..one };
+    let second = store.replace(first, WriteRole::Holder, &changed).await.unwrap();
+    assert_eq!(second, Revision(2));
+    assert_eq!(*store.load(&changed.key, START).await.unwrap().unwrap().task, changed);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn keeps_the_contract_of_every_store() {
+    let Some(server) = shared() else { return };
+    contract::check_all(&Postgres { server }).await;
+}

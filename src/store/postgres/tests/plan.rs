@@ -1,0 +1,78 @@
+//! What the grouped statements read, whatever the planner knows of the table.
+
+use futures_util::future::try_join_all;
+
+use super::*;
+
+const BATCH: u128 = 500;
+
+/// Fills a schema's table with rows of one owner, and leaves the planner without statistics.
+fn fill(server: &PostgresServer, schema: &str, rows: u32) {
+    let bytes = |text: &str| format!("decode(md5({text}), 'hex')");
+    server.psql(&format!(
+        "INSERT INTO {schema}.tg_task (id, owner, rev, holder, settled, state, lag, scope, created, updated, expires, ref, size,
+            summary, record)
+        SELECT {}, 'a', 1, NULL, true, 3, 0, '', n, n, 1000000000000, {}, 1024, 'x', repeat('r', 200)::bytea
+        FROM generate_series(1, {rows}) AS n",
+        bytes("n::text"),
+        bytes("'r' || n"),
+    ));
+}
+
+/// Rows that scans of the table have read, by its indexes and one after the other.
+fn read_rows(server: &PostgresServer, schema: &str) -> (u64, u64) {
+    let sql = format!(
+        "SELECT coalesce(sum(i.idx_tup_read), 0), max(t.seq_tup_read) FROM pg_stat_user_tables t
+        JOIN pg_stat_user_indexes i USING (relid) WHERE t.schemaname = '{schema}' AND t.relname = 'tg_task'"
+    );
+    let found = server.psql(&sql);
+    let (index, table) = found.split_once('|').unwrap();
+    (index.parse().unwrap(), table.parse().unwrap())
+}
+
+/// The counts of all that was done so far: a backend writes its own down at the end of a transaction, once a second, so each is
+/// given one more that reads nothing.
+async fn settled_counts(server: &PostgresServer, schema: &str, store: &PostgresStore) -> (u64, u64) {
+    let absent = task("absent", 1).key;
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+        for _ in 0..4 {
+            assert!(store.settle_doubt(&absent, START).await.unwrap().is_none());
+            assert!(store.load(&absent, START).await.unwrap().is_none());
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    read_rows(server, schema)
+}
+
+/// The plans are made while the table is empty, where reading all of it costs least.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    server.psql(&format!("ALTER TABLE {schema}.tg_task SET (autovacuum_enabled = false)"));
+    let first = task("a", 2 * BATCH);
+    let revision = store.insert(&first).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &first).await.unwrap();
+    store.load(&first.key, START).await.unwrap().unwrap();
+    fill(server, &schema, 100_000);
+    let tasks: Vec<Task> = (0..BATCH).map(|id| task("a", id)).collect();
+    try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
+    let before = settled_counts(server, &schema, &store).await;
+    let commits = store.commits().0;
+    let replace = |task| store.replace(Revision(1), WriteRole::Holder, task);
+    try_join_all(tasks.iter().map(replace)).await.unwrap();
+    let commits = store.commits().0 - commits;
+    assert!(commits <= 8, "{commits} transactions");
+    let written = settled_counts(server, &schema, &store).await;
+    try_join_all(tasks.iter().map(|task| store.load(&task.key, START))).await.unwrap();
+    let loaded = settled_counts(server, &schema, &store).await;
+    store.close().await;
+    let batch = u64::try_from(BATCH).unwrap();
+    for (what, from, to) in [("written", before, written), ("loaded", written, loaded)] {
+        let (index, table) = (to.0 - from.0, to.1 - from.1);
+        println!("{what}: {index} rows by indexes, {table} others, {commits} transactions");
+        assert!((batch..=3 * batch).contains(&index) && table == 0, "{what}: {index} by indexes, {table} others");
+    }
+}

@@ -1,0 +1,220 @@
+//! The six rules of doubt, each against a server that breaks its promise: its standby is missing, its commit is cancelled, its
+//! backend or the server itself ends. A server of its own for each, whose commits wait as soon as a standby is named
+//! that does not exist.
+
+use support::postgres::ServerStop;
+use tokio::time::Instant;
+
+use super::*;
+
+struct Waiting {
+    server: PostgresServer,
+    schema: String,
+    store: Arc<PostgresStore>,
+}
+
+const READ_EACH: PostgresTimes = PostgresTimes { write_max: Duration::from_secs(1), read_trust: Duration::ZERO };
+const PATIENT: PostgresTimes = PostgresTimes { write_max: Duration::from_secs(30), read_trust: Duration::ZERO };
+
+struct PostgresTimes {
+    write_max: Duration,
+    read_trust: Duration,
+}
+
+impl Waiting {
+    /// A store with task 1 of "a" in it, whose server waits for nobody yet.
+    async fn begin(times: PostgresTimes) -> Option<Self> {
+        let server = PostgresServer::start(&[])?;
+        let schema = new_schema();
+        let PostgresTimes { write_max, read_trust } = times;
+        let settings = PostgresSettings { write_max, read_trust, ..settings(&server, &schema) };
+        let store = open_with(settings).await.unwrap();
+        store.insert(&task("a", 1)).await.unwrap();
+        assert!(store.load(&task("a", 1).key, START).await.unwrap().is_some());
+        Some(Self { server, schema, store })
+    }
+
+    async fn names(&self, names: &str) {
+        name_standbys(&self.server, names).await;
+    }
+
+    fn backends_that_wait(&self) -> usize {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        self.server.psql(sql).parse().unwrap()
+    }
+
+    fn rows(&self) -> usize {
+        self.server.psql(&format!("SELECT count(*) FROM {}.tg_task", self.schema)).parse().unwrap()
+    }
+
+    /// Does something to the backend of the writer while it waits for a standby.
+    async fn strike(&self, what: &str) {
+        let found = || {
+            let sql = format!(
+                "SELECT count({what}(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name LIKE '% writer'"
+            );
+            self.server.psql(&sql) != "0"
+        };
+        until("a commit that waits", found).await;
+    }
+
+    async fn recovers(&self) {
+        let begin = Instant::now();
+        while self.store.insert(&task("b", 99)).await.is_err_and(|error| !matches!(error, StoreError::Exists)) {
+            assert!(begin.elapsed() < Duration::from_secs(30), "writes go on: {:?}", self.store.health());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+async fn name_standbys(server: &PostgresServer, names: &str) {
+    server.configure(&[&format!("synchronous_standby_names = '{names}'")]);
+    server.reload();
+    until("the names are set", || server.psql("SHOW synchronous_standby_names") == names).await;
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// However long the standby is away, one commit of each connection waits for it, and not one more for each try.
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_write_unsure() {
+    let Some(at) = Waiting::begin(READ_EACH).await else { return };
+    at.names("nobody").await;
+    let begin = Instant::now();
+    let two = task("a", 2);
+    let unsure = at.store.insert(&two).await;
+    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    for _ in 0..8 {
+        let refused = at.store.insert(&task("a", 3)).await;
+        assert!(matches!(refused, Err(StoreError::Io(_))), "{refused:?}");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    assert!(at.backends_that_wait() <= 2, "{} commits wait", at.backends_that_wait());
+    assert!(at.store.load(&two.key, START).await.is_ok_and(|row| row.is_none()), "nobody is shown a row in doubt");
+    assert!(matches!(at.store.settle_doubt(&two.key, START).await, Err(StoreError::Io(_))));
+    at.names("").await;
+    at.recovers().await;
+    assert!(at.store.settle_doubt(&two.key, START).await.unwrap().is_none());
+    assert_eq!((at.rows(), at.store.usage().tasks), (2, 2), "the row in doubt was removed");
+    at.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_2_a_commit_that_is_acknowledged_with_a_warning_is_unsure() {
+    let Some(at) = Waiting::begin(PATIENT).await else { return };
+    at.names("nobody").await;
+    let (store, two) = (Arc::clone(&at.store), task("a", 2));
+    let (written, ()) = tokio::join!(store.insert(&two), at.strike("pg_cancel_backend"));
+    assert!(matches!(written, Err(StoreError::Unsure(_))), "{written:?}");
+    assert_eq!(at.rows(), 2, "everybody else sees the row");
+    assert!(at.store.load(&two.key, START).await.unwrap().is_none());
+    at.names("").await;
+    at.recovers().await;
+    assert!(at.store.settle_doubt(&two.key, START).await.unwrap().is_none());
+    assert_eq!(at.rows(), 2);
+    at.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_3_what_changed_nothing_is_answered_only_after_a_write_of_ones_own() {
+    for number in 0..2 {
+        let Some(at) = Waiting::begin(READ_EACH).await else { return };
+        at.names("nobody").await;
+        let one = task("a", 1);
+        let answer = match number {
+            0 => at.store.insert(&one).await,
+            _ => at.store.replace(Revision(7), WriteRole::Command, &one).await,
+        };
+        assert!(matches!(answer, Err(StoreError::Unsure(_))), "{answer:?}");
+        at.names("").await;
+        at.recovers().await;
+        // A refused insert of a row that is there takes nothing away.
+        assert!(at.store.insert(&one).await.is_ok() || number == 1, "the row of an insert in doubt was removed");
+        at.store.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_4_what_was_read_is_believed_behind_a_barrier_alone() {
+    let Some(at) = Waiting::begin(READ_EACH).await else { return };
+    let key = task("a", 1).key;
+    assert!(at.store.load(&key, START).await.unwrap().is_some());
+    at.names("nobody").await;
+    let page = at.store.page(&key.owner, None, 9, START).await;
+    let (row, found) = tokio::join!(at.store.load(&key, START), at.store.overdue(START, 9));
+    assert!(row.is_err() && page.is_err() && found.is_err(), "{row:?} {page:?} {found:?}");
+    at.names("").await;
+    at.recovers().await;
+    assert!(at.store.load(&key, START).await.unwrap().is_some());
+    at.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_next_one() {
+    let Some(at) = Waiting::begin(PATIENT).await else { return };
+    at.names("nobody").await;
+    let (store, two) = (Arc::clone(&at.store), task("a", 2));
+    let (written, ()) = tokio::join!(store.insert(&two), at.strike("pg_terminate_backend"));
+    assert!(matches!(written, Err(StoreError::Unsure(_))), "{written:?}");
+    assert_eq!(at.rows(), 2, "everybody else sees the row");
+    assert!(at.store.load(&two.key, START).await.unwrap().is_none());
+    at.names("").await;
+    at.recovers().await;
+    assert_eq!(at.rows(), 2, "the row in doubt was removed");
+    // A restart ends all connections, and what was acknowledged is there.
+    let three = task("a", 3);
+    let revision = at.store.insert(&three).await.unwrap();
+    for how in [ServerStop::Fast, ServerStop::Immediate] {
+        at.server.stop(how);
+        let refused = at.store.insert(&task("a", 4)).await;
+        assert!(matches!(refused, Err(StoreError::Io(_) | StoreError::Unsure(_))), "{refused:?}");
+        at.server.restart();
+        at.recovers().await;
+        let begin = Instant::now();
+        let found = loop {
+            match at.store.load(&three.key, START).await {
+                Ok(found) => break found,
+                Err(_) if begin.elapsed() < Duration::from_secs(20) => {
+                    tokio::time::sleep(Duration::from_millis(50)).await
+                }
+                Err(error) => panic!("{error}"),
+            }
+        };
+        assert_eq!(found.map(|row| row.revision), Some(revision));
+    }
+    at.store.close().await;
+}
+
+/// The rule of names that were emptied (section 5), and what a pair of servers promises.
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    let settings = PostgresSettings { durability: Durability::Replicated, ..settings(&server, &new_schema()) };
+    let refused = open_with(settings.clone()).await;
+    assert!(matches!(refused, Err(PostgresOpenError::NoStandby)), "{refused:?}");
+    let standby = PostgresServer::standby_of(&server, "one");
+    name_standbys(&server, "one").await;
+    let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+    until("the standby follows", || server.psql(sql) == "1").await;
+    let store = open_with(settings).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+    name_standbys(&server, "").await;
+    let unsure = store.insert(&task("a", 2)).await;
+    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    until("readiness says why", || store.health() == PostgresHealth::NoStandby).await;
+    assert!(matches!(store.insert(&task("a", 3)).await, Err(StoreError::Io(_))));
+    name_standbys(&server, "one").await;
+    until("all is well again", || store.health() == PostgresHealth::Good).await;
+    assert!(store.settle_doubt(&task("a", 2).key, START).await.unwrap().is_none());
+    store.insert(&task("a", 3)).await.unwrap();
+    assert_eq!(store.usage().tasks, 2);
+    store.close().await;
+    drop(standby);
+}

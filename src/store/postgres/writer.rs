@@ -1,0 +1,309 @@
+//! Writes to the database: one tokio task with one connection that makes one transaction of all writes that wait.
+//!
+//! Whatever leaves open what became of a batch ends its connection. The next one gets a number that shuts out what the last one
+//! may have left under way, waits for it, and removes rows that nobody knows of, before it writes anything else: from then on
+//! nothing is in doubt (rules 3 to 5).
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, TaskWrite, WriteOutcome, WriterIdentity};
+use super::columns::holder_column;
+use super::hints;
+use super::open_error::PostgresOpenError;
+use super::schema;
+use super::session::{DatabaseConnector, Session, back_off, in_words};
+use super::state::{PostgresHealth, StoreState};
+use super::statements::{OWN_SUMS, TAKE_LANE, WriterStatements};
+use super::sums::SumChange;
+use super::transaction::{CommitFailure, transact};
+use crate::metric;
+use crate::store::tasks::StoreError;
+use crate::task::TaskKey;
+
+/// How often a batch is tried that another transaction got in the way of.
+const TRIES_MAX: usize = 5;
+
+/// Writes that are put aside at most, while others of the same rows are made.
+const ASIDE_MAX: usize = 1_024;
+
+/// A write, and who waits for what becomes of it.
+pub(super) type PendingWrite = (TaskWrite, oneshot::Sender<Result<WriteOutcome, StoreError>>);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct PostgresWriter {
+    pub(super) connector: Arc<DatabaseConnector>,
+    pub(super) state: Arc<StoreState>,
+    pub(super) queue: mpsc::Receiver<PendingWrite>,
+    /// Those that could not stand beside the writes of the last batch.
+    pub(super) deferred: VecDeque<PendingWrite>,
+    /// When the store ends.
+    pub(super) end: CancellationToken,
+}
+
+/// A connection that writes.
+#[derive(Debug)]
+pub(super) struct WriterLink {
+    session: Session,
+    statements: WriterStatements,
+    epoch: i64,
+}
+
+impl PostgresWriter {
+    /// Writes until the store is closed and nothing waits any more. `link` is the first connection.
+    pub(super) async fn run(mut self, link: WriterLink) {
+        let mut link = Some(link);
+        let mut failures = 0;
+        loop {
+            let Some(open) = link.take_if(|link| !link.session.client.is_closed()) else {
+                link = self.reconnect(&mut failures).await;
+                if link.is_none() && self.end.is_cancelled() {
+                    return self.refuse("the store is closed");
+                }
+                continue;
+            };
+            let Some(first) = self.next().await else { return };
+            link = self.write(open, first).await;
+        }
+    }
+
+    async fn next(&mut self) -> Option<PendingWrite> {
+        if let Some(write) = self.deferred.pop_front() {
+            return Some(write);
+        }
+        tokio::select! {
+            biased;
+            write = self.queue.recv() => write,
+            () = self.end.cancelled() => {
+                self.queue.close();
+                self.queue.recv().await
+            }
+        }
+    }
+
+    /// Tries to connect once. Where that fails all that waits is refused, for nobody knows how long it would have to.
+    async fn reconnect(&mut self, failures: &mut u32) -> Option<WriterLink> {
+        let connecting = WriterLink::open(&self.connector, &self.state);
+        let opened = tokio::select! {
+            opened = connecting => opened,
+            () = self.end.cancelled() => return None,
+        };
+        match opened {
+            Ok(link) => {
+                *failures = 0;
+                self.state.writer_is(PostgresHealth::Good);
+                Some(link)
+            }
+            Err(error) => {
+                let why = error.to_string();
+                let is_alone = matches!(error, PostgresOpenError::NoStandby);
+                self.state.writer_is(if is_alone {
+                    PostgresHealth::NoStandby
+                } else {
+                    PostgresHealth::Away(why.clone())
+                });
+                self.refuse(&why);
+                *failures += 1;
+                tokio::select! {
+                    () = tokio::time::sleep(back_off(*failures)) => (),
+                    () = self.end.cancelled() => (),
+                }
+                None
+            }
+        }
+    }
+
+    /// Says of all that waits that it was not done.
+    fn refuse(&mut self, why: &str) {
+        let queued = std::iter::from_fn(|| self.queue.try_recv().ok());
+        for (_, reply) in self.deferred.drain(..).chain(queued) {
+            let _ = reply.send(Err(StoreError::Io(io::Error::new(io::ErrorKind::NotConnected, why.to_owned()))));
+        }
+    }
+
+    /// Makes a batch of a write and what else waits, and gives back the connection if it can still be used.
+    async fn write(&mut self, link: WriterLink, first: PendingWrite) -> Option<WriterLink> {
+        let (writes, replies) = self.gather(first);
+        let begun = Instant::now();
+        let made = self.attempt(&link, &writes).await;
+        metrics::histogram!(metric::STORE_COMMIT_TIME).record(begun.elapsed().as_secs_f64());
+        match made {
+            Ok(BatchOutcome { results, sums, changed }) => {
+                self.state.committed();
+                metrics::counter!(metric::STORE_COMMITS).increment(1);
+                #[allow(clippy::cast_precision_loss, reason = "a batch has few writes")]
+                metrics::histogram!(metric::STORE_BATCH).record(writes.len() as f64);
+                self.state.sums.add(sums);
+                for key in &changed {
+                    self.state.settled.forget(key);
+                }
+                for (reply, result) in replies.into_iter().zip(results) {
+                    let _ = reply.send(result);
+                }
+                link.hint(&self.state, &changed);
+                Some(link)
+            }
+            Err(CommitFailure::NotMade(error)) => {
+                let is_full = error.code().is_some_and(|code| code.code() == "53100");
+                let why = in_words(&error);
+                tracing::warn!(%why, "the database refused to write");
+                for reply in replies {
+                    let _ = reply.send(Err(if is_full {
+                        StoreError::Full { what: "bytes on its database's disk" }
+                    } else {
+                        StoreError::Io(io::Error::other(why.clone()))
+                    }));
+                }
+                // It may have become a standby, or be about to end.
+                None
+            }
+            Err(failure) => {
+                self.state.was_unsure();
+                if matches!(failure, CommitFailure::NoStandby) {
+                    self.state.writer_is(PostgresHealth::NoStandby);
+                }
+                // Nobody is shown such rows before they are removed.
+                self.state.doubt.add(writes.iter().filter_map(TaskWrite::new_row).cloned());
+                drop(link);
+                let why = failure.into_io().to_string();
+                tracing::warn!(%why, writes = writes.len(), "whether a batch was written is not known");
+                for (write, reply) in writes.iter().zip(replies) {
+                    let cause = io::Error::other(why.clone());
+                    let _ = reply.send(Err(match write {
+                        // They say nothing of rows that somebody waits for.
+                        TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Barrier => StoreError::Io(cause),
+                        TaskWrite::Insert(_) | TaskWrite::Replace { .. } | TaskWrite::Remove(_) => {
+                            StoreError::Unsure(cause)
+                        }
+                    }));
+                }
+                None
+            }
+        }
+    }
+
+    /// Everything that waits, up to a batch.
+    fn gather(
+        &mut self,
+        first: PendingWrite,
+    ) -> (Vec<TaskWrite>, Vec<oneshot::Sender<Result<WriteOutcome, StoreError>>>) {
+        let mut plan = BatchPlan::default();
+        let room = self.state.room();
+        let (mut writes, mut replies) = (Vec::new(), Vec::new());
+        let mut later = VecDeque::new();
+        let mut next = Some(first);
+        while let Some((write, reply)) = next {
+            if plan.takes(&write, room) {
+                writes.push(write);
+                replies.push(reply);
+            } else {
+                later.push_back((write, reply));
+            }
+            let is_enough = plan.is_full() || later.len() >= ASIDE_MAX;
+            next = if is_enough { None } else { self.deferred.pop_front().or_else(|| self.queue.try_recv().ok()) };
+        }
+        // What was put aside stands in front of what came later.
+        later.append(&mut self.deferred);
+        self.deferred = later;
+        (writes, replies)
+    }
+
+    async fn attempt(&self, link: &WriterLink, writes: &[TaskWrite]) -> Result<BatchOutcome, CommitFailure> {
+        let settings = &self.state.settings;
+        let batch = GroupedWrites {
+            session: &link.session,
+            statements: &link.statements,
+            identity: WriterIdentity { holder: self.state.holder, epoch: link.epoch },
+            durability: settings.durability,
+            room: self.state.room(),
+        };
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            // The time-out is the gateway's own, and drops the connection (rule 1).
+            let made = tokio::time::timeout(settings.write_max, batch.run(writes)).await;
+            let made = made.unwrap_or_else(|_| {
+                Err(CommitFailure::Unsure(io::Error::new(io::ErrorKind::TimedOut, "the database takes too long")))
+            });
+            match made {
+                Err(failure) if tries < TRIES_MAX && matches!(failure.code(), Some("40P01" | "40001")) => (),
+                made => return made,
+            }
+        }
+    }
+}
+
+impl WriterLink {
+    /// Opens a connection behind which nothing is in doubt.
+    ///
+    /// # Errors
+    /// As [`super::PostgresStore::open`].
+    pub(super) async fn open(connector: &DatabaseConnector, state: &StoreState) -> Result<Self, PostgresOpenError> {
+        let settings = &state.settings;
+        let session = connector.connect("writer", None).await?;
+        let opening = async {
+            schema::judge_server(&session, settings.durability).await?;
+            Self::begin(&session, state).await
+        };
+        let opened = tokio::time::timeout(settings.write_max, opening).await;
+        let opened = opened.unwrap_or_else(|_| Err(PostgresOpenError::Away("a commit is not acknowledged".to_owned())));
+        let (statements, epoch) = opened?;
+        Ok(Self { session, statements, epoch })
+    }
+
+    async fn begin(session: &Session, state: &StoreState) -> Result<(WriterStatements, i64), PostgresOpenError> {
+        let away = |error: tokio_postgres::Error| PostgresOpenError::Away(in_words(&error));
+        let settings = &state.settings;
+        let statements = WriterStatements::prepare(session).await.map_err(away)?;
+        let unmade = |failure: CommitFailure| match failure {
+            CommitFailure::NoStandby => PostgresOpenError::NoStandby,
+            CommitFailure::NotMade(_) | CommitFailure::Unsure(_) => {
+                PostgresOpenError::Away(failure.into_io().to_string())
+            }
+        };
+        let lane = session.client.prepare(TAKE_LANE).await.map_err(away)?;
+        let me = holder_column(state.holder);
+        let rows = transact(session, &statements.promise, settings.durability, &[(&lane, vec![&me])]).await;
+        let rows = rows.map_err(unmade)?;
+        let Some(epoch) = rows.iter().flatten().next() else {
+            return Err(PostgresOpenError::Away("this gateway's line is gone from the database".to_owned()));
+        };
+        let epoch = epoch.try_get(0).map_err(away)?;
+        // From here on nothing that an earlier connection wrote can appear any more.
+        let doubtful = state.doubt.open();
+        if !doubtful.is_empty() {
+            let identity = WriterIdentity { holder: state.holder, epoch };
+            let durability = settings.durability;
+            let batch = GroupedWrites { session, statements: &statements, identity, durability, room: 0 };
+            let writes: Vec<_> = doubtful.iter().cloned().map(TaskWrite::Remove).collect();
+            let removed = batch.run(&writes).await.map_err(unmade)?;
+            tracing::warn!(refused = doubtful.len(), found = removed.changed.len(), "rows in doubt were removed");
+            state.doubt.removed(&doubtful);
+        }
+        let lines = session.client.query(OWN_SUMS, &[&me]).await.map_err(away)?;
+        let lines = lines.iter().map(|line| SumChange::of(line, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
+        state.sums.reset_own(lines);
+        state.settled.forget_all();
+        Ok((statements, epoch))
+    }
+
+    /// Tells the others what changed. Hints are comfort: nobody waits for them, and they may be lost.
+    fn hint(&self, state: &StoreState, changed: &[TaskKey]) {
+        if changed.is_empty() {
+            return;
+        }
+        let texts: Vec<String> = changed.iter().map(|key| hints::text(state.holder, key)).collect();
+        let channel = hints::channel(&state.settings.schema);
+        let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&channel, &texts];
+        let sent = self.session.client.execute(&self.statements.hint, &values);
+        // It is on its way once it was polled, in front of the next batch; the answer is of no interest.
+        let _ = Box::pin(sent).now_or_never();
+    }
+}

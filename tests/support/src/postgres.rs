@@ -1,0 +1,289 @@
+//! Starts PostgreSQL servers: in a folder of their own, reached by a socket in it, and gone with whoever started them.
+//!
+//! The server refuses to run as root, so under root it runs as another user. A shell of that user stands between: it starts and
+//! ends the server by its process id as it is told, and ends it and removes the folder when nobody is left to tell it
+//! anything, however this process ended.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Names a folder of programs to use instead of those of the system.
+const PROGRAMS_VARIABLE: &str = "TASKGATE_POSTGRES";
+/// Once it is set a server that is missing fails the test.
+const PEERS_VARIABLE: &str = "TASKGATE_PEERS";
+/// Those that a distribution may have.
+const VERSIONS: std::ops::RangeInclusive<u8> = 14..=19;
+/// How long a server may take to start, to stop, or for one of its programs.
+const READY_MAX: Duration = Duration::from_secs(60);
+/// The user that the server runs as, if this process is root's.
+const USERS: [&str; 2] = ["postgres", "nobody"];
+
+/// What the shell between is told to do. `$1` is the folder, `$2` the server's program.
+const KEEPER: &str = r#"
+trap '' INT TERM HUP
+pid=
+while read -r word; do
+  case "$word" in
+    start) "$2" -D "$1/data" >> "$1/log" 2>&1 < /dev/null & pid=$! ;;
+    *) kill -s "$word" "$pid"; wait "$pid"; pid= ;;
+  esac
+  echo "$word"
+done
+[ -z "$pid" ] || { kill -s QUIT "$pid"; wait "$pid"; }
+rm -rf "$1"
+"#;
+
+/// A PostgreSQL server with a database of the name `postgres`.
+#[derive(Debug)]
+pub struct PostgresServer {
+    programs: PathBuf,
+    folder: PathBuf,
+    port: u16,
+    keeper: Mutex<Keeper>,
+}
+
+#[derive(Debug)]
+struct Keeper {
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+/// How a server is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerStop {
+    /// Connections are ended, and everything is written.
+    Fast,
+    /// As by a crash; the next start recovers.
+    Immediate,
+}
+
+/// The folder of the server's programs; `None` where there are none, of which the output tells.
+///
+/// # Panics
+/// If there are none and `TASKGATE_PEERS` is set.
+pub fn programs() -> Option<PathBuf> {
+    let named = std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from);
+    let found = named.or_else(|| {
+        let newest_first = VERSIONS.rev().map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin")));
+        newest_first.into_iter().find(|bin| bin.join("initdb").exists())
+    });
+    if found.is_none() {
+        assert!(std::env::var_os(PEERS_VARIABLE).is_none(), "PostgreSQL is missing: install the package `postgresql`");
+        // Written past the test harness, which shows what a test prints only if it fails.
+        let _ = std::io::stderr().write_all(b"SKIPPED: PostgreSQL is missing\n");
+    }
+    found
+}
+
+/// One server that all tests of a program share; `None` where PostgreSQL is missing.
+pub fn shared() -> Option<&'static PostgresServer> {
+    static SHARED: OnceLock<Option<PostgresServer>> = OnceLock::new();
+    SHARED.get_or_init(|| PostgresServer::start(&[])).as_ref()
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+/// A command that runs as a user whom the server accepts.
+fn command(program: &Path) -> Command {
+    if !is_root() {
+        return Command::new(program);
+    }
+    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let ids = USERS.iter().find_map(|user| {
+        let line = users.lines().find(|line| line.split(':').next() == Some(user))?;
+        let mut fields = line.split(':').skip(2);
+        Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
+    });
+    let (user, group) = ids.expect("a user that is not root");
+    let mut command = Command::new("setpriv");
+    command.args([&format!("--reuid={user}"), &format!("--regid={group}"), "--clear-groups", "--"]).arg(program);
+    command
+}
+
+fn run(command: &mut Command) {
+    let done = command.current_dir("/").stdin(Stdio::null()).output().expect("the program starts");
+    let told = [String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr)].concat();
+    assert!(done.status.success(), "{command:?}: {told}");
+}
+
+/// A folder that the server's user owns.
+fn folder() -> PathBuf {
+    let made = command(Path::new("mktemp")).args(["-d", "/tmp/taskgate-pg-XXXXXX"]).output().expect("mktemp runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    PathBuf::from(String::from_utf8(made.stdout).expect("a path").trim())
+}
+
+impl PostgresServer {
+    /// Starts a server with these lines added to its configuration; `None` where PostgreSQL is missing.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn start(lines: &[&str]) -> Option<Self> {
+        let programs = programs()?;
+        let server = Self::begin(programs, |programs, data| {
+            let mut initdb = command(&programs.join("initdb"));
+            // What is made at first may be lost in a power cut; what the server writes may not.
+            initdb.args(["--no-sync", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale", "-D"]).arg(data);
+            run(&mut initdb);
+        });
+        server.configure(lines);
+        server.restart();
+        Some(server)
+    }
+
+    /// Starts a standby of another server, which follows it under this name (`application_name`).
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn standby_of(primary: &Self, name: &str) -> Self {
+        let from = format!("{} application_name={name}", primary.conninfo());
+        let server = Self::begin(primary.programs.clone(), |programs, data| {
+            let mut copy = command(&programs.join("pg_basebackup"));
+            run(copy.args(["--no-sync", "-R", "-c", "fast", "-d", &from, "-D"]).arg(data));
+        });
+        server.restart();
+        server
+    }
+
+    fn begin(programs: PathBuf, fill: impl FnOnce(&Path, &Path)) -> Self {
+        let folder = folder();
+        fill(&programs, &folder.join("data"));
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+        let mut keeper = command(Path::new("/bin/sh"));
+        keeper.args(["-c", KEEPER, "keeper"]).arg(&folder).arg(programs.join("postgres"));
+        keeper.current_dir("/").process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = keeper.spawn().expect("a shell");
+        let orders = child.stdin.take();
+        let answers = BufReader::new(child.stdout.take().expect("piped"));
+        let server = Self { programs, folder, port, keeper: Mutex::new(Keeper { child, orders, answers }) };
+        server.configure(&[
+            "listen_addresses = '127.0.0.1'",
+            &format!("port = {port}"),
+            &format!("unix_socket_directories = '{}'", server.folder.display()),
+            "max_connections = 100",
+            "shared_buffers = 32MB",
+            "max_wal_size = 256MB",
+        ]);
+        server
+    }
+
+    /// Adds lines to the configuration. A later line counts more than an earlier one.
+    pub fn configure(&self, lines: &[&str]) {
+        let path = self.folder.join("data/postgresql.conf");
+        let mut file = fs::OpenOptions::new().append(true).open(path).expect("the configuration");
+        for line in lines {
+            writeln!(file, "{line}").expect("written");
+        }
+    }
+
+    /// Has the server read its configuration again.
+    pub fn reload(&self) {
+        let pid = self.pid();
+        assert!(crate::processes::signal(pid, "HUP"));
+    }
+
+    /// The server's process.
+    pub fn pid(&self) -> u32 {
+        let lines = fs::read_to_string(self.folder.join("data/postmaster.pid")).expect("the server runs");
+        lines.lines().next().and_then(|line| line.trim().parse().ok()).expect("a process id")
+    }
+
+    /// Starts the server, after it was stopped or at first.
+    pub fn restart(&self) {
+        self.order("start");
+        let socket = self.folder.join(format!(".s.PGSQL.{}", self.port));
+        let begin = Instant::now();
+        let is_ready = || {
+            let mut ready = command(&self.programs.join("pg_isready"));
+            ready.args(["-q", "-h"]).arg(&self.folder).args(["-p", &self.port.to_string()]);
+            UnixStream::connect(&socket).is_ok() && ready.current_dir("/").status().is_ok_and(|status| status.success())
+        };
+        while !is_ready() {
+            let log = || fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+            assert!(begin.elapsed() < READY_MAX, "the server does not start: {}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Stops the server, and waits until it is gone.
+    pub fn stop(&self, how: ServerStop) {
+        self.order(match how {
+            ServerStop::Fast => "INT",
+            ServerStop::Immediate => "QUIT",
+        });
+    }
+
+    /// Makes a standby the primary of its own.
+    pub fn promote(&self) {
+        let mut promote = command(&self.programs.join("pg_ctl"));
+        run(promote.args(["promote", "-w", "-s", "-D"]).arg(self.folder.join("data")));
+    }
+
+    fn order(&self, word: &str) {
+        let mut keeper = self.keeper.lock();
+        let orders = keeper.orders.as_mut().expect("a keeper");
+        writeln!(orders, "{word}").and_then(|()| orders.flush()).expect("the keeper listens");
+        let mut answer = String::new();
+        keeper.answers.read_line(&mut answer).expect("the keeper answers");
+        assert_eq!(answer.trim(), word, "the keeper of the server");
+    }
+
+    /// The folder of its socket.
+    pub fn host(&self) -> &str {
+        self.folder.to_str().expect("a path as text")
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// How its own programs name it.
+    pub fn conninfo(&self) -> String {
+        format!("host={} port={} user=postgres dbname=postgres", self.host(), self.port)
+    }
+
+    /// As a URL.
+    pub fn url(&self) -> String {
+        let host = self.host().replace('/', "%2F");
+        format!("postgres://postgres@{host}:{}/postgres?sslmode=disable", self.port)
+    }
+
+    /// What the server has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+
+    /// Runs statements by `psql`, and returns what it printed.
+    ///
+    /// # Panics
+    /// If one fails.
+    pub fn psql(&self, statements: &str) -> String {
+        let mut psql = command(&self.programs.join("psql"));
+        psql.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-d", &self.conninfo(), "-c", statements]);
+        let done = psql.current_dir("/").stdin(Stdio::null()).output().expect("psql runs");
+        assert!(done.status.success(), "{statements}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        let keeper = self.keeper.get_mut();
+        drop(keeper.orders.take());
+        let _ = keeper.child.wait();
+    }
+}

@@ -13,15 +13,18 @@ mod prepared_config;
 mod program;
 pub mod reload;
 mod reload_trigger;
+mod replica_file;
 pub mod sealing_key;
 mod served_endpoint;
 pub mod service_manager;
+mod shared_store;
 pub mod sockets;
 pub mod task_store;
 pub mod upstream_programs;
+mod waiting_listeners;
 mod wrap;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +35,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Config, ServerSettings, UpstreamConfig};
+use crate::config::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{Engine, changes_elsewhere, sweeper};
 use crate::face::client_login::{ClientLogin, PublicAddress};
@@ -40,16 +43,18 @@ use crate::face::combined::CombinedSessions;
 use crate::face::listen_permits::ListenPermits;
 use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
 use crate::face::rates::Rates;
-use crate::face::sealed::Sealer;
+use crate::face::sealed::{KeyPrint, Sealer, SealingKeys};
 use crate::face::served::Served;
 use crate::face::sse::SseStreams;
 use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::{self, Readiness};
-use crate::server::{self, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, StartError};
+use crate::server::{
+    self, Authenticator, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, StartError,
+};
 use crate::shared_limits::SharedLimits;
-use crate::store::{DiskStore, TaskStore};
+use crate::store::TaskStore;
 use crate::task::{Clock, SystemClock};
 use crate::upstream::TaskScope;
 use crate::upstream::http::SessionUpstream;
@@ -62,6 +67,8 @@ pub use program::{ServedConfig, serve};
 use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
+use task_store::{LifeEnd, OpenedStore, SharedLife, StoreOpening};
+use waiting_listeners::WaitingListeners;
 pub use wrap::wrap;
 
 /// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
@@ -80,8 +87,8 @@ pub struct Gateway {
     operators: ListenerSpec,
     metrics: Option<RunningListener>,
     parts: GatewayParts,
-    /// Where tasks rest, if that has to be closed.
-    disk: Option<Arc<DiskStore>>,
+    /// Where others share the store.
+    shared: Option<SharedLife>,
     upstreams: Vec<ServedUpstream>,
     /// Paths that serve several of them.
     endpoints: Vec<ServedEndpoint>,
@@ -120,14 +127,18 @@ impl Gateway {
         let (started, current) = (config.clone(), config.clone());
         files::check(&config, SystemClock.now())?;
         let callers = files::callers(&config)?;
-        let (sealer, is_new) = sealer(&config.folder)?;
+        let GatewayKeys { sealer, prints, are_new } = GatewayKeys::of(&config)?;
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         // Ends what is in the background if something below cannot be had.
         let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
-        let task_store::OpenedStore { store, disk, clock } = task_store::open(&config, &life, &readiness).await?;
-        tell_of_new_key(is_new && store.usage().tasks > 0, &config.folder);
+        let mut sockets = sockets;
+        let opening = open_store((&config, prints), &callers, (&life, &readiness, &metrics), &mut sockets);
+        // On the heap: it is a small part of the start, and large.
+        let (opened, waiting) = Box::pin(opening).await?;
+        let OpenedStore { store, clock, shared } = opened;
+        tell_of_new_key(are_new && store.usage().tasks > 0, &config.folder);
         let ending = CancellationToken::new();
         let parts = GatewayParts::new((store, clock), sealer, &config, life, ending.clone());
         let retired = RetiredUpstreams::default();
@@ -148,12 +159,12 @@ impl Gateway {
         let operators = files::operators(&config.admin)?;
         let mut operators = admin::site(&config.admin, operators, readiness.clone(), healths.clone(), metrics.clone());
         operators.routes = add_operators(operators.routes, &parts.engine, &readiness, &healths);
-        let admin = server::start_on(operators.clone(), sockets.admin).await?;
+        let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
         let metrics = listen_for_probes(config.metrics, &readiness, metrics).await?;
         let limits = ListenerLimits::default();
         let site = ListenerSpec { role: ListenerRole::Clients, settings: config.listen, limits, callers, routes };
         let public_url = site.settings.public_url.clone();
-        let clients = server::start_on(site, sockets.clients).await?;
+        let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;
         parts.address.set(&client_address(&clients, public_url.as_deref()));
         readiness.clear(STARTING);
         unless_started.disarm();
@@ -166,7 +177,7 @@ impl Gateway {
             operators,
             metrics,
             parts,
-            disk,
+            shared,
             upstreams,
             endpoints,
             healths,
@@ -201,6 +212,23 @@ impl Gateway {
     /// The gateway's own folder.
     fn folder(&self) -> &Path {
         &self.started.folder
+    }
+
+    /// Returns once this gateway's life on a store that others share has ended, and why.
+    async fn life_ended(&self) -> LifeEnd {
+        match &self.shared {
+            Some(shared) => shared.ended().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// What a gateway is started with that takes this one's place.
+    fn successor(&self) -> Config {
+        let mut config = self.current.clone();
+        config.listen.address = self.address();
+        config.admin.address = self.admin_address();
+        config.metrics = self.metrics_address();
+        config
     }
 
     /// Where operators are served.
@@ -262,6 +290,7 @@ struct GatewayParts {
     streams: SseStreams,
     combined: Arc<CombinedSessions>,
     listeners: Arc<ListenPermits>,
+    store: Arc<dyn TaskStore>,
     engine: Arc<Engine>,
     permits: Arc<CallPermitsByName>,
     /// Of programs.
@@ -290,7 +319,7 @@ impl GatewayParts {
     ) -> Self {
         let limits = SharedLimits::new(Arc::clone(&config.principals));
         let tasks_max = config.store.limits().tasks_max;
-        let engine = Engine::new(store, clock, Box::new(random_bits), tasks_max, limits.clone());
+        let engine = Engine::new(Arc::clone(&store), clock, Box::new(random_bits), tasks_max, limits.clone());
         engine.access().replace(Arc::clone(&config.access));
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         Self {
@@ -298,6 +327,7 @@ impl GatewayParts {
             streams: SseStreams::new(limits.clone()),
             combined: CombinedSessions::new(),
             listeners: ListenPermits::new(ending, limits.clone()),
+            store,
             engine,
             permits: Arc::new(CallPermitsByName::new(limits.clone())),
             processes: Arc::new(CallPermitsByName::new(limits.clone())),
@@ -310,19 +340,69 @@ impl GatewayParts {
     }
 }
 
-/// Seals with the keys in `folder`, which are made at the first start; whether they are new.
-fn sealer(folder: &Path) -> Result<(Arc<Sealer>, bool), FileMistakes> {
-    let is_new = sealing_key::read(folder)?.is_none();
-    let ring = match sealing_key::read_or_make(folder) {
-        Ok(ring) => ring,
-        // The store is in memory: nothing else outlives this process either.
-        Err(error) if error.is_lack_of_a_place() => {
-            tracing::warn!(%error, "sessions of clients end with this process");
-            sealing_key::ephemeral()
+/// Opens the store. While a database is waited for that is away, there are listeners that say so.
+async fn open_store(
+    (config, prints): (&Config, Vec<KeyPrint>),
+    callers: &Authenticator,
+    (life, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
+    sockets: &mut Sockets,
+) -> anyhow::Result<(OpenedStore, WaitingListeners)> {
+    match task_store::open(config, prints, life, readiness).await? {
+        StoreOpening::Open(opened) => Ok((opened, WaitingListeners::default())),
+        StoreOpening::Waiting(opening) => {
+            let waiting = WaitingListeners::start(config, callers, (readiness, metrics), sockets).await?;
+            Ok((task_store::wait(opening, life, readiness).await?, waiting))
         }
-        Err(error) => return Err(error.into()),
-    };
-    Ok((Arc::new(Sealer::new(ring)), is_new))
+    }
+}
+
+/// Serves on a listener that is there already, or on a new one.
+async fn listen(
+    waiting: Option<RunningListener>,
+    site: ListenerSpec,
+    socket: Option<TcpListener>,
+) -> Result<RunningListener, StartError> {
+    match waiting {
+        Some(listener) => {
+            listener.replace(&site.settings, site.callers, site.routes);
+            Ok(listener)
+        }
+        None => server::start_on(site, socket).await,
+    }
+}
+
+/// What the gateway seals with.
+struct GatewayKeys {
+    sealer: Arc<Sealer>,
+    prints: Vec<KeyPrint>,
+    are_new: bool,
+}
+
+impl GatewayKeys {
+    /// The keys in the gateway's folder, which are made at the first start.
+    fn of(config: &Config) -> Result<Self, FileMistakes> {
+        let folder = &config.folder;
+        let are_new = sealing_key::read(folder)?.is_none();
+        let keys = match sealing_key::read_or_make(folder) {
+            Ok(keys) => keys,
+            // The store is in memory: nothing else outlives this process either.
+            Err(error) if error.is_lack_of_a_place() && !matches!(config.store, StoreSettings::Postgres(_)) => {
+                tracing::warn!(%error, "sessions of clients end with this process");
+                sealing_key::ephemeral()
+            }
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self { are_new, ..Self::made_of(keys) })
+    }
+
+    /// A key for this process alone.
+    fn ephemeral() -> Self {
+        Self::made_of(sealing_key::ephemeral())
+    }
+
+    fn made_of(keys: SealingKeys) -> Self {
+        Self { prints: keys.prints(), sealer: Arc::new(Sealer::new(keys)), are_new: false }
+    }
 }
 
 /// Logs where the store is older than the key beside it, as one is that came back from a backup.

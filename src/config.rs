@@ -20,6 +20,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use toml::de::DeTable;
 
@@ -34,10 +35,12 @@ pub use server_header::server_headers;
 use crate::engine::ServiceSettings;
 use crate::face::client_login::ResourceName;
 use crate::face::combined::CombinedSettings;
+use crate::replica::{Durability, LeaseTerms};
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
-use crate::store::StoreLimits;
+use crate::store::{DatabaseUrl, StoreLimits};
 use crate::task::{PrincipalAccessTable, PrincipalLimitTable, ToolNames};
+use crate::tls::IdentityFiles;
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
@@ -47,7 +50,7 @@ pub use resolve::GRACE_MAX;
 pub use resolve::listeners::usual_listener_at;
 pub use toml_writer::{escaped, fallback_name, fitting_name, key, key_variable, quoted, string, variable_name};
 pub use value::check_principal_id;
-pub use value::{is_credential_header, is_variable_name};
+pub use value::{is_credential_header, is_replica_name, is_variable_name};
 use wrapped::FilePurpose;
 
 /// Larger files are refused unread (B166).
@@ -78,7 +81,7 @@ pub struct Config {
 }
 
 /// Where tasks rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreSettings {
     Memory(StoreLimits),
     /// In [`Config::folder`].
@@ -87,6 +90,41 @@ pub enum StoreSettings {
         /// Whether a folder will do that does not outlive the machine, or is another machine's (B171).
         is_ephemeral: bool,
     },
+    /// In a database that several gateways share; [`Config::folder`] has the sealing key.
+    Postgres(Box<DatabaseSettings>),
+}
+
+/// Where the database is that several gateways share, what it promises, and what this one is to the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatabaseSettings {
+    pub limits: StoreLimits,
+    pub url: DatabaseUrl,
+    pub password_file: Option<PathBuf>,
+    /// Whom its server's certificate is from, instead of the system's roots.
+    pub ca: Option<PathBuf>,
+    pub schema: String,
+    pub durability: Durability,
+    /// How long a write may take until it is unsure.
+    pub write_max: Duration,
+    /// How old the proof may be that what was read is durable.
+    pub read_trust: Duration,
+    /// The store that may be one that lost what it promised, by its generation.
+    pub accept_loss: Option<u128>,
+    pub replica: ReplicaSettings,
+}
+
+/// What one of several gateways on a database is to the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaSettings {
+    /// The host's name, if it is not written.
+    pub name: Option<String>,
+    /// Where the others reach it, if they may.
+    pub address: Option<SocketAddr>,
+    /// What it shows the others; both or neither of this and `ca` where the address is not loopback.
+    pub identity: Option<IdentityFiles>,
+    /// Whom the others' certificates are from.
+    pub ca: Option<PathBuf>,
+    pub terms: LeaseTerms,
 }
 
 impl StoreSettings {
@@ -95,15 +133,25 @@ impl StoreSettings {
     pub const fn limits(&self) -> StoreLimits {
         match self {
             Self::Memory(limits) | Self::Disk { limits, .. } => *limits,
+            Self::Postgres(database) => database.limits,
+        }
+    }
+
+    /// What an operator looks at first where it differs.
+    const fn key_of_difference(&self) -> &'static str {
+        match self {
+            Self::Memory(_) | Self::Disk { .. } => "store.kind",
+            Self::Postgres(_) => "store, replica",
         }
     }
 
     /// The same store with other bounds.
     #[must_use]
-    pub const fn with_limits(self, limits: StoreLimits) -> Self {
+    pub fn with_limits(self, limits: StoreLimits) -> Self {
         match self {
             Self::Memory(_) => Self::Memory(limits),
             Self::Disk { is_ephemeral, .. } => Self::Disk { limits, is_ephemeral },
+            Self::Postgres(database) => Self::Postgres(Box::new(DatabaseSettings { limits, ..*database })),
         }
     }
 }
@@ -178,7 +226,7 @@ impl Config {
     #[must_use]
     pub fn need_restart(&self, started: &Self) -> Vec<&'static str> {
         let limits = self.store.limits();
-        let same_limits = |one: &Self| one.store.with_limits(limits);
+        let same_limits = |one: &Self| one.store.clone().with_limits(limits);
         [
             ("listen.address", started.listen.address != self.listen.address),
             ("listen.tls", started.listen.tls != self.listen.tls),
@@ -187,7 +235,7 @@ impl Config {
             ("admin.address", started.admin.address != self.admin.address),
             ("metrics.address", started.metrics != self.metrics),
             ("store.path", started.folder != self.folder),
-            ("store.kind", same_limits(started) != same_limits(self)),
+            (self.store.key_of_difference(), same_limits(started) != same_limits(self)),
         ]
         .into_iter()
         .filter_map(|(key, differs)| differs.then_some(key))

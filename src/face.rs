@@ -35,6 +35,7 @@ pub mod session;
 pub mod sse;
 pub mod stateless;
 pub mod stdio;
+pub mod store_away;
 pub mod stream_client;
 mod task_method_error;
 pub mod tool_renames;

@@ -2,6 +2,7 @@
 //!
 //! The modules in reading order. Each may use only what stands above it; `tests/tidy.rs` keeps that.
 
+pub mod boot_clock;
 pub mod cause;
 pub mod failpoint;
 pub mod metric;

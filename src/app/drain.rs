@@ -24,6 +24,14 @@ impl Gateway {
         self.parts.live_calls()
     }
 
+    /// Ends at once: of what is in progress nothing can be written any more.
+    pub(super) async fn end_life(mut self) {
+        let calls = self.live_calls().end();
+        tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
+        self.drain_max = Duration::ZERO;
+        self.drain(None).await;
+    }
+
     /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those that are left are ended and those who
     /// listen are told that it is over, upstream sessions are closed. Dropping the future ends everything at once.
     ///
@@ -31,6 +39,9 @@ impl Gateway {
     /// need notice.
     pub async fn drain(self, notice: Option<Duration>) {
         self.readiness.block(DRAINING);
+        if let Some(shared) = &self.shared {
+            shared.store.leave();
+        }
         let calls = self.live_calls();
         // Told once it is true: whoever reads the log finds the gateway not ready.
         tell_of_beginning(&calls.survey(), self.drain_max);
@@ -63,9 +74,7 @@ impl Gateway {
         let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
         self.parts.life.stop.cancel();
         self.parts.life.tracker.close();
-        if let Some(disk) = &self.disk {
-            disk.close().await;
-        }
+        self.parts.store.close().await;
         // The operators' listeners go last: until here they say that the gateway drains.
         let at_once = DrainPlan { notice: Duration::ZERO, max: Duration::ZERO, is_socket_kept: false };
         Box::pin(join_all(

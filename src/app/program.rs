@@ -23,11 +23,11 @@ use super::live_calls::TOLD_MAX;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
+use super::task_store::{LifeEnd, StoreRefusal};
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::demo::DemoServer;
 use crate::server::StartError;
-use crate::store::OpenError;
 use crate::telemetry::{self, LogFormat};
 
 /// How long balancers have to notice a drain before nothing is accepted any more.
@@ -82,31 +82,76 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     let paths: Vec<_> = endpoints.chain(upstreams).collect();
     let upkeep = TaskTracker::new();
     upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
+    upkeep.spawn(service_manager::keep_watched());
     // Those who come meanwhile wait at the sockets for the next process; no balancer has to notice anything.
     let are_kept = sockets.clients.is_some();
-    let started = if announcement == Announcement::Addresses || are_kept {
-        Gateway::start_on(config, metrics, sockets).await
-    } else {
-        start_on_free_ports(config, metrics, port).await
-    };
-    let mut gateway = match started {
-        Ok(gateway) => gateway,
-        Err(error) => {
-            return refused(error, (announcement != Announcement::Addresses).then_some("--store"));
+    let has_file = announcement == Announcement::Addresses;
+    let start = async {
+        if has_file || are_kept {
+            Gateway::start_on(config, metrics.clone(), sockets.try_clone()?).await
+        } else {
+            start_on_free_ports(config, metrics.clone(), port).await
         }
+    };
+    let started = tokio::select! {
+        started = Box::pin(start) => started,
+        // Nothing runs yet that could be waited for.
+        _ = signals.next() => return Ok(ExitCode::SUCCESS),
+    };
+    let gateway = match started {
+        Ok(gateway) => gateway,
+        Err(error) => return refused(error, (!has_file).then_some("--store")),
     };
     announcement.print(&gateway, &paths).context("cannot print the addresses")?;
     service_manager::tell_ready();
-    upkeep.spawn(service_manager::keep_watched());
-    let notice = loop {
-        tokio::select! {
-            notice = signals.next() => break notice,
-            why = reloads.next() => reloads.carry_out(why, &mut gateway),
-        }
+    let (gateway, notice) = match until_signal(gateway, &sockets, &metrics, (&mut signals, &mut reloads)).await {
+        Ok(LastLife::Signal(gateway, notice)) => (*gateway, notice),
+        Ok(LastLife::Nothing) => return Ok(ExitCode::SUCCESS),
+        Ok(LastLife::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
+        Err(error) => return refused(error, None),
     };
     end(gateway, (!are_kept).then_some(notice), (&mut signals, &upkeep)).await;
     demo_stop.cancel();
     Ok(ExitCode::SUCCESS)
+}
+
+/// How the last life of a process ended.
+enum LastLife {
+    /// The gateway is to be drained, with so much notice for balancers.
+    Signal(Box<Gateway>, Duration),
+    StoreLost,
+    /// A signal came before another one had begun.
+    Nothing,
+}
+
+/// Serves until a signal comes. Where other gateways on the same store go on without this one, it begins anew among them.
+async fn until_signal(
+    mut gateway: Gateway,
+    sockets: &Sockets,
+    metrics: &PrometheusHandle,
+    (signals, reloads): (&mut Signals, &mut ReloadTrigger),
+) -> anyhow::Result<LastLife> {
+    loop {
+        let ended = tokio::select! {
+            notice = signals.next() => return Ok(LastLife::Signal(Box::new(gateway), notice)),
+            ended = gateway.life_ended() => ended,
+            why = reloads.next() => {
+                reloads.carry_out(why, &mut gateway);
+                continue;
+            }
+        };
+        let config = gateway.successor();
+        Box::pin(gateway.end_life()).await;
+        if ended == LifeEnd::StoreLost {
+            return Ok(LastLife::StoreLost);
+        }
+        let start = Box::pin(Gateway::start_on(config, metrics.clone(), sockets.try_clone()?));
+        gateway = tokio::select! {
+            started = start => started?,
+            _ = signals.next() => return Ok(LastLife::Nothing),
+        };
+        tracing::info!("begun anew beside the other gateways");
+    }
 }
 
 /// Ends a gateway: in phases, or at once where another signal comes.
@@ -130,8 +175,8 @@ async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mu
 /// Prints what keeps the gateway from starting, where it is in the configuration or in a file that it names. `option` is what
 /// names the folder of the store on a command line.
 pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Result<ExitCode> {
-    let (mut text, code) = match error.downcast::<OpenError>() {
-        Ok(open) => (format!("key `store.path`: {open}"), task_store::exit_code(&open)),
+    let (mut text, code) = match error.downcast::<StoreRefusal>() {
+        Ok(open) => (format!("key `{}`: {open}", open.key()), task_store::exit_code(&open)),
         Err(other) => match other.downcast::<SocketError>() {
             Ok(open) => (open.to_string(), EXIT_CONFIG),
             Err(other) => (other.downcast::<FileMistakes>()?.to_string(), EXIT_CONFIG),

@@ -74,6 +74,15 @@ impl Sockets {
         Ok(sockets)
     }
 
+    /// The same sockets once more, for a gateway that begins anew on them.
+    ///
+    /// # Errors
+    /// If the process has no descriptor left.
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
+        let again = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::try_clone).transpose();
+        Ok(Self { clients: again(&self.clients)?, admin: again(&self.admin)? })
+    }
+
     /// Holds the sockets to the rules that hold for addresses.
     ///
     /// # Errors

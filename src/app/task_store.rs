@@ -4,16 +4,22 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use tokio_util::sync::CancellationToken;
 
+use super::replica_file::{ReplicaFile, ReplicaFileError};
+use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
+use crate::boot_clock::since_boot;
 use crate::config::{Config, StoreSettings};
+use crate::face::sealed::KeyPrint;
 use crate::server::admin::Readiness;
-use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, TaskStore, disk};
+use crate::store::postgres::{PostgresHealth, PostgresOpenError, PostgresStore};
+use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::upstream::TaskScope;
 
-/// The store cannot be read, a file of it is damaged, or its disk has no room to bring it up (`EX_IOERR`).
-const EXIT_IO: u8 = 74;
+/// The store cannot be read, a file of it is damaged, its disk has no room to bring it up, or it lost what it acknowledged
+/// (`EX_IOERR`).
+pub(super) const EXIT_IO: u8 = 74;
 /// Somebody else has the store; later it may be free (`EX_TEMPFAIL`).
 const EXIT_LOCKED: u8 = 75;
 
@@ -31,27 +37,120 @@ const WAIT_POLL: Duration = Duration::from_millis(500);
 /// A store at work, and the clock that its tasks go by.
 pub(super) struct OpenedStore {
     pub(super) store: Arc<dyn TaskStore>,
-    /// The same, where it has to be closed.
-    pub(super) disk: Option<Arc<DiskStore>>,
     pub(super) clock: Arc<dyn Clock>,
+    /// Where other gateways have it open, too.
+    pub(super) shared: Option<SharedLife>,
 }
 
-/// Opens the store. While it takes no new tasks, the gateway is not ready.
+/// The life of a gateway among others on one store.
+#[derive(Debug)]
+pub(super) struct SharedLife {
+    pub(super) store: Arc<PostgresStore>,
+    /// Cancelled once it has ended.
+    replaced: CancellationToken,
+    /// Locked as long as it lasts.
+    _file: ReplicaFile,
+}
+
+/// Why a gateway's life among others has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LifeEnd {
+    /// The others go on without it.
+    Replaced,
+    /// The store lost what it acknowledged.
+    StoreLost,
+}
+
+impl SharedLife {
+    /// Returns once it has ended.
+    pub(super) async fn ended(&self) -> LifeEnd {
+        self.replaced.cancelled().await;
+        if self.store.health() == PostgresHealth::Lost { LifeEnd::StoreLost } else { LifeEnd::Replaced }
+    }
+}
+
+/// Why the store was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreRefusal {
+    #[error(transparent)]
+    Disk(#[from] OpenError),
+    #[error(transparent)]
+    Shared(#[from] SharedStoreError),
+}
+
+impl From<ReplicaFileError> for StoreRefusal {
+    fn from(error: ReplicaFileError) -> Self {
+        Self::Shared(error.into())
+    }
+}
+
+/// A store that is open, or a database that was tried once and is to be waited for.
+pub(super) enum StoreOpening {
+    Open(OpenedStore),
+    Waiting(Box<SharedStoreOpening>),
+}
+
+/// Opens the store. While it takes no new tasks, the gateway is not ready. `prints` are those of the sealing keys.
 ///
 /// # Errors
-/// See [`OpenError`].
-pub(super) async fn open(config: &Config, life: &TaskScope, readiness: &Readiness) -> Result<OpenedStore, OpenError> {
-    let Some(settings) = settings(config) else {
-        let store = Arc::new(MemoryStore::new(config.store.limits().stored_bytes_max));
-        return Ok(OpenedStore { store, disk: None, clock: steady(SystemClock.now()) });
+/// See [`StoreRefusal`].
+pub(super) async fn open(
+    config: &Config,
+    prints: Vec<KeyPrint>,
+    life: &TaskScope,
+    readiness: &Readiness,
+) -> Result<StoreOpening, StoreRefusal> {
+    let (store, clock): (Arc<dyn TaskStore>, _) = match &config.store {
+        StoreSettings::Memory(limits) => {
+            (Arc::new(MemoryStore::new(limits.stored_bytes_max)), steady(SystemClock.now()))
+        }
+        StoreSettings::Disk { limits, is_ephemeral } => {
+            let disk = DiskStore::open(disk_settings(config, *limits, *is_ephemeral)).await?;
+            let clock = steady(SystemClock.now().max(disk.last_seen()));
+            let (watched, readiness, stop) = (Arc::clone(&disk), readiness.clone(), life.stop.clone());
+            life.tracker.spawn(async move {
+                stop.run_until_cancelled(watch(&watched, &readiness)).await;
+            });
+            (disk, clock)
+        }
+        StoreSettings::Postgres(database) => {
+            let mut opening = SharedStoreOpening::new(config, database, prints, readiness)?;
+            return Ok(match opening.attempt().await? {
+                Some(store) => StoreOpening::Open(join(store, opening, life, readiness)),
+                None => StoreOpening::Waiting(Box::new(opening)),
+            });
+        }
     };
-    let disk = DiskStore::open(settings).await?;
-    let clock = steady(SystemClock.now().max(disk.last_seen()));
-    let (watched, readiness, stop) = (Arc::clone(&disk), readiness.clone(), life.stop.clone());
+    Ok(StoreOpening::Open(OpenedStore { store, clock, shared: None }))
+}
+
+/// Waits for a database that is away.
+///
+/// # Errors
+/// What does not pass.
+pub(super) async fn wait(
+    mut opening: Box<SharedStoreOpening>,
+    life: &TaskScope,
+    readiness: &Readiness,
+) -> Result<OpenedStore, StoreRefusal> {
+    let store = opening.wait().await?;
+    Ok(join(store, *opening, life, readiness))
+}
+
+/// Follows how a database is that was opened.
+fn join(
+    store: Arc<PostgresStore>,
+    opening: SharedStoreOpening,
+    life: &TaskScope,
+    readiness: &Readiness,
+) -> OpenedStore {
+    let replaced = CancellationToken::new();
+    let (watched, readiness, stop, told) = (Arc::clone(&store), readiness.clone(), life.stop.clone(), replaced.clone());
     life.tracker.spawn(async move {
-        stop.run_until_cancelled(watch(&watched, &readiness)).await;
+        stop.run_until_cancelled(shared_store::watch(&watched, &readiness, &told)).await;
     });
-    Ok(OpenedStore { store: Arc::<DiskStore>::clone(&disk), disk: Some(disk), clock })
+    let shared = SharedLife { store: Arc::clone(&store), replaced, _file: opening.into_file() };
+    OpenedStore { clock: store.clock(), store, shared: Some(shared) }
 }
 
 /// Says whether new tasks are taken, whenever that changes.
@@ -89,16 +188,6 @@ fn steady(begin: Timestamp) -> Arc<dyn Clock> {
     Arc::new(SteadyClock::new(begin, move || since_boot().saturating_sub(began)))
 }
 
-/// What has passed since the machine started, the time that it slept included (F59).
-fn since_boot() -> Duration {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    const CLOCK: ClockId = ClockId::Boottime;
-    // Elsewhere the steady clock goes on while the machine sleeps, or nobody can tell.
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    const CLOCK: ClockId = ClockId::Monotonic;
-    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
-}
-
 /// Says whether new tasks are taken.
 fn tell(health: StoreHealth, readiness: &Readiness) {
     let why = match health {
@@ -118,15 +207,18 @@ fn tell(health: StoreHealth, readiness: &Readiness) {
     }
 }
 
+fn disk_settings(config: &Config, limits: StoreLimits, is_ephemeral: bool) -> DiskSettings {
+    let mut settings = DiskSettings::new(config.folder.clone(), limits.stored_bytes_max);
+    settings.is_ephemeral = is_ephemeral;
+    settings.clock = Some(SystemClock.now());
+    settings
+}
+
+/// What the store on the disk is opened with, where tasks rest there.
 fn settings(config: &Config) -> Option<DiskSettings> {
-    match config.store {
-        StoreSettings::Memory(_) => None,
-        StoreSettings::Disk { limits, is_ephemeral } => {
-            let mut settings = DiskSettings::new(config.folder.clone(), limits.stored_bytes_max);
-            settings.is_ephemeral = is_ephemeral;
-            settings.clock = Some(SystemClock.now());
-            Some(settings)
-        }
+    match &config.store {
+        StoreSettings::Memory(_) | StoreSettings::Postgres(_) => None,
+        StoreSettings::Disk { limits, is_ephemeral } => Some(disk_settings(config, *limits, *is_ephemeral)),
     }
 }
 
@@ -146,15 +238,26 @@ pub fn in_use(config: &Config) -> Option<&Path> {
 }
 
 /// With which code a program ends that could not open its store.
-pub(super) const fn exit_code(error: &OpenError) -> u8 {
+pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {
     match error {
-        OpenError::Folder { .. }
-        | OpenError::Medium { .. }
-        | OpenError::NotADatabase { .. }
-        | OpenError::Foreign { .. }
-        | OpenError::Newer { .. } => super::EXIT_CONFIG,
-        OpenError::Locked { .. } => EXIT_LOCKED,
-        OpenError::Corrupt { .. } | OpenError::NoRoom { .. } | OpenError::Failed { .. } => EXIT_IO,
+        StoreRefusal::Disk(OpenError::Locked { .. })
+        | StoreRefusal::Shared(
+            SharedStoreError::File(ReplicaFileError::Locked { .. })
+            | SharedStoreError::Database(PostgresOpenError::NameTaken { .. }),
+        ) => EXIT_LOCKED,
+        StoreRefusal::Disk(OpenError::Corrupt { .. } | OpenError::NoRoom { .. } | OpenError::Failed { .. })
+        | StoreRefusal::Shared(SharedStoreError::Database(PostgresOpenError::Lost { .. })) => EXIT_IO,
+        StoreRefusal::Disk(_) | StoreRefusal::Shared(_) => super::EXIT_CONFIG,
+    }
+}
+
+impl StoreRefusal {
+    /// The key of the configuration that says what was tried.
+    pub(super) const fn key(&self) -> &'static str {
+        match self {
+            Self::Disk(_) => "store.path",
+            Self::Shared(error) => error.key(),
+        }
     }
 }
 
@@ -175,19 +278,5 @@ mod tests {
         assert_eq!(after(beyond + WAIT_POLL), [STORE_SLOW]);
         assert!(after(Duration::ZERO).is_empty());
         assert_eq!(after(beyond), [STORE_SLOW], "as often as it happens");
-    }
-
-    /// F59: the system's own count, which goes on while the machine sleeps.
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn f59_the_time_of_a_sleep_counts() {
-        // In hundredths of a second.
-        let resolution = Duration::from_millis(10);
-        let uptime = || {
-            let text = std::fs::read_to_string("/proc/uptime").unwrap();
-            Duration::from_secs_f64(text.split(' ').next().unwrap().parse().unwrap())
-        };
-        let (before, now) = (uptime(), since_boot());
-        assert!(before <= now + resolution && now <= uptime() + resolution);
     }
 }

@@ -16,19 +16,18 @@ use super::prepared_config::{PreparedConfig, ReportedWarnings};
 use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
 use super::served_endpoint::ServedEndpoint;
-use super::{GatewayParts, files, sealer, task_store};
+use super::task_store::{self, OpenedStore, StoreOpening};
+use super::{GatewayKeys, GatewayParts, files};
 use crate::config::{Config, LoadedConfig, StoreSettings};
 use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{Engine, changes_elsewhere};
 use crate::face::combined::CombinedEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::http::Endpoint;
-use crate::face::sealed::Sealer;
 use crate::face::sse::SseServed;
 use crate::face::stdio;
 use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
-use crate::store::DiskStore;
 use crate::task::{Clock as _, Principal, SystemClock};
 use crate::telemetry::{self, LogFormat};
 use crate::upstream::TaskScope;
@@ -103,7 +102,6 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
 /// A gateway without listeners.
 struct WrappedGateway {
     parts: GatewayParts,
-    disk: Option<Arc<DiskStore>>,
     upstreams: Vec<ServedUpstream>,
     /// What serves the host; where that is an endpoint of several upstreams, it is kept there.
     served: StreamClient,
@@ -129,15 +127,19 @@ fn host(endpoint: Arc<dyn Endpoint>, with: &SseServed) -> StreamClient {
 impl WrappedGateway {
     async fn start(config: Config) -> anyhow::Result<Self> {
         files::check(&config, SystemClock.now())?;
-        let sealer = match config.store {
+        let GatewayKeys { sealer, prints, .. } = match config.store {
             // Nothing outlives this process, so no key need.
-            StoreSettings::Memory(_) => Arc::new(Sealer::new(super::sealing_key::ephemeral())),
-            StoreSettings::Disk { .. } => sealer(&config.folder)?.0,
+            StoreSettings::Memory(_) => GatewayKeys::ephemeral(),
+            StoreSettings::Disk { .. } | StoreSettings::Postgres(_) => GatewayKeys::of(&config)?,
         };
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let unless_ended = life.stop.clone().drop_guard();
-        let task_store::OpenedStore { store, disk, clock } =
-            task_store::open(&config, &life, &Readiness::new()).await?;
+        let readiness = Readiness::new();
+        let opened = match Box::pin(task_store::open(&config, prints, &life, &readiness)).await? {
+            StoreOpening::Open(opened) => opened,
+            StoreOpening::Waiting(opening) => Box::pin(task_store::wait(opening, &life, &readiness)).await?,
+        };
+        let OpenedStore { store, clock, .. } = opened;
         let ending = CancellationToken::new();
         let parts = GatewayParts::new((store, clock), sealer, &config, life, ending.clone());
         let (mut upstreams, mut origins) = (Vec::with_capacity(config.upstreams.len()), CallTargets::default());
@@ -155,7 +157,7 @@ impl WrappedGateway {
         };
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
-        Ok(Self { parts, disk, upstreams, served, _combined: combined, ending, _stop: unless_ended })
+        Ok(Self { parts, upstreams, served, _combined: combined, ending, _stop: unless_ended })
     }
 
     /// Ends the calls that the host waits for, which it is told.
@@ -166,7 +168,7 @@ impl WrappedGateway {
 
     /// Takes tasks back that nobody can ask for any more.
     async fn take_back(&self) {
-        if self.disk.is_none() {
+        if !self.parts.store.reach().outlives_process() {
             // Fails where a task has ended meanwhile.
             let _ = timeout(DRAIN_MAX, take_back(&self.parts.engine)).await;
         }
@@ -177,7 +179,7 @@ impl WrappedGateway {
     async fn end(self) {
         self.take_back().await;
         let calls = self.parts.live_calls();
-        let GatewayParts { engine, life, leaving, .. } = self.parts;
+        let GatewayParts { engine, store, life, leaving, .. } = self.parts;
         engine.drain(DRAIN_MAX).await;
         // Before the server ends, which is then no doing of its own.
         tell_of_lost(&calls.end());
@@ -189,9 +191,7 @@ impl WrappedGateway {
         life.stop.cancel();
         life.tracker.close();
         let rested = timeout(REST_MAX, life.tracker.wait()).await;
-        if let Some(disk) = &self.disk {
-            disk.close().await;
-        }
+        store.close().await;
         let in_time = closed.is_ok() && rested.is_ok();
         tracing::info!(in_time, "ended");
     }

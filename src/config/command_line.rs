@@ -11,7 +11,7 @@ use http::{HeaderName, HeaderValue};
 use url::{Host, Url};
 
 use super::error::{ConfigLocation, MistakeCollector};
-use super::raw::{RawConfig, RawCredential, RawStore, RawUpstream, StoreKind};
+use super::raw::{RawConfig, RawCredential, RawDatabase, RawStore, RawUpstream, StoreKind};
 use super::resolve::listeners::{ADMIN_ADDRESS, LISTEN_ADDRESS};
 use super::section::LocatedValue;
 use super::server_header::server_headers;
@@ -256,6 +256,7 @@ fn raw_store(store: CommandLineStore) -> RawStore {
         path: folder.map(|folder| placed("--store", folder)),
         // Wherever somebody tries it: what is lost there is said, and refused nowhere.
         ephemeral: Some(placed("store.ephemeral", true)),
+        database: RawDatabase::default(),
     }
 }
 

@@ -9,6 +9,7 @@ mod drafts;
 mod endpoints;
 mod principal_limits;
 mod split;
+mod store;
 mod upstream_headers;
 
 use std::net::SocketAddr;
@@ -20,7 +21,7 @@ use url::Url;
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
-    ADDRESS, ADDRESS_RANGE, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN, PATTERN, PEM_FILE,
+    ADDRESS, ADDRESS_RANGE, DURATION, DURATION_NOT_ZERO, HOST, KEY_FILE, NEW_NAME, ORIGIN, PATTERN, PEM_FILE,
     PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::forwarded::AddressRange;
@@ -32,6 +33,7 @@ pub(super) use drafts::RawDrafts;
 pub(super) use endpoints::RawEndpoint;
 pub(super) use principal_limits::RawPrincipalLimits;
 pub(super) use split::RawSplit;
+pub(super) use store::{RawDatabase, RawReplica, RawStore, StoreKind};
 pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 
 /// The whole file.
@@ -41,23 +43,11 @@ pub(super) struct RawConfig {
     pub(super) admin: RawAdmin,
     pub(super) metrics_address: Option<LocatedValue<SocketAddr>>,
     pub(super) store: RawStore,
+    pub(super) replica: RawReplica,
     pub(super) limits: RawLimits,
     pub(super) auth: RawAuth,
     pub(super) upstreams: Vec<RawUpstream>,
     pub(super) endpoints: Vec<RawEndpoint>,
-}
-
-#[derive(Debug, Default)]
-pub(super) struct RawStore {
-    pub(super) kind: Option<LocatedValue<StoreKind>>,
-    pub(super) path: Option<LocatedValue<PathBuf>>,
-    pub(super) ephemeral: Option<LocatedValue<bool>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) enum StoreKind {
-    Memory,
-    Disk,
 }
 
 #[derive(Debug, Default)]
@@ -189,25 +179,14 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let mut section = root.section("metrics");
     let metrics_address = section.read("address", &ADDRESS);
     section.close();
-    let store = read_store(root.section("store"));
+    let store = store::read(root.section("store"));
+    let replica = store::read_replica(root.section("replica"));
     let limits = read_limits(root.section("limits"));
     let auth = auth::read(root.section("auth"));
     let upstreams = root.named("upstreams", read_upstream);
     let endpoints = root.each("endpoints", endpoints::read);
     root.close();
-    RawConfig { listen, admin, metrics_address, store, limits, auth, upstreams, endpoints }
-}
-
-fn read_store(mut section: Section<'_, '_>) -> RawStore {
-    let kinds = [("memory", Some(StoreKind::Memory)), ("disk", Some(StoreKind::Disk)), ("redis", None)];
-    let store = RawStore {
-        kind: section.word("kind", &kinds),
-        path: section.read("path", &FOLDER),
-        ephemeral: section.flag("ephemeral"),
-    };
-    section.unbuilt("url");
-    section.close();
-    store
+    RawConfig { listen, admin, metrics_address, store, replica, limits, auth, upstreams, endpoints }
 }
 
 fn read_listen(mut section: Section<'_, '_>) -> RawListen {

@@ -11,6 +11,7 @@ mod exposure;
 pub(super) mod listeners;
 mod paths;
 mod principal_limits;
+mod store;
 mod tool_names;
 mod upstream_headers;
 
@@ -25,18 +26,14 @@ use url::Url;
 use wildmatch::WildMatch;
 
 use super::error::{ConfigLocation, MistakeCollector};
-use super::raw::{
-    RawConfig, RawIdentity, RawLimits, RawRules, RawSplit, RawStore, RawTool, RawUpstream, RawUpstreamSettings,
-    StoreKind, command,
-};
+use super::raw::{RawConfig, RawIdentity, RawRules, RawSplit, RawTool, RawUpstream, RawUpstreamSettings, command};
 use super::section::LocatedValue;
-use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
+use super::{Config, ServerSettings, UpstreamConfig};
 use crate::engine::ServiceSettings;
 use crate::face::client_login::ResourceName;
-use crate::store::StoreLimits;
 use crate::task::{
-    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, PrincipalLimits, SplitRule, TTL_MAX_ANONYMOUS, TaskMode,
-    ToolNames, ToolPolicy, ToolRules,
+    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, SplitRule, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy,
+    ToolRules,
 };
 use crate::tls::IdentityFiles;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
@@ -71,7 +68,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     let auth = auth::resolve(&raw.auth, report);
     let listeners::Listeners { listen, admin, metrics } = listeners::resolve(raw, report);
     let principals = Arc::new(principal_limits::resolve(raw, report));
-    let store = resolve_store(&raw.store, &raw.limits, &principals.others, report);
+    let store = store::resolve(raw, &principals.others, report);
     let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
     let shared = UpstreamDefaults { anonymous, result_bytes_max };
@@ -124,49 +121,6 @@ pub(super) fn is_at(url: &Url, own: SocketAddr) -> bool {
         None => false,
     };
     is_here && own.port() != 0 && url.port_or_known_default() == Some(own.port())
-}
-
-fn resolve_store(
-    store: &RawStore,
-    limits: &RawLimits,
-    each: &PrincipalLimits,
-    report: &mut MistakeCollector,
-) -> StoreSettings {
-    match value_or(store.kind.as_ref(), StoreKind::Disk) {
-        StoreKind::Memory => StoreSettings::Memory(resolve_limits((limits, each), GIB, report)),
-        StoreKind::Disk => StoreSettings::Disk {
-            limits: resolve_limits((limits, each), 8 * GIB, report),
-            is_ephemeral: value_or(store.ephemeral.as_ref(), false),
-        },
-    }
-}
-
-fn resolve_limits(
-    (raw, each): (&RawLimits, &PrincipalLimits),
-    stored_bytes_max: usize,
-    report: &mut MistakeCollector,
-) -> StoreLimits {
-    let limits = StoreLimits {
-        tasks_max: count_or(raw.tasks_max.as_ref(), 100_000),
-        stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), stored_bytes_max),
-    };
-    if each.tasks_max > limits.tasks_max
-        && let Some(place) = first_place([raw.principal.tasks_max.as_ref(), raw.tasks_max.as_ref()])
-    {
-        let (one, all) = (each.tasks_max, limits.tasks_max);
-        report.warning(place, format!("one principal may have {one} tasks, but all together only {all}"));
-    }
-    let result_bytes_max = value_or(raw.result_bytes_max.as_ref(), 32 * MIB);
-    if result_bytes_max > limits.stored_bytes_max
-        && let Some(place) = first_place([raw.stored_bytes_max.as_ref(), raw.result_bytes_max.as_ref()])
-    {
-        report.warning(place, "one result may be larger than all that the store holds");
-    } else if result_bytes_max > each.stored_bytes_max
-        && let Some(place) = first_place([raw.principal.stored_bytes_max.as_ref(), raw.result_bytes_max.as_ref()])
-    {
-        report.warning(place, "one result may be larger than all that a principal may have in the store");
-    }
-    limits
 }
 
 fn resolve_upstreams<'a>(

@@ -19,10 +19,11 @@ pub(super) enum FilePurpose {
 }
 
 /// Tables that mean nothing to a host, and why.
-const OF_LISTENERS: [(&str, &str); 4] = [
+const OF_LISTENERS: [(&str, &str); 5] = [
     ("listen", "`taskgate wrap` has no listener, its host speaks over stdin and stdout"),
     ("admin", "`taskgate wrap` has no listener for operators"),
     ("metrics", "`taskgate wrap` has no listener for metrics"),
+    ("replica", "`taskgate wrap` shares its tasks with no other gateway"),
     ("auth", "`taskgate wrap` serves nobody but the host that started it"),
 ];
 
@@ -48,6 +49,9 @@ pub(super) fn complete(raw: &mut RawConfig, report: &mut MistakeCollector) {
     if store.path.is_none() && store.kind.is_none() {
         let place = ConfigLocation::own(0, "store.kind".to_owned());
         store.kind = Some(LocatedValue { value: StoreKind::Memory, place });
+    }
+    if let Some(kind) = store.kind.as_ref().filter(|kind| kind.value == StoreKind::Postgres) {
+        report.mistake(&kind.place, "is for gateways that listen; write \"memory\" or \"disk\" for `taskgate wrap`");
     }
     match raw.endpoints.as_slice() {
         [] if raw.upstreams.len() > 1 => raw.endpoints.push(of_all(raw)),

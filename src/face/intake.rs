@@ -98,7 +98,7 @@ async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: B
         return asker.refuse(&refusal);
     }
     if begins_late(faces, &message) {
-        return asker.refuse_late();
+        return asker.refuse_for_now(&LATE);
     }
     let response = serve_one(faces, face, inbound, message).await;
     if response.extensions().get::<UnknownTaskMarker>().is_none() {
@@ -161,7 +161,7 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     }
     let batch: BatchItems = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
     if batch.iter().any(|(read, _)| read.as_ref().is_ok_and(|message| begins_late(faces, message))) {
-        return too_late(&addressee);
+        return addressee.fault(&LATE);
     }
     let is_mixed = batch.iter().any(|(read, _)| match read {
         Ok(message) => era_of(message, &inbound.headers) == Face::Stateless,
@@ -216,11 +216,11 @@ impl RefusableRequest {
         Self { principal: inbound.counted_as(), addressee, face }
     }
 
-    /// 503, but for requests of session clients (GW-04): whoever comes to another gateway, or to the next process, is served.
-    fn refuse_late(&self) -> FaceResponse {
+    /// 503, but for requests of session clients (GW-04): whoever comes to another gateway, or later, is served.
+    fn refuse_for_now(&self, fault: &GatewayFault) -> FaceResponse {
         match self.face {
-            Face::Stateless => too_late(&self.addressee),
-            Face::Session => self.addressee.error(StatusCode::OK, &gateway_error(&LATE)),
+            Face::Stateless => self.addressee.fault(fault),
+            Face::Session => self.addressee.error(StatusCode::OK, &gateway_error(fault)),
         }
     }
 
@@ -234,9 +234,15 @@ impl RefusableRequest {
     }
 }
 
-/// 503 for a call that is not begun, as the gateway ends.
-fn too_late(addressee: &Addressee) -> FaceResponse {
-    addressee.fault(&LATE)
+/// Answers whoever asks while nothing can be served.
+pub(super) fn refuse_all(inbound: &Inbound, fault: &GatewayFault) -> FaceResponse {
+    let read = (inbound.method == Method::POST).then(|| envelope::read(&inbound.body, ScanLimits::CLIENT));
+    match read {
+        Some(Ok(message)) => {
+            RefusableRequest::of(&message, era_of(&message, &inbound.headers), inbound).refuse_for_now(fault)
+        }
+        Some(Err(_)) | None => stateless_addressee(inbound, None).fault(fault),
+    }
 }
 
 /// Who an answer of our own to a stateless client is for.

@@ -20,7 +20,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::random;
 use crate::task::Timestamp;
-pub use keys::{KEY_LEN, KeyError, SealingKeys};
+pub use keys::{KEY_LEN, KeyError, KeyPrint, SealingKeys};
 pub use session_token::{SessionToken, digest_of};
 pub use state_token::{StateContent, StateScope, StateToken};
 

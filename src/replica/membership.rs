@@ -26,6 +26,13 @@ pub struct LeaseTerms {
     alone_max: Duration,
 }
 
+impl Default for LeaseTerms {
+    /// As long as a failover of the store often takes, for the lease; what clients wait for a call, for the calls.
+    fn default() -> Self {
+        Self { lease: Duration::from_secs(8), alone_max: Duration::from_secs(300) }
+    }
+}
+
 impl LeaseTerms {
     pub const LEASE_MIN: Duration = Duration::from_secs(4);
     pub const LEASE_MAX: Duration = Duration::from_secs(60);

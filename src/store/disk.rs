@@ -248,6 +248,10 @@ fn closed() -> StoreError {
 
 #[async_trait]
 impl TaskStore for DiskStore {
+    async fn close(&self) {
+        Self::close(self).await;
+    }
+
     fn holder(&self) -> Incarnation {
         OWN
     }

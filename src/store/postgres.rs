@@ -15,11 +15,13 @@ mod lists;
 mod open_error;
 mod opening;
 mod readers;
+mod replica_lines;
 mod row_validation;
 mod schema;
 mod session;
 mod settings;
 mod settled_rows;
+mod shared_clock;
 mod state;
 mod statements;
 mod sums;
@@ -40,15 +42,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::batch::{TaskWrite, WriteOutcome};
-use self::columns::{EncodedRow, FetchedRow, holder_column};
-use self::control::{DECLARE_DEAD, ReplicaControl};
-pub use self::control::{ReplicaView, StoredReplica};
+use self::columns::{EncodedRow, FetchedRow};
+use self::control::ReplicaControl;
 pub use self::open_error::PostgresOpenError;
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderLane, RowRequest};
+use self::replica_lines::{DECLARE_DEAD, declaration, declaring};
+pub use self::replica_lines::{ReplicaView, StoredReplica};
 use self::row_validation::is_there;
 use self::session::{DatabaseConnector, in_words};
-pub use self::settings::{DatabaseUrl, Durability, PostgresSettings, ReplicaDescription};
+pub use self::settings::{
+    DatabaseUrl, Durability, PostgresSettings, PriorLife, ReplicaDescription, check_database_url, is_schema_name,
+};
+use self::shared_clock::SharedClock;
 pub use self::state::PostgresHealth;
 use self::state::StoreState;
 use self::transaction::{PROMISE, transact};
@@ -57,7 +63,8 @@ use super::tasks::{
     NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
     WriteRole,
 };
-use crate::replica::Incarnation;
+use crate::cause::CauseChain;
+use crate::replica::{Incarnation, StoreGeneration};
 use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
@@ -75,7 +82,11 @@ pub struct PostgresStore {
     connector: Arc<DatabaseConnector>,
     view: watch::Sender<ReplicaView>,
     leaving: watch::Sender<bool>,
+    clock: Arc<SharedClock>,
+    generation: StoreGeneration,
     tracker: TaskTracker,
+    /// Ends beats and looks.
+    silence: CancellationToken,
     end: CancellationToken,
 }
 
@@ -91,24 +102,24 @@ impl std::fmt::Debug for PostgresStore {
 
 impl PostgresStore {
     /// Opens the store for a new life of a gateway, making the schema where there is none. Tries once: whoever may wait
-    /// tries again after a while where [`PostgresOpenError::may_pass`].
+    /// tries again after a while where [`PostgresOpenError::may_pass`]. Takes as long as a beat of the others, where there are any.
     ///
     /// # Errors
-    /// See [`PostgresOpenError`]. Nothing is changed then, apart from a schema that was made, and a line that says that this
-    /// life began, which others find silent.
-    pub async fn open(settings: PostgresSettings, clock: Arc<dyn Clock>) -> Result<Arc<Self>, PostgresOpenError> {
-        if !settings::is_schema_name(&settings.schema) {
+    /// See [`PostgresOpenError`]. Nothing is changed then, apart from a schema that was made, a life before that was declared
+    /// dead, and a line that says that this life began, which others find silent.
+    pub async fn open(settings: PostgresSettings) -> Result<Arc<Self>, PostgresOpenError> {
+        if !is_schema_name(&settings.schema) {
             return Err(PostgresOpenError::SchemaName { schema: settings.schema });
         }
         let settings = Arc::new(settings);
         let tracker = TaskTracker::new();
         let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
-        let begun =
-            tokio::time::timeout(settings.write_max * 2, begin(&connector, &settings, columns::at(clock.now())));
-        let begun = begun.await.unwrap_or_else(|_| Err(PostgresOpenError::Away("it does not answer".to_owned())))?;
-        let (Beginning { holder, generation }, state, view) = begun;
-        let state = Arc::new(state);
-        tracing::info!(life = holder.0, schema = settings.schema, "the database is open");
+        let within = settings.write_max * 2 + settings.terms.lease();
+        let begun = tokio::time::timeout(within, begin(&connector, &settings)).await;
+        let begun = begun.unwrap_or_else(|_| Err(PostgresOpenError::Away("it does not answer".to_owned())))?;
+        let Beginning { membership, generation, clock, state, view } = begun;
+        let (state, clock) = (Arc::new(state), Arc::new(clock));
+        tracing::info!(life = %state.holder, schema = settings.schema, "the database is open");
         let link = WriterLink::open(&connector, &state).await?;
         let end = CancellationToken::new();
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
@@ -128,17 +139,43 @@ impl PostgresStore {
         }
         let lists = ListReaders::new((0..LIST_READERS).map(|number| lane(format!("lists {number}"))).collect());
         let (view, leaving) = (watch::Sender::new(view), watch::Sender::new(false));
+        let silence = end.child_token();
         let control = ReplicaControl {
             connector: Arc::clone(&connector),
             state: Arc::clone(&state),
             view: view.clone(),
-            clock,
+            clock: Arc::clone(&clock),
+            membership,
             is_leaving: leaving.subscribe(),
-            generation,
-            end: end.clone(),
+            end: silence.clone(),
         };
         tracker.spawn(control.run());
-        Ok(Arc::new(Self { queue, rows, lists, state, connector, view, leaving, tracker, end }))
+        Ok(Arc::new(Self {
+            queue,
+            rows,
+            lists,
+            state,
+            connector,
+            view,
+            leaving,
+            clock,
+            generation,
+            tracker,
+            silence,
+            end,
+        }))
+    }
+
+    /// The one time of the tasks of all gateways.
+    #[must_use]
+    pub fn clock(&self) -> Arc<dyn Clock> {
+        Arc::<SharedClock>::clone(&self.clock)
+    }
+
+    /// What the next life of this gateway is told of this one.
+    #[must_use]
+    pub fn life(&self) -> PriorLife {
+        PriorLife { generation: self.generation, holder: self.state.holder }
     }
 
     /// How the store is.
@@ -174,15 +211,15 @@ impl PostgresStore {
     ///
     /// # Errors
     /// `Io`, after which it may be done all the same.
-    pub async fn declare_dead(&self, life: Incarnation, beat: Option<i64>) -> Result<bool, StoreError> {
-        let (life, beat) = (holder_column(life), beat.unwrap_or(-1));
+    pub async fn declare_dead(&self, life: Incarnation, beat: Option<u64>) -> Result<bool, StoreError> {
+        let values = declaring(life, beat);
         let durability = self.state.settings.durability;
         let declare = async {
             let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
             let words = |error: tokio_postgres::Error| in_words(&error);
-            let statement = session.client.prepare(&format!("{DECLARE_DEAD} RETURNING 1")).await.map_err(words)?;
+            let statement = session.client.prepare(DECLARE_DEAD).await.map_err(words)?;
             let promise = session.client.prepare(PROMISE).await.map_err(words)?;
-            let made = transact(&session, &promise, durability, &[(&statement, vec![&life, &beat])]).await;
+            let made = transact(&session, &promise, durability, &[declaration(&statement, &values)]).await;
             let made = made.map_err(|failure| failure.into_io().to_string())?;
             Ok(made.iter().flatten().next().is_some())
         };
@@ -190,22 +227,24 @@ impl PostgresStore {
         let declared = declared.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
         let is_done = declared.map_err(|why: String| StoreError::Io(io::Error::other(why)))?;
         if is_done {
-            self.view.send_modify(|view| {
-                view.lines
-                    .iter_mut()
-                    .filter(|line| holder_column(line.holder) == life)
-                    .for_each(|line| line.is_dead = true);
-            });
+            self.view.send_modify(|view| view.declared_dead(life));
         }
         Ok(is_done)
     }
 
-    /// Writes what waits, ends all connections, and waits until they are closed. Every later use fails.
+    /// Writes what waits, gives up this life's rows, ends all connections, and waits until they are closed. Every later use
+    /// fails. Where the database is away the others wait for the lease.
     pub async fn close(&self) {
+        // A beat that comes after the end of this life would find that it is dead.
+        self.silence.cancel();
         self.end.cancel();
         self.tracker.close();
         // Readers and beats end at once; the drivers of connections with them.
-        let _ = tokio::time::timeout(self.state.settings.write_max, self.tracker.wait()).await;
+        let ended = async { tokio::join!(self.lists.close(), self.tracker.wait()) };
+        let _ = tokio::time::timeout(self.state.settings.write_max, ended).await;
+        if let Err(error) = self.declare_dead(self.state.holder, None).await {
+            tracing::warn!(error = %CauseChain(&error), "the others were not told that this gateway ends");
+        }
     }
 
     async fn write(&self, write: TaskWrite) -> Result<WriteOutcome, StoreError> {
@@ -235,6 +274,10 @@ fn closed() -> StoreError {
 
 #[async_trait]
 impl TaskStore for PostgresStore {
+    async fn close(&self) {
+        Self::close(self).await;
+    }
+
     fn holder(&self) -> Incarnation {
         self.state.holder
     }

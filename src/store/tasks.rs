@@ -229,6 +229,9 @@ impl PageProgress {
 /// All methods are cancel safe in this sense: a dropped call has either happened whole or not at all.
 #[async_trait]
 pub trait TaskStore: Send + Sync + std::fmt::Debug {
+    /// Writes what waits and lets go of what the store has open; every later use fails. By default there is nothing.
+    async fn close(&self) {}
+
     /// The life that has the store open.
     fn holder(&self) -> Incarnation;
 

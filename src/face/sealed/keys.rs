@@ -2,12 +2,19 @@
 
 use std::fmt;
 
+use aws_lc_rs::digest::{Context, SHA256};
+
 /// Bytes of one key.
 pub const KEY_LEN: usize = 32;
 /// Hex digits of one key.
 const DIGITS: usize = 2 * KEY_LEN;
 /// Each further key costs one more attempt at every token that is not ours.
 const KEYS_MAX: usize = 16;
+
+/// Tells a key from others, and nothing of it.
+pub type KeyPrint = [u8; 8];
+/// Comes before a key that a print is made of, so that it is of no use for anything else.
+const PRINT_LABEL: &[u8] = b"taskgate key print";
 
 /// The keys of one gateway: the first one seals, all of them open.
 ///
@@ -61,6 +68,20 @@ impl SealingKeys {
         let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from_digit(u32::from(digit), 16).unwrap_or('0'));
         let line = |key: &[u8; KEY_LEN]| key.iter().flat_map(hex).chain(['\n']).collect::<String>();
         self.0.iter().map(line).collect()
+    }
+
+    /// The prints of all keys, in their order.
+    #[must_use]
+    pub fn prints(&self) -> Vec<KeyPrint> {
+        let print = |key: &[u8; KEY_LEN]| {
+            let mut digest = Context::new(&SHA256);
+            digest.update(PRINT_LABEL);
+            digest.update(key);
+            let mut print = KeyPrint::default();
+            print.iter_mut().zip(digest.finish().as_ref()).for_each(|(to, from)| *to = *from);
+            print
+        };
+        self.0.iter().map(print).collect()
     }
 
     /// Never empty.

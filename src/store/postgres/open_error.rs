@@ -44,14 +44,50 @@ pub enum PostgresOpenError {
     Newer { found: i32, known: i32 },
     #[error("the schema {schema:?} has tables of another program's")]
     Foreign { schema: String },
+    /// It may end yet.
+    #[error("another gateway named {name:?} uses the database; give each `replica.name` to one")]
+    NameTaken { name: String },
+    #[error(
+        "the gateway {name:?} that uses the database seals with another key; all have the same seal.key in `store.path`"
+    )]
+    SealKeys { name: String },
+    #[error(
+        "the database is another one than before, or was brought back from a backup: what was acknowledged since is lost. \
+         To go on with it write `accept_loss = \"{generation}\"` in [store]"
+    )]
+    Lost { generation: String },
     #[error("the database refuses what the store needs: {0}")]
     Refused(String),
 }
 
 impl PostgresOpenError {
+    /// The key of the configuration that says what was tried.
+    #[must_use]
+    pub const fn key(&self) -> &'static str {
+        match self {
+            Self::SchemaName { .. } => "store.schema",
+            Self::Ca(_) | Self::Tls(_) => "store.ca",
+            Self::NoStandby => "store.durability",
+            Self::NameTaken { .. } => "replica.name",
+            Self::SealKeys { .. } => "store.path",
+            Self::Lost { .. } => "store.accept_loss",
+            Self::Url
+            | Self::NoHost
+            | Self::NoTls { .. }
+            | Self::MixedHosts { .. }
+            | Self::Secret { .. }
+            | Self::Away(_)
+            | Self::OldServer { .. }
+            | Self::Unsafe { .. }
+            | Self::Newer { .. }
+            | Self::Foreign { .. }
+            | Self::Refused(_) => "store.url",
+        }
+    }
+
     /// Whether the same may be accepted later, without a change to how this program is run.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
-        matches!(self, Self::Away(_))
+        matches!(self, Self::Away(_) | Self::NameTaken { .. })
     }
 }

@@ -1,47 +1,206 @@
-//! Begins the life of a gateway in the database.
+//! Begins the life of a gateway in the database: looks who is there, takes over the time of tasks, and writes a line of its own.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::columns::holder;
-use super::control::{self, BEGIN, ReplicaView};
+use tokio::time::Instant;
+use tokio_postgres::{Error, Statement};
+
+use super::columns::{at, holder, holder_column, time};
+use super::control::OTHERS_SUMS;
 use super::open_error::PostgresOpenError;
+use super::replica_lines::{
+    DECLARE_DEAD, ReplicaView, StoredReplica, declaration, declaring, generation_of, generation_text, read_lines,
+};
 use super::schema;
-use super::session::{DatabaseConnector, in_words};
-use super::settings::{PostgresSettings, ReplicaDescription};
+use super::session::{DatabaseConnector, Session, in_words};
+use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorLife, ReplicaDescription};
+use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
-use super::transaction::{CommitFailure, PROMISE, Parameters, transact};
-use crate::replica::Incarnation;
+use super::sums::SumChange;
+use super::transaction::{CommitFailure, PROMISE, Parameters, barrier, transact};
+use crate::replica::{ClockStart, Incarnation, Membership, StoreGeneration};
 use crate::store::record;
+use crate::task::{Clock as _, Timestamp};
+
+/// How often the others are looked at to see which of them live.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// What a beat may take, beyond the time between two.
+const BEAT_MAX: Duration = Duration::from_secs(1);
+
+/// What a life writes of itself when it begins.
+const BEGIN: &str = "WITH line AS (
+        INSERT INTO tg_replica (name, address, version, record_reads, config_digest, key_print, now_ms)
+        VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
+    lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM line)
+    SELECT incarnation FROM line";
+/// Which store it is, and the highest number that it ever gave to a life.
+const IDENTITY: &str = "SELECT generation::text, (SELECT last_value FROM tg_replica_incarnation_seq) FROM tg_meta";
+/// What is known of the time beside the clocks of those that live.
+const TIMES: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
+    greatest((SELECT max(created) FROM tg_task), (SELECT max(now_ms) FROM tg_replica))";
 
 /// What a new life is told when it begins.
 pub(super) struct Beginning {
-    pub(super) holder: Incarnation,
-    pub(super) generation: String,
+    pub(super) membership: Membership,
+    pub(super) generation: StoreGeneration,
+    pub(super) clock: SharedClock,
+    pub(super) state: StoreState,
+    pub(super) view: ReplicaView,
 }
 
 /// Begins a life: looks at the server, makes the schema if there is none, and writes the life's line.
+///
+/// # Errors
+/// As [`super::PostgresStore::open`].
 pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
-    now_ms: i64,
-) -> Result<(Beginning, StoreState, ReplicaView), PostgresOpenError> {
-    let away = |error: tokio_postgres::Error| PostgresOpenError::Away(in_words(&error));
+) -> Result<Beginning, PostgresOpenError> {
     let session = connector.connect("opening", None).await?;
     schema::judge_server(&session, settings.durability).await?;
     schema::prepare(&session, settings).await?;
-    let line = session.client.prepare(BEGIN).await.map_err(away)?;
     let promise = session.client.prepare(PROMISE).await.map_err(away)?;
-    let ReplicaDescription { name, address, version, config_digest, key_print } = &settings.replica;
-    let reads = i32::from(record::VERSION);
-    let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, key_print, &now_ms];
-    let rows = transact(&session, &promise, settings.durability, &[(&line, values)]).await;
-    let rows = rows.map_err(|failure| match failure {
+    // What a server shows that was just connected to may be taken back.
+    barrier(&session, &promise, settings.durability).await.map_err(unmade)?;
+    let generation = check_identity(&session, settings).await?;
+    if let Some(prior) = settings.prior.filter(|prior| prior.generation == generation) {
+        declare_dead(&session, (&promise, settings), prior.holder).await?;
+    }
+    let living = living(&session, settings).await?;
+    if living.iter().any(|one| one.line.name == settings.replica.name) {
+        return Err(PostgresOpenError::NameTaken { name: settings.replica.name.clone() });
+    }
+    let clock = SharedClock::beginning_at(clock_start(&session, &living).await?.begin());
+    let sent = boot_time();
+    let own = register(&session, (&promise, settings), clock.now()).await?;
+    let membership = Membership::registered(settings.terms, own, generation, sent, boot_time());
+    let state = StoreState::new(Arc::clone(settings), own);
+    let view = ReplicaView::of(read_lines(&session).await.map_err(away)?, boot_time());
+    let sums = session.client.query(OTHERS_SUMS, &[&holder_column(own)]).await.map_err(away)?;
+    let sums = sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
+    state.sums.reset_others(sums);
+    Ok(Beginning { membership, generation, clock, state, view })
+}
+
+/// Whether the store is the one that an earlier life knew, and no older than it was then.
+async fn check_identity(session: &Session, settings: &PostgresSettings) -> Result<StoreGeneration, PostgresOpenError> {
+    let row = session.client.query_one(IDENTITY, &[]).await.map_err(away)?;
+    let text: String = row.try_get(0).map_err(away)?;
+    let newest = holder(row.try_get(1).map_err(away)?);
+    let generation =
+        generation_of(&text).ok_or_else(|| PostgresOpenError::Refused("it has no generation".to_owned()))?;
+    let is_known = |prior: &PriorLife| prior.generation == generation && prior.holder <= newest;
+    let is_lost = settings.prior.is_some_and(|prior| !is_known(&prior));
+    if is_lost && settings.accept_loss != Some(generation) {
+        return Err(PostgresOpenError::Lost { generation: generation_text(generation) });
+    }
+    Ok(generation)
+}
+
+async fn declare_dead(
+    session: &Session,
+    (promise, settings): (&Statement, &PostgresSettings),
+    life: Incarnation,
+) -> Result<(), PostgresOpenError> {
+    let statement = session.client.prepare(DECLARE_DEAD).await.map_err(away)?;
+    let values = declaring(life, None);
+    let made = transact(session, promise, settings.durability, &[declaration(&statement, &values)]).await;
+    match made {
+        Ok(rows) if rows.iter().flatten().next().is_some() => {
+            tracing::info!(%life, "the life before this one had not ended in order; its tasks are taken over");
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+        Err(failure) => Err(unmade(failure)),
+    }
+}
+
+/// The others that beat while they are looked at, for as long as all of them would. Whoever is silent may be dead, and what
+/// its line says of the time may be old.
+async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
+    let until = Instant::now() + settings.terms.beat_every() + BEAT_MAX;
+    let mut beats: HashMap<Incarnation, u64> = HashMap::new();
+    loop {
+        let mut others = read_lines(session).await.map_err(away)?;
+        others.retain(|one| !one.line.is_dead);
+        let own = &settings.replica.key_prints;
+        if let Some(unlike) = others.iter().find(|one| !open_each_other(own, &one.key_print)) {
+            return Err(PostgresOpenError::SealKeys { name: unlike.line.name.clone() });
+        }
+        let has_beaten =
+            |one: &StoredReplica| beats.get(&one.line.incarnation).is_some_and(|beat| *beat != one.line.beat);
+        if others.iter().all(has_beaten) || Instant::now() >= until {
+            others.retain(has_beaten);
+            return Ok(others);
+        }
+        for one in &others {
+            beats.entry(one.line.incarnation).or_insert(one.line.beat);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Whether whoever has these keys can open what the other seals, and the other way round. Rings differ while keys are changed.
+fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
+    let others = || other.chunks_exact(KEY_PRINT_LEN);
+    let is_opened_there = own.first().is_none_or(|first| others().any(|print| print == first));
+    let is_opened_here = others().next().is_none_or(|first| own.iter().any(|print| print == first));
+    is_opened_there && is_opened_here
+}
+
+async fn clock_start(session: &Session, living: &[StoredReplica]) -> Result<ClockStart, PostgresOpenError> {
+    let row = session.client.query_one(TIMES, &[]).await.map_err(away)?;
+    let stored: Option<i64> = row.try_get(1).map_err(away)?;
+    Ok(ClockStart {
+        living: living.iter().map(|one| one.line.now).max(),
+        server: time(row.try_get(0).map_err(away)?),
+        stored: stored.map(time),
+    })
+}
+
+async fn register(
+    session: &Session,
+    (promise, settings): (&Statement, &PostgresSettings),
+    now: Timestamp,
+) -> Result<Incarnation, PostgresOpenError> {
+    let line = session.client.prepare(BEGIN).await.map_err(away)?;
+    let ReplicaDescription { name, address, version, config_digest, key_prints } = &settings.replica;
+    let (reads, now, prints) = (i32::from(record::VERSION), at(now), key_prints.concat());
+    let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, &prints, &now];
+    let rows = transact(session, promise, settings.durability, &[(&line, values)]).await.map_err(unmade)?;
+    let row = rows.iter().flatten().next().ok_or_else(|| PostgresOpenError::Away("no line was written".to_owned()))?;
+    Ok(holder(row.try_get(0).map_err(away)?))
+}
+
+fn away(error: Error) -> PostgresOpenError {
+    PostgresOpenError::Away(in_words(&error))
+}
+
+fn unmade(failure: CommitFailure) -> PostgresOpenError {
+    match failure {
         CommitFailure::NoStandby => PostgresOpenError::NoStandby,
         CommitFailure::NotMade(_) | CommitFailure::Unsure(_) => PostgresOpenError::Away(failure.into_io().to_string()),
-    })?;
-    let row = rows.iter().flatten().next().ok_or_else(|| PostgresOpenError::Away("no line was written".to_owned()))?;
-    let begun = Beginning { holder: holder(row.try_get(0).map_err(away)?), generation: row.try_get(1).map_err(away)? };
-    let state = StoreState::new(Arc::clone(settings), begun.holder);
-    let view = control::look_once(&session, &state).await.map_err(away)?;
-    Ok((begun, state, view))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_that_differ_open_each_other_while_keys_are_changed() {
+        let ring = |keys: &[u8]| keys.iter().map(|key| [*key; KEY_PRINT_LEN]).collect::<Vec<_>>();
+        for (own, other, expected) in [
+            (&[1][..], &[1][..], true),
+            (&[1], &[2], false),
+            (&[1, 2], &[2, 1], true),
+            (&[1], &[1, 2], true),
+            (&[1], &[2, 1], false),
+            (&[2, 1], &[1], false),
+        ] {
+            assert_eq!(open_each_other(&ring(own), &ring(other).concat()), expected, "{own:?} and {other:?}");
+        }
+    }
 }

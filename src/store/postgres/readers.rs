@@ -231,6 +231,13 @@ impl ListReaders {
         Self { lanes, next: AtomicUsize::new(0) }
     }
 
+    /// Closes all connections, each once its list has been read.
+    pub(super) async fn close(&self) {
+        for lane in &self.lanes {
+            lane.slot.lock().await.link = None;
+        }
+    }
+
     /// The connection for the next list.
     pub(super) fn lane(&self) -> Result<&ReaderLane, StoreError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);

@@ -9,6 +9,7 @@ use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
 use super::open_error::PostgresOpenError;
 pub use crate::replica::Durability;
+use crate::replica::{Incarnation, LeaseTerms, StoreGeneration};
 
 /// Where the database is.
 #[derive(Clone, PartialEq, Eq)]
@@ -29,6 +30,9 @@ impl std::fmt::Debug for DatabaseUrl {
     }
 }
 
+/// Bytes that tell one sealing key from others.
+pub(super) const KEY_PRINT_LEN: usize = 8;
+
 /// What a gateway says of itself to the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaDescription {
@@ -38,8 +42,16 @@ pub struct ReplicaDescription {
     /// Of the program.
     pub version: String,
     pub config_digest: Vec<u8>,
-    /// Of the key that tokens are sealed with.
-    pub key_print: Vec<u8>,
+    /// Of the keys that tokens are opened with; the first one seals.
+    pub key_prints: Vec<[u8; KEY_PRINT_LEN]>,
+}
+
+/// The life that a gateway had before this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PriorLife {
+    /// Of the store that it was in.
+    pub generation: StoreGeneration,
+    pub holder: Incarnation,
 }
 
 /// What [`super::PostgresStore::open`] is given, resolved.
@@ -57,22 +69,35 @@ pub struct PostgresSettings {
     pub write_max: Duration,
     /// How old the proof may be that what a server shows is durable, when a read is answered.
     pub read_trust: Duration,
-    /// How long a gateway may be silent before it is declared dead; it beats four times as often.
-    pub lease: Duration,
+    /// How long gateways wait for each other.
+    pub terms: LeaseTerms,
     pub stored_bytes_max: usize,
     pub replica: ReplicaDescription,
+    /// A life of this gateway that has certainly ended.
+    pub prior: Option<PriorLife>,
+    /// The store that may be one that lost what it promised.
+    pub accept_loss: Option<StoreGeneration>,
 }
 
 /// Longer names, with what is put in front and behind, are no names for PostgreSQL.
 const SCHEMA_LEN_MAX: usize = 40;
 
 /// Whether a text can be the name of the schema as it is: nothing in it has to be quoted.
-pub(super) fn is_schema_name(text: &str) -> bool {
+#[must_use]
+pub fn is_schema_name(text: &str) -> bool {
     let is_begin = |char: char| char.is_ascii_lowercase() || char == '_';
     text.len() <= SCHEMA_LEN_MAX
         && text.starts_with(is_begin)
         && !text.starts_with("pg_")
         && text.chars().all(|char| is_begin(char) || char.is_ascii_digit())
+}
+
+/// Looks at a URL without connecting to anything.
+///
+/// # Errors
+/// What [`super::PostgresStore::open`] would say of it.
+pub fn check_database_url(url: &str) -> Result<(), PostgresOpenError> {
+    read_url(url).map(drop)
 }
 
 /// Reads a URL, and holds it to what connections to the store need: servers that can be written to, and TLS wherever others

@@ -9,9 +9,9 @@ use std::time::Duration;
 use support::postgres::{PostgresServer, shared};
 
 use super::*;
-use crate::replica::Incarnation;
+use crate::replica::{Incarnation, LeaseTerms};
 use crate::store::contract::{self, StoreOpener, task};
-use crate::task::{ManualClock, Timestamp};
+use crate::task::Timestamp;
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 
@@ -30,14 +30,16 @@ fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
         durability: Durability::Single,
         write_max: Duration::from_secs(5),
         read_trust: Duration::from_secs(1),
-        lease: Duration::from_secs(8),
+        terms: LeaseTerms::new(Duration::from_secs(4), Duration::from_secs(300)).unwrap(),
         stored_bytes_max: 64 << 20,
         replica: ReplicaDescription { name: schema.to_owned(), ..ReplicaDescription::default() },
+        prior: None,
+        accept_loss: None,
     }
 }
 
 async fn open_with(settings: PostgresSettings) -> Result<Arc<PostgresStore>, PostgresOpenError> {
-    PostgresStore::open(settings, Arc::new(ManualClock::at(START))).await
+    PostgresStore::open(settings).await
 }
 
 /// Stores of one server, each new one in a schema of its own.
@@ -55,13 +57,13 @@ impl StoreOpener for Postgres {
 
     async fn next_life(&self, ended: Arc<PostgresStore>) -> Arc<PostgresStore> {
         ended.close().await;
-        let next = open_with((*ended.state.settings).clone()).await.unwrap();
-        assert!(next.declare_dead(ended.holder(), None).await.unwrap());
-        next
+        open_with((*ended.state.settings).clone()).await.unwrap()
     }
 
     async fn beside(&self, store: &Arc<PostgresStore>) -> Option<Arc<PostgresStore>> {
-        Some(open_with((*store.state.settings).clone()).await.unwrap())
+        let mut settings = (*store.state.settings).clone();
+        settings.replica.name.push('+');
+        Some(open_with(settings).await.unwrap())
     }
 
     async fn declare_ended(&self, by: &PostgresStore, ended: Incarnation) {

@@ -140,6 +140,12 @@ fn files(table: &str, key: &str, line: &str) -> (String, String) {
         let needed = needed.iter().filter(|(name, _)| *name != key);
         parts.insert(table, needed.map(|(_, line)| *line).collect::<Vec<_>>().join("\n"));
     }
+    if table == "replica" || (table == "store" && !["kind", "path", "ephemeral"].contains(&key)) {
+        let needed = [("url", "url = \"postgres://t@db/t\""), ("durability", "durability = \"single\"")];
+        let needed = needed.iter().filter(|(name, _)| *name != key && (*name, key) != ("url", "url_file"));
+        let lines: Vec<_> = needed.map(|(_, line)| *line).collect();
+        parts.insert("store", format!("kind = \"postgres\"\n{}", lines.join("\n")));
+    }
     if table == "auth.api_keys.limits" {
         parts.insert("auth", "mode = \"api_keys\"".to_owned());
         parts.insert("auth.api_keys", "id = \"ada\"\nkey = \"${ADA_KEY}\"".to_owned());
@@ -220,6 +226,7 @@ fn bounds(wanted: &str, row: &Row) -> [Option<(String, String)>; 2] {
     let beyond = |literal: &str| match literal.trim_matches('"') {
         "1ms" => "\"0s\"".to_owned(),
         "0s" => "\"-1s\"".to_owned(),
+        "4s" => "\"3999ms\"".to_owned(),
         "1B" => "\"0B\"".to_owned(),
         "1PiB" => "\"2PiB\"".to_owned(),
         span => format!("\"{span} 1ms\""),
@@ -266,6 +273,58 @@ const OTHERS: &[(&str, &str)] = &[
     ("store.kind", "[store]\nkind = \"memory\""),
     ("store.path", "[store]\npath = \"elsewhere\""),
     ("store.ephemeral", "[store]\nephemeral = true"),
+    ("store.url", "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\""),
+    ("store.url_file", "[store]\nkind = \"postgres\"\nurl_file = \"db.url\"\ndurability = \"single\""),
+    ("store.durability", "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\""),
+    (
+        "store.password_file",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\npassword_file = \"p\"",
+    ),
+    ("store.ca", "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\nca = \"ca.pem\""),
+    (
+        "store.schema",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\nschema = \"other\"",
+    ),
+    (
+        "store.write_max",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\nwrite_max = \"7s\"",
+    ),
+    (
+        "store.read_trust",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\nread_trust = \"7s\"",
+    ),
+    (
+        "store.accept_loss",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\naccept_loss = \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
+    ),
+    (
+        "replica.name",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\nname = \"b\"",
+    ),
+    (
+        "replica.address",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\naddress = \"127.0.0.1:7777\"",
+    ),
+    (
+        "replica.lease",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\nlease = \"7s\"",
+    ),
+    (
+        "replica.alone_max",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\nalone_max = \"7m\"",
+    ),
+    (
+        "replica.ca",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\nca = \"ca.pem\"",
+    ),
+    (
+        "replica.certificate",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\ncertificate = \"a.pem\"\nkey = \"a.key\"",
+    ),
+    (
+        "replica.key",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\ncertificate = \"a.pem\"\nkey = \"a.key\"",
+    ),
     ("limits.body_bytes_max", "[limits]\nbody_bytes_max = \"7MiB\""),
     ("limits.result_bytes_max", "[limits]\nresult_bytes_max = \"7MiB\""),
     ("limits.tasks_max", "[limits]\ntasks_max = 7_000"),

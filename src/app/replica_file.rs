@@ -1,0 +1,113 @@
+//! Remembers in the gateway's folder which life it had last in a database that it shares, and keeps a second process of the
+//! same replica out.
+//!
+//! Whoever has the lock knows that the life before has ended, so that its tasks are taken over at once; and finds out if the
+//! database is another one than before.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use uuid::Uuid;
+
+use crate::replica::{Incarnation, StoreGeneration};
+use crate::store::postgres::PriorLife;
+
+const FILE_MODE: u32 = 0o600;
+/// More than is ever written.
+const BYTES_MAX: u64 = 256;
+
+/// Why a file of a replica is of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplicaFileError {
+    #[error("another process runs as this replica: it holds {}", .path.display())]
+    Locked { path: PathBuf },
+    #[error("{}: {source}", .path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("{}: is not what a gateway wrote; remove it once no gateway of this name runs", .path.display())]
+    Content { path: PathBuf },
+}
+
+/// The file of one replica, locked until it is dropped.
+#[derive(Debug)]
+pub(super) struct ReplicaFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl ReplicaFile {
+    /// Locks the file of the replica of this name, which is made where there is none; and what it says of the life before.
+    ///
+    /// # Errors
+    /// If another process has it, it cannot be made, or somebody else wrote it.
+    pub(super) fn lock(folder: &Path, name: &str) -> Result<(Self, Option<PriorLife>), ReplicaFileError> {
+        let path = folder.join(format!("{name}.replica"));
+        let failed = |source| ReplicaFileError::File { path: path.clone(), source };
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
+        let file = options.open(&path).map_err(failed)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => (),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(ReplicaFileError::Locked { path }),
+            Err(errno) => return Err(failed(errno.into())),
+        }
+        let mut text = String::new();
+        (&file).take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
+        let prior = match text.trim() {
+            "" => None,
+            text => Some(read(text).ok_or_else(|| ReplicaFileError::Content { path: path.clone() })?),
+        };
+        Ok((Self { path, file }, prior))
+    }
+
+    /// Writes down which life it has now. Where that fails, or the machine ends before it rests, the next life knows of an
+    /// earlier one, or of none, and the lease decides.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn remember(&mut self, life: PriorLife) -> Result<(), ReplicaFileError> {
+        let text = format!("{} {}\n", Uuid::from_u128(life.generation.0), life.holder);
+        let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));
+        let written = written.and_then(|()| self.file.set_len(text.len() as u64));
+        written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
+    }
+}
+
+fn read(text: &str) -> Option<PriorLife> {
+    let (generation, holder) = text.split_once(' ')?;
+    let generation = StoreGeneration(Uuid::parse_str(generation).ok()?.as_u128());
+    Some(PriorLife { generation, holder: Incarnation(holder.parse().ok()?) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIFE: PriorLife = PriorLife { generation: StoreGeneration(7), holder: Incarnation(41) };
+
+    #[test]
+    fn the_next_process_finds_the_life_that_was_written_down() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
+        assert_eq!(prior, None);
+        file.remember(PriorLife { holder: Incarnation(123_456), ..LIFE }).unwrap();
+        file.remember(LIFE).unwrap();
+        assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Locked { .. })));
+        assert!(ReplicaFile::lock(folder.path(), "b").is_ok(), "another replica has another file");
+        drop(file);
+        assert_eq!(ReplicaFile::lock(folder.path(), "a").unwrap().1, Some(LIFE));
+    }
+
+    #[test]
+    fn what_no_gateway_wrote_is_refused_and_left() {
+        let folder = tempfile::tempdir().unwrap();
+        for text in ["x", "00000000-0000-0000-0000-000000000007", "00000000-0000-0000-0000-000000000007 -1", "7 7 7"] {
+            let path = folder.path().join("a.replica");
+            std::fs::write(&path, text).unwrap();
+            assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Content { .. })), "{text}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+    }
+}

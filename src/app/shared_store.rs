@@ -1,0 +1,238 @@
+//! Opens the database that several gateways share, waits for it where it is away, and passes on what it says of itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::digest::{Context, SHA256};
+use rustix::system::uname;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::replica_file::{ReplicaFile, ReplicaFileError};
+use crate::cause::CauseChain;
+use crate::config::{Config, DatabaseSettings, is_replica_name};
+use crate::face::sealed::KeyPrint;
+use crate::replica::{OwnStanding, StoreGeneration};
+use crate::server::admin::Readiness;
+use crate::store::postgres::{PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, ReplicaDescription};
+
+/// How often a database that is away is tried.
+const RETRY: Duration = Duration::from_secs(1);
+
+const STORE_AWAY: &str = "store away";
+const STORE_NO_STANDBY: &str = "store without standby";
+const STORE_FULL: &str = "store full";
+const REPLACED: &str = "replaced";
+const STORE_LOST: &str = "store lost";
+const NAME_TAKEN: &str = "replica name taken";
+const REASONS: [&str; 6] = [STORE_AWAY, STORE_NO_STANDBY, STORE_FULL, REPLACED, STORE_LOST, NAME_TAKEN];
+
+/// What a gateway without a written name is called where the host's own is no name.
+const NAME: &str = "taskgate";
+
+/// Why the database was not opened.
+#[derive(Debug, thiserror::Error)]
+pub enum SharedStoreError {
+    #[error(transparent)]
+    Database(#[from] PostgresOpenError),
+    #[error(transparent)]
+    File(#[from] ReplicaFileError),
+}
+
+impl SharedStoreError {
+    /// The key of the configuration that says what was tried.
+    pub(super) const fn key(&self) -> &'static str {
+        match self {
+            Self::Database(error) => error.key(),
+            Self::File(_) => "replica.name",
+        }
+    }
+}
+
+/// A database that is about to be opened.
+#[derive(Debug)]
+pub(super) struct SharedStoreOpening {
+    settings: PostgresSettings,
+    file: ReplicaFile,
+    readiness: Readiness,
+    /// When the name was found taken first.
+    taken: Option<Instant>,
+    told: Option<String>,
+}
+
+impl SharedStoreOpening {
+    /// Locks the replica's file. `prints` are those of the sealing keys.
+    ///
+    /// # Errors
+    /// If another process runs as this replica.
+    pub(super) fn new(
+        config: &Config,
+        database: &DatabaseSettings,
+        prints: Vec<KeyPrint>,
+        readiness: &Readiness,
+    ) -> Result<Self, ReplicaFileError> {
+        let replica = &database.replica;
+        let name = replica.name.clone().unwrap_or_else(host_name);
+        let (file, prior) = ReplicaFile::lock(&config.folder, &name)?;
+        let settings = PostgresSettings {
+            url: database.url.clone(),
+            password_file: database.password_file.clone(),
+            ca: database.ca.clone(),
+            schema: database.schema.clone(),
+            durability: database.durability,
+            write_max: database.write_max,
+            read_trust: database.read_trust,
+            terms: replica.terms,
+            stored_bytes_max: database.limits.stored_bytes_max,
+            replica: ReplicaDescription {
+                name,
+                address: replica.address.map(|address| address.to_string()).unwrap_or_default(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                config_digest: digest(config),
+                key_prints: prints,
+            },
+            prior,
+            accept_loss: database.accept_loss.map(StoreGeneration),
+        };
+        Ok(Self { settings, file, readiness: readiness.clone(), taken: None, told: None })
+    }
+
+    /// Tries once. `None` where the same may go well later: what is in the way is in the log, and stands against readiness.
+    ///
+    /// # Errors
+    /// What does not pass.
+    pub(super) async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
+        let error = match PostgresStore::open(self.settings.clone()).await {
+            Ok(store) => {
+                let remembered = self.file.remember(store.life());
+                if let Err(error) = remembered {
+                    tracing::warn!(error = %CauseChain(&error), "after a crash the others wait for the lease");
+                }
+                REASONS.into_iter().for_each(|reason| self.readiness.clear(reason));
+                return Ok(Some(store));
+            }
+            Err(error) => error,
+        };
+        let is_taken = matches!(error, PostgresOpenError::NameTaken { .. });
+        let since = self.taken.filter(|_| is_taken).unwrap_or_else(Instant::now);
+        self.taken = is_taken.then_some(since);
+        // One that has just ended is silent after as long.
+        if !error.may_pass() || since.elapsed() > self.settings.terms.lease() * 2 {
+            return Err(error.into());
+        }
+        REASONS.into_iter().for_each(|reason| self.readiness.clear(reason));
+        self.readiness.block(if is_taken { NAME_TAKEN } else { STORE_AWAY });
+        let why = error.to_string();
+        if self.told.as_ref() != Some(&why) {
+            tracing::warn!("{why}; this is tried until it goes well");
+            self.told = Some(why);
+        }
+        Ok(None)
+    }
+
+    /// Tries until it goes well.
+    ///
+    /// # Errors
+    /// What does not pass.
+    pub(super) async fn wait(&mut self) -> Result<Arc<PostgresStore>, SharedStoreError> {
+        loop {
+            tokio::time::sleep(RETRY).await;
+            if let Some(store) = self.attempt().await? {
+                return Ok(store);
+            }
+        }
+    }
+
+    /// Keeps other processes from running as this replica, for as long as it is there.
+    pub(super) fn into_file(self) -> ReplicaFile {
+        self.file
+    }
+}
+
+/// What upstreams a gateway has: others that have not the same cannot go on with all of its tasks.
+fn digest(config: &Config) -> Vec<u8> {
+    let mut names: Vec<&str> = config.upstreams.iter().map(|upstream| &*upstream.name).collect();
+    names.sort_unstable();
+    let mut digest = Context::new(&SHA256);
+    for name in names {
+        digest.update(name.as_bytes());
+        digest.update(&[0]);
+    }
+    digest.finish().as_ref().to_vec()
+}
+
+/// The host's name, as far as it can name a replica.
+fn host_name() -> String {
+    let names = uname();
+    let name: String = names
+        .nodename()
+        .to_string_lossy()
+        .chars()
+        .map(|char| if char.is_ascii_alphanumeric() || "-_.".contains(char) { char } else { '-' })
+        .take(64)
+        .collect();
+    if is_replica_name(&name) { name } else { NAME.to_owned() }
+}
+
+/// Tells readiness how the store is, and whoever waits for `replaced` once this life has ended. Never returns before that.
+pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced: &CancellationToken) {
+    let [mut control, mut writer] = store.watch_health();
+    let mut view = store.watch_replicas();
+    let mut is_unlike = false;
+    loop {
+        let health = store.health();
+        tell(&health, readiness);
+        let standing = view.borrow_and_update().standing;
+        if matches!(standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
+            readiness.block(if standing == OwnStanding::Fenced { REPLACED } else { STORE_LOST });
+            return replaced.cancel();
+        }
+        tell_of_unlike(store, &mut is_unlike);
+        control.mark_unchanged();
+        writer.mark_unchanged();
+        tokio::select! {
+            Ok(()) = control.changed() => (),
+            Ok(()) = writer.changed() => (),
+            Ok(()) = view.changed() => (),
+            else => return,
+        }
+    }
+}
+
+fn tell(health: &PostgresHealth, readiness: &Readiness) {
+    let why = match health {
+        PostgresHealth::Good => None,
+        PostgresHealth::Away(_) => Some(STORE_AWAY),
+        PostgresHealth::NoStandby => Some(STORE_NO_STANDBY),
+        PostgresHealth::Full => Some(STORE_FULL),
+        PostgresHealth::Fenced => Some(REPLACED),
+        PostgresHealth::Lost => Some(STORE_LOST),
+    };
+    for reason in REASONS {
+        match why {
+            // What is there is read, and calls that need no new task are served.
+            Some(STORE_FULL) if reason == STORE_FULL => readiness.limit(reason),
+            Some(why) if why == reason => readiness.block(reason),
+            Some(_) | None => readiness.clear(reason),
+        }
+    }
+}
+
+/// Logs whether the others have the same upstreams, whenever that changes.
+fn tell_of_unlike(store: &PostgresStore, was_unlike: &mut bool) {
+    let view = store.watch_replicas();
+    let view = view.borrow();
+    let own = view.lines.iter().find(|one| one.line.incarnation == store.life().holder);
+    let Some(own) = own.map(|own| &own.config_digest) else { return };
+    let unlike = view.lines.iter().find(|one| !one.line.is_dead && one.config_digest != *own);
+    if *was_unlike != unlike.is_some() {
+        *was_unlike = unlike.is_some();
+        match unlike {
+            Some(unlike) => tracing::warn!(
+                replica = unlike.line.name,
+                "another gateway has other upstreams: neither can go on with all tasks of the other"
+            ),
+            None => tracing::info!("all gateways have the same upstreams"),
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Reads the machine's own clock, which nobody sets.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// What has passed since the machine started, the time that it slept included (F59).
+#[must_use]
+pub fn since_boot() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: ClockId = ClockId::Boottime;
+    // Elsewhere the steady clock goes on while the machine sleeps, or nobody can tell.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: ClockId = ClockId::Monotonic;
+    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F59: the system's own count, which goes on while the machine sleeps.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn f59_the_time_of_a_sleep_counts() {
+        // In hundredths of a second.
+        let resolution = Duration::from_millis(10);
+        let uptime = || {
+            let text = std::fs::read_to_string("/proc/uptime").unwrap();
+            Duration::from_secs_f64(text.split(' ').next().unwrap().parse().unwrap())
+        };
+        let (before, now) = (uptime(), since_boot());
+        assert!(before <= now + resolution && now <= uptime() + resolution);
+    }
+}

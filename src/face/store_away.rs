@@ -1,0 +1,20 @@
+//! Answers clients while the store cannot be had yet.
+
+use async_trait::async_trait;
+
+use super::http::{Endpoint, FaceResponse, Inbound};
+use super::intake::refuse_all;
+use crate::task::{Executed, GatewayFault, Reason};
+
+const FAULT: GatewayFault = GatewayFault::new(Reason::StoreFailed, Executed::No);
+
+/// Serves nothing, and says that it may later.
+#[derive(Debug)]
+pub struct StoreAwayEndpoint;
+
+#[async_trait]
+impl Endpoint for StoreAwayEndpoint {
+    async fn serve(&self, request: Inbound) -> FaceResponse {
+        refuse_all(&request, &FAULT)
+    }
+}

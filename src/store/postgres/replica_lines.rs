@@ -1,0 +1,111 @@
+//! Reads the lines that gateways keep of themselves.
+
+use tokio_postgres::{Error, Row, Statement};
+
+use super::columns::{holder, holder_column, time};
+use super::session::Session;
+use super::transaction::Parameters;
+use crate::replica::{BootTime, Incarnation, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
+
+/// All lines. A read alone: what it shows may be taken back, so nothing is lost by believing it.
+pub(super) const LOOK: &str =
+    "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
+    FROM tg_replica ORDER BY incarnation";
+
+/// Declares a life dead, if it has not beaten since (7.3); with a beat below zero, whatever it has done. Counts more than what
+/// that life thinks of itself.
+pub(super) const DECLARE_DEAD: &str = "UPDATE tg_replica SET dead = true, died = now() WHERE incarnation = $1 AND (beat = $2 OR $2 < 0) AND NOT dead RETURNING 1";
+
+/// The line of one life, as it was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredReplica {
+    pub line: ReplicaLine,
+    /// Of the program.
+    pub version: String,
+    pub config_digest: Vec<u8>,
+    pub key_print: Vec<u8>,
+}
+
+impl StoredReplica {
+    fn of(row: &Row) -> Result<Self, Error> {
+        let address: String = row.try_get(2)?;
+        let line = ReplicaLine {
+            incarnation: holder(row.try_get(0)?),
+            name: row.try_get(1)?,
+            address: (!address.is_empty()).then_some(address),
+            record_reads: u32::try_from(row.try_get::<_, i32>(4)?).unwrap_or(0),
+            beat: u64::try_from(row.try_get::<_, i64>(5)?).unwrap_or(0),
+            now: time(row.try_get(6)?),
+            is_leaving: row.try_get(7)?,
+            is_dead: row.try_get(8)?,
+        };
+        Ok(Self { line, version: row.try_get(3)?, config_digest: row.try_get(9)?, key_print: row.try_get(10)? })
+    }
+
+    pub(super) fn all(rows: &[Row]) -> Result<Vec<Self>, Error> {
+        rows.iter().map(Self::of).collect()
+    }
+}
+
+/// What was seen of all lives last, and what that means for this one.
+#[derive(Clone, Debug)]
+pub struct ReplicaView {
+    /// This life's too.
+    pub lines: Vec<StoredReplica>,
+    /// When they were seen.
+    pub seen: Option<BootTime>,
+    /// When the last beat of this life that was acknowledged was sent.
+    pub beaten: Option<BootTime>,
+    /// What this life may do.
+    pub standing: OwnStanding,
+}
+
+impl ReplicaView {
+    pub(super) const fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
+        Self { lines, seen: Some(seen), beaten: None, standing: OwnStanding::Member }
+    }
+
+    /// Whether rows may be there to be taken over.
+    pub(super) fn has_dead(&self) -> bool {
+        self.lines.iter().any(|one| one.line.is_dead)
+    }
+
+    pub(super) fn declared_dead(&mut self, life: Incarnation) {
+        for one in self.lines.iter_mut().filter(|one| one.line.incarnation == life) {
+            one.line.is_dead = true;
+        }
+    }
+}
+
+/// The look that lines are, for who judges by it.
+pub(super) fn look_of(lines: &[StoredReplica], (sent, received): (BootTime, BootTime)) -> ReplicaLook {
+    ReplicaLook { sent, received, lines: lines.iter().map(|one| one.line.clone()).collect() }
+}
+
+/// The parameters of [`DECLARE_DEAD`].
+pub(super) fn declaring(life: Incarnation, beat: Option<u64>) -> (i64, i64) {
+    (holder_column(life), beat.map_or(-1, |beat| i64::try_from(beat).unwrap_or(i64::MAX)))
+}
+
+/// Reads all lines.
+///
+/// # Errors
+/// Whatever the server says.
+pub(super) async fn read_lines(session: &Session) -> Result<Vec<StoredReplica>, Error> {
+    StoredReplica::all(&session.client.query(LOOK, &[]).await?)
+}
+
+/// The generation of a store as a column's text; `None` if it is no such text.
+pub(super) fn generation_of(text: &str) -> Option<StoreGeneration> {
+    uuid::Uuid::parse_str(text).ok().map(|read| StoreGeneration(read.as_u128()))
+}
+
+/// As an operator writes it.
+pub(super) fn generation_text(generation: StoreGeneration) -> String {
+    uuid::Uuid::from_u128(generation.0).to_string()
+}
+
+/// A prepared [`DECLARE_DEAD`] with its values, for a transaction.
+pub(super) fn declaration<'a>(statement: &'a Statement, of: &'a (i64, i64)) -> (&'a Statement, Parameters<'a>) {
+    (statement, vec![&of.0, &of.1])
+}

@@ -5,7 +5,9 @@
 //! lives on. A *barrier* tells: one write whose fate is [`WriteFate::Done`](crate::replica::WriteFate::Done). Logs are
 //! flushed in order, so it proves all that was visible on its server when it was sent.
 //!
-//! What makes a barrier:
+//! That is all that a barrier behind a read of a client's has to do, and any transaction of the replica's that wrote something does
+//! it, on whichever connection. It serves all connections to the same server. What becomes of a write in doubt is decided behind more
+//! than that:
 //! - It writes for certain: a line of the replica's own.
 //! - It waits for every earlier batch of its replica: all of them, and the barrier, write or lock one and the same thing (that
 //!   line, or an advisory lock of the transaction). A commit that its standby has flushed shows its rows only when its session
@@ -15,7 +17,7 @@
 //!   ([`BatchEpoch`](crate::replica::BatchEpoch)).
 //!
 //! One statement does all three: the line's epoch is set to the own one where it is not higher, and a batch that finds it higher is
-//! undone. It comes first in every batch and in every beat, so each of them is a barrier once it is done. The line is no other that
+//! undone. It comes first in every batch, so each of them is such a barrier once it is done. The line is no other that
 //! anybody waits for: declaring a replica dead must not wait for what it has under way.
 
 use std::time::Duration;
@@ -42,6 +44,8 @@ pub struct ReadTrust {
     /// When a connection was made or a write became unsure last. Barriers sent before prove nothing of what came of that.
     doubted: BootTime,
     proof: Option<BarrierProof>,
+    /// The same, of a barrier that has waited for every earlier batch.
+    settling: Option<BarrierProof>,
 }
 
 /// A barrier that has passed.
@@ -56,7 +60,7 @@ impl ReadTrust {
     /// on; with zero every read needs one that was sent after it.
     #[must_use]
     pub const fn new(age_max: Duration, at: BootTime) -> Self {
-        Self { age_max, doubted: at, proof: None }
+        Self { age_max, doubted: at, proof: None, settling: None }
     }
 
     /// A connection was made: barrier first. The one before may have ended in the middle of a commit, and the server may be another.
@@ -71,22 +75,30 @@ impl ReadTrust {
 
     fn doubt(&mut self, at: BootTime) {
         self.doubted = self.doubted.max(at);
-        self.proof = None;
+        (self.proof, self.settling) = (None, None);
     }
 
-    /// A barrier that was sent at `sent` has passed on that server.
+    /// A transaction that was sent at `sent` and wrote something is done on that server. It proves what was visible there, and says
+    /// nothing of the batches of this replica: it did not wait for them.
+    pub fn write_passed(&mut self, server: ServerMark, sent: BootTime) {
+        if sent >= self.doubted {
+            BarrierProof { server, sent }.replace(&mut self.proof);
+        }
+    }
+
+    /// A barrier that was sent at `sent` has passed on that server: a write that waited for every earlier batch of this replica.
     pub fn barrier_passed(&mut self, server: ServerMark, sent: BootTime) {
-        let is_newest = self.proof.is_none_or(|proof| proof.sent <= sent);
-        if sent >= self.doubted && is_newest {
-            self.proof = Some(BarrierProof { server, sent });
+        self.write_passed(server, sent);
+        if sent >= self.doubted {
+            BarrierProof { server, sent }.replace(&mut self.settling);
         }
     }
 
     /// Whether a read that is sent now to this server may decide what became of a write: a barrier has passed there since the last
-    /// doubt.
+    /// doubt, and has waited for every earlier batch.
     #[must_use]
     pub fn may_settle(&self, server: ServerMark) -> bool {
-        self.proof.is_some_and(|proof| proof.server == server)
+        self.settling.is_some_and(|proof| proof.server == server)
     }
 
     /// Whether what a read of this server brought at `received` may be handed on now: a barrier that was sent after it proves it
@@ -94,11 +106,29 @@ impl ReadTrust {
     /// back; so it counts for `age_max` only.
     #[must_use]
     pub fn judge(&self, server: ServerMark, received: BootTime, now: BootTime) -> ReadBelief {
-        let is_believed = self.proof.is_some_and(|proof| {
-            let is_fresh = !self.age_max.is_zero() && now.since(proof.sent) <= self.age_max;
-            proof.server == server && (proof.sent >= received || is_fresh)
-        });
-        if is_believed { ReadBelief::Believed } else { ReadBelief::NeedsBarrier }
+        let is_fresh = |proof: BarrierProof| !self.age_max.is_zero() && now.since(proof.sent) <= self.age_max;
+        match self.proof {
+            Some(proof) if proof.server == server && is_fresh(proof) => ReadBelief::Believed,
+            _ => self.judge_for_good(server, received),
+        }
+    }
+
+    /// The same for what nothing may be taken back of: a barrier that was sent after it was received proves it.
+    #[must_use]
+    pub fn judge_for_good(&self, server: ServerMark, received: BootTime) -> ReadBelief {
+        match self.proof {
+            Some(proof) if proof.server == server && proof.sent >= received => ReadBelief::Believed,
+            _ => ReadBelief::NeedsBarrier,
+        }
+    }
+}
+
+impl BarrierProof {
+    /// Takes the place of one that was sent earlier.
+    fn replace(self, proof: &mut Option<Self>) {
+        if proof.is_none_or(|other| other.sent <= self.sent) {
+            *proof = Some(self);
+        }
     }
 }
 
@@ -144,6 +174,27 @@ mod tests {
         trust.barrier_passed(SERVER, at(4));
         assert!(trust.may_settle(SERVER));
         assert!(!trust.may_settle(OTHER), "another server may lack what this one was proven to have");
+    }
+
+    #[test]
+    fn a_write_that_did_not_wait_for_the_batches_proves_reads_and_settles_nothing() {
+        let mut trust = trust(1);
+        trust.write_passed(SERVER, at(1));
+        check(&trust, (SERVER, 1), 9, ReadBelief::Believed);
+        assert!(!trust.may_settle(SERVER));
+        trust.barrier_passed(SERVER, at(2));
+        trust.write_passed(OTHER, at(3));
+        assert!(trust.may_settle(SERVER), "another write takes nothing from it");
+        check(&trust, (SERVER, 1), 3, ReadBelief::NeedsBarrier);
+    }
+
+    #[test]
+    fn what_is_to_hold_for_good_is_proven_by_a_barrier_after_it_alone() {
+        let mut trust = trust(60);
+        trust.barrier_passed(SERVER, at(10));
+        assert_eq!(trust.judge_for_good(SERVER, at(10)), ReadBelief::Believed);
+        assert_eq!(trust.judge_for_good(SERVER, at(11)), ReadBelief::NeedsBarrier);
+        assert_eq!(trust.judge_for_good(OTHER, at(9)), ReadBelief::NeedsBarrier);
     }
 
     #[test]

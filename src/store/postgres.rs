@@ -3,21 +3,25 @@
 //!
 //! `session` opens and drives connections, of which there are six: one of `writer`, which makes one transaction of all writes that
 //! wait (`batch`, by the `statements`), one of `control`, for beats and hints, and four of `readers`, half of them for `lists`.
-//! `transaction` says what is known of a commit, and makes barriers. `schema` knows the tables, `columns` what a row is made of.
-//! `state` is what they share: `sums`, rows in doubt, and `settled_rows` that were read. Reads are believed by the rules in
-//! `readers`.
+//! `transaction` asks [`crate::replica::commit_trust`] what is known of a commit (by the `notices` of its session, too), and `readers`
+//! ask [`crate::replica::read_trust`] what is known of a read. `schema` knows the tables, `columns` what a row is made of,
+//! `server_words` what the server's errors mean. `state` is what they share: `sums`, rows in doubt, and `settled_rows` that were read.
+//! `upkeep` has removed what dead lives leave.
 
 mod batch;
 mod columns;
 mod control;
+mod health;
 mod hints;
 mod lists;
+mod notices;
 mod open_error;
 mod opening;
 mod readers;
 mod replica_lines;
 mod row_validation;
 mod schema;
+mod server_words;
 mod session;
 mod settings;
 mod settled_rows;
@@ -28,11 +32,11 @@ mod sums;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod upkeep;
 mod writer;
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt as _;
@@ -44,20 +48,21 @@ use tokio_util::task::TaskTracker;
 use self::batch::{TaskWrite, WriteOutcome};
 use self::columns::{EncodedRow, FetchedRow};
 use self::control::ReplicaControl;
+pub use self::health::PostgresHealth;
 pub use self::open_error::PostgresOpenError;
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderLane, RowRequest};
-use self::replica_lines::{DECLARE_DEAD, declaration, declaring};
+use self::replica_lines::{DECLARE_DEAD, declaration, declaring, is_declared};
 pub use self::replica_lines::{ReplicaView, StoredReplica};
 use self::row_validation::is_there;
-use self::session::{DatabaseConnector, in_words};
+use self::server_words::in_words;
+use self::session::DatabaseConnector;
 pub use self::settings::{
     DatabaseUrl, Durability, PostgresSettings, PriorLife, ReplicaDescription, check_database_url, is_schema_name,
 };
 use self::shared_clock::SharedClock;
-pub use self::state::PostgresHealth;
 use self::state::StoreState;
-use self::transaction::{PROMISE, transact};
+use self::transaction::transact;
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
 use super::tasks::{
     NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
@@ -128,6 +133,7 @@ impl PostgresStore {
             state: Arc::clone(&state),
             queue: waiting,
             deferred: std::collections::VecDeque::new(),
+            full_since: None,
             end: end.clone(),
         };
         tracker.spawn(writer.run(link));
@@ -150,6 +156,7 @@ impl PostgresStore {
             end: silence.clone(),
         };
         tracker.spawn(control.run());
+        tracker.spawn(upkeep::run(queue.clone(), end.clone()));
         Ok(Arc::new(Self {
             queue,
             rows,
@@ -213,17 +220,14 @@ impl PostgresStore {
     /// `Io`, after which it may be done all the same.
     pub async fn declare_dead(&self, life: Incarnation, beat: Option<u64>) -> Result<bool, StoreError> {
         let values = declaring(life, beat);
-        let durability = self.state.settings.durability;
         let declare = async {
             let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
             let words = |error: tokio_postgres::Error| in_words(&error);
             let statement = session.client.prepare(DECLARE_DEAD).await.map_err(words)?;
-            let promise = session.client.prepare(PROMISE).await.map_err(words)?;
-            let made = transact(&session, &promise, durability, &[declaration(&statement, &values)]).await;
-            let made = made.map_err(|failure| failure.into_io().to_string())?;
-            Ok(made.iter().flatten().next().is_some())
+            let made = transact(&session, &[declaration(&statement, &values)]).await;
+            is_declared(made).map_err(|failure| failure.to_string())
         };
-        let declared = tokio::time::timeout(self.state.settings.write_max, declare).await;
+        let declared = tokio::time::timeout(self.state.settings.write_max * 2, declare).await;
         let declared = declared.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
         let is_done = declared.map_err(|why: String| StoreError::Io(io::Error::other(why)))?;
         if is_done {
@@ -329,19 +333,23 @@ impl TaskStore for PostgresStore {
     }
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        match self.write(TaskWrite::Barrier).await {
-            // Of the barrier itself nobody wants to know.
-            Err(StoreError::Unsure(cause)) => return Err(StoreError::Io(cause)),
-            passed => passed?,
-        };
-        self.state.settled.forget(key);
         let lane = self.lists.lane()?;
-        // Nothing may be taken back of what is said now, so it is proven, however new the last proof is.
-        let found = lane.read_with(Duration::ZERO, async |link| readers::read_rows(link, &[key]).await).await?;
-        match found.into_iter().find_map(|(_, row)| row) {
-            Some(read) => self.present(read, now).await,
-            None => Ok(None),
+        for _ in 0..readers::SETTLE_TRIES_MAX {
+            match self.write(TaskWrite::Barrier).await {
+                // Of the barrier itself nobody wants to know.
+                Err(StoreError::Unsure(cause)) => return Err(StoreError::Io(cause)),
+                passed => passed?,
+            };
+            let Some(found) = lane.read_settled(async |link| readers::read_rows(link, &[key]).await).await? else {
+                continue;
+            };
+            self.state.settled.forget(key);
+            return match found.into_iter().find_map(|(_, row)| row) {
+                Some(read) => self.present(read, now).await,
+                None => Ok(None),
+            };
         }
+        Err(StoreError::Io(io::Error::new(io::ErrorKind::NotConnected, "the database's server was replaced")))
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {

@@ -1,17 +1,16 @@
 //! Makes one transaction of many writes: which may stand beside each other, what they are as arrays, and what became of each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 
 use tokio_postgres::Row;
 
 use super::columns::{self, EncodedRow, count, holder, holder_column, number, revision, revision_column};
 use super::session::Session;
-use super::settings::Durability;
 use super::statements::WriterStatements;
 use super::sums::SumChange;
-use super::transaction::{CommitFailure, Parameters, transact};
-use crate::replica::{GuardedRow, GuardedWrite, Incarnation, WriteVerdict};
+use super::transaction::{CommitFailure, MadeTransaction, Parameters, transact};
+use crate::replica::membership::DEAD_LINES_KEPT;
+use crate::replica::{BootTime, GuardedRow, GuardedWrite, Incarnation, WriteDoubt, WriteVerdict};
 use crate::store::tasks::{Revision, StoreError, WriteRole};
 use crate::task::{Principal, TaskKey, Timestamp};
 
@@ -19,6 +18,10 @@ const BATCH_WRITES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 /// PostgreSQL takes no larger value than a gigabyte, and no larger message.
 const ROW_BYTES_MAX: usize = 512 << 20;
+
+/// Lives and sums of one transaction that removes what is left of the dead.
+const RETIRED_LIVES_MAX: i64 = 64;
+pub(super) const RETIRED_SUMS_MAX: i64 = 1_000;
 
 /// What is asked of the writer.
 #[derive(Debug)]
@@ -37,6 +40,8 @@ pub(super) enum TaskWrite {
     Claim {
         limit: usize,
     },
+    /// What lives have left that are long dead.
+    Retire,
     /// Nothing, behind all that was in doubt.
     Barrier,
 }
@@ -50,6 +55,8 @@ pub(super) enum WriteOutcome {
     /// So many rows were freed.
     Freed(usize),
     Claimed(Vec<TaskKey>),
+    /// So many sums were taken over.
+    Folded(usize),
     Passed,
 }
 
@@ -57,7 +64,7 @@ impl TaskWrite {
     fn row(&self) -> Option<&EncodedRow> {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(row),
-            Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Barrier => None,
+            Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Retire | Self::Barrier => None,
         }
     }
 
@@ -65,7 +72,7 @@ impl TaskWrite {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(&row.key),
             Self::Remove(key) => Some(key),
-            Self::Sweep { .. } | Self::Claim { .. } | Self::Barrier => None,
+            Self::Sweep { .. } | Self::Claim { .. } | Self::Retire | Self::Barrier => None,
         }
     }
 
@@ -73,13 +80,18 @@ impl TaskWrite {
     pub(super) fn new_row(&self) -> Option<&TaskKey> {
         match self {
             Self::Insert(row) => Some(&row.key),
-            Self::Replace { .. } | Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Barrier => None,
+            Self::Replace { .. }
+            | Self::Remove(_)
+            | Self::Sweep { .. }
+            | Self::Claim { .. }
+            | Self::Retire
+            | Self::Barrier => None,
         }
     }
 
     /// Whether it has a statement of its own.
     const fn is_alone(&self) -> bool {
-        matches!(self, Self::Sweep { .. } | Self::Claim { .. })
+        matches!(self, Self::Sweep { .. } | Self::Claim { .. } | Self::Retire)
     }
 }
 
@@ -112,6 +124,7 @@ impl BatchPlan {
             | TaskWrite::Remove(_)
             | TaskWrite::Sweep { .. }
             | TaskWrite::Claim { .. }
+            | TaskWrite::Retire
             | TaskWrite::Barrier => None,
         };
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
@@ -147,7 +160,11 @@ pub(super) struct BatchOutcome {
     /// For each write in order.
     pub(super) results: Vec<Result<WriteOutcome, StoreError>>,
     pub(super) sums: Vec<SumChange>,
+    /// Sums of others that became this life's.
+    pub(super) folded: Vec<SumChange>,
     pub(super) changed: Vec<TaskKey>,
+    /// When it was sent: it is a barrier too.
+    pub(super) sent: BootTime,
 }
 
 /// A row that a statement changed or looked at.
@@ -170,7 +187,6 @@ pub(super) struct GroupedWrites<'a> {
     pub(super) session: &'a Session,
     pub(super) statements: &'a WriterStatements,
     pub(super) identity: WriterIdentity,
-    pub(super) durability: Durability,
     /// What is free in the store.
     pub(super) room: usize,
 }
@@ -185,48 +201,52 @@ impl GroupedWrites<'_> {
         match writes {
             [TaskWrite::Sweep { now, limit }] => {
                 let (now, limit) = (columns::at(*now), number(*limit));
-                let rows = self.commit(&[(&self.statements.sweep, vec![&me.0, &me.1, &now, &limit])]).await?;
-                let (touched, sums) = self.read(&rows[0], true)?;
-                let changed: Vec<_> = touched.into_iter().map(|row| row.key).collect();
-                Ok(BatchOutcome { results: vec![Ok(WriteOutcome::Freed(changed.len()))], sums, changed })
+                let made = self.commit(&[(&self.statements.sweep, vec![&me.0, &me.1, &now, &limit])]).await?;
+                let (touched, sums) = read(&made, true)?;
+                let (changed, sent): (Vec<_>, _) = (touched.into_iter().map(|row| row.key).collect(), made.sent);
+                Ok(BatchOutcome {
+                    results: vec![Ok(WriteOutcome::Freed(changed.len()))],
+                    sums,
+                    folded: vec![],
+                    changed,
+                    sent,
+                })
             }
             [TaskWrite::Claim { limit }] => {
                 let limit = number(*limit);
-                let rows = self.commit(&[(&self.statements.claim, vec![&me.0, &me.1, &limit])]).await?;
-                let (touched, sums) = self.read(&rows[0], false)?;
-                let changed: Vec<_> = touched.into_iter().map(|row| row.key).collect();
-                Ok(BatchOutcome { results: vec![Ok(WriteOutcome::Claimed(changed.clone()))], sums, changed })
+                let made = self.commit(&[(&self.statements.claim, vec![&me.0, &me.1, &limit])]).await?;
+                let (touched, sums) = read(&made, false)?;
+                let (changed, sent): (Vec<_>, _) = (touched.into_iter().map(|row| row.key).collect(), made.sent);
+                Ok(BatchOutcome {
+                    results: vec![Ok(WriteOutcome::Claimed(changed.clone()))],
+                    sums,
+                    folded: vec![],
+                    changed,
+                    sent,
+                })
             }
+            [TaskWrite::Retire] => self.retire(me).await,
             _ => self.write(writes, me).await,
         }
+    }
+
+    async fn retire(&self, me: (i64, i64)) -> Result<BatchOutcome, CommitFailure> {
+        let kept = DEAD_LINES_KEPT.as_secs_f64();
+        let close: Parameters<'_> = vec![&kept, &RETIRED_LIVES_MAX];
+        let retire: Parameters<'_> = vec![&me.0, &me.1, &RETIRED_LIVES_MAX, &RETIRED_SUMS_MAX, &kept];
+        let made = self.commit(&[(&self.statements.close_lanes, close), (&self.statements.retire, retire)]).await?;
+        let sums =
+            made.rows.last().map_or(&[][..], Vec::as_slice).iter().filter(|row| matches!(row.try_get(0), Ok(false)));
+        let folded = sums.map(|row| SumChange::of(row, 2, 5)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
+        let results = vec![Ok(WriteOutcome::Folded(folded.len()))];
+        Ok(BatchOutcome { results, sums: vec![], folded, changed: vec![], sent: made.sent })
     }
 
     async fn commit(
         &self,
         statements: &[(&tokio_postgres::Statement, Parameters<'_>)],
-    ) -> Result<Vec<Vec<Row>>, CommitFailure> {
-        transact(self.session, &self.statements.promise, self.durability, statements).await
-    }
-
-    /// Reads what a statement returned, with its changes to sums if it says them.
-    fn read(&self, rows: &[Row], has_sums: bool) -> Result<(Vec<TouchedRow>, Vec<SumChange>), CommitFailure> {
-        let wrong = |error| CommitFailure::Unsure(io::Error::other(error));
-        let (mut touched, mut sums, mut is_guarded) = (Vec::with_capacity(rows.len()), Vec::new(), false);
-        for row in rows {
-            if row.try_get(0).map_err(wrong)? {
-                is_guarded = true;
-                continue;
-            }
-            touched.push(TouchedRow::of(row).map_err(wrong)?);
-            if has_sums {
-                sums.push(SumChange::of(row, 2, 5).map_err(wrong)?);
-            }
-        }
-        if is_guarded {
-            return Ok((touched, sums));
-        }
-        // Nothing was written; the connection that comes next finds out why.
-        Err(CommitFailure::Unsure(io::Error::other("another connection writes for this gateway")))
+    ) -> Result<MadeTransaction, CommitFailure> {
+        transact(self.session, statements).await
     }
 
     async fn write(&self, writes: &[TaskWrite], me: (i64, i64)) -> Result<BatchOutcome, CommitFailure> {
@@ -237,14 +257,15 @@ impl GroupedWrites<'_> {
             let values: Parameters<'_> = vec![&names.owners, &names.names, &names.times, &me.0, &me.1];
             statements.insert(0, (&self.statements.release, values));
         }
-        let rows = self.commit(&statements).await?;
-        let (touched, sums) = self.read(rows.last().map_or(&[][..], Vec::as_slice), true)?;
+        let made = self.commit(&statements).await?;
+        let (touched, sums) = read(&made, true)?;
         let touched: BTreeMap<TaskKey, TouchedRow> = touched.into_iter().map(|row| (row.key.clone(), row)).collect();
         let is_left = |write: &&TaskWrite| matches!(write, TaskWrite::Replace { row, .. } if !touched.contains_key(&row.key) && count(row.size) <= ROW_BYTES_MAX);
         let left: Vec<&TaskWrite> = writes.iter().filter(is_left).collect();
         let found = if left.is_empty() { BTreeMap::new() } else { self.look(&left, me).await? };
         let results = writes.iter().map(|write| self.result(write, &touched, &found)).collect();
-        Ok(BatchOutcome { results, sums, changed: touched.into_keys().collect() })
+        let changed = touched.into_keys().collect();
+        Ok(BatchOutcome { results, sums, folded: vec![], changed, sent: made.sent })
     }
 
     /// How rows stand that could not be written over. It is known by now that the batch was made; where this fails it is not
@@ -252,9 +273,10 @@ impl GroupedWrites<'_> {
     async fn look(&self, left: &[&TaskWrite], me: (i64, i64)) -> Result<BTreeMap<TaskKey, TouchedRow>, CommitFailure> {
         let rows = left.iter().filter_map(|write| write.row());
         let (ids, owners): (Vec<&[u8]>, Vec<&[u8]>) = rows.map(|row| (&row.id[..], row.owner())).unzip();
-        let rows = self.commit(&[(&self.statements.look, vec![&me.0, &me.1, &ids, &owners])]).await;
-        let rows = rows.map_err(|failure| CommitFailure::Unsure(failure.into_io()))?;
-        let (found, _) = self.read(&rows[0], false)?;
+        let made = self.commit(&[(&self.statements.look, vec![&me.0, &me.1, &ids, &owners])]).await;
+        let made =
+            made.map_err(|failure| CommitFailure::Unsure { doubt: WriteDoubt::Lost, why: failure.to_string() })?;
+        let (found, _) = read(&made, false)?;
         Ok(found.into_iter().map(|row| (row.key.clone(), row)).collect())
     }
 
@@ -289,9 +311,32 @@ impl GroupedWrites<'_> {
                 (None, None) => Err(StoreError::Conflict),
             },
             TaskWrite::Remove(_) => Ok(WriteOutcome::Removed),
-            TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Barrier => Ok(WriteOutcome::Passed),
+            TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Retire | TaskWrite::Barrier => {
+                Ok(WriteOutcome::Passed)
+            }
         }
     }
+}
+
+fn unread(error: tokio_postgres::Error) -> CommitFailure {
+    CommitFailure::Unsure { doubt: WriteDoubt::Lost, why: error.to_string() }
+}
+
+/// Reads what the last statement returned, with its changes to sums if it says them.
+fn read(made: &MadeTransaction, has_sums: bool) -> Result<(Vec<TouchedRow>, Vec<SumChange>), CommitFailure> {
+    let rows = made.rows.last().map_or(&[][..], Vec::as_slice);
+    let (mut touched, mut sums) = (Vec::with_capacity(rows.len()), Vec::new());
+    for row in rows {
+        let is_own_line: bool = row.try_get(0).map_err(unread)?;
+        if is_own_line {
+            continue;
+        }
+        touched.push(TouchedRow::of(row).map_err(unread)?);
+        if has_sums {
+            sums.push(SumChange::of(row, 2, 5).map_err(unread)?);
+        }
+    }
+    Ok((touched, sums))
 }
 
 /// Whether a new row has room, where it is the first of a batch. [`BatchPlan`] sees to the others.
@@ -366,6 +411,7 @@ impl<'a> RowArrays<'a> {
                 | TaskWrite::Replace { .. }
                 | TaskWrite::Sweep { .. }
                 | TaskWrite::Claim { .. }
+                | TaskWrite::Retire
                 | TaskWrite::Barrier => (),
             }
         }

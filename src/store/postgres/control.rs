@@ -13,16 +13,18 @@ use tokio_postgres::{Error, Notification, Statement};
 use tokio_util::sync::CancellationToken;
 
 use super::columns::{at, holder_column};
+use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
 use super::replica_lines::{
-    DECLARE_DEAD, LOOK, ReplicaView, StoredReplica, declaration, declaring, generation_of, look_of,
+    DECLARE_DEAD, LOOK, ReplicaView, StoredReplica, declaration, declaring, generation_of, is_declared, look_of,
 };
-use super::session::{DatabaseConnector, Session, back_off, in_words};
+use super::server_words::in_words;
+use super::session::{DatabaseConnector, Session, back_off};
 use super::shared_clock::{SharedClock, boot_time};
-use super::state::{PostgresHealth, StoreState};
+use super::state::StoreState;
 use super::sums::SumChange;
-use super::transaction::{CommitFailure, PROMISE, Parameters, barrier, transact};
+use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
 use crate::replica::membership::LOOK_EVERY;
 use crate::replica::{BeatAnswer, DeathClaim, Membership, OwnStanding};
 use crate::store::tasks::StoreHint;
@@ -57,10 +59,10 @@ struct ControlLink {
     session: Session,
     notifications: mpsc::Receiver<Notification>,
     beat: Statement,
+    barrier: Statement,
     look: Statement,
     others: Statement,
     declare: Statement,
-    promise: Statement,
 }
 
 impl ReplicaControl {
@@ -70,7 +72,7 @@ impl ReplicaControl {
         let end = self.end.clone();
         loop {
             let beating = async {
-                let mut link = self.connect().await.map_err(PostgresHealth::Away)?;
+                let mut link = self.connect().await?;
                 self.state.heard(StoreHint::Missed);
                 self.beats(&mut link, &mut failures).await
             };
@@ -101,20 +103,19 @@ impl ReplicaControl {
         standing
     }
 
-    async fn connect(&self) -> Result<ControlLink, String> {
-        let words = |error: Error| in_words(&error);
+    async fn connect(&self) -> Result<ControlLink, PostgresHealth> {
         let (sender, notifications) = mpsc::channel(NOTIFICATIONS_MAX);
         let session = self.connector.connect("control", Some(sender)).await;
-        let session = session.map_err(|error: PostgresOpenError| error.to_string())?;
+        let session = session.map_err(|error: PostgresOpenError| error.health())?;
         let client = &session.client;
         let channel = hints::channel(&self.state.settings.schema);
-        client.batch_execute(&format!("LISTEN {channel}")).await.map_err(words)?;
-        let beat = client.prepare(BEAT).await.map_err(words)?;
-        let look = client.prepare(LOOK).await.map_err(words)?;
-        let others = client.prepare(OTHERS_SUMS).await.map_err(words)?;
-        let declare = client.prepare(DECLARE_DEAD).await.map_err(words)?;
-        let promise = client.prepare(PROMISE).await.map_err(words)?;
-        Ok(ControlLink { session, notifications, beat, look, others, declare, promise })
+        client.batch_execute(&format!("LISTEN {channel}")).await.map_err(away)?;
+        let beat = client.prepare(BEAT).await.map_err(away)?;
+        let look = client.prepare(LOOK).await.map_err(away)?;
+        let others = client.prepare(OTHERS_SUMS).await.map_err(away)?;
+        let declare = client.prepare(DECLARE_DEAD).await.map_err(away)?;
+        let barrier = client.prepare(BARRIER).await.map_err(away)?;
+        Ok(ControlLink { session, notifications, beat, barrier, look, others, declare })
     }
 
     /// Beats and looks as long as that goes well, and this life goes on; never `Ok`.
@@ -129,7 +130,7 @@ impl ReplicaControl {
         loop {
             tokio::select! {
                 _ = beats.tick() => {
-                    tokio::time::timeout(within, self.beat(link)).await.map_err(slow)??;
+                    tokio::time::timeout(within * 2, self.beat(link)).await.map_err(slow)??;
                     *failures = 0;
                     self.state.control_is(PostgresHealth::Good);
                 }
@@ -160,10 +161,10 @@ impl ReplicaControl {
         let sent = boot_time();
         let (me, now, is_leaving) = (holder_column(self.state.holder), at(self.clock.now()), *self.is_leaving.borrow());
         let values: Parameters<'_> = vec![&me, &now, &is_leaving];
-        let statements = [(&link.beat, values)];
-        let made = transact(&link.session, &link.promise, self.state.settings.durability, &statements).await;
-        let rows = made.map_err(in_trouble)?;
-        let answer = match rows.iter().flatten().next() {
+        // Why one found nothing to write is asked behind a barrier.
+        let made = transact(&link.session, &[(&link.beat, values), (&link.barrier, vec![])]).await;
+        let made = made.map_err(|failure: CommitFailure| failure.health())?;
+        let answer = match made.rows.first().and_then(|rows| rows.first()) {
             Some(row) => {
                 let (beat, generation): (i64, String) = (row.try_get(0).map_err(away)?, row.try_get(1).map_err(away)?);
                 let unreadable = || PostgresHealth::Away("its generation cannot be read".to_owned());
@@ -182,9 +183,8 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Why a beat found nothing to write. That it wrote nothing proves nothing, so this is asked behind a barrier.
+    /// Why a beat found nothing to write.
     async fn unwritten(&self, link: &ControlLink, me: i64) -> Result<BeatAnswer, PostgresHealth> {
-        barrier(&link.session, &link.promise, self.state.settings.durability).await.map_err(in_trouble)?;
         let row = link.session.client.query_opt(OWN_LINE, &[&me]).await.map_err(away)?;
         match row.map(|row| row.try_get::<_, bool>(0)).transpose().map_err(away)? {
             None => Ok(BeatAnswer::Missing),
@@ -218,8 +218,8 @@ impl ReplicaControl {
     async fn declare_dead(&self, link: &ControlLink, claim: DeathClaim) -> Result<(), PostgresHealth> {
         let values = declaring(claim.incarnation, Some(claim.beat));
         let statements = [declaration(&link.declare, &values)];
-        let made = transact(&link.session, &link.promise, self.state.settings.durability, &statements).await;
-        if made.map_err(in_trouble)?.iter().flatten().next().is_some() {
+        let made = transact(&link.session, &statements).await;
+        if is_declared(made).map_err(|failure| failure.health())? {
             tracing::warn!(life = %claim.incarnation, "a gateway is silent, and was declared dead; its tasks are taken over");
             self.view.send_modify(|view| view.declared_dead(claim.incarnation));
         }
@@ -229,11 +229,4 @@ impl ReplicaControl {
 
 fn away(error: Error) -> PostgresHealth {
     PostgresHealth::Away(in_words(&error))
-}
-
-fn in_trouble(failure: CommitFailure) -> PostgresHealth {
-    match failure {
-        CommitFailure::NoStandby => PostgresHealth::NoStandby,
-        CommitFailure::NotMade(_) | CommitFailure::Unsure(_) => PostgresHealth::Away(failure.into_io().to_string()),
-    }
 }

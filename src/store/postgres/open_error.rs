@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::health::PostgresHealth;
 use crate::secret_file::SecretFileError;
 use crate::tls::TlsFileError;
 
@@ -89,5 +90,13 @@ impl PostgresOpenError {
     #[must_use]
     pub const fn may_pass(&self) -> bool {
         matches!(self, Self::Away(_) | Self::NameTaken { .. })
+    }
+
+    /// What it says of a store that was open before.
+    pub(super) fn health(&self) -> PostgresHealth {
+        if let Self::Away(why) = self {
+            return PostgresHealth::Away(why.clone());
+        }
+        if matches!(self, Self::NoStandby) { PostgresHealth::NoStandby } else { PostgresHealth::Away(self.to_string()) }
     }
 }

@@ -5,21 +5,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_postgres::{Error, Statement};
+use tokio_postgres::Error;
 
 use super::columns::{at, holder, holder_column, time};
 use super::control::OTHERS_SUMS;
 use super::open_error::PostgresOpenError;
 use super::replica_lines::{
-    DECLARE_DEAD, ReplicaView, StoredReplica, declaration, declaring, generation_of, generation_text, read_lines,
+    DECLARE_DEAD, ReplicaView, StoredReplica, declaration, declaring, generation_of, generation_text, is_declared,
+    read_lines,
 };
 use super::schema;
-use super::session::{DatabaseConnector, Session, in_words};
+use super::server_words::in_words;
+use super::session::{DatabaseConnector, Session};
 use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorLife, ReplicaDescription};
 use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
-use super::transaction::{CommitFailure, PROMISE, Parameters, barrier, transact};
+use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
 use crate::replica::{ClockStart, Incarnation, Membership, StoreGeneration};
 use crate::store::record;
 use crate::task::{Clock as _, Timestamp};
@@ -61,12 +63,12 @@ pub(super) async fn begin(
     let session = connector.connect("opening", None).await?;
     schema::judge_server(&session, settings.durability).await?;
     schema::prepare(&session, settings).await?;
-    let promise = session.client.prepare(PROMISE).await.map_err(away)?;
     // What a server shows that was just connected to may be taken back.
-    barrier(&session, &promise, settings.durability).await.map_err(unmade)?;
+    let barrier = session.client.prepare(BARRIER).await.map_err(away)?;
+    transact(&session, &[(&barrier, vec![])]).await.map_err(unmade)?;
     let generation = check_identity(&session, settings).await?;
     if let Some(prior) = settings.prior.filter(|prior| prior.generation == generation) {
-        declare_dead(&session, (&promise, settings), prior.holder).await?;
+        declare_dead(&session, prior.holder).await?;
     }
     let living = living(&session, settings).await?;
     if living.iter().any(|one| one.line.name == settings.replica.name) {
@@ -74,7 +76,7 @@ pub(super) async fn begin(
     }
     let clock = SharedClock::beginning_at(clock_start(&session, &living).await?.begin());
     let sent = boot_time();
-    let own = register(&session, (&promise, settings), clock.now()).await?;
+    let own = register(&session, settings, clock.now()).await?;
     let membership = Membership::registered(settings.terms, own, generation, sent, boot_time());
     let state = StoreState::new(Arc::clone(settings), own);
     let view = ReplicaView::of(read_lines(&session).await.map_err(away)?, boot_time());
@@ -99,22 +101,13 @@ async fn check_identity(session: &Session, settings: &PostgresSettings) -> Resul
     Ok(generation)
 }
 
-async fn declare_dead(
-    session: &Session,
-    (promise, settings): (&Statement, &PostgresSettings),
-    life: Incarnation,
-) -> Result<(), PostgresOpenError> {
+async fn declare_dead(session: &Session, life: Incarnation) -> Result<(), PostgresOpenError> {
     let statement = session.client.prepare(DECLARE_DEAD).await.map_err(away)?;
     let values = declaring(life, None);
-    let made = transact(session, promise, settings.durability, &[declaration(&statement, &values)]).await;
-    match made {
-        Ok(rows) if rows.iter().flatten().next().is_some() => {
-            tracing::info!(%life, "the life before this one had not ended in order; its tasks are taken over");
-            Ok(())
-        }
-        Ok(_) => Ok(()),
-        Err(failure) => Err(unmade(failure)),
+    if is_declared(transact(session, &[declaration(&statement, &values)]).await).map_err(unmade)? {
+        tracing::info!(%life, "the life before this one had not ended in order; its tasks are taken over");
     }
+    Ok(())
 }
 
 /// The others that beat while they are looked at, for as long as all of them would. Whoever is silent may be dead, and what
@@ -162,15 +155,15 @@ async fn clock_start(session: &Session, living: &[StoredReplica]) -> Result<Cloc
 
 async fn register(
     session: &Session,
-    (promise, settings): (&Statement, &PostgresSettings),
+    settings: &PostgresSettings,
     now: Timestamp,
 ) -> Result<Incarnation, PostgresOpenError> {
     let line = session.client.prepare(BEGIN).await.map_err(away)?;
     let ReplicaDescription { name, address, version, config_digest, key_prints } = &settings.replica;
     let (reads, now, prints) = (i32::from(record::VERSION), at(now), key_prints.concat());
     let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, &prints, &now];
-    let rows = transact(session, promise, settings.durability, &[(&line, values)]).await.map_err(unmade)?;
-    let row = rows.iter().flatten().next().ok_or_else(|| PostgresOpenError::Away("no line was written".to_owned()))?;
+    let made = transact(session, &[(&line, values)]).await.map_err(unmade)?;
+    let row = made.row().ok_or_else(|| PostgresOpenError::Away("no line was written".to_owned()))?;
     Ok(holder(row.try_get(0).map_err(away)?))
 }
 
@@ -179,10 +172,7 @@ fn away(error: Error) -> PostgresOpenError {
 }
 
 fn unmade(failure: CommitFailure) -> PostgresOpenError {
-    match failure {
-        CommitFailure::NoStandby => PostgresOpenError::NoStandby,
-        CommitFailure::NotMade(_) | CommitFailure::Unsure(_) => PostgresOpenError::Away(failure.into_io().to_string()),
-    }
+    failure.open_error()
 }
 
 #[cfg(test)]

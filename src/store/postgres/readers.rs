@@ -1,8 +1,8 @@
 //! Reads from the primary: single rows by key, many at a time, and lists. Each has connections of its own, so that however many lists are
 //! asked for, nobody who asks for one task waits for them.
 //!
-//! What was read is believed if the server that showed it has lately proved, on the same connection, that what it shows is durable; else
-//! it proves that now, before anybody is answered (rules 4 to 6).
+//! What was read is believed if the server that showed it has lately proved, on whichever connection of this gateway, that what it
+//! shows is durable; else it proves that now, before anybody is answered (rules 4 to 6; [`crate::replica::read_trust`]).
 
 use std::collections::HashMap;
 use std::io;
@@ -15,9 +15,12 @@ use tokio_postgres::{Error, Row, Statement};
 use tokio_util::sync::CancellationToken;
 
 use super::columns::{FetchedRow, id};
-use super::session::{DatabaseConnector, Session, back_off, in_words};
+use super::server_words::in_words;
+use super::session::{DatabaseConnector, Session, back_off};
+use super::shared_clock::boot_time;
 use super::state::StoreState;
-use super::transaction::{PROMISE, Parameters, barrier};
+use super::transaction::{BARRIER, Parameters, transact};
+use crate::replica::ReadBelief;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
@@ -25,6 +28,8 @@ use crate::task::TaskKey;
 const GROUP_MAX: usize = 512;
 /// Bytes of one answer: a row that would begin behind them is asked for again.
 const GROUP_BYTES_MAX: i64 = 8 << 20;
+/// How often a server is looked for on which a barrier has passed.
+pub(super) const SETTLE_TRIES_MAX: usize = 3;
 /// Who may wait for a reader; whoever comes then waits for a place.
 pub(super) const QUEUE_MAX: usize = 4_096;
 
@@ -40,9 +45,7 @@ CROSS JOIN LATERAL (SELECT * FROM tg_task t WHERE t.id = w.id AND t.owner = w.ow
 pub(super) struct ReaderLink {
     session: Session,
     statements: HashMap<String, Statement>,
-    promise: Statement,
-    /// When the last proof was begun.
-    proven: Option<Instant>,
+    barrier: Statement,
 }
 
 impl ReaderLink {
@@ -79,6 +82,12 @@ struct ReaderSlot {
     pause: Option<(Instant, String)>,
 }
 
+impl ReaderSlot {
+    fn is_open(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.session.client.is_closed())
+    }
+}
+
 impl ReaderLane {
     pub(super) fn new(duty: String, connector: &Arc<DatabaseConnector>, state: &Arc<StoreState>) -> Self {
         let slot = Mutex::default();
@@ -93,24 +102,51 @@ impl ReaderLane {
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
     ) -> Result<T, StoreError> {
-        self.read_with(self.state.settings.read_trust, read).await
+        let mut slot = self.slot.lock().await;
+        self.link(&mut slot).await?;
+        self.read_by(&mut slot, false, read).await
     }
 
-    /// The same, where the last proof is no older than this when the read is answered.
-    pub(super) async fn read_with<T>(
+    /// Reads what became of a write in doubt, so that nothing is taken back of what it says. `None` if no barrier has passed since on
+    /// the server at the other end: another one is to be made.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) async fn read_settled<T>(
         &self,
-        trust: std::time::Duration,
+        read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
+    ) -> Result<Option<T>, StoreError> {
+        let mut slot = self.slot.lock().await;
+        let was_open = slot.is_open();
+        let server = self.link(&mut slot).await?.session.server;
+        if self.connector.trust.lock().may_settle(server) {
+            return self.read_by(&mut slot, true, read).await.map(Some);
+        }
+        // It may be a server that was replaced. Each connection that is made asks for another barrier.
+        if was_open {
+            slot.link = None;
+            self.link(&mut slot).await?;
+        }
+        Ok(None)
+    }
+
+    async fn read_by<T>(
+        &self,
+        slot: &mut ReaderSlot,
+        for_good: bool,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
     ) -> Result<T, StoreError> {
-        let mut slot = self.slot.lock().await;
-        let link = self.link(&mut slot).await?;
+        let link = slot.link.as_mut().ok_or_else(super::closed)?;
         let reading = async {
             let found = read(&mut *link).await.map_err(|error| in_words(&error))?;
-            if !link.proven.is_some_and(|at| !trust.is_zero() && at.elapsed() < trust) {
-                let begun = Instant::now();
-                let proof = barrier(&link.session, &link.promise, self.state.settings.durability).await;
-                proof.map_err(|failure| failure.into_io().to_string())?;
-                link.proven = Some(begun);
+            let received = boot_time();
+            let judge = |server| {
+                let trust = self.connector.trust.lock();
+                if for_good { trust.judge_for_good(server, received) } else { trust.judge(server, received, received) }
+            };
+            if judge(link.session.server) == ReadBelief::NeedsBarrier {
+                let proof = transact(&link.session, &[(&link.barrier, vec![])]).await;
+                proof.map_err(|failure| failure.to_string())?;
             }
             Ok(found)
         };
@@ -123,10 +159,8 @@ impl ReaderLane {
     }
 
     async fn link<'a>(&self, slot: &'a mut ReaderSlot) -> Result<&'a mut ReaderLink, StoreError> {
-        if slot.link.as_ref().is_some_and(|link| link.session.client.is_closed()) {
+        if !slot.is_open() {
             slot.link = None;
-        }
-        if slot.link.is_none() {
             if let Some((until, why)) = &slot.pause
                 && Instant::now() < *until
             {
@@ -146,10 +180,10 @@ impl ReaderLane {
 
     async fn connect(&self) -> Result<ReaderLink, String> {
         let session = self.connector.connect(&self.duty, None).await.map_err(|error| error.to_string())?;
-        let preparing = tokio::time::timeout(self.state.settings.write_max, session.client.prepare(PROMISE)).await;
-        let promise =
+        let preparing = tokio::time::timeout(self.state.settings.write_max, session.client.prepare(BARRIER)).await;
+        let barrier =
             preparing.map_err(|_| "the database takes too long".to_owned())?.map_err(|error| in_words(&error))?;
-        Ok(ReaderLink { session, statements: HashMap::new(), promise, proven: None })
+        Ok(ReaderLink { session, statements: HashMap::new(), barrier })
     }
 }
 

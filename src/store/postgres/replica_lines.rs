@@ -4,7 +4,7 @@ use tokio_postgres::{Error, Row, Statement};
 
 use super::columns::{holder, holder_column, time};
 use super::session::Session;
-use super::transaction::Parameters;
+use super::transaction::{CommitFailure, MadeTransaction, Parameters};
 use crate::replica::{BootTime, Incarnation, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
 
 /// All lines. A read alone: what it shows may be taken back, so nothing is lost by believing it.
@@ -108,4 +108,13 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
 /// A prepared [`DECLARE_DEAD`] with its values, for a transaction.
 pub(super) fn declaration<'a>(statement: &'a Statement, of: &'a (i64, i64)) -> (&'a Statement, Parameters<'a>) {
     (statement, vec![&of.0, &of.1])
+}
+
+/// Whether a [`DECLARE_DEAD`] found a life to declare dead. One that did not wrote nothing: that life is dead already, or beats,
+/// and nobody rests on which.
+pub(super) fn is_declared(made: Result<MadeTransaction, CommitFailure>) -> Result<bool, CommitFailure> {
+    match made {
+        Err(failure) if failure.wrote_nothing() => Ok(false),
+        made => made.map(|made| made.row().is_some()),
+    }
 }

@@ -5,7 +5,8 @@
 //! `tg_lane` has a line for each replica's writer: see [`super::batch`].
 
 use super::open_error::PostgresOpenError;
-use super::session::{Session, in_words};
+use super::server_words::in_words;
+use super::session::Session;
 use super::settings::{Durability, PostgresSettings};
 
 /// What this program makes. Newer ones are left alone.

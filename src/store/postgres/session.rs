@@ -6,22 +6,26 @@
 //! look like one that was made.
 
 use std::future::poll_fn;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls_platform_verifier::Verifier;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio_postgres::error::{DbError, Severity};
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_util::task::TaskTracker;
 
+use super::notices::SessionNotices;
 use super::open_error::PostgresOpenError;
+use super::server_words::in_words;
 use super::settings::{DatabaseUrl, PostgresSettings, read_url};
-use crate::cause::CauseChain;
+use super::shared_clock::boot_time;
+use crate::replica::commit_trust::is_doubtful;
+use crate::replica::{ReadTrust, ServerMark};
 use crate::secret_file;
 use crate::tls;
 
@@ -40,30 +44,41 @@ const SESSION: &str = "SET client_min_messages = warning; SET synchronous_commit
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; \
     SET random_page_cost = 0; SET seq_page_cost = 0; SET max_parallel_workers_per_gather = 0; SET work_mem = '64MB';";
 
-/// Statements of earlier connections for the same duty that go on. As long as there are any nothing new is begun, so that no
-/// more than one waits for a standby that is away, however long that takes.
-const LEFT_BEHIND: &str = "SELECT count(*) FROM pg_stat_activity
-    WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid() AND state <> 'idle'";
+/// Statements of earlier connections for the same duty that go on; and what tells one run of one server from any other: its start,
+/// its address, and its timeline. As long as there are any such statements nothing new is begun, so that no more than one waits for
+/// a standby that is away, however long that takes.
+const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
+        WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid() AND state <> 'idle'),
+    concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()), inet_server_addr(), current_setting('port'),
+        left(pg_walfile_name(pg_current_wal_lsn()), 8))";
+
+/// What the server promises about commits; asked in each transaction.
+const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit')";
 
 /// One connection. Dropping it closes it.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) client: Client,
-    warnings: Arc<AtomicU64>,
-    driver: AbortHandle,
+    pub(super) settings: Arc<PostgresSettings>,
+    /// Asks what the server promises.
+    pub(super) promise: Statement,
+    /// The server at its other end.
+    pub(super) server: ServerMark,
+    pub(super) notices: SessionNotices,
+    /// What transactions prove, and doubts take away, for all connections.
+    pub(super) trust: SharedReadTrust,
+    _driver: SessionDriver,
 }
 
-impl Session {
-    /// How many warnings the server has sent so far. Whoever awaits an answer compares: a warning on a statement comes in
-    /// before its answer.
-    pub(super) fn warnings(&self) -> u64 {
-        self.warnings.load(Ordering::SeqCst)
-    }
-}
+/// Which reads may be believed, for all connections of this life.
+pub(super) type SharedReadTrust = Arc<Mutex<ReadTrust>>;
 
-impl Drop for Session {
+#[derive(Debug)]
+struct SessionDriver(AbortHandle);
+
+impl Drop for SessionDriver {
     fn drop(&mut self) {
-        self.driver.abort();
+        self.0.abort();
     }
 }
 
@@ -75,6 +90,7 @@ pub(super) type Listener = mpsc::Sender<Notification>;
 pub(super) struct DatabaseConnector {
     settings: Arc<PostgresSettings>,
     tracker: TaskTracker,
+    pub(super) trust: SharedReadTrust,
     /// Tells this process's connections from those of others, in the server's list.
     token: String,
 }
@@ -82,7 +98,8 @@ pub(super) struct DatabaseConnector {
 impl DatabaseConnector {
     pub(super) fn new(settings: Arc<PostgresSettings>, tracker: TaskTracker) -> Self {
         let token = u32::from_be_bytes(crate::random::bytes());
-        Self { settings, tracker, token: format!("{token:08x}") }
+        let trust = Arc::new(Mutex::new(ReadTrust::new(settings.read_trust, boot_time())));
+        Self { settings, tracker, trust, token: format!("{token:08x}") }
     }
 
     /// Opens a connection to the first host that can be written to, and sets its session up. Reads files with secrets anew.
@@ -106,18 +123,23 @@ impl DatabaseConnector {
     async fn open(&self, config: &Config, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let schema = &self.settings.schema;
         let (client, connection) = config.connect(self.tls()?).await.map_err(|error| away(&error))?;
-        let warnings = Arc::<AtomicU64>::default();
-        let driver = self.tracker.spawn(drive(connection, Arc::clone(&warnings), listener)).abort_handle();
-        let session = Session { client, warnings, driver };
-        let set_up = format!("{SESSION} SET search_path = {schema};");
-        session.client.batch_execute(&set_up).await.map_err(|error| away(&error))?;
-        let left = session.client.query_one(LEFT_BEHIND, &[]).await.and_then(|row| row.try_get::<_, i64>(0));
-        if left.map_err(|error| away(&error))? > 0 {
+        let notices = SessionNotices::default();
+        let driver = SessionDriver(self.tracker.spawn(drive(connection, notices.clone(), listener)).abort_handle());
+        let arriving = async {
+            client.batch_execute(&format!("{SESSION} SET search_path = {schema};")).await?;
+            let arrived = client.query_one(ARRIVAL, &[]).await?;
+            let promise = client.prepare(PROMISE).await?;
+            Ok((arrived.try_get::<_, i64>(0)?, mark(arrived.try_get(1)?), promise))
+        };
+        let (left, server, promise) = arriving.await.map_err(|error| away(&error))?;
+        if left > 0 {
             return Err(PostgresOpenError::Away(
                 "an earlier statement goes on, as if it waited for a standby".to_owned(),
             ));
         }
-        Ok(session)
+        self.trust.lock().connected(boot_time());
+        let (settings, trust) = (Arc::clone(&self.settings), Arc::clone(&self.trust));
+        Ok(Session { client, settings, promise, server, notices, trust, _driver: driver })
     }
 
     fn config(&self) -> Result<Config, PostgresOpenError> {
@@ -160,16 +182,17 @@ impl DatabaseConnector {
     }
 }
 
-async fn drive<S, T>(mut connection: Connection<S, T>, warnings: Arc<AtomicU64>, listener: Option<Listener>)
+async fn drive<S, T>(mut connection: Connection<S, T>, notices: SessionNotices, listener: Option<Listener>)
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {
     loop {
         match poll_fn(|cx| connection.poll_message(cx)).await {
-            Some(Ok(AsyncMessage::Notice(notice))) if is_warning(&notice) => {
-                warnings.fetch_add(1, Ordering::SeqCst);
-                tracing::warn!(code = notice.code().code(), "the database warns: {}", notice.message());
+            Some(Ok(AsyncMessage::Notice(notice))) => {
+                if is_doubtful(&notices.add(&notice).as_sql()) {
+                    tracing::warn!(code = notice.code().code(), "the database warns: {}", notice.message());
+                }
             }
             Some(Ok(AsyncMessage::Notification(notification))) => {
                 // Its receiver finds the channel full, and knows that some are missing.
@@ -185,23 +208,14 @@ where
     }
 }
 
-/// Whether what the server says makes doubtful what it does (class 01, and whatever else has that weight).
-fn is_warning(notice: &DbError) -> bool {
-    let is_grave =
-        |severity| matches!(severity, Severity::Warning | Severity::Error | Severity::Fatal | Severity::Panic);
-    notice.code().code().starts_with("01") || notice.parsed_severity().is_none_or(is_grave)
+fn mark(server: &str) -> ServerMark {
+    let mut hasher = DefaultHasher::new();
+    server.hash(&mut hasher);
+    ServerMark(hasher.finish())
 }
 
 fn away(error: &tokio_postgres::Error) -> PostgresOpenError {
     PostgresOpenError::Away(in_words(error))
-}
-
-/// What an error says, with its causes.
-pub(super) fn in_words(error: &tokio_postgres::Error) -> String {
-    if let Some(db) = error.as_db_error() {
-        return format!("{} ({})", db.message(), db.code().code());
-    }
-    CauseChain(error).to_string()
 }
 
 /// How long to wait before the next try, after so many that failed: twice as long each time, and not all at once.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
 
+use super::health::PostgresHealth;
 use super::settings::PostgresSettings;
 use super::settled_rows::SettledRows;
 use super::sums::StoreSums;
@@ -16,22 +17,6 @@ use crate::task::TaskKey;
 
 /// Hints that a listener may be behind; beyond that it is told that it missed some.
 const HINTS_MAX: usize = 4_096;
-
-/// How the store is, for readiness. What is worse stands further down.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PostgresHealth {
-    Good,
-    /// There is no connection that may be believed; says why.
-    Away(String),
-    /// The server names no synchronous standby, where one is needed.
-    NoStandby,
-    /// There is no room on the database's disk.
-    Full,
-    /// Others have declared this life dead; it is to begin anew.
-    Fenced,
-    /// The store is older than what it acknowledged, or another one: it lost what it promised.
-    Lost,
-}
 
 #[derive(Debug)]
 pub(super) struct StoreState {

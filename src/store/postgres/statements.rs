@@ -3,7 +3,8 @@
 //! Each begins with a write to the line of this life's writer in `tg_lane`, under the number of its connection. So each transaction
 //! writes something, and its acknowledgement proves that all it saw is durable, even where it changed no row (rule 3). And one
 //! that an earlier connection left under way ends before the next connection gets its number, or finds
-//! the number gone and changes nothing: behind that, no write in doubt can appear any more.
+//! the number gone and changes nothing: behind that, no write in doubt can appear any more. A statement returns a row for that line, and
+//! none at all where the number is gone.
 //!
 //! All writes of a batch are one statement, on arrays of their keys joined on the primary key. What it changed it adds to
 //! this life's sums, and returns.
@@ -11,7 +12,6 @@
 use tokio_postgres::{Error, Statement};
 
 use super::session::Session;
-use super::transaction::PROMISE;
 
 /// Writes to the own line: `$1` is the life, `$2` the number of its connection.
 const GUARD: &str =
@@ -101,6 +101,7 @@ fn look() -> String {
     format!(
         "WITH {GUARD} SELECT false, t.id, t.owner, t.rev, t.holder FROM unnest($3::bytea[], $4::bytea[]) AS w (id, owner)
         CROSS JOIN LATERAL (SELECT * FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) t
+        WHERE EXISTS (SELECT FROM guard)
         UNION ALL SELECT true, NULL, NULL, NULL, NULL FROM guard"
     )
 }
@@ -144,8 +145,46 @@ fn claim() -> String {
     )
 }
 
-/// Gives the connection its number: waits until what an earlier one left under way has ended.
-pub(super) const TAKE_LANE: &str = "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 RETURNING epoch";
+/// Lives that are dead for longer than `$1` seconds; `$2` of them.
+const LONG_DEAD: &str = "SELECT r.incarnation FROM tg_replica r JOIN tg_lane l USING (incarnation)
+    WHERE r.dead AND r.died < now() - make_interval(secs => $1)";
+
+/// Shuts out for good what a life that is long dead may still want to write, and waits for none of it: what is shut out by now
+/// has ended. Says nothing of rows: it comes before [`retire`], which sees what was written until then.
+fn close_lanes() -> String {
+    format!(
+        "UPDATE tg_lane SET epoch = -1 WHERE incarnation IN (
+            {LONG_DEAD} AND l.epoch >= 0 ORDER BY r.incarnation LIMIT $2 FOR UPDATE OF l SKIP LOCKED)"
+    )
+}
+
+/// Removes lives that are long dead, that are shut out, and whose rows all have another holder or none; `$3` of them, after `$4` of
+/// their sums, which become this life's.
+fn retire() -> String {
+    let long_dead = LONG_DEAD.replace("$1", "$5");
+    format!(
+        "WITH {GUARD},
+        lives AS (
+            {long_dead} AND l.epoch = -1 AND r.incarnation <> $1 AND EXISTS (SELECT FROM guard)
+                AND NOT EXISTS (SELECT FROM tg_task t WHERE t.holder = r.incarnation)
+            ORDER BY r.incarnation LIMIT $3),
+        picked AS (
+            SELECT u.incarnation, u.owner FROM lives JOIN tg_usage u USING (incarnation) ORDER BY 1, 2 LIMIT $4
+            FOR UPDATE OF u SKIP LOCKED),
+        changed AS (
+            DELETE FROM tg_usage u USING picked p WHERE u.incarnation = p.incarnation AND u.owner = p.owner
+            RETURNING NULL::bytea AS id, u.owner, NULL::bigint AS rev, NULL::bigint AS holder, u.tasks, u.unsettled, u.bytes),
+        bare AS (
+            SELECT incarnation FROM lives WHERE NOT EXISTS (SELECT FROM tg_usage u WHERE u.incarnation = lives.incarnation)),
+        lanes AS (DELETE FROM tg_lane l USING bare WHERE l.incarnation = bare.incarnation),
+        lines AS (DELETE FROM tg_replica r USING bare WHERE r.incarnation = bare.incarnation),
+        {SUMS}"
+    )
+}
+
+/// Gives the connection its number: waits until what an earlier one left under way has ended. A lane that was closed stays it.
+pub(super) const TAKE_LANE: &str =
+    "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 AND epoch >= 0 RETURNING epoch";
 
 /// The sums of this life.
 pub(super) const OWN_SUMS: &str = "SELECT owner, tasks, unsettled, bytes FROM tg_usage WHERE incarnation = $1";
@@ -161,8 +200,9 @@ pub(super) struct WriterStatements {
     pub(super) look: Statement,
     pub(super) sweep: Statement,
     pub(super) claim: Statement,
+    pub(super) close_lanes: Statement,
+    pub(super) retire: Statement,
     pub(super) hint: Statement,
-    pub(super) promise: Statement,
 }
 
 impl WriterStatements {
@@ -176,8 +216,9 @@ impl WriterStatements {
             look: client.prepare(&look()).await?,
             sweep: client.prepare(&sweep()).await?,
             claim: client.prepare(&claim()).await?,
+            close_lanes: client.prepare(&close_lanes()).await?,
+            retire: client.prepare(&retire()).await?,
             hint: client.prepare(HINT).await?,
-            promise: client.prepare(PROMISE).await?,
         })
     }
 }

@@ -49,6 +49,15 @@ impl SumChange {
     }
 }
 
+impl SumChange {
+    fn negated(&self) -> Self {
+        let Line { tasks, unsettled, bytes } = self.line;
+        let negated = |value: i64| value.saturating_neg();
+        let line = Line { tasks: negated(tasks), unsettled: negated(unsettled), bytes: negated(bytes) };
+        Self { owner: self.owner.clone(), line }
+    }
+}
+
 #[derive(Debug, Default)]
 struct LinesByOwner {
     all: Line,
@@ -86,6 +95,14 @@ impl StoreSums {
     /// After a commit of this life's.
     pub(super) fn add(&self, changes: Vec<SumChange>) {
         self.0.lock().0.add(changes);
+    }
+
+    /// What the others' lines said is said by this life's from now on.
+    pub(super) fn take_over(&self, changes: Vec<SumChange>) {
+        let mut sums = self.0.lock();
+        let taken = changes.iter().map(SumChange::negated).collect();
+        sums.1.add(taken);
+        sums.0.add(changes);
     }
 
     /// Begins anew with this life's lines as they stand in the store.

@@ -1,12 +1,16 @@
 //! Tests the store against real servers: what every store promises, and what is this one's alone.
 
+mod bad_input;
+mod lives;
 mod plan;
 mod rules;
+mod trouble;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use support::postgres::{PostgresServer, shared};
+use tokio::time::Instant;
 
 use super::*;
 use crate::replica::{Incarnation, LeaseTerms};
@@ -40,6 +44,14 @@ fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
 
 async fn open_with(settings: PostgresSettings) -> Result<Arc<PostgresStore>, PostgresOpenError> {
     PostgresStore::open(settings).await
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Stores of one server, each new one in a schema of its own.

@@ -1,24 +1,41 @@
-//! Makes one transaction, and says what is known of it afterwards.
+//! Makes one transaction, and says what is known of it afterwards: by [`fate`] alone.
 //!
 //! All its statements are sent at once: one way there and back. Its last one before the commit asks what the server promises
 //! about commits, so that the answer is true of the server that commits, whatever lies between.
 
-use std::io;
-
-use futures_util::future::{join, join_all, join4};
+use futures_util::future::{join_all, join4};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
 
-use super::session::{Session, in_words};
-use super::settings::Durability;
-use crate::replica::DurabilitySettings;
-use crate::replica::commit_trust::is_promised_by;
+use super::health::PostgresHealth;
+use super::notices::{NoticePlace, ReceivedNotice, severity};
+use super::open_error::PostgresOpenError;
+use super::server_words::{in_words, is_full};
+use super::session::Session;
+use super::shared_clock::boot_time;
+use crate::replica::commit_trust::fate;
+use crate::replica::{BootTime, CommitEnd, DurabilitySettings, SqlNotice, WriteDoubt, WriteFate};
 
-/// Asked in each transaction (see the module).
-pub(super) const PROMISE: &str =
-    "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit')";
+/// Writes to the log alone, so that it waits for no other writer. Acknowledged, it proves that what the server showed before
+/// is durable (rules 4 and 6).
+pub(super) const BARRIER: &str = "SELECT pg_logical_emit_message(true, 'taskgate', '')";
 
 pub(super) type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
+
+/// A transaction that was made.
+#[derive(Debug)]
+pub(super) struct MadeTransaction {
+    /// Of each statement.
+    pub(super) rows: Vec<Vec<Row>>,
+    pub(super) sent: BootTime,
+}
+
+impl MadeTransaction {
+    /// The first row of all.
+    pub(super) fn row(&self) -> Option<&Row> {
+        self.rows.iter().flatten().next()
+    }
+}
 
 /// What is known of a transaction that cannot be told to have been made.
 #[derive(Debug)]
@@ -26,9 +43,7 @@ pub(super) enum CommitFailure {
     /// Nothing of it was made, and nothing will be.
     NotMade(Error),
     /// It was made, or was not, or may be taken back.
-    Unsure(io::Error),
-    /// It was made by a server that names no standby, where one is needed.
-    NoStandby,
+    Unsure { doubt: WriteDoubt, why: String },
 }
 
 impl CommitFailure {
@@ -36,97 +51,140 @@ impl CommitFailure {
     pub(super) fn code(&self) -> Option<&str> {
         match self {
             Self::NotMade(error) => error.code().map(|code| code.code()),
-            Self::Unsure(_) | Self::NoStandby => None,
+            Self::Unsure { .. } => None,
         }
     }
 
-    pub(super) fn into_io(self) -> io::Error {
+    /// Whether it was made but for the settings of the server.
+    const fn is_unreplicated(&self) -> bool {
+        matches!(self, Self::Unsure { doubt: WriteDoubt::Unreplicated, .. })
+    }
+
+    pub(super) const fn wrote_nothing(&self) -> bool {
+        matches!(self, Self::Unsure { doubt: WriteDoubt::WroteNothing, .. })
+    }
+
+    /// What it says of the store.
+    pub(super) fn health(&self) -> PostgresHealth {
         match self {
-            Self::NotMade(error) => io::Error::other(in_words(&error)),
-            Self::Unsure(error) => error,
-            Self::NoStandby => io::Error::other("the database's server names no synchronous standby"),
+            _ if self.is_unreplicated() => PostgresHealth::NoStandby,
+            Self::NotMade(error) if is_full(error) => PostgresHealth::Full,
+            Self::NotMade(_) | Self::Unsure { .. } => PostgresHealth::Away(self.to_string()),
+        }
+    }
+
+    /// What it says to whoever wants to begin.
+    pub(super) fn open_error(&self) -> PostgresOpenError {
+        if self.is_unreplicated() { PostgresOpenError::NoStandby } else { PostgresOpenError::Away(self.to_string()) }
+    }
+}
+
+impl std::fmt::Display for CommitFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotMade(error) => f.write_str(&in_words(error)),
+            Self::Unsure { why, .. } => f.write_str(why),
         }
     }
 }
 
-/// Makes a transaction of these statements, and returns the rows of each.
+/// How a transaction ended, and the error that says so.
+enum TransactionEnd {
+    Acknowledged {
+        rows: Vec<Vec<Row>>,
+        promise: Row,
+    },
+    /// A statement, or the commit, failed.
+    Failed(Error),
+    /// It is not even known whether it was one transaction.
+    Unbegun(Error),
+    TimedOut,
+}
+
+/// Makes a transaction of these statements, each of which returns a row at least if it writes one, and none if it does not.
 ///
 /// # Errors
 /// See [`CommitFailure`]. Dropping the future leaves open whether it is made; the session is to be dropped with it.
 pub(super) async fn transact(
     session: &Session,
-    promise: &Statement,
-    durability: Durability,
     statements: &[(&Statement, Parameters<'_>)],
-) -> Result<Vec<Vec<Row>>, CommitFailure> {
+) -> Result<MadeTransaction, CommitFailure> {
+    let (place, sent) = (session.notices.place(), boot_time());
+    // The time-out is the gateway's own (rule 1): whoever sees the failure drops the connection.
+    let ended = tokio::time::timeout(session.settings.write_max, run(session, statements)).await;
+    let made = judge(session, ended.unwrap_or(TransactionEnd::TimedOut), place);
+    let mut trust = session.trust.lock();
+    match &made {
+        Ok(_) => trust.write_passed(session.server, sent),
+        Err(CommitFailure::Unsure { .. }) => trust.write_unsure(boot_time()),
+        Err(CommitFailure::NotMade(_)) => (),
+    }
+    drop(trust);
+    made.map(|rows| MadeTransaction { rows, sent })
+}
+
+async fn run(session: &Session, statements: &[(&Statement, Parameters<'_>)]) -> TransactionEnd {
     let client = &session.client;
-    let warnings = session.warnings();
     let queries = statements.iter().map(|(statement, values)| client.query(*statement, values));
     let (begun, found, promised, committed) = join4(
         client.batch_execute("BEGIN"),
         join_all(queries),
-        client.query_one(promise, &[]),
+        client.query_one(&session.promise, &[]),
         client.batch_execute("COMMIT"),
     )
     .await;
-    let mut rows = Vec::with_capacity(statements.len());
-    let mut failed = begun.err();
-    for one in found {
-        match one {
-            Ok(found) => rows.push(found),
-            Err(error) => failed = failed.or(Some(error)),
-        }
+    if let Err(error) = begun {
+        return TransactionEnd::Unbegun(error);
     }
-    let promised = match promised {
-        Ok(row) => Some(row),
-        Err(error) => {
-            failed = failed.or(Some(error));
-            None
+    let rows = found.into_iter().collect::<Result<Vec<_>, _>>();
+    let made = rows.and_then(|rows| Ok((rows, promised?)));
+    match made.and_then(|made| committed.map(|()| made)) {
+        Ok((rows, promise)) => TransactionEnd::Acknowledged { rows, promise },
+        Err(error) => TransactionEnd::Failed(error),
+    }
+}
+
+/// Says what became of a transaction that was sent as a whole, with its commit.
+fn judge(session: &Session, ended: TransactionEnd, begun: NoticePlace) -> Result<Vec<Vec<Row>>, CommitFailure> {
+    let (is_commit_sent, notices) = (true, session.notices.since(begun));
+    let notices: Vec<_> = notices.iter().map(ReceivedNotice::as_sql).collect();
+    let fate = |end| fate(session.settings.durability, end);
+    let (fate, rows, error) = match ended {
+        TransactionEnd::Acknowledged { rows, promise } => {
+            let text = |at| promise.try_get::<_, String>(at).unwrap_or_default();
+            let (standby_names, commit_mode) = (text(0), text(1));
+            let settings = DurabilitySettings { standby_names: &standby_names, commit_mode: &commit_mode };
+            let rows_written = rows.iter().map(|rows| rows.len() as u64).sum();
+            (fate(CommitEnd::Acknowledged { notices: &notices, settings, rows_written }), Some(rows), None)
         }
+        TransactionEnd::Failed(error) => {
+            let end = error.as_db_error().map_or(CommitEnd::Lost { is_commit_sent }, |said| CommitEnd::Refused {
+                error: SqlNotice { severity: severity(said), sqlstate: said.code().code() },
+                is_commit_sent,
+            });
+            (fate(end), None, Some(error))
+        }
+        // What came behind was then carried out statement by statement.
+        TransactionEnd::Unbegun(error) => (fate(CommitEnd::Lost { is_commit_sent }), None, Some(error)),
+        TransactionEnd::TimedOut => (fate(CommitEnd::TimedOut { is_commit_sent }), None, None),
     };
-    judge(failed, committed, session.warnings() != warnings)?;
-    let is_kept = promised.is_some_and(|row| {
-        let text = |at| row.try_get::<_, String>(at).unwrap_or_default();
-        keeps_promise(durability, &text(0), &text(1))
-    });
-    if is_kept { Ok(rows) } else { Err(CommitFailure::NoStandby) }
-}
-
-/// What is known of a commit by how its statements, itself, and the server's warnings ended (rules 1, 2 and 5).
-fn judge(failed: Option<Error>, committed: Result<(), Error>, has_warned: bool) -> Result<(), CommitFailure> {
-    let unsure = |what: String| Err(CommitFailure::Unsure(io::Error::other(what)));
-    match (failed, committed) {
-        // What a statement refuses is undone, and what is undone waits for nobody.
-        (Some(error), Ok(())) if error.as_db_error().is_some() => Err(CommitFailure::NotMade(error)),
-        (_, Err(error)) | (Some(error), Ok(())) => unsure(in_words(&error)),
-        (None, Ok(())) if has_warned => unsure("the commit was acknowledged with a warning".to_owned()),
-        (None, Ok(())) => Ok(()),
+    match (fate, rows, error) {
+        (WriteFate::Done, Some(rows), _) => Ok(rows),
+        (WriteFate::NotDone, _, Some(error)) => Err(CommitFailure::NotMade(error)),
+        (fate, _, error) => {
+            let doubt = if let WriteFate::Unsure(doubt) = fate { doubt } else { WriteDoubt::Lost };
+            let why = error.map_or_else(|| doubt_in_words(doubt).to_owned(), |error| in_words(&error));
+            Err(CommitFailure::Unsure { doubt, why })
+        }
     }
 }
 
-/// Whether the settings that a server commits by promise what the operator wants (rule 6).
-fn keeps_promise(durability: Durability, standby_names: &str, commit_mode: &str) -> bool {
-    is_promised_by(durability, DurabilitySettings { standby_names, commit_mode })
-}
-
-/// Reads, and proves afterwards that what was read is durable: a write of its own, acknowledged without a warning by the
-/// server that was read from (rules 4 and 6). It writes to the log alone, so that it waits for no other writer.
-pub(super) const BARRIER: &str = "SELECT pg_logical_emit_message(true, 'taskgate', '')";
-
-/// Makes a barrier.
-///
-/// # Errors
-/// If what the session has read so far may be taken back.
-pub(super) async fn barrier(
-    session: &Session,
-    promise: &Statement,
-    durability: Durability,
-) -> Result<(), CommitFailure> {
-    let client = &session.client;
-    let warnings = session.warnings();
-    let (sent, promised) = join(client.batch_execute(BARRIER), client.query_one(promise, &[])).await;
-    judge(None, sent, session.warnings() != warnings)?;
-    let row = promised.map_err(CommitFailure::NotMade)?;
-    let text = |at| row.try_get::<_, String>(at).unwrap_or_default();
-    if keeps_promise(durability, &text(0), &text(1)) { Ok(()) } else { Err(CommitFailure::NoStandby) }
+const fn doubt_in_words(doubt: WriteDoubt) -> &'static str {
+    match doubt {
+        WriteDoubt::Warned => "the commit was acknowledged with a warning",
+        WriteDoubt::Unreplicated => "the database's server names no synchronous standby",
+        WriteDoubt::WroteNothing => "the transaction wrote nothing",
+        WriteDoubt::Lost => "the connection ended",
+        WriteDoubt::TimedOut => "the database takes too long",
+    }
 }

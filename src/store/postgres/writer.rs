@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
@@ -15,11 +16,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, TaskWrite, WriteOutcome, WriterIdentity};
 use super::columns::holder_column;
+use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
 use super::schema;
-use super::session::{DatabaseConnector, Session, back_off, in_words};
-use super::state::{PostgresHealth, StoreState};
+use super::server_words::{in_words, is_full};
+use super::session::{DatabaseConnector, Session, back_off};
+use super::state::StoreState;
 use super::statements::{OWN_SUMS, TAKE_LANE, WriterStatements};
 use super::sums::SumChange;
 use super::transaction::{CommitFailure, transact};
@@ -33,8 +36,12 @@ const TRIES_MAX: usize = 5;
 /// Writes that are put aside at most, while others of the same rows are made.
 const ASIDE_MAX: usize = 1_024;
 
+/// How long a disk that was full is taken for full without another try.
+const FULL_PROBE_EVERY: Duration = Duration::from_secs(5);
+
 /// A write, and who waits for what becomes of it.
-pub(super) type PendingWrite = (TaskWrite, oneshot::Sender<Result<WriteOutcome, StoreError>>);
+pub(super) type PendingWrite = (TaskWrite, WriteReply);
+type WriteReply = oneshot::Sender<Result<WriteOutcome, StoreError>>;
 
 /// See the module.
 #[derive(Debug)]
@@ -44,6 +51,8 @@ pub(super) struct PostgresWriter {
     pub(super) queue: mpsc::Receiver<PendingWrite>,
     /// Those that could not stand beside the writes of the last batch.
     pub(super) deferred: VecDeque<PendingWrite>,
+    /// Since when the database's disk is full. Each write is made alone then, so that one without room takes no other with it.
+    pub(super) full_since: Option<Instant>,
     /// When the store ends.
     pub(super) end: CancellationToken,
 }
@@ -78,9 +87,12 @@ impl PostgresWriter {
         if let Some(write) = self.deferred.pop_front() {
             return Some(write);
         }
+        let is_full = self.full_since.is_some();
         tokio::select! {
             biased;
             write = self.queue.recv() => write,
+            // Nobody may come as long as it is full.
+            () = tokio::time::sleep(FULL_PROBE_EVERY), if is_full => Some((TaskWrite::Barrier, oneshot::channel().0)),
             () = self.end.cancelled() => {
                 self.queue.close();
                 self.queue.recv().await
@@ -98,18 +110,13 @@ impl PostgresWriter {
         match opened {
             Ok(link) => {
                 *failures = 0;
-                self.state.writer_is(PostgresHealth::Good);
+                let is_full = self.full_since.is_some();
+                self.state.writer_is(if is_full { PostgresHealth::Full } else { PostgresHealth::Good });
                 Some(link)
             }
             Err(error) => {
-                let why = error.to_string();
-                let is_alone = matches!(error, PostgresOpenError::NoStandby);
-                self.state.writer_is(if is_alone {
-                    PostgresHealth::NoStandby
-                } else {
-                    PostgresHealth::Away(why.clone())
-                });
-                self.refuse(&why);
+                self.state.writer_is(error.health());
+                self.refuse(&error.to_string());
                 *failures += 1;
                 tokio::select! {
                     () = tokio::time::sleep(back_off(*failures)) => (),
@@ -135,50 +142,40 @@ impl PostgresWriter {
         let made = self.attempt(&link, &writes).await;
         metrics::histogram!(metric::STORE_COMMIT_TIME).record(begun.elapsed().as_secs_f64());
         match made {
-            Ok(BatchOutcome { results, sums, changed }) => {
-                self.state.committed();
-                metrics::counter!(metric::STORE_COMMITS).increment(1);
-                #[allow(clippy::cast_precision_loss, reason = "a batch has few writes")]
-                metrics::histogram!(metric::STORE_BATCH).record(writes.len() as f64);
-                self.state.sums.add(sums);
-                for key in &changed {
-                    self.state.settled.forget(key);
-                }
-                for (reply, result) in replies.into_iter().zip(results) {
-                    let _ = reply.send(result);
-                }
-                link.hint(&self.state, &changed);
+            Ok(made) => {
+                self.made(&link, &writes, replies, made);
+                Some(link)
+            }
+            Err(CommitFailure::NotMade(error)) if is_full(&error) => {
+                self.found_full(writes, replies);
                 Some(link)
             }
             Err(CommitFailure::NotMade(error)) => {
-                let is_full = error.code().is_some_and(|code| code.code() == "53100");
                 let why = in_words(&error);
                 tracing::warn!(%why, "the database refused to write");
                 for reply in replies {
-                    let _ = reply.send(Err(if is_full {
-                        StoreError::Full { what: "bytes on its database's disk" }
-                    } else {
-                        StoreError::Io(io::Error::other(why.clone()))
-                    }));
+                    let _ = reply.send(Err(StoreError::Io(io::Error::other(why.clone()))));
                 }
                 // It may have become a standby, or be about to end.
                 None
             }
             Err(failure) => {
                 self.state.was_unsure();
-                if matches!(failure, CommitFailure::NoStandby) {
+                if failure.health() == PostgresHealth::NoStandby {
                     self.state.writer_is(PostgresHealth::NoStandby);
                 }
                 // Nobody is shown such rows before they are removed.
                 self.state.doubt.add(writes.iter().filter_map(TaskWrite::new_row).cloned());
                 drop(link);
-                let why = failure.into_io().to_string();
+                let why = failure.to_string();
                 tracing::warn!(%why, writes = writes.len(), "whether a batch was written is not known");
                 for (write, reply) in writes.iter().zip(replies) {
                     let cause = io::Error::other(why.clone());
                     let _ = reply.send(Err(match write {
                         // They say nothing of rows that somebody waits for.
-                        TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Barrier => StoreError::Io(cause),
+                        TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Retire | TaskWrite::Barrier => {
+                            StoreError::Io(cause)
+                        }
                         TaskWrite::Insert(_) | TaskWrite::Replace { .. } | TaskWrite::Remove(_) => {
                             StoreError::Unsure(cause)
                         }
@@ -189,11 +186,46 @@ impl PostgresWriter {
         }
     }
 
+    fn made(&mut self, link: &WriterLink, writes: &[TaskWrite], replies: Vec<WriteReply>, outcome: BatchOutcome) {
+        let BatchOutcome { results, sums, folded, changed, sent } = outcome;
+        self.connector.trust.lock().barrier_passed(link.session.server, sent);
+        self.state.committed();
+        metrics::counter!(metric::STORE_COMMITS).increment(1);
+        let size = u32::try_from(writes.len()).unwrap_or(u32::MAX);
+        metrics::histogram!(metric::STORE_BATCH).record(f64::from(size));
+        self.state.sums.add(sums);
+        self.state.sums.take_over(folded);
+        for key in &changed {
+            self.state.settled.forget(key);
+        }
+        // Whatever needs no room is made on a full disk, too.
+        let has_room = writes.iter().any(|write| write.new_row().is_some());
+        if self.full_since.is_some_and(|since| has_room || since.elapsed() >= FULL_PROBE_EVERY) {
+            self.full_since = None;
+            self.state.writer_is(PostgresHealth::Good);
+        }
+        for (reply, result) in replies.into_iter().zip(results) {
+            let _ = reply.send(result);
+        }
+        link.hint(&self.state, &changed);
+    }
+
+    /// There was no room for a batch: what was alone is refused, the others are made one by one.
+    fn found_full(&mut self, writes: Vec<TaskWrite>, replies: Vec<WriteReply>) {
+        self.full_since = Some(Instant::now());
+        self.state.writer_is(PostgresHealth::Full);
+        let is_alone = writes.len() == 1;
+        for pending in writes.into_iter().zip(replies).rev() {
+            if is_alone {
+                let _ = pending.1.send(Err(StoreError::Full { what: "bytes on its database's disk" }));
+            } else {
+                self.deferred.push_front(pending);
+            }
+        }
+    }
+
     /// Everything that waits, up to a batch.
-    fn gather(
-        &mut self,
-        first: PendingWrite,
-    ) -> (Vec<TaskWrite>, Vec<oneshot::Sender<Result<WriteOutcome, StoreError>>>) {
+    fn gather(&mut self, first: PendingWrite) -> (Vec<TaskWrite>, Vec<WriteReply>) {
         let mut plan = BatchPlan::default();
         let room = self.state.room();
         let (mut writes, mut replies) = (Vec::new(), Vec::new());
@@ -206,7 +238,7 @@ impl PostgresWriter {
             } else {
                 later.push_back((write, reply));
             }
-            let is_enough = plan.is_full() || later.len() >= ASIDE_MAX;
+            let is_enough = self.full_since.is_some() || plan.is_full() || later.len() >= ASIDE_MAX;
             next = if is_enough { None } else { self.deferred.pop_front().or_else(|| self.queue.try_recv().ok()) };
         }
         // What was put aside stands in front of what came later.
@@ -216,22 +248,16 @@ impl PostgresWriter {
     }
 
     async fn attempt(&self, link: &WriterLink, writes: &[TaskWrite]) -> Result<BatchOutcome, CommitFailure> {
-        let settings = &self.state.settings;
         let batch = GroupedWrites {
             session: &link.session,
             statements: &link.statements,
             identity: WriterIdentity { holder: self.state.holder, epoch: link.epoch },
-            durability: settings.durability,
             room: self.state.room(),
         };
         let mut tries = 0;
         loop {
             tries += 1;
-            // The time-out is the gateway's own, and drops the connection (rule 1).
-            let made = tokio::time::timeout(settings.write_max, batch.run(writes)).await;
-            let made = made.unwrap_or_else(|_| {
-                Err(CommitFailure::Unsure(io::Error::new(io::ErrorKind::TimedOut, "the database takes too long")))
-            });
+            let made = batch.run(writes).await;
             match made {
                 Err(failure) if tries < TRIES_MAX && matches!(failure.code(), Some("40P01" | "40001")) => (),
                 made => return made,
@@ -252,7 +278,7 @@ impl WriterLink {
             schema::judge_server(&session, settings.durability).await?;
             Self::begin(&session, state).await
         };
-        let opened = tokio::time::timeout(settings.write_max, opening).await;
+        let opened = tokio::time::timeout(settings.write_max * 2, opening).await;
         let opened = opened.unwrap_or_else(|_| Err(PostgresOpenError::Away("a commit is not acknowledged".to_owned())));
         let (statements, epoch) = opened?;
         Ok(Self { session, statements, epoch })
@@ -260,30 +286,23 @@ impl WriterLink {
 
     async fn begin(session: &Session, state: &StoreState) -> Result<(WriterStatements, i64), PostgresOpenError> {
         let away = |error: tokio_postgres::Error| PostgresOpenError::Away(in_words(&error));
-        let settings = &state.settings;
         let statements = WriterStatements::prepare(session).await.map_err(away)?;
-        let unmade = |failure: CommitFailure| match failure {
-            CommitFailure::NoStandby => PostgresOpenError::NoStandby,
-            CommitFailure::NotMade(_) | CommitFailure::Unsure(_) => {
-                PostgresOpenError::Away(failure.into_io().to_string())
-            }
-        };
         let lane = session.client.prepare(TAKE_LANE).await.map_err(away)?;
         let me = holder_column(state.holder);
-        let rows = transact(session, &statements.promise, settings.durability, &[(&lane, vec![&me])]).await;
-        let rows = rows.map_err(unmade)?;
-        let Some(epoch) = rows.iter().flatten().next() else {
+        let made = transact(session, &[(&lane, vec![&me])]).await;
+        if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
             return Err(PostgresOpenError::Away("this gateway's line is gone from the database".to_owned()));
-        };
-        let epoch = epoch.try_get(0).map_err(away)?;
+        }
+        let made = made.map_err(|failure| failure.open_error())?;
+        session.trust.lock().barrier_passed(session.server, made.sent);
+        let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(away)?;
         // From here on nothing that an earlier connection wrote can appear any more.
         let doubtful = state.doubt.open();
         if !doubtful.is_empty() {
             let identity = WriterIdentity { holder: state.holder, epoch };
-            let durability = settings.durability;
-            let batch = GroupedWrites { session, statements: &statements, identity, durability, room: 0 };
+            let batch = GroupedWrites { session, statements: &statements, identity, room: 0 };
             let writes: Vec<_> = doubtful.iter().cloned().map(TaskWrite::Remove).collect();
-            let removed = batch.run(&writes).await.map_err(unmade)?;
+            let removed = batch.run(&writes).await.map_err(|failure| failure.open_error())?;
             tracing::warn!(refused = doubtful.len(), found = removed.changed.len(), "rows in doubt were removed");
             state.doubt.removed(&doubtful);
         }

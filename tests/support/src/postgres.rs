@@ -190,6 +190,31 @@ impl PostgresServer {
         }
     }
 
+    /// Puts lines in front of those that say who is let in, and waits until they hold.
+    pub fn let_in(&self, lines: &[&str]) {
+        let loaded = || self.psql("SELECT pg_conf_load_time()");
+        let (before, begin) = (loaded(), Instant::now());
+        let path = self.folder.join("data/pg_hba.conf");
+        let rest = fs::read_to_string(&path).expect("who is let in");
+        fs::write(&path, format!("{}\n{rest}", lines.join("\n"))).expect("written");
+        self.reload();
+        while loaded() == before {
+            assert!(begin.elapsed() < READY_MAX, "the server does not read who is let in");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A file in the server's own folder, which only the server may read.
+    pub fn write_file(&self, name: &str, text: &str) {
+        let path = self.folder.join("data").join(name);
+        run(command(Path::new("install")).args(["-m", "600", "/dev/null"]).arg(&path));
+        fs::write(path, text).expect("written");
+    }
+
+    pub fn remove_file(&self, name: &str) {
+        fs::remove_file(self.folder.join("data").join(name)).expect("removed");
+    }
+
     /// Has the server read its configuration again.
     pub fn reload(&self) {
         let pid = self.pid();
@@ -202,9 +227,14 @@ impl PostgresServer {
         lines.lines().next().and_then(|line| line.trim().parse().ok()).expect("a process id")
     }
 
+    /// Starts the server, however long it takes until it lets anybody in.
+    pub fn launch(&self) {
+        self.order("start");
+    }
+
     /// Starts the server, after it was stopped or at first.
     pub fn restart(&self) {
-        self.order("start");
+        self.launch();
         let socket = self.folder.join(format!(".s.PGSQL.{}", self.port));
         let begin = Instant::now();
         let is_ready = || {

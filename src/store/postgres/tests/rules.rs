@@ -73,14 +73,6 @@ async fn name_standbys(server: &PostgresServer, names: &str) {
     until("the names are set", || server.psql("SHOW synchronous_standby_names") == names).await;
 }
 
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(begin.elapsed() < Duration::from_secs(30), "not in time: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
 /// However long the standby is away, one commit of each connection waits for it, and not one more for each try.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_write_unsure() {
@@ -217,4 +209,99 @@ async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
     assert_eq!(store.usage().tasks, 2);
     store.close().await;
     drop(standby);
+}
+
+/// A pair of servers, of which the first waits for the other.
+async fn pair() -> Option<[PostgresServer; 2]> {
+    let server = PostgresServer::start(&[])?;
+    let standby = PostgresServer::standby_of(&server, "one");
+    name_standbys(&server, "one").await;
+    let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+    until("the standby follows", || server.psql(sql) == "1").await;
+    Some([server, standby])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn n4_what_an_old_primary_shows_is_believed_no_longer_than_reads_are_trusted() {
+    for read_trust in [Duration::ZERO, Duration::from_secs(6)] {
+        let Some([old, new]) = pair().await else { return };
+        let settings = PostgresSettings {
+            durability: Durability::Replicated,
+            write_max: Duration::from_secs(1),
+            // No beat gets in between.
+            terms: LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap(),
+            read_trust,
+            ..settings(&old, &new_schema())
+        };
+        let store = open_with(settings).await.unwrap();
+        let one = task("a", 1);
+        store.insert(&one).await.unwrap();
+        // Each connection that is made asks for a barrier; no more are made.
+        for _ in 0..4 {
+            assert!(store.load(&one.key, START).await.unwrap().is_some());
+        }
+        new.promote();
+        let promoted = Instant::now();
+        let (mut believed, mut is_refused) = (0, false);
+        while !is_refused || promoted.elapsed() < read_trust {
+            let begun = promoted.elapsed();
+            match store.load(&one.key, START).await {
+                Ok(_) => {
+                    believed += 1;
+                    assert!(
+                        begun < read_trust,
+                        "believed {begun:?} after another was promoted, trusted {read_trust:?}"
+                    );
+                }
+                Err(_) => is_refused = true,
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(believed > 0, !read_trust.is_zero(), "{believed} reads");
+        let unsure = store.insert(&task("a", 2)).await;
+        assert!(matches!(unsure, Err(StoreError::Unsure(_) | StoreError::Io(_))), "{unsure:?}");
+        assert!(store.settle_doubt(&one.key, START).await.is_err());
+        store.close().await;
+    }
+}
+
+/// Rule 6 with several connections: what passed on one server says nothing of what a connection to another one shows.
+#[tokio::test(flavor = "multi_thread")]
+async fn n4_a_barrier_on_the_new_primary_proves_nothing_of_the_old_one() {
+    let Some([old, new]) = pair().await else { return };
+    let hosts = [&new, &old].map(|server| format!("{}:{}", server.host().replace('/', "%2F"), server.port()));
+    let url = format!("postgres://postgres@{}/postgres", hosts.join(","));
+    let settings = PostgresSettings {
+        url: DatabaseUrl::Here(url),
+        write_max: Duration::from_secs(1),
+        terms: LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap(),
+        read_trust: Duration::from_secs(60),
+        ..settings(&old, &new_schema())
+    };
+    let store = open_with(settings).await.unwrap();
+    let (one, two) = (task("a", 1), task("a", 2));
+    store.insert(&one).await.unwrap();
+    for _ in 0..4 {
+        assert!(store.load(&one.key, START).await.unwrap().is_some());
+    }
+    new.promote();
+    // The one that writes finds the new primary; those that read are still at the old one.
+    let writer = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE '% writer'";
+    assert_eq!(old.psql(writer), "1");
+    let begin = Instant::now();
+    while store.insert(&two).await.is_err_and(|error| !matches!(error, StoreError::Exists)) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", store.health());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let mut tries = 0;
+    let found = loop {
+        match store.load(&two.key, START).await {
+            Ok(found) => break found,
+            Err(error) => assert!(tries < 20, "reads go on: {error:?}"),
+        }
+        tries += 1;
+    };
+    assert!(found.is_some(), "the old primary is believed");
+    assert!(store.settle_doubt(&two.key, START).await.unwrap().is_some());
+    store.close().await;
 }

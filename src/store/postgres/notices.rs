@@ -1,0 +1,130 @@
+//! Keeps what the server says on a connection besides its answers: a warning on a commit makes it unsure (rule 2).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio_postgres::error::{DbError, Severity};
+
+use crate::replica::SqlNotice;
+
+/// Sessions are set up to hear warnings alone, of which a transaction that is well has none.
+const KEPT_MAX: usize = 16;
+
+/// A notice as it came. Without a code, it stands for one that was not kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ReceivedNotice {
+    severity: &'static str,
+    sqlstate: String,
+}
+
+impl ReceivedNotice {
+    fn of(notice: &DbError) -> Self {
+        Self { severity: severity(notice), sqlstate: notice.code().code().to_owned() }
+    }
+
+    pub(super) fn as_sql(&self) -> SqlNotice<'_> {
+        SqlNotice { severity: self.severity, sqlstate: &self.sqlstate }
+    }
+}
+
+/// The notices of one connection, the newest of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SessionNotices(Arc<Mutex<KeptNotices>>);
+
+#[derive(Debug, Default)]
+struct KeptNotices {
+    /// So many came so far.
+    count: usize,
+    newest: VecDeque<ReceivedNotice>,
+}
+
+/// A moment on a connection, by the notices that came before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NoticePlace(usize);
+
+impl SessionNotices {
+    pub(super) fn add(&self, notice: &DbError) -> ReceivedNotice {
+        let notice = ReceivedNotice::of(notice);
+        self.keep(notice.clone());
+        notice
+    }
+
+    fn keep(&self, notice: ReceivedNotice) {
+        let mut kept = self.0.lock();
+        kept.count += 1;
+        if kept.newest.len() >= KEPT_MAX {
+            kept.newest.pop_front();
+        }
+        kept.newest.push_back(notice);
+    }
+
+    /// Where a transaction begins: a notice on a statement comes in before the statement's answer.
+    pub(super) fn place(&self) -> NoticePlace {
+        NoticePlace(self.0.lock().count)
+    }
+
+    /// What came since. Those that were not kept are there as one of which nothing is known.
+    pub(super) fn since(&self, place: NoticePlace) -> Vec<ReceivedNotice> {
+        let kept = self.0.lock();
+        let came = kept.count.saturating_sub(place.0);
+        let lost = (came > kept.newest.len()).then(ReceivedNotice::default);
+        lost.into_iter().chain(kept.newest.iter().rev().take(came).rev().cloned()).collect()
+    }
+}
+
+/// As it is in every language.
+pub(super) fn severity(said: &DbError) -> &'static str {
+    match said.parsed_severity() {
+        Some(Severity::Panic) => "PANIC",
+        Some(Severity::Fatal) => "FATAL",
+        Some(Severity::Error) => "ERROR",
+        Some(Severity::Warning) => "WARNING",
+        Some(Severity::Notice) => "NOTICE",
+        Some(Severity::Debug) => "DEBUG",
+        Some(Severity::Info) => "INFO",
+        Some(Severity::Log) => "LOG",
+        // Something between says it, in words of its own.
+        None => match said.severity() {
+            "ERROR" => "ERROR",
+            "NOTICE" => "NOTICE",
+            "FATAL" => "FATAL",
+            _ => "WARNING",
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replica::commit_trust::is_doubtful;
+
+    fn notice(sqlstate: &str) -> ReceivedNotice {
+        ReceivedNotice { severity: "NOTICE", sqlstate: sqlstate.to_owned() }
+    }
+
+    #[test]
+    fn a_transaction_is_told_of_the_notices_that_came_since_it_began() {
+        let notices = SessionNotices::default();
+        notices.keep(notice("00001"));
+        let place = notices.place();
+        assert!(notices.since(place).is_empty());
+        notices.keep(notice("00002"));
+        notices.keep(notice("00003"));
+        assert_eq!(notices.since(place), [notice("00002"), notice("00003")]);
+    }
+
+    #[test]
+    fn notices_are_bounded_and_those_that_were_not_kept_are_doubtful() {
+        let notices = SessionNotices::default();
+        let place = notices.place();
+        for _ in 0..KEPT_MAX {
+            notices.keep(notice("00000"));
+        }
+        assert!(!notices.since(place).iter().any(|notice| is_doubtful(&notice.as_sql())));
+        notices.keep(notice("00000"));
+        let since = notices.since(place);
+        assert_eq!(since.len(), KEPT_MAX + 1);
+        assert!(since.iter().any(|notice| is_doubtful(&notice.as_sql())));
+    }
+}

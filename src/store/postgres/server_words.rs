@@ -1,0 +1,35 @@
+//! Says in words for an operator what the server refuses, and what that means for the store.
+
+use tokio_postgres::Error;
+
+use crate::cause::CauseChain;
+
+/// What is said of a server that cannot be used now, by the code of its answer.
+const REASONS: [(&str, &str); 7] = [
+    ("25006", "the database's server is read-only"),
+    ("28P01", "the database's server refuses the password"),
+    ("53100", "the disk of the database's server is full"),
+    ("53300", "the database's server has no connection left"),
+    ("57P01", "the database's server ended the connection"),
+    ("57P02", "the database's server ended the connection, after a crash"),
+    ("57P03", "the database's server takes no connections yet: it starts, stops, or is a standby"),
+];
+/// What the library says of a server that answers and is not to be written to.
+const NOT_WRITABLE: &str = "database does not allow writes";
+
+/// What an error says, with its causes.
+pub(super) fn in_words(error: &Error) -> String {
+    if let Some(said) = error.as_db_error() {
+        let code = said.code().code();
+        let reason = REASONS.iter().find(|(known, _)| *known == code);
+        let message = reason.map_or_else(|| said.message(), |(_, reason)| reason);
+        return format!("{message} ({code})");
+    }
+    let text = CauseChain(error).to_string();
+    if text.contains(NOT_WRITABLE) { "the database's server is read-only".to_owned() } else { text }
+}
+
+/// Whether there is no room on the server's disk, or none that this role may use.
+pub(super) fn is_full(error: &Error) -> bool {
+    error.code().is_some_and(|code| matches!(code.code(), "53100" | "53400"))
+}

@@ -1,0 +1,242 @@
+//! What a server, a configuration or a row may be that the store does not take: each has an answer that says so.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use support::certificates::{Authority, write};
+
+use super::*;
+use crate::task::{Executed, Failure, GatewayFault, Outcome, Phase, Reason};
+
+async fn refusal(settings: PostgresSettings) -> String {
+    let refused = open_with(settings).await;
+    refused.map(|store| store.holder()).expect_err("it is refused").to_string()
+}
+
+fn at(server: &PostgresServer, url: String) -> PostgresSettings {
+    PostgresSettings { url: DatabaseUrl::Here(url), ..settings(server, &new_schema()) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_may_lose_what_it_acknowledges_is_refused() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    for setting in ["fsync", "full_page_writes"] {
+        for value in ["off", "on"] {
+            server.configure(&[&format!("{setting} = {value}")]);
+            server.reload();
+            until("the setting is read", || server.psql(&format!("SHOW {setting}")) == value).await;
+            let opened = open_with(settings(&server, &new_schema())).await;
+            match opened {
+                Ok(store) => {
+                    assert_eq!(value, "on", "{setting}");
+                    store.close().await;
+                }
+                Err(error) => {
+                    assert!(matches!(error, PostgresOpenError::Unsafe { .. }) && value == "off", "{error}");
+                    assert!(error.to_string().contains(&format!("{setting} = off")), "{error}");
+                    assert!(!error.may_pass());
+                }
+            }
+        }
+    }
+    let replicated = PostgresSettings { durability: Durability::Replicated, ..settings(&server, &new_schema()) };
+    let refused = refusal(replicated).await;
+    assert!(refused.contains("synchronous_standby_names"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_is_not_this_programs_is_refused_and_left_as_it_is() {
+    let Some(server) = shared() else { return };
+    let made = "CREATE TABLE $.tg_meta (one boolean, schema_version int);";
+    let rows = [
+        ("a newer program's", format!("{made} INSERT INTO $.tg_meta VALUES (true, 7)"), ["version 7", "knows 1"]),
+        ("of no version", made.to_owned(), ["another program's", "\""]),
+        ("of version 0", format!("{made} INSERT INTO $.tg_meta VALUES (true, 0)"), ["another program's", "\""]),
+        ("without versions", "CREATE TABLE $.tg_task (id int)".to_owned(), ["another program's", "\""]),
+        ("of a like name", "CREATE TABLE $.tg_meta (one boolean)".to_owned(), ["schema_version", "42703"]),
+    ];
+    for (what, sql, parts) in rows {
+        let schema = new_schema();
+        server.psql(&format!("CREATE SCHEMA {schema}; {}", sql.replace('$', &schema)));
+        let tables = format!("SELECT string_agg(tablename, ' ') FROM pg_tables WHERE schemaname = '{schema}'");
+        let before = server.psql(&tables);
+        let refused = refusal(settings(server, &schema)).await;
+        assert!(parts.iter().all(|part| refused.contains(part)), "{what}: {refused}");
+        assert_eq!(server.psql(&tables), before, "{what}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_url_file_is_read_again_at_each_connect() {
+    let Some(server) = shared() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("url");
+    let write_url = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    let name = new_schema();
+    let settings = PostgresSettings { url: DatabaseUrl::File(path.clone()), ..settings(server, &name) };
+    let missing = refusal(settings.clone()).await;
+    assert!(missing.contains("url"), "{missing}");
+    for wrong in ["mysql://t:secret@db/t", "", "postgres://t:secret@db1/t?sslmode=disable", "postgres:///t"] {
+        write_url(wrong);
+        let refused = refusal(settings.clone()).await;
+        assert!(!refused.contains("secret") && refused.contains("database"), "{wrong}: {refused}");
+    }
+    write_url(&format!("{}\n", server.url()));
+    let store = open_with(settings).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+    let own = format!("application_name LIKE 'taskgate {name} %'");
+    let count = format!("SELECT count(*) >= 2 FROM pg_stat_activity WHERE {own}");
+    until("all are connected", || server.psql(&count) == "t").await;
+    write_url("postgres://postgres@%2Fnowhere/postgres");
+    server.psql(&format!("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE {own}"));
+    until("the other url is used", || matches!(store.health(), PostgresHealth::Away(_))).await;
+    write_url(&server.url());
+    until("the url is used again", || store.health() == PostgresHealth::Good).await;
+    let begin = Instant::now();
+    while store.load(&task("a", 1).key, START).await.map_or(true, |row| row.is_none()) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "reads go on");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_host_that_can_be_written_to_is_used() {
+    let Some(server) = shared() else { return };
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap().port();
+    let port = server.port();
+    let url = format!("postgres://postgres@127.0.0.1:{nobody},127.0.0.1:{port}/postgres?sslmode=disable");
+    let store = open_with(at(server, url)).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+    assert!(store.load(&task("a", 1).key, START).await.unwrap().is_some());
+    store.close().await;
+    let url = format!("postgres://postgres@127.0.0.1:{nobody}/postgres?sslmode=disable");
+    let refused = open_with(at(server, url)).await.map(|store| store.holder());
+    assert!(refused.as_ref().is_err_and(PostgresOpenError::may_pass), "{refused:?}");
+}
+
+/// A server that comes as `localhost`, vouched for by an authority of its own.
+fn tls_server(authority: &Authority) -> Option<PostgresServer> {
+    let server = PostgresServer::start(&[])?;
+    let folder = tempfile::tempdir().unwrap();
+    let files = authority.vouch(|_| ()).write(folder.path(), "server");
+    for (name, path) in [("server.crt", files.certificate), ("server.key", files.key)] {
+        server.write_file(name, &std::fs::read_to_string(path).unwrap());
+    }
+    server.configure(&["ssl = on"]);
+    server.stop(support::postgres::ServerStop::Fast);
+    server.restart();
+    Some(server)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_is_held_to_the_authority_that_is_named() {
+    let (own, other) = (Authority::new(), Authority::new());
+    let Some(server) = tls_server(&own) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let ca = |name: &str, authority: &Authority| write(folder.path(), name, "CERTIFICATE", authority.certificate());
+    let (own, other) = (ca("own.pem", &own), ca("other.pem", &other));
+    let url = format!("postgres://postgres@localhost:{}/postgres", server.port());
+    let with = |ca: Option<&std::path::PathBuf>| PostgresSettings { ca: ca.cloned(), ..at(&server, url.clone()) };
+    let store = open_with(with(Some(&own))).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+    let plain = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE NOT ssl AND application_name LIKE 'taskgate %'";
+    assert_eq!(server.psql(plain), "0");
+    store.close().await;
+    for (what, ca) in [("another authority", Some(&other)), ("the system's authorities", None)] {
+        let refused = refusal(with(ca)).await;
+        assert!(refused.contains("certificate"), "{what}: {refused}");
+    }
+    let missing = refusal(with(Some(&folder.path().join("missing.pem")))).await;
+    assert!(missing.contains("missing.pem"), "{missing}");
+    // A name that the certificate does not have.
+    let elsewhere = format!("postgres://postgres@127.0.0.1:{}/postgres", server.port());
+    let refused = refusal(PostgresSettings { ca: Some(own), ..at(&server, elsewhere) }).await;
+    assert!(refused.contains("certificate"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_without_tls_is_used_where_nobody_can_listen_and_if_that_is_said() {
+    let Some(server) = shared() else { return };
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", server.port());
+    let refused = refusal(at(server, url.clone())).await;
+    assert!(refused.contains("TLS"), "{refused}");
+    let store = open_with(at(server, format!("{url}?sslmode=disable"))).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+    store.close().await;
+}
+
+/// Changes the record of a row of the store's behind its back.
+fn spoil(server: &PostgresServer, schema: &str, id: u128, record: &str) {
+    server.psql(&format!("UPDATE {schema}.tg_task SET record = {record} WHERE id = decode('{id:032x}', 'hex')"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_is_damaged_is_a_failed_task() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let changes = [
+        "set_byte(record, 30, get_byte(record, 30) # 1)",
+        "substring(record FROM 1 FOR length(record) - 1)",
+        "'\\x'",
+        "record || '\\x00'",
+    ];
+    for (id, change) in (1..).zip(changes) {
+        let task = task("a", id);
+        store.insert(&task).await.unwrap();
+        spoil(server, &schema, id, change);
+        let found = store.load(&task.key, START).await.unwrap().expect("it is not unknown");
+        assert!(is_condemned(&found.task), "{change}: {:?}", found.task.phase);
+        let again = store.load(&task.key, START).await.unwrap().unwrap();
+        assert_eq!((again.revision, again.holder), (Revision(2), None), "{change}: it is written so");
+    }
+    let listed = store.page(&Principal::new("a"), None, 9, START).await.unwrap();
+    assert_eq!(listed.tasks.len(), changes.len());
+    assert_eq!(store.usage().unsettled, 0);
+    store.close().await;
+}
+
+fn is_condemned(task: &Task) -> bool {
+    let fault = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
+    matches!(&task.phase, Phase::Settled(Outcome::Faulted(Failure::Gateway(found))) if *found == fault)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_of_a_newer_format_is_left_as_it_is() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let one = task("a", 1);
+    store.insert(&one).await.unwrap();
+    let signed = "'\\x0063'::bytea || substring(sha256('\\x0063' || substring(record FROM 19)) FROM 1 FOR 16) || substring(record FROM 19)";
+    spoil(server, &schema, 1, signed);
+    let bytes = || server.psql(&format!("SELECT rev, encode(record, 'hex') FROM {schema}.tg_task"));
+    let before = bytes();
+    for _ in 0..2 {
+        let found = store.load(&one.key, START).await;
+        assert!(matches!(&found, Err(StoreError::Io(why)) if why.to_string().contains("version 99")), "{found:?}");
+    }
+    assert_eq!(bytes(), before);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_notification_that_is_no_hint_says_that_something_was_missed() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let mut changes = store.changes();
+    // Its own connection says the same when it begins to listen.
+    assert_eq!(changes.next().await, Some(StoreHint::Missed));
+    let texts = ["'no key'", "''", "repeat('A', 7999)", "repeat('ä', 3999)", "'AAAAAAAAAAk'"];
+    for text in texts {
+        server.psql(&format!("SELECT pg_notify('taskgate_{schema}', {text})"));
+        let heard = tokio::time::timeout(Duration::from_secs(30), changes.next()).await.unwrap();
+        assert_eq!(heard, Some(StoreHint::Missed), "{text}");
+    }
+    store.insert(&task("a", 1)).await.expect("it listens on");
+    store.close().await;
+}

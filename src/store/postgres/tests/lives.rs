@@ -1,0 +1,106 @@
+//! What lives leave behind them.
+
+use super::*;
+
+fn count_lines(server: &PostgresServer, schema: &str, table: &str) -> usize {
+    server.psql(&format!("SELECT count(*) FROM {schema}.{table}")).parse().unwrap()
+}
+
+fn lines(server: &PostgresServer, schema: &str) -> [usize; 3] {
+    ["tg_replica", "tg_lane", "tg_usage"].map(|table| count_lines(server, schema, table))
+}
+
+async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresStore>; 2] {
+    let one = open_with(settings(server, schema)).await.unwrap();
+    let mut other = settings(server, schema);
+    other.replica.name.push('+');
+    [one, open_with(other).await.unwrap()]
+}
+
+/// As if all the dead had died more than a day ago.
+fn wait_a_day(server: &PostgresServer, schema: &str) {
+    server.psql(&format!("UPDATE {schema}.tg_replica SET died = died - interval '25 hours'"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_life_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [old, store] = &two(server, &schema).await;
+    for id in 1..4 {
+        old.insert(&task("a", id)).await.unwrap();
+    }
+    old.insert(&task("b", 4)).await.unwrap();
+    store.insert(&task("a", 5)).await.unwrap();
+    until("the others' sums are seen", || store.usage().tasks == 5).await;
+    let usage = || (store.usage(), store.usage_of(&Principal::new("a")), store.usage_of(&Principal::new("b")));
+    let (before, pass) = (usage(), async || upkeep::pass(&store.queue).await.unwrap());
+    assert!(store.declare_dead(old.holder(), None).await.unwrap());
+    until("the death is seen", || store.view.borrow().has_dead()).await;
+    pass().await;
+    assert_eq!(lines(server, &schema), [2, 2, 3], "it died a moment ago");
+    wait_a_day(server, &schema);
+    pass().await;
+    assert_eq!(lines(server, &schema), [2, 2, 3], "rows name it");
+    while !store.claim(100).await.unwrap().is_empty() {}
+    pass().await;
+    assert_eq!(lines(server, &schema), [2, 2, 2], "its sums are another's");
+    assert_eq!(usage(), before);
+    pass().await;
+    assert_eq!(lines(server, &schema), [1, 1, 2]);
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(usage(), before, "after looks");
+    for store in [old, store] {
+        store.close().await;
+    }
+    // Whoever opens it next counts the same.
+    let next = open_with(settings(server, &schema)).await.unwrap();
+    assert_eq!(next.usage(), before.0);
+    next.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_sums_than_a_portion_are_taken_over_in_several() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [old, store] = two(server, &schema).await;
+    let me = old.holder().0;
+    old.close().await;
+    server.psql(&format!(
+        "INSERT INTO {schema}.tg_usage SELECT {me}, n::text::bytea, 1, 1, 100 FROM generate_series(1, 2500) AS n"
+    ));
+    until("the others' sums are seen", || store.usage().tasks == 2_500).await;
+    until("the death is seen", || store.view.borrow().has_dead()).await;
+    wait_a_day(server, &schema);
+    upkeep::pass(&store.queue).await.unwrap();
+    upkeep::pass(&store.queue).await.unwrap();
+    assert_eq!(lines(server, &schema), [1, 1, 2_500]);
+    let usage = store.usage();
+    assert_eq!((usage.tasks, usage.unsettled, usage.bytes), (2_500, 2_500, 250_000));
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once_its_lines_are_removed() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [dead, store] = two(server, &schema).await;
+    assert!(store.declare_dead(dead.holder(), None).await.unwrap());
+    let late = task("a", 1);
+    dead.insert(&late).await.expect("it does not know yet");
+    until("the death is seen", || store.view.borrow().has_dead()).await;
+    assert_eq!(store.claim(9).await.unwrap(), std::slice::from_ref(&late.key));
+    let late = dead.replace(Revision(1), WriteRole::Holder, &late).await;
+    assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
+    wait_a_day(server, &schema);
+    upkeep::pass(&store.queue).await.unwrap();
+    let refused = dead.insert(&task("a", 2)).await;
+    assert!(matches!(refused, Err(StoreError::Unsure(_))), "its writer is shut out: {refused:?}");
+    upkeep::pass(&store.queue).await.unwrap();
+    let refused = dead.insert(&task("a", 3)).await;
+    assert!(matches!(refused, Err(StoreError::Io(_))), "{refused:?}");
+    assert_eq!(count_lines(server, &schema, "tg_task"), 1);
+    for store in [dead, store] {
+        store.close().await;
+    }
+}

@@ -1,0 +1,208 @@
+//! What a server may say that cannot be used for now: the store says why, and goes on by itself.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use support::postgres::ServerStop;
+
+use super::*;
+
+const ROLE: &str = "keeper";
+
+/// A store that connects as a role of its own, with a password from a file.
+struct RoleStore {
+    server: PostgresServer,
+    folder: tempfile::TempDir,
+    store: Arc<PostgresStore>,
+}
+
+fn write_secret(path: &Path, text: &str) {
+    std::fs::write(path, text).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+impl RoleStore {
+    async fn begin() -> Option<Self> {
+        let server = PostgresServer::start(&[])?;
+        server.psql(&format!("CREATE ROLE {ROLE} LOGIN PASSWORD 'first'; GRANT CREATE ON DATABASE postgres TO {ROLE}"));
+        server.let_in(&[&format!("local all {ROLE} scram-sha-256")]);
+        let folder = tempfile::tempdir().unwrap();
+        write_secret(&folder.path().join("password"), "first\n");
+        let settings = PostgresSettings {
+            url: DatabaseUrl::Here(server.url().replace("postgres@", &format!("{ROLE}@"))),
+            password_file: Some(folder.path().join("password")),
+            ..settings(&server, &new_schema())
+        };
+        let store = open_with(settings).await.unwrap();
+        store.insert(&task("a", 1)).await.unwrap();
+        let begun = Self { server, folder, store };
+        begun.connected().await;
+        Some(begun)
+    }
+
+    fn password_file(&self) -> PathBuf {
+        self.folder.path().join("password")
+    }
+
+    /// The one that writes and the one that beats are there: none is under way that would not be cut.
+    async fn connected(&self) {
+        let count = format!("SELECT count(*) >= 2 FROM pg_stat_activity WHERE usename = '{ROLE}'");
+        until("both are connected", || self.server.psql(&count) == "t").await;
+    }
+
+    /// Ends the connections of the store.
+    fn cut(&self) {
+        let sql = format!("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{ROLE}'");
+        self.server.psql(&sql);
+    }
+
+    async fn is_away(&self, reason: &str) {
+        self.becomes(PostgresHealth::Away(reason.to_owned())).await;
+        // The first finds the connection gone.
+        for _ in 0..2 {
+            let refused = self.store.insert(&task("a", 2)).await;
+            assert!(matches!(refused, Err(StoreError::Io(_) | StoreError::Unsure(_))), "{refused:?}");
+        }
+    }
+
+    async fn becomes(&self, health: PostgresHealth) {
+        let begin = Instant::now();
+        while self.store.health() != health {
+            assert!(
+                begin.elapsed() < Duration::from_secs(30),
+                "{:?}, and not {health:?}: {}",
+                self.store.health(),
+                self.server.log()
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Writes and reads go on.
+    async fn goes_on(&self) {
+        self.becomes(PostgresHealth::Good).await;
+        let begin = Instant::now();
+        loop {
+            let written = self.store.insert(&task("a", 3)).await;
+            let read = self.store.load(&task("a", 1).key, START).await;
+            if matches!(written, Ok(_) | Err(StoreError::Exists)) && read.as_ref().is_ok_and(Option::is_some) {
+                return self.connected().await;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(30), "{written:?} {read:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_be_used_for_now_is_away_with_the_reason() {
+    let Some(at) = RoleStore::begin().await else { return };
+    let read_only = |is: &str| format!("ALTER ROLE {ROLE} SET default_transaction_read_only = {is}");
+    at.server.psql(&read_only("on"));
+    at.cut();
+    at.is_away("the database's server is read-only").await;
+    at.server.psql(&read_only("off"));
+    at.goes_on().await;
+
+    at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 0"));
+    at.cut();
+    at.is_away("the database's server has no connection left (53300)").await;
+    at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT -1"));
+    at.goes_on().await;
+
+    at.server.stop(ServerStop::Fast);
+    at.server.write_file("standby.signal", "");
+    at.server.configure(&["hot_standby = off"]);
+    at.server.launch();
+    let reason = "the database's server takes no connections yet: it starts, stops, or is a standby (57P03)";
+    at.is_away(reason).await;
+    at.server.stop(ServerStop::Fast);
+    at.server.remove_file("standby.signal");
+    at.server.restart();
+    at.goes_on().await;
+    at.store.close().await;
+}
+
+/// A server that becomes read-only under open connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_becomes_read_only_is_away() {
+    let Some(at) = RoleStore::begin().await else { return };
+    at.server.configure(&["default_transaction_read_only = on"]);
+    at.server.reload();
+    let begin = Instant::now();
+    loop {
+        let refused = at.store.insert(&task("a", 2)).await;
+        if let Err(error) = refused {
+            assert!(format!("{error:?}").contains("read-only"), "{error:?}");
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30));
+    }
+    at.is_away("the database's server is read-only").await;
+    at.server.configure(&["default_transaction_read_only = off"]);
+    at.server.reload();
+    at.goes_on().await;
+    at.store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_was_changed_is_read_anew_at_the_next_connect() {
+    let Some(at) = RoleStore::begin().await else { return };
+    at.server.psql(&format!("ALTER ROLE {ROLE} PASSWORD 'second'"));
+    at.store.insert(&task("a", 9)).await.expect("old connections live on");
+    at.cut();
+    at.is_away("the database's server refuses the password (28P01)").await;
+    write_secret(&at.password_file(), "second\n");
+    at.goes_on().await;
+    at.store.close().await;
+}
+
+/// What a row that needs room is answered.
+fn disk_is_full(server: &PostgresServer, schema: &str, when: &str) {
+    server.psql(&format!(
+        "CREATE OR REPLACE FUNCTION {schema}.no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            RAISE EXCEPTION USING ERRCODE = '53100', MESSAGE = 'could not extend file: No space left on device'; END $$;
+        CREATE OR REPLACE TRIGGER no_room BEFORE INSERT OR UPDATE ON {schema}.tg_task FOR EACH ROW WHEN ({when})
+            EXECUTE FUNCTION {schema}.no_room()"
+    ));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_refuses_what_has_no_room_and_nothing_else() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let rows = futures_util::future::try_join_all((1..5).map(async |id| store.insert(&task("a", id)).await));
+    rows.await.unwrap();
+    disk_is_full(server, &schema, "NEW.rev = 1 OR NEW.id = decode(lpad(to_hex(4), 32, '0'), 'hex')");
+    let replace = async |id| store.replace(Revision(1), WriteRole::Holder, &task("a", id)).await;
+    let insert = async |id| store.insert(&task("a", id)).await;
+    let (new, newer, ..) = tokio::join!(insert(11), insert(12));
+    for refused in [new, newer] {
+        assert!(matches!(refused, Err(StoreError::Full { .. })), "{refused:?}");
+    }
+    assert_eq!(store.health(), PostgresHealth::Full);
+    // At the same time, so that they would be of one batch.
+    let (one, new, four, two) = tokio::join!(replace(1), insert(13), replace(4), replace(2));
+    assert!(one.is_ok() && two.is_ok(), "{one:?} {two:?}");
+    for refused in [new, four] {
+        assert!(matches!(refused, Err(StoreError::Full { .. })), "{refused:?}");
+    }
+    assert_eq!(store.health(), PostgresHealth::Full, "what settles says nothing of room");
+    server.psql(&format!("DROP TRIGGER no_room ON {schema}.tg_task"));
+    store.insert(&task("a", 14)).await.unwrap();
+    assert_eq!(store.health(), PostgresHealth::Good, "the first that has room again");
+    assert_eq!(store.usage().tasks, 5);
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_was_full_is_tried_again_where_nobody_writes() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    disk_is_full(server, &schema, "true");
+    assert!(matches!(store.insert(&task("a", 1)).await, Err(StoreError::Full { .. })));
+    until("it is tried again", || store.health() == PostgresHealth::Good).await;
+    store.close().await;
+}

@@ -4,7 +4,7 @@
 use core::net::SocketAddr;
 
 use super::incarnation::Incarnation;
-use super::membership::{ReplicaLine, ReplicaLook};
+use super::membership::ReplicaLine;
 
 /// A living replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ impl ReplicaDirectory {
 
     /// What `own` sees in the lines of all. An address that is none is like no address.
     #[must_use]
-    pub fn of_look(own: Incarnation, look: &ReplicaLook) -> Self {
-        let living = look.lines.iter().filter(|line| !line.is_dead);
+    pub fn of_lines<'a>(own: Incarnation, lines: impl IntoIterator<Item = &'a ReplicaLine>) -> Self {
+        let living = lines.into_iter().filter(|line| !line.is_dead);
         Self::new(own, living.map(ReplicaMember::of_line))
     }
 
@@ -143,12 +143,10 @@ const fn mixed(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::time::Duration;
 
     use proptest::prelude::*;
 
     use super::*;
-    use crate::replica::BootTime;
     use crate::task::Timestamp;
 
     fn member(number: u64) -> ReplicaMember {
@@ -214,15 +212,14 @@ mod tests {
             is_dead,
             record_reads: 1,
         };
-        let lines = vec![
+        let lines = [
             line(1, "127.0.0.1:1001", false, false),
             line(2, "127.0.0.1:1002", true, false),
             line(3, "127.0.0.1:1003", false, true),
             line(4, "", false, false),
             line(5, "no address", false, false),
         ];
-        let now = BootTime(Duration::ZERO);
-        let seen = ReplicaDirectory::of_look(Incarnation(1), &ReplicaLook { sent: now, received: now, lines });
+        let seen = ReplicaDirectory::of_lines(Incarnation(1), &lines);
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };
         assert_eq!(seen, ReplicaDirectory::new(Incarnation(1), [member(1), leaving]));
     }

@@ -5,6 +5,7 @@
 
 mod gone;
 mod harness;
+mod postgres;
 mod refusals;
 mod sessions;
 mod sse;

@@ -93,14 +93,7 @@ impl Replicas {
 
     /// A client at one of them, without a session.
     pub(crate) fn stranger(&self, at: usize) -> Client {
-        Client {
-            address: self.all[at].gateway.address(),
-            session: None,
-            version: None,
-            accept: super::client::BOTH,
-            over: HttpOptions::default(),
-            connections: tokio_util::task::TaskTracker::new(),
-        }
+        client_at(self.all[at].gateway.address())
     }
 
     /// A client whose session was begun at the first one.
@@ -127,6 +120,12 @@ impl Replica {
     pub(crate) fn sees(&self, living: Vec<ReplicaMember>) {
         self.gateway.session_homes().unwrap().replace(ReplicaDirectory::new(self.incarnation, living));
     }
+}
+
+/// A client at an address, without a session.
+pub(crate) fn client_at(address: SocketAddr) -> Client {
+    let (accept, connections) = (super::client::BOTH, tokio_util::task::TaskTracker::new());
+    Client { address, session: None, version: None, accept, over: HttpOptions::default(), connections }
 }
 
 /// Seals as every replica does.

@@ -5,6 +5,7 @@
 
 mod gone;
 mod harness;
+mod link;
 mod postgres;
 mod refusals;
 mod sessions;

@@ -48,7 +48,7 @@ impl Forwarding {
     }
 }
 
-fn token(target: Incarnation, session: &str) -> ForwardToken {
+pub(crate) fn token(target: Incarnation, session: &str) -> ForwardToken {
     let mut headers = http::HeaderMap::new();
     headers.insert("mcp-session-id", session.parse().unwrap());
     ForwardToken {

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::client::call;
 use super::harness::{Replicas, before};
-use super::upstream::{BodySender, Once, ScriptedServer, SeenRequest, answer};
+use super::upstream::{Once, ScriptedServer, SeenRequest, answer};
 
 fn is_get(seen: &SeenRequest) -> bool {
     seen.method == "GET"
@@ -142,32 +142,4 @@ async fn large_bodies_go_through_both_ways() {
     assert!(answer["result"]["long"] == *long, "it is cut or changed");
     let too_long = "x".repeat(9 << 20);
     assert_eq!(there.post(too_long).await.status, StatusCode::PAYLOAD_TOO_LARGE, "where the client is");
-}
-
-/// What is not read by one client fills its own stream alone.
-#[tokio::test]
-async fn a_client_that_does_not_read_holds_up_no_other() {
-    let flood =
-        format!("data: {{\"jsonrpc\":\"2.0\",\"method\":\"x\",\"params\":{{\"x\":\"{}\"}}}}\n\n", "x".repeat(60_000));
-    let server = ScriptedServer::slow(move |seen, _| {
-        let flood = flood.clone();
-        async move {
-            (seen.body["params"]["arguments"]["n"] == 1).then(|| {
-                let (events, reply) = BodySender::open();
-                (0..200).for_each(|_| events.raw(flood.clone()));
-                reply
-            })
-        }
-    })
-    .await;
-    let replicas = Replicas::pair(&server).await;
-    let there = replicas.at(1, &replicas.client().await);
-    let mut unread = Vec::new();
-    for _ in 0..40 {
-        unread.push(there.post(call(1)).await);
-    }
-    for n in 2..12 {
-        assert_eq!(there.post(call(n)).await.json().await["result"]["n"], n);
-    }
-    drop(unread);
 }

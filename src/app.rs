@@ -8,11 +8,13 @@ mod api_key_files;
 mod descriptors;
 mod drain;
 pub mod files;
+mod listeners;
 mod live_calls;
 mod prepared_config;
 mod program;
 pub mod reload;
 mod reload_trigger;
+mod replica;
 mod replica_file;
 pub mod sealing_key;
 mod served_endpoint;
@@ -24,7 +26,7 @@ pub mod upstream_programs;
 mod waiting_listeners;
 mod wrap;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,14 +47,13 @@ use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
 use crate::face::rates::Rates;
 use crate::face::sealed::{KeyPrint, Sealer, SealingKeys};
 use crate::face::served::Served;
+use crate::face::session_homes::SessionHomes;
 use crate::face::sse::SseStreams;
 use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::{self, Readiness};
-use crate::server::{
-    self, Authenticator, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, StartError,
-};
+use crate::server::{Authenticator, ListenerSpec, Routes, RunningListener};
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
 use crate::task::{Clock, SystemClock};
@@ -62,9 +63,12 @@ use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
+use listeners::{clients_site, listen, listen_for_probes};
 use live_calls::LiveCalls;
 pub use program::{ServedConfig, serve};
 use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
+use replica::ReplicaListener;
+pub use replica::ReplicaSetup;
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
 use task_store::{LifeEnd, OpenedStore, SharedLife, StoreOpening};
@@ -86,6 +90,8 @@ pub struct Gateway {
     /// What the admin listener serves, whoever may come.
     operators: ListenerSpec,
     metrics: Option<RunningListener>,
+    /// Serves other replicas, where there are any that may come.
+    replicas: Option<Box<ReplicaListener>>,
     parts: GatewayParts,
     /// Where others share the store.
     shared: Option<SharedLife>,
@@ -123,6 +129,19 @@ impl Gateway {
     /// # Errors
     /// As [`Gateway::start`]; and if a socket can be reached by more than the configuration allows.
     pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
+        Box::pin(Self::start_beside(config, metrics, sockets, None)).await
+    }
+
+    /// The same as one of several on one store, where there is a setup: then the store of the configuration is not opened.
+    ///
+    /// # Errors
+    /// As [`Gateway::start_on`].
+    pub async fn start_beside(
+        config: Config,
+        metrics: PrometheusHandle,
+        mut sockets: Sockets,
+        beside: Option<ReplicaSetup>,
+    ) -> anyhow::Result<Self> {
         sockets.check(&config)?;
         let (started, current) = (config.clone(), config.clone());
         files::check(&config, SystemClock.now())?;
@@ -133,14 +152,15 @@ impl Gateway {
         let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
-        let mut sockets = sockets;
-        let opening = open_store((&config, prints), &callers, (&life, &readiness, &metrics), &mut sockets);
+        let opening =
+            open_store((&config, prints, beside.as_ref()), &callers, (&life, &readiness, &metrics), &mut sockets);
         // On the heap: it is a small part of the start, and large.
         let (opened, waiting) = Box::pin(opening).await?;
         let OpenedStore { store, clock, shared } = opened;
         tell_of_new_key(are_new && store.usage().tasks > 0, &config.folder);
+        let replica = beside.or_else(|| ReplicaSetup::of(&config, shared.as_ref()));
         let ending = CancellationToken::new();
-        let parts = GatewayParts::new((store, clock), sealer, &config, life, ending.clone());
+        let parts = GatewayParts::new((store, clock), (sealer, replica.as_ref()), &config, life, ending.clone());
         let retired = RetiredUpstreams::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut origins = CallTargets::default();
@@ -161,8 +181,9 @@ impl Gateway {
         operators.routes = add_operators(operators.routes, &parts.engine, &readiness, &healths);
         let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
         let metrics = listen_for_probes(config.metrics, &readiness, metrics).await?;
-        let limits = ListenerLimits::default();
-        let site = ListenerSpec { role: ListenerRole::Clients, settings: config.listen, limits, callers, routes };
+        let beside = replica.as_ref().zip(parts.homes.as_ref());
+        let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes).await?;
+        let site = clients_site(config.listen, callers, routes);
         let public_url = site.settings.public_url.clone();
         let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;
         parts.address.set(&client_address(&clients, public_url.as_deref()));
@@ -171,11 +192,13 @@ impl Gateway {
         // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
+        replica::follow(shared.as_ref(), parts.homes.as_ref(), &parts.life);
         Ok(Self {
             clients,
             admin,
             operators,
             metrics,
+            replicas,
             parts,
             shared,
             upstreams,
@@ -207,6 +230,18 @@ impl Gateway {
     #[must_use]
     pub fn public_url(&self) -> Option<&str> {
         self.current.listen.public_url.as_deref()
+    }
+
+    /// Where other replicas are served, if anywhere.
+    #[must_use]
+    pub fn replica_address(&self) -> Option<SocketAddr> {
+        self.replicas.as_ref().map(|replicas| replicas.running.local_addr())
+    }
+
+    /// Where sessions are at home, where there are several replicas: whoever learns who is alive says so here.
+    #[must_use]
+    pub const fn session_homes(&self) -> Option<&Arc<SessionHomes>> {
+        self.parts.homes.as_ref()
     }
 
     /// The gateway's own folder.
@@ -249,18 +284,6 @@ fn client_address(clients: &RunningListener, public_url: Option<&str>) -> String
     public_url.map_or_else(|| format!("{}://{}", clients.scheme(), clients.local_addr()), str::to_owned)
 }
 
-/// Starts the listener that has metrics and health alone, if it is wanted.
-async fn listen_for_probes(
-    address: Option<SocketAddr>,
-    readiness: &Readiness,
-    metrics: PrometheusHandle,
-) -> Result<Option<RunningListener>, StartError> {
-    match address {
-        Some(address) => server::start(admin::probes(address, readiness.clone(), metrics)).await.map(Some),
-        None => Ok(None),
-    }
-}
-
 /// Adds what operators see of the tasks.
 fn add_operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, healths: &UpstreamHealthList) -> Routes {
     let (of, readiness, healths) = (Arc::clone(engine), readiness.clone(), healths.clone());
@@ -297,6 +320,8 @@ struct GatewayParts {
     processes: Arc<CallPermitsByName>,
     life: TaskScope,
     sealer: Arc<Sealer>,
+    /// Where sessions are at home, where there are several replicas.
+    homes: Option<Arc<SessionHomes>>,
     /// How clients reach the gateway; nobody asks before it listens.
     address: PublicAddress,
     leaving: CancellationToken,
@@ -312,12 +337,13 @@ impl GatewayParts {
     /// listens is told that it is over.
     fn new(
         (store, clock): (Arc<dyn TaskStore>, Arc<dyn Clock>),
-        sealer: Arc<Sealer>,
+        (sealer, replica): (Arc<Sealer>, Option<&ReplicaSetup>),
         config: &Config,
         life: TaskScope,
         ending: CancellationToken,
     ) -> Self {
         let limits = SharedLimits::new(Arc::clone(&config.principals));
+        let homes = replica.map(|replica| replica.homes(&sealer, &life));
         let tasks_max = config.store.limits().tasks_max;
         let engine = Engine::new(Arc::clone(&store), clock, Box::new(random_bits), tasks_max, limits.clone());
         engine.access().replace(Arc::clone(&config.access));
@@ -333,6 +359,7 @@ impl GatewayParts {
             processes: Arc::new(CallPermitsByName::new(limits.clone())),
             life,
             sealer,
+            homes,
             address: PublicAddress::default(),
             leaving: CancellationToken::new(),
             limits,
@@ -342,32 +369,21 @@ impl GatewayParts {
 
 /// Opens the store. While a database is waited for that is away, there are listeners that say so.
 async fn open_store(
-    (config, prints): (&Config, Vec<KeyPrint>),
+    (config, prints, beside): (&Config, Vec<KeyPrint>, Option<&ReplicaSetup>),
     callers: &Authenticator,
     (life, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
     sockets: &mut Sockets,
 ) -> anyhow::Result<(OpenedStore, WaitingListeners)> {
+    if let Some(setup) = beside {
+        let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
+        return Ok((opened, WaitingListeners::default()));
+    }
     match task_store::open(config, prints, life, readiness).await? {
         StoreOpening::Open(opened) => Ok((opened, WaitingListeners::default())),
         StoreOpening::Waiting(opening) => {
             let waiting = WaitingListeners::start(config, callers, (readiness, metrics), sockets).await?;
             Ok((task_store::wait(opening, life, readiness).await?, waiting))
         }
-    }
-}
-
-/// Serves on a listener that is there already, or on a new one.
-async fn listen(
-    waiting: Option<RunningListener>,
-    site: ListenerSpec,
-    socket: Option<TcpListener>,
-) -> Result<RunningListener, StartError> {
-    match waiting {
-        Some(listener) => {
-            listener.replace(&site.settings, site.callers, site.routes);
-            Ok(listener)
-        }
-        None => server::start_on(site, socket).await,
     }
 }
 
@@ -466,6 +482,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
         rates: Arc::clone(&parts.rates),
         listeners: Arc::clone(&parts.listeners),
         sealer: Arc::clone(&parts.sealer),
+        homes: parts.homes.clone(),
         clock: Arc::new(SystemClock),
         random: random_bits,
         life: parts.life.clone(),

@@ -32,6 +32,7 @@ pub mod rewrite;
 pub mod sealed;
 pub mod served;
 pub mod session;
+pub mod session_homes;
 pub mod sse;
 pub mod stateless;
 pub mod stdio;

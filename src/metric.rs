@@ -82,6 +82,9 @@ pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
 pub const SSE_STREAMS: &str = "taskgate_sse_streams";
 /// Streams of HTTP+SSE refused because too many are open, by `upstream`.
 pub const SSE_STREAMS_REFUSED: &str = "taskgate_sse_refused_total";
+/// Requests that were passed on to the replica where their session or stream is at home, by `reason` (`session`, `stream`) and
+/// `outcome` (`answered`, `away`, `lost`).
+pub const FORWARDED: &str = "taskgate_forwarded_total";
 /// Readings of the configuration while it was in force, by `outcome` (`applied`, `unchanged`, `rejected`).
 pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";
 /// Requests refused for what their principal did before, by `limit` (`requests`, `unknown_tasks`).

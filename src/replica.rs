@@ -11,7 +11,9 @@
 
 pub mod boot_time;
 pub mod commit_trust;
+pub mod directory;
 pub mod fencing;
+pub mod forwarded_numbers;
 pub mod incarnation;
 pub mod membership;
 pub mod read_trust;
@@ -19,7 +21,9 @@ pub mod task_clock;
 
 pub use boot_time::BootTime;
 pub use commit_trust::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteDoubt, WriteFate};
+pub use directory::{HomeErrand, ReplicaDirectory, ReplicaMember, ReplicaPeer, SessionHome};
 pub use fencing::{BatchEpoch, DoubtEnd, GuardedRow, GuardedWrite, WriteVerdict};
+pub use forwarded_numbers::{ForwardedNumberRefusal, ForwardedNumbers};
 pub use incarnation::Incarnation;
 pub use membership::{
     BeatAnswer, DeathClaim, LeaseTerms, Membership, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration, StoreLoss,

@@ -13,6 +13,7 @@ mod cors;
 mod dispatch;
 pub mod drain;
 pub mod forwarded;
+mod forwarded_callers;
 mod frames;
 mod grant;
 mod head;
@@ -25,6 +26,8 @@ mod media;
 mod notices;
 mod principal;
 mod refusal;
+pub mod replica_link;
+pub mod replicas;
 mod stack;
 mod tls;
 
@@ -37,6 +40,7 @@ use api_keys::ApiKeySettings;
 pub use dispatch::Routes;
 pub use drain::{DrainPlan, Drained};
 use forwarded::AddressRange;
+pub use forwarded_callers::ForwardedCallers;
 pub(crate) use host::is_loopback;
 pub use listener::{ListenerSpec, RunningListener, StartError, start, start_on};
 pub use principal::{Authenticator, LocalUser};
@@ -50,6 +54,8 @@ pub enum ListenerRole {
     Operators,
     /// What scrapes metrics and probes health, by whatever name it knows the gateway. No page may come.
     Probes,
+    /// Other replicas of the gateway, which pass on what their clients ask.
+    Replicas,
 }
 
 impl ListenerRole {
@@ -60,6 +66,7 @@ impl ListenerRole {
             Self::Clients => "clients",
             Self::Operators => "admin",
             Self::Probes => "metrics",
+            Self::Replicas => "replicas",
         }
     }
 }
@@ -109,6 +116,8 @@ pub struct ListenerLimits {
     /// From an answer to the first byte of the next request, over HTTP/1.
     pub idle_deadline: Duration,
     pub head_bytes_max: usize,
+    /// The same over HTTP/2, where fields are counted as they are kept.
+    pub header_list_bytes_max: u32,
     pub target_bytes_max: usize,
     pub headers_max: usize,
     /// From the head to the last byte of the body.
@@ -123,6 +132,8 @@ pub struct ListenerLimits {
     /// Connections of one peer address, or of one /64 of IPv6; loopback peers are exempt.
     pub connections_per_address_max: usize,
     pub streams_max: u32,
+    /// Streams that an HTTP/2 peer has reset before anybody has looked at them; one more ends the connection.
+    pub unseen_resets_max: usize,
     /// Requests that one connection may have refused before it is ended.
     pub glitches_max: u32,
     pub ping_interval: Duration,
@@ -140,6 +151,7 @@ impl Default for ListenerLimits {
             head_deadline: Duration::from_secs(10),
             idle_deadline: Duration::from_secs(75),
             head_bytes_max: 32 << 10,
+            header_list_bytes_max: 16 << 10,
             target_bytes_max: 8 << 10,
             headers_max: 64,
             body_deadline: Duration::from_secs(30),
@@ -149,6 +161,7 @@ impl Default for ListenerLimits {
             linger: Duration::from_secs(2),
             connections_per_address_max: 256,
             streams_max: 64,
+            unseen_resets_max: 20,
             glitches_max: 20,
             ping_interval: Duration::from_secs(20),
             ping_timeout: Duration::from_secs(10),

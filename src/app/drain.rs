@@ -3,7 +3,7 @@
 use std::future::ready;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{OptionFuture, join_all};
 use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
@@ -65,7 +65,10 @@ impl Gateway {
             is_over.cancel();
         };
         let draining = Box::pin(self.clients.drain(plan, is_over.cancelled()));
-        let waited = async { tokio::join!(draining, finished, leave) };
+        // What other replicas pass on is waited for like what clients ask here.
+        let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(plan, is_over.cancelled())));
+        let passed_on = OptionFuture::from(passed_on);
+        let waited = async { tokio::join!(draining, finished, leave, passed_on) };
         let drained = alongside(Box::pin(waited), at_the_end).await.0;
         let retired = self.retired.all();
         let closing =

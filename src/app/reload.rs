@@ -246,6 +246,9 @@ impl Gateway {
         self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
         self.parts.engine.set_tasks_max(config.store.limits().tasks_max);
         let routes = add_endpoints(routes(&self.upstreams, &self.gone), &self.endpoints);
+        if let Some(replicas) = &mut self.replicas {
+            replicas.replace(config.listen.body_bytes_max, routes.clone());
+        }
         self.clients.replace(&config.listen, callers, routes);
         self.admin.replace(&self.operators.settings, operators, self.operators.routes.clone());
         changes.others = self.adopt(config);

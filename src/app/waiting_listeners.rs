@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
+use super::listeners::clients_site;
 use super::sockets::Sockets;
 use super::{files, service_manager};
 use crate::config::Config;
 use crate::face::store_away::StoreAwayEndpoint;
 use crate::server::admin::{self, Readiness};
-use crate::server::{self, Authenticator, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener};
+use crate::server::{self, Authenticator, Routes, RunningListener};
 use crate::upstream::upstream_health::UpstreamHealthList;
 
 /// The listeners of a gateway that cannot serve yet; none where it never had to wait.
@@ -34,13 +35,8 @@ impl WaitingListeners {
         let healths = UpstreamHealthList::default();
         let operators = admin::site(&config.admin, operators, readiness.clone(), healths, metrics.clone());
         let admin = server::start_on(operators, sockets.admin.take()).await?;
-        let site = ListenerSpec {
-            role: ListenerRole::Clients,
-            settings: config.listen.clone(),
-            limits: ListenerLimits::default(),
-            callers: callers.clone(),
-            routes: Routes::new().below("/", Arc::new(StoreAwayEndpoint)),
-        };
+        let routes = Routes::new().below("/", Arc::new(StoreAwayEndpoint));
+        let site = clients_site(config.listen.clone(), callers.clone(), routes);
         let clients = server::start_on(site, sockets.clients.take()).await?;
         service_manager::tell_ready();
         Ok(Self { clients: Some(clients), admin: Some(admin) })

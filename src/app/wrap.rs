@@ -141,7 +141,7 @@ impl WrappedGateway {
         };
         let OpenedStore { store, clock, .. } = opened;
         let ending = CancellationToken::new();
-        let parts = GatewayParts::new((store, clock), sealer, &config, life, ending.clone());
+        let parts = GatewayParts::new((store, clock), (sealer, None), &config, life, ending.clone());
         let (mut upstreams, mut origins) = (Vec::with_capacity(config.upstreams.len()), CallTargets::default());
         for one in config.upstreams {
             let opened = ServedUpstream::new(one, &parts)?;

@@ -321,6 +321,7 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::QueueFull => "queue_full",
         Reason::QueueDeadline => "queue_deadline",
         Reason::Draining => "draining",
+        Reason::ReplicaAway => "replica_away",
         Reason::Internal => "internal",
     }
 }
@@ -375,6 +376,7 @@ const fn sentence(reason: Reason) -> &'static str {
         }
         Reason::QueueDeadline => "The call waited too long for a place at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",
+        Reason::ReplicaAway => "The gateway where this session is at home did not answer; try again in a moment",
         Reason::Internal => "The gateway failed",
     }
 }

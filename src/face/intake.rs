@@ -1,20 +1,24 @@
-//! Takes one request of a path: counts it, reads its message, tells which kind of client it comes from, and answers what no
-//! face serves.
+//! Takes one request of a path: counts it, reads its message, tells which kind of client it comes from, has it passed on where its
+//! session is at home at another replica, and answers what no face serves.
 
 use std::borrow::Cow;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
 
-use super::answer::{Addressee, UnknownTaskMarker, accepted, addressee, only_post, too_often, unreadable};
+use super::answer::{
+    Addressee, UnknownTaskMarker, accepted, addressee, bare, only_post, too_many, too_often, unreadable,
+};
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
-use super::http::{FaceResponse, Inbound};
+use super::http::{AcceptedTypes, FaceResponse, Inbound};
 use super::served::Served;
 use super::session::refuse;
+use super::session_homes;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
 use crate::dialect::faults::{gateway_error, rate_error};
+use crate::replica::HomeErrand;
 use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
@@ -85,7 +89,48 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     if !is_session || header_is_stateless(&inbound.headers) {
         return only_post();
     }
+    if let Some(passed) = pass_on(faces, inbound, HomeErrand::Begin).await {
+        return match passed {
+            Ok(answer) if inbound.method == Method::GET => held(faces, inbound, answer),
+            Ok(answer) => answer,
+            Err(_) => unreachable_home(),
+        };
+    }
     if inbound.method == Method::GET { faces.get(inbound).await } else { faces.delete(inbound).await }
+}
+
+/// Has a request answered where its session is at home; `None` where that is here.
+async fn pass_on(
+    faces: &impl PathFaces,
+    inbound: &Inbound,
+    errand: HomeErrand,
+) -> Option<Result<FaceResponse, GatewayFault>> {
+    let homes = faces.served().homes.as_ref()?;
+    // On the heap, so that a gateway that is alone has no room for it in every request.
+    Box::pin(homes.pass_on(inbound, errand)).await
+}
+
+/// A stream that comes from the session's home: what it takes up here is bounded as for all who listen.
+fn held(faces: &impl PathFaces, inbound: &Inbound, answer: FaceResponse) -> FaceResponse {
+    let Served { listeners, channel, .. } = faces.served();
+    match listeners.take(&inbound.counted_as(), channel.name()) {
+        Ok(place) => answer.map(|body| place.keep(body)),
+        Err(fault) if fault.reason == Reason::Draining => bare(StatusCode::SERVICE_UNAVAILABLE),
+        Err(fault) => too_many(&fault),
+    }
+}
+
+/// What is asked of a session's home with a message.
+fn errand_of(message: &Message) -> HomeErrand {
+    match message {
+        Message::Request(_) => HomeErrand::Begin,
+        Message::Notification(_) | Message::Response(_) => HomeErrand::GoOn,
+    }
+}
+
+/// 503 for what has no id: its session's home cannot be reached, and it may be sent again.
+pub(super) fn unreachable_home() -> FaceResponse {
+    addressee(None, AcceptedTypes::Json).fault(&session_homes::away())
 }
 
 async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
@@ -100,7 +145,11 @@ async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: B
     if begins_late(faces, &message) {
         return asker.refuse_for_now(&LATE);
     }
-    let response = serve_one(faces, face, inbound, message).await;
+    let response = match pass_on_message(faces, face, &inbound, &message).await {
+        Some(Ok(answer)) => answer,
+        Some(Err(fault)) => return asker.refuse_away(&fault),
+        None => serve_one(faces, face, inbound, message).await,
+    };
     if response.extensions().get::<UnknownTaskMarker>().is_none() {
         return response;
     }
@@ -115,6 +164,17 @@ async fn serve_one(faces: &impl PathFaces, face: Face, inbound: Box<Inbound>, me
         Face::Stateless => serve_stateless(faces, &inbound, message).await,
         Face::Session => faces.post(inbound, message).await,
     }
+}
+
+/// Has a message of a session answered where the session is at home. One that begins a session has none.
+async fn pass_on_message(
+    faces: &impl PathFaces,
+    face: Face,
+    inbound: &Inbound,
+    message: &Message,
+) -> Option<Result<FaceResponse, GatewayFault>> {
+    let begins = matches!(message, Message::Request(request) if request.method == method::INITIALIZE);
+    if begins || face == Face::Stateless { None } else { pass_on(faces, inbound, errand_of(message)).await }
 }
 
 /// Counts requests that come together, unless somebody has.
@@ -171,6 +231,11 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
         let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
         return refuse(&addressee, &complaint);
     }
+    match pass_on(faces, inbound, HomeErrand::Begin).await {
+        Some(Ok(answer)) => return answer,
+        Some(Err(fault)) => return addressee.fault(&fault),
+        None => (),
+    }
     faces.post_batch(inbound, batch).await
 }
 
@@ -222,6 +287,11 @@ impl RefusableRequest {
             Face::Stateless => self.addressee.fault(fault),
             Face::Session => self.addressee.error(StatusCode::OK, &gateway_error(fault)),
         }
+    }
+
+    /// The same where the session's home cannot be reached: 503 for what has no id.
+    fn refuse_away(&self, fault: &GatewayFault) -> FaceResponse {
+        if self.addressee.id.is_none() { unreachable_home() } else { self.refuse_for_now(fault) }
     }
 
     /// 429, but for requests of session clients, which drop their connection then (GW-04).

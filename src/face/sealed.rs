@@ -2,12 +2,15 @@
 //!
 //! Nobody else can read or change one, and none is good for anything but its [`TokenPurpose`]. Opening and
 //! sealing are pure but for the random nonce; where keys come from is not known here. Read [`Sealer`]
-//! first, then [`SessionToken`] for what a session id holds and [`StateToken`] for a `requestState`.
+//! first, then [`SessionToken`] for what a session id holds and [`StateToken`] for a `requestState`. One kind is kept by nobody:
+//! a [`ForwardToken`] goes from one replica to another.
 
+mod forward_token;
 mod keys;
 mod layout;
 mod session_token;
 mod state_token;
+mod stream_token;
 #[cfg(test)]
 mod tests;
 
@@ -15,20 +18,26 @@ use std::fmt;
 use std::time::Duration;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::random;
+use crate::replica::Incarnation;
 use crate::task::Timestamp;
+pub use forward_token::{ForwardToken, digest_of_request};
 pub use keys::{KEY_LEN, KeyError, KeyPrint, SealingKeys};
 pub use session_token::{SessionToken, digest_of};
 pub use state_token::{StateContent, StateScope, StateToken};
+pub use stream_token::StreamToken;
 
 /// The first byte of every token. Another number means another layout.
 const FORMAT: u8 = 1;
 /// What sealing adds: format, nonce, tag.
 const OVERHEAD: usize = 1 + NONCE_LEN + AES_256_GCM_TAG_LEN;
 const AES_256_GCM_TAG_LEN: usize = 16;
+/// What the key of one token is made from, in front of it.
+const SALT_LEN: usize = 16;
 
 /// What a token is for. It is authenticated along with the content, so that a token of one kind is
 /// garbage as any other.
@@ -42,8 +51,10 @@ pub enum TokenPurpose {
     Cursor,
     /// The id of a question of a task.
     Question,
-    /// Which stream of HTTP+SSE a message is for; holds its nonce.
+    /// Which stream of HTTP+SSE a message is for; holds a [`StreamToken`].
     Stream,
+    /// Goes with a request from one replica to another; holds a [`ForwardToken`].
+    Forward,
 }
 
 impl TokenPurpose {
@@ -54,6 +65,7 @@ impl TokenPurpose {
             Self::Cursor => b"cursor",
             Self::Question => b"question",
             Self::Stream => b"stream",
+            Self::Forward => b"forward",
         }
     }
 
@@ -64,13 +76,20 @@ impl TokenPurpose {
             Self::Session => 2 << 10,
             Self::RequestState => 64 << 10,
             Self::Cursor | Self::Question | Self::Stream => 256,
+            Self::Forward => 1 << 10,
         }
+    }
+
+    /// Whether there may be more of its tokens than one key is good for.
+    const fn is_frequent(self) -> bool {
+        matches!(self, Self::Forward)
     }
 
     /// Most that a token may hold, so that its text stays within [`TokenPurpose::text_len_max`].
     #[must_use]
     pub const fn plain_len_max(self) -> usize {
-        self.text_len_max() / 4 * 3 - OVERHEAD
+        let salt = if self.is_frequent() { SALT_LEN } else { 0 };
+        self.text_len_max() / 4 * 3 - OVERHEAD - salt
     }
 }
 
@@ -86,19 +105,40 @@ pub struct TooLarge {
 ///
 /// The keys' schedules are computed once, here; a request costs one pass over a few hundred bytes.
 /// Nonces are random, so a key is good for 2³² tokens (NIST SP 800-38D, 8.3), which are 136 years of
-/// one new session or question a second.
+/// one new session or question a second. Tokens of which there are more have a key each, made from the
+/// ring's and 128 random bits.
 pub struct Sealer {
     /// The first one seals. Never empty.
-    keys: Vec<LessSafeKey>,
+    keys: Vec<SealingKey>,
+}
+
+/// One key of a ring, made ready.
+struct SealingKey {
+    seals: LessSafeKey,
+    /// Makes keys for one token each.
+    derives: hmac::Key,
+}
+
+impl SealingKey {
+    fn new(key: &[u8; KEY_LEN]) -> Self {
+        Self { seals: aes(key), derives: hmac::Key::new(hmac::HMAC_SHA256, key) }
+    }
+
+    fn of_one_token(&self, salt: &[u8; SALT_LEN]) -> LessSafeKey {
+        let mut key = [0; KEY_LEN];
+        key.copy_from_slice(hmac::sign(&self.derives, &[b"taskgate key of one token", &salt[..]].concat()).as_ref());
+        aes(&key)
+    }
+}
+
+fn aes(key: &[u8; KEY_LEN]) -> LessSafeKey {
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the length is that of the algorithm"))
 }
 
 impl Sealer {
     #[must_use]
     pub fn new(keys: SealingKeys) -> Self {
-        let ready = |key: [u8; KEY_LEN]| {
-            LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("the length is that of the algorithm"))
-        };
-        Self { keys: keys.into_keys().into_iter().map(ready).collect() }
+        Self { keys: keys.into_keys().iter().map(SealingKey::new).collect() }
     }
 
     /// A token that holds `plain`: visible ASCII, different each time. Whether its length suits its
@@ -108,7 +148,13 @@ impl Sealer {
     /// If the operating system has no randomness: a nonce that repeats would give the key away.
     #[must_use]
     pub fn seal(&self, purpose: TokenPurpose, plain: &[u8]) -> String {
-        self.seal_as(purpose.label(), plain)
+        let key = self.keys.first().expect("a ring has a key");
+        if !purpose.is_frequent() {
+            return URL_SAFE_NO_PAD.encode(sealed_with(&key.seals, purpose.label(), plain));
+        }
+        let salt: [u8; SALT_LEN] = random::bytes();
+        let sealed = sealed_with(&key.of_one_token(&salt), purpose.label(), plain);
+        URL_SAFE_NO_PAD.encode([&salt[..], &sealed].concat())
     }
 
     /// What a token holds. `None` for anything that was not sealed for this purpose with one of our keys.
@@ -117,7 +163,12 @@ impl Sealer {
         if sealed.len() > purpose.text_len_max() {
             return None;
         }
-        self.open_as(purpose.label(), sealed)
+        let token = URL_SAFE_NO_PAD.decode(sealed).ok()?;
+        if !purpose.is_frequent() {
+            return self.keys.iter().find_map(|key| opened_with(&key.seals, purpose.label(), &token));
+        }
+        let (salt, token) = token.split_first_chunk::<SALT_LEN>()?;
+        self.keys.iter().find_map(|key| opened_with(&key.of_one_token(salt), purpose.label(), token))
     }
 
     /// A session id. The client's name is left out where it would make the id too long.
@@ -133,11 +184,30 @@ impl Sealer {
         Ok(self.seal(TokenPurpose::Session, &plain))
     }
 
+    /// What goes with a request to another replica; `None` where nobody could name who asks that long.
+    #[must_use]
+    pub fn seal_forward(&self, token: &ForwardToken) -> Option<String> {
+        let plain = token.encode();
+        (plain.len() <= TokenPurpose::Forward.plain_len_max()).then(|| self.seal(TokenPurpose::Forward, &plain))
+    }
+
+    /// What another replica sealed so.
+    #[must_use]
+    pub fn open_forward(&self, sealed: &str) -> Option<ForwardToken> {
+        ForwardToken::decode(&self.open(TokenPurpose::Forward, sealed)?)
+    }
+
     /// What a session id holds; `None` if it is none of ours. Whose it is, and for which upstream, is the
     /// caller's to compare.
     #[must_use]
     pub fn open_session(&self, sealed: &str) -> Option<SessionToken> {
         SessionToken::decode(&self.open(TokenPurpose::Session, sealed)?)
+    }
+
+    /// Where the session of a session id was begun, if that is in it, and what tells the session apart.
+    #[must_use]
+    pub fn open_session_home(&self, sealed: &str) -> Option<(Option<Incarnation>, u128)> {
+        SessionToken::decode_home(&self.open(TokenPurpose::Session, sealed)?)
     }
 
     /// A `requestState`.
@@ -167,38 +237,33 @@ impl Sealer {
         let holds = token.scope == *scope && now.since(token.issued_at) <= expires_after;
         holds.then_some(token.content)
     }
+}
 
-    fn seal_as(&self, label: &[u8], plain: &[u8]) -> String {
-        let nonce: [u8; NONCE_LEN] = random::bytes();
-        let mut token = Vec::with_capacity(plain.len() + OVERHEAD);
-        token.push(FORMAT);
-        token.extend_from_slice(&nonce);
-        token.extend_from_slice(plain);
-        let content = &mut token[1 + NONCE_LEN..];
-        let key = self.keys.first().expect("a ring has a key");
-        let tag = key
-            .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), associated(label), content)
-            .expect("a token is far shorter than what one nonce is good for");
-        token.extend_from_slice(tag.as_ref());
-        URL_SAFE_NO_PAD.encode(token)
-    }
+fn sealed_with(key: &LessSafeKey, label: &[u8], plain: &[u8]) -> Vec<u8> {
+    let nonce: [u8; NONCE_LEN] = random::bytes();
+    let mut token = Vec::with_capacity(plain.len() + OVERHEAD);
+    token.push(FORMAT);
+    token.extend_from_slice(&nonce);
+    token.extend_from_slice(plain);
+    let content = &mut token[1 + NONCE_LEN..];
+    let tag = key
+        .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), associated(label), content)
+        .expect("a token is far shorter than what one nonce is good for");
+    token.extend_from_slice(tag.as_ref());
+    token
+}
 
-    fn open_as(&self, label: &[u8], sealed: &str) -> Option<Vec<u8>> {
-        let token = URL_SAFE_NO_PAD.decode(sealed).ok()?;
-        let (&format, rest) = token.split_first()?;
-        let (nonce, content) = rest.split_first_chunk::<NONCE_LEN>()?;
-        if format != FORMAT {
-            return None;
-        }
-        self.keys.iter().find_map(|key| {
-            // A key that does not fit leaves garbage behind, so each one gets a copy of its own.
-            let mut content = content.to_vec();
-            let nonce = Nonce::assume_unique_for_key(*nonce);
-            let len = key.open_in_place(nonce, associated(label), &mut content).ok()?.len();
-            content.truncate(len);
-            Some(content)
-        })
+fn opened_with(key: &LessSafeKey, label: &[u8], token: &[u8]) -> Option<Vec<u8>> {
+    let (&format, rest) = token.split_first()?;
+    let (nonce, content) = rest.split_first_chunk::<NONCE_LEN>()?;
+    if format != FORMAT {
+        return None;
     }
+    // A key that does not fit leaves garbage behind, so each one gets a copy of its own.
+    let mut content = content.to_vec();
+    let len = key.open_in_place(Nonce::assume_unique_for_key(*nonce), associated(label), &mut content).ok()?.len();
+    content.truncate(len);
+    Some(content)
 }
 
 /// What is authenticated beside the content. No label is the beginning of another one.

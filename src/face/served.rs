@@ -8,8 +8,10 @@ use tokio_util::sync::CancellationToken;
 use super::listen_permits::ListenPermits;
 use super::rates::Rates;
 use super::sealed::Sealer;
+use super::session_homes::SessionHomes;
 use super::unmatched_rules::UnmatchedRules;
 use crate::engine::{CallTarget, Engine, ServiceSettings};
+use crate::replica::Incarnation;
 use crate::task::Clock;
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{OwnSessionChannel, TaskScope, Upstream};
@@ -37,6 +39,8 @@ pub struct Served {
     pub listeners: Arc<ListenPermits>,
     /// Seals what clients keep for the gateway.
     pub sealer: Arc<Sealer>,
+    /// Where sessions are at home, where other gateways share the store.
+    pub homes: Option<Arc<SessionHomes>>,
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, new at each call.
     pub random: fn() -> u128,
@@ -46,6 +50,12 @@ pub struct Served {
 }
 
 impl Served {
+    /// The home of a session that is begun now.
+    #[must_use]
+    pub fn home(&self) -> Option<Incarnation> {
+        self.homes.as_ref().map(|homes| homes.own())
+    }
+
     /// What calls of the engine's are made with.
     #[must_use]
     pub fn target(&self) -> CallTarget {

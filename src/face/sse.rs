@@ -2,7 +2,8 @@
 //!
 //! An adapter in front of an upstream's endpoint, and no face of its own: what is said on a stream goes through
 //! [`stream_client`] to the faces that serve all others, so any version may be spoken over it (GW-01). A stream is
-//! the session, lives in this process, and is not to be taken up again; its tasks outlive it. Read [`SseEndpoint`]
+//! the session, lives in this process, and is not to be taken up again; its tasks outlive it. Where there are several replicas, a
+//! message that comes to another one is passed on to where its stream is, which counts it. Read [`SseEndpoint`]
 //! first, then `streams` for whose a stream is, `events` for what is written on it.
 
 mod events;
@@ -21,8 +22,9 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{accepted, addressee, bare, event_stream, too_many, too_often, unreadable};
 use super::call_stream::stream;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
+use super::intake::unreachable_home;
 use super::revocable_body::ending_with;
-use super::sealed::TokenPurpose;
+use super::sealed::{StreamToken, TokenPurpose};
 use super::served::Served;
 use super::session::refuse;
 use super::stream_client::{self, ClientMessage};
@@ -104,7 +106,8 @@ impl SseEndpoint {
         }
         let (key, owner) = (self.key(&inbound, (served.random)()), inbound.principal.clone());
         // A path and no URL: the gateway does not know by which name and scheme its clients reach it.
-        let sealed = served.sealer.seal(TokenPurpose::Stream, &key.nonce.to_be_bytes());
+        let sealed =
+            served.sealer.seal(TokenPurpose::Stream, &StreamToken { nonce: key.nonce, home: served.home() }.encode());
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
         let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
         let (outgoing, said) = mpsc::channel(OUTGOING_MAX);
@@ -130,8 +133,15 @@ impl SseEndpoint {
     /// Takes a message for a stream: 202 once it will be looked at, whatever becomes of it.
     async fn take(&self, inbound: Inbound) -> FaceResponse {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
-        let nonce = self.sse.served.sealer.open(TokenPurpose::Stream, sealed).and_then(|bytes| bytes.try_into().ok());
-        let key = nonce.map(|nonce| self.key(&inbound, u128::from_be_bytes(nonce)));
+        let opened = self.sse.served.sealer.open(TokenPurpose::Stream, sealed);
+        let token = opened.and_then(|plain| StreamToken::decode(&plain));
+        if let (Some(homes), Some(home)) = (&self.sse.served.homes, token.and_then(|token| token.home))
+            // On the heap, as a gateway that is alone never needs it.
+            && let Some(passed) = Box::pin(homes.pass_on_to_stream(&inbound, home)).await
+        {
+            return passed.unwrap_or_else(|_| unreachable_home());
+        }
+        let key = token.map(|token| self.key(&inbound, token.nonce));
         let Some(inlet) = key.and_then(|key| self.sse.streams.0.find(&key)) else {
             return self.refuse(&inbound, "stream_unknown", || bare(StatusCode::NOT_FOUND));
         };

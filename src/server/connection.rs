@@ -36,7 +36,6 @@ const READ_BUFFER: usize = 96 << 10;
 const FIRST_READ: usize = 2 << 10;
 /// How long a connection that was let in just before the end may take to say anything.
 const FIRST_WORD_MAX: Duration = Duration::from_millis(500);
-const HEADER_LIST_MAX: u32 = 16 << 10;
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 const SEND_BUFFER_MAX: usize = 1 << 20;
@@ -170,7 +169,8 @@ fn http2(shared: &ListenerState) -> http2::Builder<TrackerExecutor> {
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(shared.limits.streams_max)
-        .max_header_list_size(HEADER_LIST_MAX)
+        .max_header_list_size(shared.limits.header_list_bytes_max)
+        .max_pending_accept_reset_streams(shared.limits.unseen_resets_max)
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_send_buf_size(SEND_BUFFER_MAX)

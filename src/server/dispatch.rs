@@ -69,12 +69,20 @@ impl fmt::Debug for Routes {
     }
 }
 
+/// Whoever asks, as the layers in front found out.
+pub(super) struct Asker {
+    pub(super) principal: Principal,
+    pub(super) client: IpAddr,
+    /// Whether its requests are counted elsewhere.
+    pub(super) is_counted: bool,
+}
+
 /// What an endpoint gets of a request that was admitted. The rest goes here: what an endpoint drops, too, keeps no
 /// buffer while the answer is waited for.
 fn inbound(
     request: Request<Incoming>,
     body: Bytes,
-    (principal, client): (Principal, IpAddr),
+    asker: Asker,
     (accepted, received_at): (AcceptedTypes, Instant),
 ) -> Inbound {
     let (parts, _) = request.into_parts();
@@ -85,13 +93,13 @@ fn inbound(
         headers: parts.headers,
         body,
         message: None,
-        principal,
-        client: Some(network(client)),
+        principal: asker.principal,
+        client: Some(network(asker.client)),
         accepted,
         forwarded: ForwardedHeaders::default(),
         received_at,
         carriage: MessageChannel::Request,
-        is_counted: false,
+        is_counted: asker.is_counted,
     }
 }
 
@@ -133,24 +141,19 @@ impl Dispatch {
         self.0.routes.forwards(header)
     }
 
-    pub(super) async fn answer(
-        &self,
-        request: Box<Request<Incoming>>,
-        principal: Principal,
-        client: IpAddr,
-    ) -> FaceResponse {
-        self.0.answer(request, principal, client).await
+    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, asker: Asker) -> FaceResponse {
+        self.0.answer(request, asker).await
     }
 }
 
 impl DispatchState {
-    async fn answer(&self, mut request: Box<Request<Incoming>>, principal: Principal, client: IpAddr) -> FaceResponse {
+    async fn answer(&self, mut request: Box<Request<Incoming>>, asker: Asker) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
-        let (endpoint, accepted) = match self.admit(&request, &principal) {
+        let (endpoint, accepted) = match self.admit(&request, &asker.principal) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                self.notices.refused(&refusal, client, request.uri(), request.headers());
+                self.notices.refused(&refusal, asker.client, request.uri(), request.headers());
                 return refusal.answer(position);
             }
         };
@@ -159,14 +162,14 @@ impl DispatchState {
             match self.read(request.body_mut()).await {
                 Ok(body) => body,
                 Err(refusal) => {
-                    self.notices.refused(&refusal, client, request.uri(), request.headers());
+                    self.notices.refused(&refusal, asker.client, request.uri(), request.headers());
                     return refusal.answer(position.after_body());
                 }
             }
         } else {
             Bytes::new()
         };
-        let mut response = endpoint.serve(inbound(*request, body, (principal, client), (accepted, received_at))).await;
+        let mut response = endpoint.serve(inbound(*request, body, asker, (accepted, received_at))).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,6 +49,8 @@ pub struct ListenerSpec {
     /// Who may come.
     pub callers: Authenticator,
     pub routes: Routes,
+    /// Who vouches for peers, in a PEM file; where there is one, a peer without a certificate gets no connection.
+    pub peers_ca: Option<PathBuf>,
 }
 
 /// Why a listener did not start.
@@ -175,9 +178,9 @@ pub async fn start_on(
     site: ListenerSpec,
     socket: Option<std::net::TcpListener>,
 ) -> Result<RunningListener, StartError> {
-    let ListenerSpec { role, settings, limits, callers, routes } = site;
+    let ListenerSpec { role, settings, limits, callers, routes, peers_ca } = site;
     let name = role.name();
-    let tls = settings.tls.clone().map(Tls::read).transpose()?;
+    let tls = settings.tls.clone().map(|files| Tls::read(files, peers_ca.as_deref())).transpose()?;
     let address = settings.address;
     let failed = |source| StartError::Bind { address, source };
     let listener = match socket {

@@ -1,5 +1,6 @@
 //! Finds out who asks. The one layer that knows about credentials.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,9 +9,11 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Version};
 
 use super::ListenSettings;
 use super::api_keys::{ApiKeyRing, KEY_HEADER, shows_key};
+use super::forwarded_callers::ForwardedCallers;
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::Refusal;
+use crate::face::session_homes::FORWARD;
 use crate::task::principal::Principal;
 
 /// Headers that proxies add beside those that have names of their own, and what the names of the rest begin with.
@@ -30,6 +33,8 @@ pub enum Authenticator {
     OnePerson(LocalUser),
     /// Holders of an API key, each as the principal that it belongs to.
     KeyHolders(ApiKeyRing),
+    /// Those whose requests other replicas pass on, each as it was found out there.
+    Replicas(ForwardedCallers),
 }
 
 /// The one person that a loopback listener without authentication is for. Whoever comes through a proxy is not known
@@ -111,6 +116,14 @@ pub(super) struct AuthenticatedCaller {
     pub(super) principal: Principal,
     /// What they are served on.
     pub(super) grant: Grant,
+    /// Where its client is, if another replica passes the request on, which counted it.
+    pub(super) passed_on_from: Option<IpAddr>,
+}
+
+impl AuthenticatedCaller {
+    const fn of_this_listener(principal: Principal, grant: Grant) -> Self {
+        Self { principal, grant, passed_on_from: None }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -135,8 +148,14 @@ impl PrincipalGuard {
             (Authenticator::OnePerson(before), Authenticator::OnePerson(now)) if before.is_shared == now.is_shared => {
                 return self.clone();
             }
+            // What they are served on is with the replica that their clients came to.
+            (Authenticator::Replicas(_), Authenticator::Replicas(_)) => {
+                return Self { callers, open: self.open.clone() };
+            }
             (Authenticator::KeyHolders(before), _) => before.withdraw(),
-            (Authenticator::Everyone(_) | Authenticator::OnePerson(_), _) => self.open.withdraw(),
+            (Authenticator::Everyone(_) | Authenticator::OnePerson(_) | Authenticator::Replicas(_), _) => {
+                self.open.withdraw();
+            }
         }
         Self::new(callers)
     }
@@ -146,8 +165,8 @@ impl PrincipalGuard {
         matches!(self.callers, Authenticator::KeyHolders(_))
     }
 
-    /// Takes out of a request that was let in what is a key of this gateway's, or looks like one: no server is shown it,
-    /// whatever goes on otherwise (SEC-04).
+    /// Takes out of a request that was let in what is a key of this gateway's, or looks like one, and what replicas sealed: no
+    /// server is shown it, whatever goes on otherwise (SEC-04).
     pub(super) fn withhold_keys(&self, headers: &mut HeaderMap) {
         if self.asks_all() {
             headers.remove(KEY_HEADER);
@@ -155,30 +174,39 @@ impl PrincipalGuard {
                 headers.remove(AUTHORIZATION);
             }
         }
+        if matches!(self.callers, Authenticator::Replicas(_)) {
+            headers.remove(FORWARD);
+        }
     }
 
     /// Whoever sends a request for what is everybody's.
     pub(super) fn anybody(&self) -> AuthenticatedCaller {
-        AuthenticatedCaller { principal: Principal::anonymous(), grant: self.open.clone() }
+        AuthenticatedCaller::of_this_listener(Principal::anonymous(), self.open.clone())
     }
 
     /// Who sent this request. `forwards` says of a path whether credentials go on to the server behind.
     ///
     /// # Errors
-    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` where there is no key that is known.
+    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` where there is no key that is known, `NotForwarded` where
+    /// only what replicas pass on is served.
     pub(super) fn identify<B>(
         &self,
         request: &Request<B>,
         forwards: impl FnOnce(&str) -> bool,
     ) -> Result<AuthenticatedCaller, Refusal> {
-        let keyless = |principal| AuthenticatedCaller { principal, grant: self.open.clone() };
+        let keyless = |principal| AuthenticatedCaller::of_this_listener(principal, self.open.clone());
         match &self.callers {
             Authenticator::Everyone(principal) => Ok(keyless(principal.clone())),
             Authenticator::OnePerson(person) => person.identify(request, forwards(request.uri().path())).map(keyless),
             Authenticator::KeyHolders(keys) => {
                 let token = key_in(request.headers())?.ok_or(Refusal::Unauthorized)?;
                 let (principal, grant) = keys.owner(token).ok_or(Refusal::Unauthorized)?;
-                Ok(AuthenticatedCaller { principal: principal.clone(), grant: grant.clone() })
+                Ok(AuthenticatedCaller::of_this_listener(principal.clone(), grant.clone()))
+            }
+            Authenticator::Replicas(replicas) => {
+                let token = replicas.identify(request).map_err(Refusal::NotForwarded)?;
+                let caller = keyless(token.principal);
+                Ok(AuthenticatedCaller { passed_on_from: token.client, ..caller })
             }
         }
     }

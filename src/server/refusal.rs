@@ -46,6 +46,51 @@ pub(super) enum Refusal {
     /// Chunk extensions beyond any use (B16).
     ChunkExtensions,
     BodyEmpty,
+    /// What came to the listener for replicas is not what one of them passed on.
+    NotForwarded(ForwardRefusal),
+}
+
+/// Why a request to the listener for replicas is not served. Nothing else is served there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ForwardRefusal {
+    /// Nothing that was sealed with a key of this replica's goes with it.
+    Unsealed,
+    /// It is for another replica, or an earlier life of this one.
+    Misdirected,
+    /// It was sealed for another request.
+    Altered,
+    /// It was sealed too long ago, or for a time that is yet to come.
+    Untimely,
+    /// It came before, or too long after later ones.
+    Repeated,
+    /// Too many have passed requests on of late.
+    Crowded,
+}
+
+impl ForwardRefusal {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::Unsealed => "forward_unsealed",
+            Self::Misdirected => "forward_misdirected",
+            Self::Altered => "forward_altered",
+            Self::Untimely => "forward_untimely",
+            Self::Repeated => "forward_repeated",
+            Self::Crowded => "forward_crowded",
+        }
+    }
+
+    const fn sentence(self) -> &'static str {
+        match self {
+            Self::Unsealed => {
+                "Only replicas of this gateway are served here, which seal what they pass on (`seal.key`)"
+            }
+            Self::Misdirected => "This was passed on to another replica, or to an earlier life of this one",
+            Self::Altered => "This was sealed for another request",
+            Self::Untimely => "This was passed on too long ago, or the clocks of the replicas differ",
+            Self::Repeated => "This came before",
+            Self::Crowded => "Too many replicas pass requests on",
+        }
+    }
 }
 
 /// Marks the answer to a refused request, so that its connection can keep count.
@@ -130,6 +175,13 @@ impl Refusal {
             Self::ChunkExtensions => RefusalResponse::new(S::BAD_REQUEST, "chunk_extensions", Ends),
             Self::BodyBroken => RefusalResponse::of_text("body_broken", Ends),
             Self::BodyEmpty => RefusalResponse::of_text("body_empty", GoesOn),
+            Self::NotForwarded(why @ ForwardRefusal::Unsealed) => {
+                RefusalResponse::new(S::UNAUTHORIZED, why.label(), GoesOn)
+            }
+            Self::NotForwarded(why @ ForwardRefusal::Crowded) => {
+                RefusalResponse::new(S::SERVICE_UNAVAILABLE, why.label(), GoesOn)
+            }
+            Self::NotForwarded(why) => RefusalResponse::new(S::FORBIDDEN, why.label(), GoesOn),
         }
     }
 
@@ -167,6 +219,7 @@ impl Refusal {
             Self::ChunkExtensions => "The body's chunks have too many extensions",
             Self::BodyBroken => "the body broke off",
             Self::BodyEmpty => "the body is empty",
+            Self::NotForwarded(why) => why.sentence(),
         }
     }
 
@@ -210,7 +263,8 @@ impl Refusal {
             | Self::BodyTooSlow
             | Self::BodyBroken
             | Self::ChunkExtensions
-            | Self::BodyEmpty => return None,
+            | Self::BodyEmpty
+            | Self::NotForwarded(_) => return None,
         };
         Some(RefusalAdvice { reason: self.terms().reason, key, sentence, shown })
     }
@@ -254,7 +308,8 @@ impl Refusal {
             | Self::BodyTooSlow
             | Self::BodyBroken
             | Self::ChunkExtensions
-            | Self::BodyEmpty => (),
+            | Self::BodyEmpty
+            | Self::NotForwarded(_) => (),
         }
         response
     }

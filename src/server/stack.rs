@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 
 use super::ListenerRole;
 use super::cors::CallingPage;
-use super::dispatch::Dispatch;
+use super::dispatch::{Asker, Dispatch};
 use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
@@ -19,6 +19,7 @@ use super::notices::Notices;
 use super::principal::{AuthenticatedCaller, PrincipalGuard};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use crate::face::http::{FaceResponse, empty_body};
+use crate::face::session_homes::note_taken;
 use crate::metric;
 
 /// The addresses of a connection.
@@ -66,7 +67,8 @@ impl Layers {
             page.share(&mut response);
         }
         // The answer to HEAD has no body (B54), and what is not sent is not announced. The sentences are for clients.
-        if (is_head || !self.is_for_clients()) && response.extensions().get::<RefusalMarker>().is_some() {
+        let is_told = self.is_for_clients() || self.is_for_replicas();
+        if (is_head || !is_told) && response.extensions().get::<RefusalMarker>().is_some() {
             *response.body_mut() = empty_body();
             response.headers_mut().remove(CONTENT_TYPE);
         }
@@ -75,6 +77,10 @@ impl Layers {
 
     fn is_for_clients(&self) -> bool {
         self.notices.listener() == ListenerRole::Clients
+    }
+
+    fn is_for_replicas(&self) -> bool {
+        self.notices.listener() == ListenerRole::Replicas
     }
 
     /// Lets a request in whose head, host and origin may come; with the page that is to read its answer.
@@ -86,6 +92,10 @@ impl Layers {
     ) -> Result<Option<CallingPage>, Refusal> {
         // What is too large to look at is not looked at by anyone below.
         self.head.check(request)?;
+        if self.is_for_replicas() {
+            // No page can seal anything, and host and origin of what is passed on were looked at where the client came in.
+            return Ok(None);
+        }
         // A rebound name must not reach anything (SEC-06), the admin paths included.
         let host = self.host.on(local);
         host.check(request)?;
@@ -108,9 +118,15 @@ impl Layers {
         }
         match self.admit(&request) {
             // On the heap, so that an idle connection holds no room for it.
-            Ok(AuthenticatedCaller { principal, grant }) => {
+            Ok(AuthenticatedCaller { principal, grant, passed_on_from }) => {
                 self.principal.withhold_keys(request.headers_mut());
-                grant.bind(Box::pin(self.dispatch.answer(request, principal, client)).await)
+                let is_counted = self.is_for_replicas();
+                let asker = Asker { principal, client: passed_on_from.unwrap_or(client), is_counted };
+                let mut response = Box::pin(self.dispatch.answer(request, asker)).await;
+                if is_counted {
+                    note_taken(&mut response);
+                }
+                grant.bind(response)
             }
             Err(refusal) => self.refuse(refusal, &request, client),
         }
@@ -124,6 +140,9 @@ impl Layers {
     fn admit<B>(&self, request: &Request<B>) -> Result<AuthenticatedCaller, Refusal> {
         // Clients without a key look here for a way to get one. That there is none is no secret.
         let path = request.uri().path();
+        if self.is_for_replicas() {
+            return self.principal.identify(request, |_| false);
+        }
         if is_metadata(path) && !self.dispatch.serves(path) {
             return Err(Refusal::NoMetadata);
         }

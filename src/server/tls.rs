@@ -3,9 +3,12 @@
 //! Versions 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else
 //! gets an alert and no byte of HTTP (B30). What is in the files: [`crate::tls`].
 
+use std::path::Path;
 use std::sync::Arc;
 
 use rustls::ServerConfig;
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::CertifiedKey;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -16,7 +19,7 @@ use super::certificate::ListenerCertificate;
 use super::connection::ListenerState;
 use super::io::{ResettableStream, linger};
 use crate::task::{Clock, SystemClock};
-use crate::tls::{IdentityFiles, TlsFileError, provider};
+use crate::tls::{IdentityFiles, TlsFileError, provider, read_roots};
 
 /// The protocols that are served, the preferred one first.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
@@ -30,14 +33,17 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Reads the files.
-    pub(super) fn read(files: IdentityFiles) -> Result<Self, TlsFileError> {
+    /// Reads the files. Where `peers_ca` vouches for peers, none gets through that it does not vouch for.
+    pub(super) fn read(files: IdentityFiles, peers_ca: Option<&Path>) -> Result<Self, TlsFileError> {
         let shown = Arc::new(ListenerCertificate::new(files.read(SystemClock.now())?));
-        let mut config = ServerConfig::builder_with_provider(provider())
+        let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
-            .expect("the library serves the versions that it recommends")
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::<ListenerCertificate>::clone(&shown));
+            .expect("the library serves the versions that it recommends");
+        let builder = match peers_ca {
+            Some(path) => builder.with_client_cert_verifier(peer_verifier(path)?),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::<ListenerCertificate>::clone(&shown));
         config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
         Ok(Self { config: Arc::new(config), shown, files })
     }
@@ -109,6 +115,13 @@ impl Tls {
             }
         }
     }
+}
+
+/// Takes the certificates that an authority in a file vouches for.
+fn peer_verifier(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, TlsFileError> {
+    let roots = Arc::new(read_roots(path)?);
+    let bad = |_| TlsFileError::BadCertificate { path: path.to_owned() };
+    WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(bad)
 }
 
 impl<T: ResettableStream> ResettableStream for TlsStream<T> {

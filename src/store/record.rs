@@ -441,11 +441,12 @@ const fn reason_code(reason: Reason) -> u8 {
         Reason::UpstreamCircuitOpen => 25,
         Reason::TooMuchStored => 26,
         Reason::RateLimited => 27,
+        Reason::ReplicaAway => 28,
     }
 }
 
 /// Every reason that has a number; the tests see that none is missing.
-const REASONS: [Reason; 28] = [
+const REASONS: [Reason; 29] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamHttpStatus,
@@ -474,4 +475,5 @@ const REASONS: [Reason; 28] = [
     Reason::UpstreamCircuitOpen,
     Reason::TooMuchStored,
     Reason::RateLimited,
+    Reason::ReplicaAway,
 ];

@@ -397,6 +397,8 @@ pub enum Reason {
     QueueFull,
     QueueDeadline,
     Draining,
+    /// The replica where the session is at home cannot be reached, or ended before it answered.
+    ReplicaAway,
     /// A bug in the gateway ended the call.
     Internal,
 }

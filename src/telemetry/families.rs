@@ -36,7 +36,7 @@ pub(super) struct MetricFamily {
 }
 
 /// In the order of [`metric`].
-pub(super) const FAMILIES: [MetricFamily; 48] = [
+pub(super) const FAMILIES: [MetricFamily; 49] = [
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::BUILD_INFO,
@@ -299,6 +299,13 @@ pub(super) const FAMILIES: [MetricFamily; 48] = [
         unit: Unit::Count,
         text: "Streams of HTTP+SSE refused as too many are open",
         first: FirstSeries::Upstream(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::FORWARDED,
+        unit: Unit::Count,
+        text: "Requests passed on to the replica where their session or stream is at home, by reason and outcome",
+        first: FirstSeries::Elsewhere,
     },
     MetricFamily {
         kind: MetricKind::Counter,

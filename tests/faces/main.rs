@@ -2,6 +2,7 @@
 
 mod combined_wire;
 mod listen_wire;
+mod replicas;
 mod session_bridge;
 mod session_draft;
 mod session_subtasks;

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod client;
+pub(crate) mod client;
 mod ending;
 mod opening;
 mod talking;

@@ -223,6 +223,7 @@ impl CombinedUpstreams {
             capabilities: introduction.capabilities,
             client_info: introduction.client_info,
             issued_at: self.common().clock.now(),
+            home: self.common().home(),
             upstream_session: None,
             tasks: crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport::default(),
             declares_tasks: introduction.declares_tasks,

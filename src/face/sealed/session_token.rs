@@ -3,6 +3,7 @@
 use super::TokenPurpose;
 use super::layout::{TokenReader, hex_digest, put};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
+use crate::replica::Incarnation;
 use crate::task::{Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion};
 
@@ -16,7 +17,9 @@ const TASK_CALLS: u8 = 1 << 2;
 const TASK_CANCEL: u8 = 1 << 3;
 /// Whether the client declared tasks.
 const CLIENT_TASKS: u8 = 1 << 4;
-const ALL_FLAGS: u8 = HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION | TASK_CALLS | TASK_CANCEL | CLIENT_TASKS;
+/// Whether the session has a home. A gateway that is alone writes none, so that its ids are what they were before there were homes.
+const HAS_HOME: u8 = 1 << 5;
+const ALL_FLAGS: u8 = HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION | TASK_CALLS | TASK_CANCEL | CLIENT_TASKS | HAS_HOME;
 
 /// One client's session (design of the session face: all that is known about it travels in its id).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +37,8 @@ pub struct SessionToken {
     /// What the client calls itself; absent where it was too long to keep.
     pub client_info: Option<Payload>,
     pub issued_at: Timestamp,
+    /// The replica that it was begun at, where there are several: what memory holds about it is there.
+    pub home: Option<Incarnation>,
     /// The upstream's own id of the session, if it gave one.
     pub upstream_session: Option<String>,
     /// What the upstream declared of tasks of its own, whatever version it was said in.
@@ -57,10 +62,12 @@ impl SessionToken {
             | flag(self.upstream_session.is_some(), HAS_UPSTREAM_SESSION)
             | flag(self.tasks.calls, TASK_CALLS)
             | flag(self.tasks.cancel, TASK_CANCEL)
-            | flag(self.declares_tasks, CLIENT_TASKS);
+            | flag(self.declares_tasks, CLIENT_TASKS)
+            | flag(self.home.is_some(), HAS_HOME);
         let mut out = vec![LAYOUT, flags, self.client_version.traits().number, self.upstream_version.traits().number];
         out.extend_from_slice(&self.nonce.to_be_bytes());
         out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
+        out.extend(self.home.iter().flat_map(|home| home.0.to_be_bytes()));
         let always = [self.upstream.as_bytes(), self.principal.as_bytes(), self.capabilities.bytes()];
         let client_info = client_info.map(|info| info.bytes().as_ref());
         let upstream_session = self.upstream_session.as_deref().map(str::as_bytes);
@@ -68,6 +75,16 @@ impl SessionToken {
             put(&mut out, text);
         }
         out
+    }
+
+    /// Home and nonce alone of what [`SessionToken::encode`] wrote: whoever passes a request on needs no more of it.
+    #[must_use]
+    pub fn decode_home(bytes: &[u8]) -> Option<(Option<Incarnation>, u128)> {
+        let mut rest = TokenReader::new(bytes);
+        let [layout, flags, _, _] = rest.take()?;
+        let (nonce, _issued_at) = (u128::from_be_bytes(rest.take()?), rest.take::<8>()?);
+        let home = if flags & HAS_HOME == 0 { None } else { Some(Incarnation(u64::from_be_bytes(rest.take()?))) };
+        (layout == LAYOUT).then_some((home, nonce))
     }
 
     /// Reads what [`SessionToken::encode`] wrote; `None` for anything else.
@@ -84,6 +101,7 @@ impl SessionToken {
             upstream_version: version_of(upstream_version)?,
             nonce: u128::from_be_bytes(rest.take()?),
             issued_at: Timestamp::from_millis(u64::from_be_bytes(rest.take()?)),
+            home: if flags & HAS_HOME == 0 { None } else { Some(Incarnation(u64::from_be_bytes(rest.take()?))) },
             upstream: rest.text()?,
             principal: rest.text()?,
             capabilities: rest.payload()?,

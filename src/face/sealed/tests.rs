@@ -5,7 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
-use crate::task::{Principal, Timestamp};
+use crate::replica::Incarnation;
+use crate::task::{Digest, Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion, ScanLimits};
 
 fn sealer(keys: &[u8]) -> Sealer {
@@ -28,6 +29,7 @@ fn token(capabilities: &str, client_info: Option<&str>) -> SessionToken {
         capabilities: object(capabilities),
         client_info: client_info.map(object),
         issued_at: Timestamp::from_millis(1_785_196_800_007),
+        home: None,
         upstream_session: Some("5c1f".repeat(8)),
         tasks: UpstreamTaskSupport::default(),
         declares_tasks: false,
@@ -41,6 +43,7 @@ prop_compose! {
         upstream_session in proptest::option::of("[!-~]{0,64}"),
         nonce: u128,
         issued_at: u64,
+        home in proptest::option::of(any::<u64>().prop_map(Incarnation)),
         versions in [0..ProtocolVersion::ALL.len(), 0..ProtocolVersion::ALL.len()],
         tasks: [bool; 3],
     ) -> SessionToken {
@@ -55,6 +58,7 @@ prop_compose! {
             capabilities: object(&capabilities),
             client_info: client_info.as_deref().map(object),
             issued_at: Timestamp::from_millis(issued_at),
+            home,
             upstream_session,
             tasks: UpstreamTaskSupport { calls: tasks[0], cancel: tasks[1] },
             declares_tasks: tasks[2],
@@ -75,6 +79,7 @@ proptest! {
         let plain = token.encode();
         let kept = SessionToken::decode(&plain);
         prop_assert_eq!(kept.as_ref(), Some(&token));
+        prop_assert_eq!(SessionToken::decode_home(&plain), Some((token.home, token.nonce)));
         let id = sealer(&[1]).seal_session(&token).unwrap();
         prop_assert!(id.len() <= 2048);
         prop_assert_eq!(sealer(&[1]).open_session(&id), Some(token));
@@ -167,4 +172,78 @@ fn principals_are_told_apart_by_a_digest_of_fixed_length() {
     assert_eq!(local, "25bf8e1a2393f1108d37029b3df5593236c755742ec93465bbafa9b290bddcf6");
     assert_ne!(local, digest_of(&Principal::anonymous()));
     assert_eq!(format!("{:?}", sealer(&[1, 2])), "Sealer { keys: 2 }");
+}
+
+prop_compose! {
+    fn forwarded()(
+        numbers: [u64; 4],
+        request: [u8; 32],
+        principal in ".{0,80}",
+        client in prop::option::of(any::<std::net::IpAddr>()),
+    ) -> ForwardToken {
+        let [target, sender, number, issued_at] = numbers;
+        ForwardToken {
+            target: Incarnation(target),
+            sender: Incarnation(sender),
+            number,
+            issued_at: Timestamp::from_millis(issued_at),
+            request: Digest(request),
+            principal: Principal::new(&principal),
+            client,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_goes_with_a_forwarded_request_reads_back_and_is_of_use_as_nothing_else(
+        token in forwarded(),
+        cut: prop::sample::Index,
+        bit in 0..8_u8,
+    ) {
+        let (sealer, plain) = (sealer(&[2, 1]), token.encode());
+        let sealed = sealer.seal_forward(&token).unwrap();
+        let opened = sealer.open_forward(&sealed);
+        prop_assert_eq!(opened.as_ref(), Some(&token));
+        prop_assert_ne!(sealer.seal_forward(&token).unwrap(), sealed.clone());
+        prop_assert_eq!(ForwardToken::decode(&plain[..cut.index(plain.len())]), None);
+        prop_assert_eq!(ForwardToken::decode(&[&plain[..], b"x"].concat()), None);
+        prop_assert_eq!(sealer.open_session(&sealed), None);
+        prop_assert_eq!(sealer.open_forward(&sealer.seal(TokenPurpose::Session, &plain)), None);
+        let mut bytes = URL_SAFE_NO_PAD.decode(&sealed).unwrap();
+        let at = cut.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        prop_assert_eq!(sealer.open_forward(&URL_SAFE_NO_PAD.encode(bytes)), None);
+    }
+}
+
+/// By a replica that has the new key and the old one, from one that has the old one alone.
+#[test]
+fn a_forwarded_request_opens_with_every_key_of_the_ring() {
+    let token = ForwardToken {
+        target: Incarnation(1),
+        sender: Incarnation(2),
+        number: 3,
+        issued_at: Timestamp::from_millis(4),
+        request: Digest([5; 32]),
+        principal: Principal::local(),
+        client: None,
+    };
+    let sealed = sealer(&[1]).seal_forward(&token).unwrap();
+    assert_eq!(sealer(&[2, 1]).open_forward(&sealed), Some(token.clone()));
+    assert_eq!(sealer(&[2]).open_forward(&sealed), None);
+    let long = ForwardToken { principal: Principal::new(&"p".repeat(1_000)), ..token };
+    assert_eq!(sealer(&[1]).seal_forward(&long), None, "what would never open is not sealed");
+}
+
+/// A gateway that is alone writes what it wrote before there were homes, and reads it.
+#[test]
+fn without_a_home_a_session_id_holds_what_it_always_held() {
+    let plain = token("c", Some("n")).encode();
+    let versions = [ProtocolVersion::V2025_11_25, ProtocolVersion::V2025_03_26].map(|one| one.traits().number);
+    let head = [&[1, 0b11][..], &versions, &7_u128.to_be_bytes(), &1_785_196_800_007_u64.to_be_bytes()].concat();
+    assert_eq!(plain[..head.len()], head);
+    assert_eq!(plain[head.len()..][..11], *b"\0\0\0\x07reports");
+    let at_home = SessionToken { home: Some(Incarnation(9)), ..token("c", Some("n")) }.encode();
+    assert_eq!((at_home[1], at_home.len()), (0b10_0011, plain.len() + 8));
 }

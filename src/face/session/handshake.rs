@@ -51,6 +51,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
         capabilities: introduction.capabilities,
         client_info: introduction.client_info,
         issued_at: shared.served.clock.now(),
+        home: shared.served.home(),
         upstream_session: opened.binding.session.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned),
         tasks: opened.tasks,
         declares_tasks: introduction.declares_tasks,

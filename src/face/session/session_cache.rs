@@ -123,6 +123,7 @@ mod tests {
             capabilities: Payload::empty_object(),
             client_info: None,
             issued_at: Timestamp::from_millis(0),
+            home: None,
             upstream_session: Some("s-1".to_owned()),
             tasks: UpstreamTaskSupport::default(),
             declares_tasks: false,

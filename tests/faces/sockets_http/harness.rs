@@ -98,7 +98,8 @@ pub(crate) async fn gate_with(settings: ListenSettings, limits: ListenerLimits) 
         routes = routes.with(path, Arc::<Recorder>::clone(&recorder));
     }
     let callers = Authenticator::Everyone(Principal::local());
-    let running = start(ListenerSpec { role: ListenerRole::Clients, settings, limits, callers, routes }).await.unwrap();
+    let role = ListenerRole::Clients;
+    let running = start(ListenerSpec { role, settings, limits, callers, routes, peers_ca: None }).await.unwrap();
     Gate { running, recorder }
 }
 

@@ -1,0 +1,44 @@
+//! Starts the listeners of a gateway.
+
+use std::net::{SocketAddr, TcpListener};
+
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use crate::server::admin::{self, Readiness};
+use crate::server::{
+    self, Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener,
+    StartError,
+};
+
+/// The listener for clients.
+pub(super) fn clients_site(settings: ListenSettings, callers: Authenticator, routes: Routes) -> ListenerSpec {
+    let (role, limits) = (ListenerRole::Clients, ListenerLimits::default());
+    ListenerSpec { role, settings, limits, callers, routes, peers_ca: None }
+}
+
+/// Serves on a listener that is there already, or on a new one.
+pub(super) async fn listen(
+    waiting: Option<RunningListener>,
+    site: ListenerSpec,
+    socket: Option<TcpListener>,
+) -> Result<RunningListener, StartError> {
+    match waiting {
+        Some(listener) => {
+            listener.replace(&site.settings, site.callers, site.routes);
+            Ok(listener)
+        }
+        None => server::start_on(site, socket).await,
+    }
+}
+
+/// Starts the listener that has metrics and health alone, if it is wanted.
+pub(super) async fn listen_for_probes(
+    address: Option<SocketAddr>,
+    readiness: &Readiness,
+    metrics: PrometheusHandle,
+) -> Result<Option<RunningListener>, StartError> {
+    match address {
+        Some(address) => server::start(admin::probes(address, readiness.clone(), metrics)).await.map(Some),
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,312 @@
+//! Passes requests on to the replica where their session, or their stream of HTTP+SSE, is at home.
+//!
+//! What memory holds about a session is in one process: its streams, the calls that are held for it, its session at the server.
+//! Which one that is stands in the session's id. A request goes one hop at most: what another replica passed on is answered where
+//! it arrives, as after a restart where the session is not at home there either.
+//!
+//! Knows no sockets: a [`ReplicaLink`] takes a request to another replica, and its listener opens what is sealed here.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+
+use super::answer::{ErrorAnswerMarker, UnknownTaskMarker};
+use super::headers;
+use super::http::{FaceResponse, Inbound, MessageChannel};
+use super::sealed::{ForwardToken, Sealer, digest_of_request};
+use crate::metric;
+use crate::replica::{HomeErrand, Incarnation, ReplicaDirectory, ReplicaPeer, SessionHome};
+use crate::task::{Clock, Executed, GatewayFault, Reason};
+
+/// With a request between replicas: what seals it.
+pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
+/// With its answer: that a replica took the request, and what a face noted of its answer.
+const FORWARDED: HeaderName = HeaderName::from_static("taskgate-forwarded");
+/// What may stand there: alone, or before what was noted.
+const TAKEN: &str = "taken";
+const ERROR_ANSWER: &str = "error";
+const UNKNOWN_TASK: &str = "unknown-task";
+
+/// What concerns one connection alone, or is said anew on the next.
+const OF_ONE_HOP: [HeaderName; 7] = [CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE];
+const OF_ONE_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
+
+/// When a client may try again whose session's home could not be reached.
+const AWAY_RETRY: Duration = Duration::from_secs(1);
+
+/// Takes requests to other replicas.
+#[async_trait]
+pub trait ReplicaLink: fmt::Debug + Send + Sync {
+    /// Takes a request to a replica and returns the head of its answer, whose body comes as the replica sends it. Dropping
+    /// either ends the request there.
+    ///
+    /// # Errors
+    /// If no answer came.
+    async fn carry(&self, peer: ReplicaPeer, request: http::Request<Bytes>) -> Result<FaceResponse, ForwardFailure>;
+
+    /// Lets go of connections to all replicas that are not in the directory.
+    fn keep(&self, directory: &ReplicaDirectory);
+}
+
+/// Why a request that was passed on has no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForwardFailure {
+    /// The replica cannot be reached, or took nothing: nothing was done.
+    Away,
+    /// It was sent, and what became of it nobody knows.
+    Lost,
+}
+
+/// What a request is passed on for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ForwardReason {
+    Session,
+    Stream,
+}
+
+/// Where sessions are at home, where there are several replicas.
+pub struct SessionHomes {
+    directory: ArcSwap<ReplicaDirectory>,
+    sealer: Arc<Sealer>,
+    /// The one of tasks, which is the same at all replicas.
+    clock: Arc<dyn Clock>,
+    /// Of what was passed on last.
+    number: AtomicU64,
+    link: Arc<dyn ReplicaLink>,
+}
+
+impl SessionHomes {
+    /// `clock` must be the one that all replicas share: what is passed on is good for a short time by it.
+    #[must_use]
+    pub fn new(
+        directory: ReplicaDirectory,
+        sealer: Arc<Sealer>,
+        clock: Arc<dyn Clock>,
+        link: Arc<dyn ReplicaLink>,
+    ) -> Self {
+        Self { directory: ArcSwap::from_pointee(directory), sealer, clock, number: AtomicU64::new(0), link }
+    }
+
+    /// Goes by another directory from now on.
+    pub fn replace(&self, directory: ReplicaDirectory) {
+        if **self.directory.load() != directory {
+            self.link.keep(&directory);
+            self.directory.store(Arc::new(directory));
+        }
+    }
+
+    /// The home of what is begun here.
+    #[must_use]
+    pub fn own(&self) -> Incarnation {
+        self.directory.load().own()
+    }
+
+    /// What goes with a request that another replica passes on, if it was sealed with a key of this one's.
+    #[must_use]
+    pub fn open(&self, sealed: &str) -> Option<ForwardToken> {
+        self.sealer.open_forward(sealed)
+    }
+
+    /// The clock by which it is good for a short time.
+    #[must_use]
+    pub fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    /// Answers a request of a session that is at home at another replica; `None` for one that is answered here.
+    pub(super) async fn pass_on(
+        &self,
+        inbound: &Inbound,
+        errand: HomeErrand,
+    ) -> Option<Result<FaceResponse, GatewayFault>> {
+        let peer = self.elsewhere(inbound, errand)?;
+        Some(self.forward(inbound, peer, ForwardReason::Session).await)
+    }
+
+    /// Where the session of a request is at home, if that is not here.
+    pub(super) fn elsewhere(&self, inbound: &Inbound, errand: HomeErrand) -> Option<ReplicaPeer> {
+        // What was counted comes from another replica, or belongs to a session that is here; so does what came on a stream.
+        if inbound.is_counted || inbound.carriage == MessageChannel::Stream {
+            return None;
+        }
+        let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
+        let (home, nonce) = self.sealer.open_session_home(sealed)?;
+        match self.directory.load().home(home, nonce, errand) {
+            SessionHome::Here => None,
+            SessionHome::There(peer) => Some(peer),
+        }
+    }
+
+    /// Passes on a message for a stream that was opened at `home`; `None` where that is here, or gone.
+    pub(super) async fn pass_on_to_stream(
+        &self,
+        inbound: &Inbound,
+        home: Incarnation,
+    ) -> Option<Result<FaceResponse, GatewayFault>> {
+        let peer = self.directory.load().peer(home).filter(|_| !inbound.is_counted)?;
+        Some(self.forward(inbound, peer, ForwardReason::Stream).await)
+    }
+
+    async fn forward(
+        &self,
+        inbound: &Inbound,
+        peer: ReplicaPeer,
+        reason: ForwardReason,
+    ) -> Result<FaceResponse, GatewayFault> {
+        let carried = match self.request(inbound, peer) {
+            Some(request) => self.link.carry(peer, request).await,
+            None => Err(ForwardFailure::Away),
+        };
+        let carried = carried.and_then(|answer| taken(answer).ok_or(ForwardFailure::Away));
+        let outcome = match &carried {
+            Ok(_) => "answered",
+            Err(ForwardFailure::Away) => "away",
+            Err(ForwardFailure::Lost) => "lost",
+        };
+        let reason = match reason {
+            ForwardReason::Session => "session",
+            ForwardReason::Stream => "stream",
+        };
+        metrics::counter!(metric::FORWARDED, "reason" => reason, "outcome" => outcome).increment(1);
+        carried.map_err(|failure| match failure {
+            ForwardFailure::Away => away(),
+            ForwardFailure::Lost => GatewayFault::new(Reason::ReplicaAway, Executed::Unknown),
+        })
+    }
+
+    /// A request as it goes to another replica: as it came, and with what seals it.
+    fn request(&self, inbound: &Inbound, peer: ReplicaPeer) -> Option<http::Request<Bytes>> {
+        let target = match &inbound.query {
+            Some(query) => Uri::try_from(format!("{}?{query}", inbound.path)),
+            None => Uri::try_from(inbound.path.as_str()),
+        };
+        let token = ForwardToken {
+            target: peer.incarnation,
+            sender: self.own(),
+            number: self.number.fetch_add(1, Ordering::Relaxed) + 1,
+            issued_at: self.clock.now(),
+            request: digest_of_request(&inbound.method, &inbound.path, inbound.query.as_deref(), &inbound.headers),
+            principal: inbound.principal.clone(),
+            client: inbound.client,
+        };
+        let mut request = http::Request::new(inbound.body.clone());
+        *request.method_mut() = inbound.method.clone();
+        *request.uri_mut() = target.ok()?;
+        *request.headers_mut() = beyond_this_hop(&inbound.headers);
+        request.headers_mut().insert(FORWARD, HeaderValue::try_from(self.sealer.seal_forward(&token)?).ok()?);
+        Some(request)
+    }
+}
+
+impl fmt::Debug for SessionHomes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionHomes").field("directory", &self.directory).finish_non_exhaustive()
+    }
+}
+
+/// Nothing was done, as the session's home cannot be reached. It is not dead for that.
+pub(super) fn away() -> GatewayFault {
+    GatewayFault { retry_after: Some(AWAY_RETRY), ..GatewayFault::new(Reason::ReplicaAway, Executed::No) }
+}
+
+/// The headers of a request that go on to the next hop.
+fn beyond_this_hop(all: &HeaderMap) -> HeaderMap {
+    let mut kept = all.clone();
+    let named = all.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    for name in named.flat_map(|names| names.split(',')) {
+        kept.remove(name.trim());
+    }
+    OF_ONE_HOP.iter().for_each(|name| drop(kept.remove(name)));
+    OF_ONE_HOP_TOO.iter().for_each(|name| drop(kept.remove(*name)));
+    kept
+}
+
+/// Notes on an answer to another replica that its request was taken, with what was noted of it here.
+pub fn note_taken(response: &mut FaceResponse) {
+    let is_error = response.extensions().get::<ErrorAnswerMarker>().is_some();
+    let is_unknown = response.extensions().get::<UnknownTaskMarker>().is_some();
+    let note = match (is_error, is_unknown) {
+        (false, false) => HeaderValue::from_static(TAKEN),
+        (true, false) => HeaderValue::from_static("taken, error"),
+        (false, true) => HeaderValue::from_static("taken, unknown-task"),
+        (true, true) => HeaderValue::from_static("taken, error, unknown-task"),
+    };
+    response.headers_mut().insert(FORWARDED, note);
+}
+
+/// The answer of a replica that took the request, with what was noted of it there; `None` where it was refused, or whoever
+/// answered is no replica.
+fn taken(mut answer: FaceResponse) -> Option<FaceResponse> {
+    let note = answer.headers_mut().remove(FORWARDED)?;
+    let mut notes = note.to_str().ok()?.split(',').map(str::trim);
+    if notes.next() != Some(TAKEN) {
+        return None;
+    }
+    for noted in notes {
+        match noted {
+            ERROR_ANSWER => drop(answer.extensions_mut().insert(ErrorAnswerMarker)),
+            UNKNOWN_TASK => drop(answer.extensions_mut().insert(UnknownTaskMarker)),
+            // Of a newer build.
+            _ => (),
+        }
+    }
+    Some(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::face::answer::bare;
+
+    #[test]
+    fn what_concerns_one_connection_does_not_go_on_and_all_else_does_as_it_came() {
+        let mut all = HeaderMap::new();
+        for (name, value) in [
+            ("host", "gate.example"),
+            ("connection", "close, X-Mine"),
+            ("x-mine", "1"),
+            ("keep-alive", "timeout=5"),
+            ("transfer-encoding", "chunked"),
+            ("content-length", "7"),
+            ("expect", "100-continue"),
+            ("te", "trailers"),
+            ("accept", "application/json"),
+            ("authorization", "Bearer theirs"),
+        ] {
+            all.append(HeaderName::try_from(name).unwrap(), HeaderValue::from_static(value));
+        }
+        all.append("accept", HeaderValue::from_static("text/event-stream"));
+        let kept = beyond_this_hop(&all);
+        let mut names: Vec<_> =
+            kept.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        names.sort();
+        assert_eq!(names, ["accept: application/json", "accept: text/event-stream", "authorization: Bearer theirs"]);
+    }
+
+    #[test]
+    fn what_a_face_notes_of_an_answer_is_known_where_its_client_is() {
+        for (is_error, is_unknown) in [(false, false), (true, false), (false, true), (true, true)] {
+            let mut answer = bare(http::StatusCode::OK);
+            if is_error {
+                answer.extensions_mut().insert(ErrorAnswerMarker);
+            }
+            if is_unknown {
+                answer.extensions_mut().insert(UnknownTaskMarker);
+            }
+            note_taken(&mut answer);
+            *answer.extensions_mut() = http::Extensions::new();
+            let answer = taken(answer).unwrap();
+            assert_eq!(answer.extensions().get::<ErrorAnswerMarker>().is_some(), is_error);
+            assert_eq!(answer.extensions().get::<UnknownTaskMarker>().is_some(), is_unknown);
+            assert!(answer.headers().is_empty(), "clients see nothing of it");
+        }
+        assert!(taken(bare(http::StatusCode::OK)).is_none(), "of somebody who is no replica");
+    }
+}

@@ -1,0 +1,249 @@
+//! Says which living replica a session is at home at.
+
+// An address as a value: `core` has no sockets.
+use core::net::SocketAddr;
+
+use super::incarnation::Incarnation;
+use super::membership::ReplicaLine;
+
+/// A living replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaMember {
+    pub incarnation: Incarnation,
+    /// Where other replicas reach it; without one nothing is passed on to it.
+    pub address: Option<SocketAddr>,
+    /// Whether it ends: it is asked for nothing new.
+    pub is_leaving: bool,
+}
+
+/// The living replicas, as one of them sees them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaDirectory {
+    own: Incarnation,
+    /// Those that can be reached, in the order of their numbers; whoever looks among them.
+    members: Vec<ReplicaMember>,
+}
+
+/// Where a session is at home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionHome {
+    Here,
+    There(ReplicaPeer),
+}
+
+/// Another replica that can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReplicaPeer {
+    pub incarnation: Incarnation,
+    pub address: SocketAddr,
+}
+
+/// What is asked of a session's home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HomeErrand {
+    /// Something new: a replica that ends is not bothered.
+    Begin,
+    /// The rest of something that was begun there: an answer, a cancellation.
+    GoOn,
+}
+
+impl ReplicaDirectory {
+    /// A replica that sees nobody else.
+    #[must_use]
+    pub fn alone(own: Incarnation) -> Self {
+        Self::new(own, [])
+    }
+
+    /// What `own` sees: `living` may name it, or not.
+    #[must_use]
+    pub fn new(own: Incarnation, living: impl IntoIterator<Item = ReplicaMember>) -> Self {
+        let mut members: Vec<_> = living.into_iter().filter(|member| member.address.is_some()).collect();
+        members.sort_by_key(|member| member.incarnation);
+        members.dedup_by_key(|member| member.incarnation);
+        Self { own, members }
+    }
+
+    /// What `own` sees in the lines of all. An address that is none is like no address.
+    #[must_use]
+    pub fn of_lines<'a>(own: Incarnation, lines: impl IntoIterator<Item = &'a ReplicaLine>) -> Self {
+        let living = lines.into_iter().filter(|line| !line.is_dead);
+        Self::new(own, living.map(ReplicaMember::of_line))
+    }
+
+    /// Whoever looks.
+    #[must_use]
+    pub const fn own(&self) -> Incarnation {
+        self.own
+    }
+
+    /// A living replica other than `own`.
+    #[must_use]
+    pub fn peer(&self, incarnation: Incarnation) -> Option<ReplicaPeer> {
+        if incarnation == self.own { None } else { self.member(incarnation).and_then(ReplicaMember::peer) }
+    }
+
+    /// Where a session is at home that was begun at `begun_at`. Where that replica is gone, or nobody knows where it was, a
+    /// living one stands in: all replicas with the same directory choose the same for one `nonce`, and one that goes moves
+    /// its own sessions alone.
+    #[must_use]
+    pub fn home(&self, begun_at: Option<Incarnation>, nonce: u128, errand: HomeErrand) -> SessionHome {
+        if begun_at == Some(self.own) {
+            return SessionHome::Here;
+        }
+        let begun_at = begun_at.and_then(|at| self.member(at));
+        if let Some(member) = begun_at.filter(|member| errand == HomeErrand::GoOn || !member.is_leaving) {
+            return self.at(member);
+        }
+        let standing = self.members.iter().filter(|member| !member.is_leaving);
+        match standing.max_by_key(|member| (rank(nonce, member.incarnation), member.incarnation)) {
+            Some(member) => self.at(member),
+            None => SessionHome::Here,
+        }
+    }
+
+    fn at(&self, member: &ReplicaMember) -> SessionHome {
+        match member.peer() {
+            Some(peer) if peer.incarnation != self.own => SessionHome::There(peer),
+            Some(_) | None => SessionHome::Here,
+        }
+    }
+
+    fn member(&self, incarnation: Incarnation) -> Option<&ReplicaMember> {
+        let at = self.members.binary_search_by_key(&incarnation, |member| member.incarnation);
+        at.ok().map(|at| &self.members[at])
+    }
+}
+
+impl ReplicaMember {
+    fn of_line(line: &ReplicaLine) -> Self {
+        let address = line.address.as_deref().and_then(|address| address.parse().ok());
+        Self { incarnation: line.incarnation, address, is_leaving: line.is_leaving }
+    }
+
+    fn peer(&self) -> Option<ReplicaPeer> {
+        self.address.map(|address| ReplicaPeer { incarnation: self.incarnation, address })
+    }
+}
+
+/// How much a replica suits a session: the highest of all living ones is taken (rendezvous hashing). The same in every build,
+/// as replicas of two builds must choose alike.
+fn rank(nonce: u128, incarnation: Incarnation) -> u64 {
+    let [high, low] = [(nonce >> 64) as u64, nonce as u64];
+    mixed(mixed(mixed(incarnation.0).wrapping_add(high)).wrapping_add(low))
+}
+
+/// Spreads what differs in few bits over all of them (the finalizer of SplitMix64).
+const fn mixed(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::task::Timestamp;
+
+    fn member(number: u64) -> ReplicaMember {
+        let port = 1_000 + u16::try_from(number % 60_000).unwrap();
+        let address = Some(SocketAddr::from(([127, 0, 0, 1], port)));
+        ReplicaMember { incarnation: Incarnation(number), address, is_leaving: false }
+    }
+
+    fn seen_by(own: u64, living: &[u64]) -> ReplicaDirectory {
+        ReplicaDirectory::new(Incarnation(own), living.iter().map(|number| member(*number)))
+    }
+
+    /// The replica that one of them takes for a session's home.
+    fn chosen(own: u64, living: &[u64], begun_at: Option<u64>, nonce: u128) -> u64 {
+        match seen_by(own, living).home(begun_at.map(Incarnation), nonce, HomeErrand::Begin) {
+            SessionHome::Here => own,
+            SessionHome::There(peer) => peer.incarnation.0,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn all_replicas_choose_the_same_home_and_one_that_goes_moves_its_own_sessions_alone(
+            living in prop::collection::btree_set(1_u64..10_000, 1..9),
+            nonce: u128,
+            begun_at in prop::option::of(1_u64..10_000),
+            gone: prop::sample::Index,
+        ) {
+            let living: Vec<u64> = living.into_iter().collect();
+            let homes: Vec<u64> = living.iter().map(|own| chosen(*own, &living, begun_at, nonce)).collect();
+            prop_assert!(homes.iter().all(|home| *home == homes[0]), "{homes:?}");
+            if let Some(begun_at) = begun_at.filter(|at| living.contains(at)) {
+                prop_assert_eq!(homes[0], begun_at);
+            }
+            let gone = living[gone.index(living.len())];
+            let left: Vec<u64> = living.iter().copied().filter(|number| *number != gone).collect();
+            if let Some(own) = left.first() {
+                let after = chosen(*own, &left, begun_at, nonce);
+                prop_assert!(after == homes[0] || homes[0] == gone, "{} went to {after} as {gone} left", homes[0]);
+            }
+        }
+    }
+
+    #[test]
+    fn sessions_without_a_home_are_spread_over_all_replicas() {
+        let living = [3, 4, 9, 12];
+        let mut counts = BTreeMap::<u64, u32>::new();
+        for nonce in 0..4_000_u128 {
+            *counts.entry(chosen(3, &living, Some(1), nonce)).or_default() += 1;
+        }
+        assert!(counts.len() == 4 && counts.values().all(|count| (800..1_200).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn the_living_are_those_whose_lines_are_not_dead_and_say_where_they_are() {
+        let line = |number, address: &str, is_leaving, is_dead| ReplicaLine {
+            incarnation: Incarnation(number),
+            name: format!("r{number}"),
+            address: (!address.is_empty()).then(|| address.to_owned()),
+            beat: 1,
+            now: Timestamp::from_millis(1),
+            is_leaving,
+            is_dead,
+            record_reads: 1,
+        };
+        let lines = [
+            line(1, "127.0.0.1:1001", false, false),
+            line(2, "127.0.0.1:1002", true, false),
+            line(3, "127.0.0.1:1003", false, true),
+            line(4, "", false, false),
+            line(5, "no address", false, false),
+        ];
+        let seen = ReplicaDirectory::of_lines(Incarnation(1), &lines);
+        let leaving = ReplicaMember { is_leaving: true, ..member(2) };
+        assert_eq!(seen, ReplicaDirectory::new(Incarnation(1), [member(1), leaving]));
+    }
+
+    /// Who looks, whom it sees, where the session was begun, what is asked; where that leads.
+    #[test]
+    fn a_session_is_at_home_where_it_was_begun_as_long_as_that_can_be_reached() {
+        let (unreachable, leaving) =
+            (ReplicaMember { address: None, ..member(7) }, ReplicaMember { is_leaving: true, ..member(2) });
+        let there = |number| SessionHome::There(member(number).peer().unwrap());
+        for (living, begun_at, errand, expected) in [
+            (vec![member(1), member(2)], 1, HomeErrand::Begin, SessionHome::Here),
+            (vec![member(1), member(2)], 2, HomeErrand::Begin, there(2)),
+            (vec![member(2)], 1, HomeErrand::Begin, SessionHome::Here),
+            (vec![], 2, HomeErrand::Begin, SessionHome::Here),
+            (vec![member(1), unreachable], 7, HomeErrand::Begin, SessionHome::Here),
+            (vec![member(1), leaving.clone()], 2, HomeErrand::Begin, SessionHome::Here),
+            (vec![member(1), leaving.clone()], 2, HomeErrand::GoOn, there(2)),
+            (vec![member(5), leaving], 9, HomeErrand::GoOn, there(5)),
+        ] {
+            let directory = ReplicaDirectory::new(Incarnation(1), living);
+            let found = directory.home(Some(Incarnation(begun_at)), 7, errand);
+            assert_eq!(found, expected, "{directory:?} {begun_at} {errand:?}");
+        }
+        assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "nobody reaches itself from afar");
+    }
+}

@@ -1,0 +1,85 @@
+//! Describes the listener for other replicas of the gateway, which pass on what is at home here.
+//!
+//! It serves what the clients' listener serves, to nobody but replicas: each request is sealed for this one. Whoever asks was
+//! authenticated, and counted, where the client came in.
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::forwarded_callers::ForwardedCallers;
+use super::listener::ListenerSpec;
+use super::principal::Authenticator;
+use super::{ListenSettings, ListenerLimits, ListenerRole, Routes};
+use crate::tls::IdentityFiles;
+
+/// Each replica has one connection, and another while that one ends.
+const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
+/// Requests that one replica passes on at a time. The other side keeps to less by itself.
+pub(super) const REQUESTS_MAX: u32 = 4_096;
+/// What a request may have beside what its client sent: what seals it.
+const HEAD_BYTES_MORE: usize = 4 << 10;
+const HEADERS_MORE: usize = 8;
+/// Over HTTP/2 each field counts for 32 bytes more than it has.
+const FIELD_BYTES: usize = 32;
+/// How long an answer may be left unread. The client's own connection is reset sooner, and takes its stream along; only where
+/// that does not happen all that share this connection are in danger.
+const WRITE_STALL: Duration = Duration::from_secs(120);
+/// The refusals of many clients come over one connection.
+const GLITCHES_MAX: u32 = 10_000;
+/// Many clients may leave at once.
+const UNSEEN_RESETS_MAX: usize = 1_024;
+
+/// The certificates that replicas show one another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplicaTls {
+    /// This replica's own, shown by both of its sides. It names the address that others reach it by.
+    pub identity: IdentityFiles,
+    /// Who vouches for all of them, in a PEM file. Nobody else is trusted.
+    pub ca: PathBuf,
+}
+
+/// The listener for replicas at `address`: with certificates, or in clear where it is loopback's. `body_bytes_max` is that of the
+/// clients' listener, as are the routes.
+#[must_use]
+pub fn site(
+    address: SocketAddr,
+    tls: Option<ReplicaTls>,
+    body_bytes_max: NonZeroUsize,
+    callers: ForwardedCallers,
+    routes: Routes,
+) -> ListenerSpec {
+    let (identity, peers_ca) = tls.map(|tls| (tls.identity, tls.ca)).unzip();
+    let settings = ListenSettings {
+        address,
+        tls: identity,
+        plaintext: false,
+        allowed_hosts: Vec::new(),
+        allowed_origins: Vec::new(),
+        public_url: None,
+        trusted_proxies: Vec::new(),
+        body_bytes_max,
+        connections_max: CONNECTIONS_MAX,
+        drain_max: Duration::ZERO,
+    };
+    let (role, callers) = (ListenerRole::Replicas, Authenticator::Replicas(callers));
+    ListenerSpec { role, settings, limits: limits(), callers, routes, peers_ca }
+}
+
+/// Those of the clients' listener, with room for what is added to a request and for many clients over one connection.
+fn limits() -> ListenerLimits {
+    let of_clients = ListenerLimits::default();
+    let head_bytes_max = of_clients.head_bytes_max + HEAD_BYTES_MORE;
+    let headers_max = of_clients.headers_max + HEADERS_MORE;
+    ListenerLimits {
+        head_bytes_max,
+        header_list_bytes_max: u32::try_from(head_bytes_max + headers_max * FIELD_BYTES).unwrap_or(u32::MAX),
+        headers_max,
+        write_stall: WRITE_STALL,
+        streams_max: REQUESTS_MAX,
+        unseen_resets_max: UNSEEN_RESETS_MAX,
+        glitches_max: GLITCHES_MAX,
+        ..of_clients
+    }
+}

@@ -1,0 +1,169 @@
+//! A session whose home cannot be reached, and one whose home is dead.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use taskgate::replica::{Incarnation, ReplicaDirectory, ReplicaMember};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::client::call;
+use super::harness::{Replicas, before};
+use super::upstream::{Once, ScriptedServer, SeenRequest};
+
+const NOTE: &str = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
+
+fn fault(answer: &Value) -> (&str, &str) {
+    let data = &answer["error"]["data"];
+    (data["reason"].as_str().unwrap_or_default(), data["executed"].as_str().unwrap_or_default())
+}
+
+/// Requests of a session client under 200; what has no id may be sent again.
+#[tokio::test]
+async fn gw_04_f85_a_home_that_cannot_be_reached_is_not_taken_for_dead() {
+    let server = ScriptedServer::polite().await;
+    let mut replicas = Replicas::pair(&server).await;
+    let first = replicas.client().await;
+    let there = replicas.at(1, &first);
+    assert_eq!(there.post(call(1)).await.status, StatusCode::OK);
+    replicas.kill(0);
+    for _ in 0..2 {
+        let reply = there.post(call(2)).await;
+        assert_eq!(reply.status, StatusCode::OK);
+        let answer = reply.json().await;
+        assert_eq!((&answer["id"], fault(&answer)), (&json!(2), ("replica_away", "no")), "{answer}");
+        assert_eq!(answer["error"]["data"]["retryAfterMs"], 1_000);
+    }
+    let without_id = [there.post(NOTE).await, there.get(None).await, there.delete().await];
+    for reply in without_id {
+        assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::SERVICE_UNAVAILABLE, Some("1")));
+        assert!(reply.text().await.contains("replica_away"));
+    }
+    assert_eq!(server.world.count("tools/call"), 1, "nothing was sent");
+    assert_eq!(server.world.count("initialize"), 1, "nobody took the session over");
+}
+
+/// F85. As after a restart: the session at the server is the same, and what memory held is not there.
+#[tokio::test]
+async fn when_a_home_is_dead_the_living_agree_on_another_and_the_session_goes_on() {
+    let server = ScriptedServer::polite().await;
+    let mut replicas = Replicas::serving(4, &before(&server), &[]).await;
+    let mut sessions = Vec::new();
+    for _ in 0..8 {
+        sessions.push(replicas.client().await);
+    }
+    replicas.kill(0);
+    replicas.introduce();
+    for client in &sessions {
+        for at in 0..3 {
+            assert_eq!(replicas.at(at, client).post(call(3)).await.json().await["result"]["n"], 3);
+        }
+    }
+    assert_eq!(server.world.count("initialize"), sessions.len());
+    // Whoever ends it ends it for all, so one of them alone has it.
+    for (at, client) in sessions.iter().enumerate() {
+        assert_eq!(replicas.at(at % 3, client).delete().await.status, StatusCode::OK);
+        for at in 0..3 {
+            assert_eq!(replicas.at(at, client).post(call(4)).await.status, StatusCode::NOT_FOUND);
+        }
+    }
+}
+
+/// Whether it ran nobody knows, and nobody sends it again.
+#[tokio::test]
+async fn f86_a_call_whose_home_ends_before_it_answers_may_have_run() {
+    let server = ScriptedServer::slow(|seen, _| async move {
+        if seen.is_call() {
+            std::future::pending::<()>().await;
+        }
+        None
+    })
+    .await;
+    let mut replicas = Replicas::pair(&server).await;
+    let there = replicas.at(1, &replicas.client().await);
+    let calling = TaskTracker::new().spawn(async move { there.post(call(1)).await });
+    server.world.first(SeenRequest::is_call).await;
+    replicas.kill(0);
+    let reply = calling.await.unwrap();
+    let status = reply.status;
+    let answer = reply.json().await;
+    assert_eq!((status, fault(&answer)), (StatusCode::OK, ("replica_away", "unknown")), "{answer}");
+    assert_eq!(server.world.count("tools/call"), 1);
+}
+
+/// F86. A process that was stopped, or a machine that is gone without a word.
+#[tokio::test]
+async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds() {
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::pair(&server).await;
+    let there = replicas.at(1, &replicas.client().await);
+    // Its connections are made by the system, and nobody reads.
+    let mute = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+    let [home, other] = [0, 1].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
+    replicas.all[1].sees(vec![ReplicaMember { address: mute.local_addr().ok(), ..home }, other]);
+    let began = Instant::now();
+    let answer = there.post(call(1)).await.json().await;
+    assert_eq!(fault(&answer), ("replica_away", "unknown"), "{answer}");
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+}
+
+/// Somebody else has its address by now.
+#[tokio::test]
+async fn what_is_no_replica_is_believed_nothing() {
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::pair(&server).await;
+    let there = replicas.at(1, &replicas.client().await);
+    let [home, other] = [0, 1].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
+    // The scripted server speaks HTTP/2, and answers whatever it is asked.
+    let stranger = ReplicaMember { address: Some(server.address), ..home };
+    replicas.all[1].sees(vec![stranger, other]);
+    let answer = there.post(call(1)).await.json().await;
+    assert_eq!(fault(&answer), ("replica_away", "no"), "{answer}");
+}
+
+/// One hop: what was passed on by mistake is answered, and goes nowhere else.
+#[tokio::test]
+async fn what_is_passed_on_is_answered_where_it_arrives() {
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::serving(3, &before(&server), &[]).await;
+    let first = replicas.client().await;
+    let [second, third] = [1, 2].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
+    // To the second one the home is dead and all sessions are the third's, and to the third all are the second's.
+    replicas.all[1].sees(vec![third.clone()]);
+    replicas.all[2].sees(vec![second.clone()]);
+    for at in [1, 2] {
+        assert_eq!(replicas.at(at, &first).post(call(5)).await.json().await["result"]["n"], 5);
+    }
+    assert_eq!(server.world.count("tools/call"), 2);
+}
+
+/// A replica that ends takes nothing new, but the rest of what it has begun.
+#[tokio::test]
+async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
+    let (events, stream) = Once::events();
+    let server = ScriptedServer::start(move |seen| {
+        (seen.body["params"]["arguments"]["n"] == 1).then(|| stream.take()).flatten()
+    })
+    .await;
+    let replicas = Replicas::pair(&server).await;
+    let there = replicas.at(1, &replicas.client().await);
+    events.raw("data: {\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"elicitation/create\",\"params\":{}}\n\n");
+    let mut reply = there.post(call(1)).await;
+    reply.until("\n\n").await;
+    let [home, other] = [0, 1].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
+    let gone_soon = ReplicaMember { is_leaving: true, ..home };
+    replicas.all[1].sees(vec![gone_soon, other]);
+    let homes = replicas.all[0].gateway.session_homes().unwrap();
+    homes.replace(ReplicaDirectory::alone(Incarnation(999)));
+    let refused = there.post(r#"{"jsonrpc":"2.0","id":0,"result":{"action":"decline"}}"#).await;
+    assert_eq!(
+        refused.status,
+        StatusCode::SERVICE_UNAVAILABLE,
+        "it was sent to the home, which has another name by now"
+    );
+    assert_eq!(there.post(call(2)).await.json().await["result"]["n"], 2, "and this was not");
+    drop(events);
+}

@@ -1,0 +1,134 @@
+//! Gateways on one store, each with a listener for the others; clients that go from one to another.
+
+use std::fs::{self, Permissions};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use taskgate::app::sockets::Sockets;
+use taskgate::app::{Gateway, ReplicaSetup};
+use taskgate::config;
+use taskgate::face::sealed::{Sealer, SealingKeys};
+use taskgate::replica::{Incarnation, ReplicaDirectory, ReplicaMember};
+use taskgate::server::replicas::ReplicaTls;
+use taskgate::store::{MemoryStore, TaskStore as _};
+use taskgate::task::{Clock, ManualClock, Timestamp};
+use tempfile::TempDir;
+
+use super::client::{Client, HttpOptions, KEY};
+use super::upstream::{ScriptedServer, in_time};
+
+/// What the clocks of all replicas say.
+pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_785_196_800_000);
+
+/// One gateway of several.
+pub(crate) struct Replica {
+    pub(crate) gateway: Gateway,
+    pub(crate) incarnation: Incarnation,
+    _folder: TempDir,
+}
+
+/// The gateways of one store.
+pub(crate) struct Replicas {
+    pub(crate) all: Vec<Replica>,
+    store: Arc<MemoryStore>,
+    pub(crate) clock: Arc<ManualClock>,
+}
+
+/// The section of one upstream, which is served at `/mcp` and at `/up/sse`.
+pub(crate) fn before(server: &ScriptedServer) -> String {
+    format!("[upstreams.up]\nurl = \"{}\"\npath = \"/mcp\"\nsse_path = \"/up/sse\"\n", server.url())
+}
+
+impl Replicas {
+    /// Two that know each other, in front of one server.
+    pub(crate) async fn pair(server: &ScriptedServer) -> Self {
+        Self::serving(2, &before(server), &[]).await
+    }
+
+    /// So many; what is served begins in the section of the listener. Those that have certificates show them.
+    pub(crate) async fn serving(many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
+        let clock = Arc::new(ManualClock::at(NOW));
+        let mut replicas = Self { all: Vec::new(), store: Arc::new(MemoryStore::new(64 << 20)), clock };
+        for at in 0..many {
+            let replica = replicas.start(served, tls.get(at).cloned()).await;
+            replicas.all.push(replica);
+        }
+        replicas.introduce();
+        replicas
+    }
+
+    async fn start(&self, served: &str, tls: Option<ReplicaTls>) -> Replica {
+        let text = format!(
+            "[store]\nkind = \"memory\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{served}\n"
+        );
+        let mut config = config::parse("test", &text, &|_| None).unwrap().config;
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("seal.key");
+        fs::write(&key, KEY).unwrap();
+        fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+        config.folder = folder.path().to_path_buf();
+        let store = Arc::new(self.store.join());
+        let incarnation = store.holder();
+        let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&self.clock);
+        let address = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let directory = ReplicaDirectory::alone(incarnation);
+        let setup = ReplicaSetup { store, clock, address, tls, directory };
+        let metrics = PrometheusBuilder::new().build_recorder().handle();
+        let starting = Gateway::start_beside(config, metrics, Sockets::default(), Some(setup));
+        Replica { gateway: in_time(starting).await.unwrap(), incarnation, _folder: folder }
+    }
+
+    /// Tells each of all that are there.
+    pub(crate) fn introduce(&self) {
+        let living: Vec<_> = self.all.iter().map(|one| one.member(one.gateway.replica_address())).collect();
+        self.all.iter().for_each(|one| one.sees(living.clone()));
+    }
+
+    /// Ends one without a word.
+    pub(crate) fn kill(&mut self, at: usize) {
+        drop(self.all.remove(at));
+    }
+
+    /// A client at one of them, without a session.
+    pub(crate) fn stranger(&self, at: usize) -> Client {
+        client_at(self.all[at].gateway.address())
+    }
+
+    /// A client whose session was begun at the first one.
+    pub(crate) async fn client(&self) -> Client {
+        self.client_of("2025-11-25").await
+    }
+
+    pub(crate) async fn client_of(&self, version: &str) -> Client {
+        self.stranger(0).opened(version).await
+    }
+
+    /// The same client, at another one.
+    pub(crate) fn at(&self, at: usize, client: &Client) -> Client {
+        Client { address: self.all[at].gateway.address(), ..client.clone() }
+    }
+}
+
+impl Replica {
+    pub(crate) const fn member(&self, address: Option<SocketAddr>) -> ReplicaMember {
+        ReplicaMember { incarnation: self.incarnation, address, is_leaving: false }
+    }
+
+    /// What it knows of the living from now on.
+    pub(crate) fn sees(&self, living: Vec<ReplicaMember>) {
+        self.gateway.session_homes().unwrap().replace(ReplicaDirectory::new(self.incarnation, living));
+    }
+}
+
+/// A client at an address, without a session.
+pub(crate) fn client_at(address: SocketAddr) -> Client {
+    let (accept, connections) = (super::client::BOTH, tokio_util::task::TaskTracker::new());
+    Client { address, session: None, version: None, accept, over: HttpOptions::default(), connections }
+}
+
+/// Seals as every replica does.
+pub(crate) fn sealer() -> Sealer {
+    Sealer::new(SealingKeys::parse(KEY).unwrap())
+}

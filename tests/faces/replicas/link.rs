@@ -1,0 +1,106 @@
+//! The way from one replica to another, without the replica that goes it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::BodyExt as _;
+use taskgate::face::http::FaceResponse;
+use taskgate::face::sealed::ForwardToken;
+use taskgate::face::session_homes::{ForwardFailure, ReplicaLink as _};
+use taskgate::replica::{ReplicaDirectory, ReplicaPeer};
+use taskgate::server::replica_link::Http2ReplicaLink;
+use taskgate::upstream::TaskScope;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::client::call;
+use super::harness::{Replicas, sealer};
+use super::refusals::token;
+use super::upstream::{BodySender, ScriptedServer, in_time};
+
+/// More than one answer may have unread.
+const FLOOD_BYTES: usize = 100_000;
+
+struct Way {
+    link: Http2ReplicaLink,
+    peer: ReplicaPeer,
+    session: String,
+}
+
+impl Way {
+    async fn to_the_first(replicas: &Replicas) -> Self {
+        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let first = &replicas.all[0];
+        let address = first.gateway.replica_address().unwrap();
+        let peer = ReplicaPeer { incarnation: first.incarnation, address };
+        Self { link: Http2ReplicaLink::new(None, life), peer, session: replicas.client().await.session.unwrap() }
+    }
+
+    async fn carry(&self, number: u64, n: u32) -> Result<FaceResponse, ForwardFailure> {
+        let token = ForwardToken { number, ..token(self.peer.incarnation, &self.session) };
+        let request = Request::post("/mcp")
+            .header("content-type", "application/json")
+            .header("accept", "application/json, text/event-stream")
+            .header("mcp-session-id", &self.session)
+            .header("taskgate-forward", sealer().seal_forward(&token).unwrap())
+            .body(Bytes::from(call(n)));
+        in_time(self.link.carry(self.peer, request.unwrap())).await
+    }
+}
+
+/// A server that floods the first call, and echoes all others.
+async fn flooding() -> ScriptedServer {
+    ScriptedServer::slow(|seen, _| async move {
+        (seen.body["params"]["arguments"]["n"] == 1).then(|| {
+            let (events, reply) = BodySender::open();
+            let text = "x".repeat(FLOOD_BYTES);
+            events.raw(format!("data: {{\"jsonrpc\":\"2.0\",\"method\":\"x\",\"params\":{{\"x\":\"{text}\"}}}}\n\n"));
+            // Open until nobody is interested.
+            TaskTracker::new().spawn(async move { events.abandoned().await });
+            reply
+        })
+    })
+    .await
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_hold_up_no_other_on_their_connection() {
+    let server = flooding().await;
+    let replicas = Replicas::pair(&server).await;
+    let way = Way::to_the_first(&replicas).await;
+    let mut unread = Vec::new();
+    for number in 1..=60 {
+        unread.push(way.carry(number, 1).await.unwrap());
+    }
+    // What they may have unread is on its way by then, or it is not to be had any more.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for number in 61..80 {
+        let answer = way.carry(number, 2).await.unwrap();
+        let body = in_time(answer.into_body().collect()).await.unwrap().to_bytes();
+        assert!(body.ends_with(b"{\"n\":2}}"), "{body:?}");
+    }
+    drop(unread);
+}
+
+/// What is under way to one replica is bounded, and makes room when it ends.
+#[tokio::test]
+async fn more_requests_than_one_replica_is_sent_are_refused_at_once() {
+    let server = flooding().await;
+    let replicas = Replicas::pair(&server).await;
+    let way = Way::to_the_first(&replicas).await;
+    let (mut held, mut number) = (Vec::new(), 0);
+    let refused = loop {
+        number += 1;
+        match way.carry(number, 2).await {
+            Ok(answer) => held.push(answer),
+            Err(failure) => break failure,
+        }
+        assert!(number <= 2_000, "there is no bound");
+    };
+    assert_eq!((refused, held.len()), (ForwardFailure::Away, 1_024));
+    held.clear();
+    assert!(way.carry(number + 1, 2).await.is_ok(), "there is room again");
+    way.link.keep(&ReplicaDirectory::alone(replicas.all[1].incarnation));
+    assert!(way.carry(number + 2, 2).await.is_ok(), "a replica that was let go of is reached anew");
+}

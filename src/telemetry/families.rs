@@ -305,7 +305,7 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
         name: metric::FORWARDED,
         unit: Unit::Count,
         text: "Requests passed on to the replica where their session or stream is at home, by reason and outcome",
-        first: FirstSeries::Elsewhere,
+        first: FirstSeries::Process(&[("reason", "session"), ("reason", "stream")]),
     },
     MetricFamily {
         kind: MetricKind::Counter,

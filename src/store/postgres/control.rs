@@ -3,7 +3,7 @@
 //!
 //! A beat is a commit like any other, so it is at once the proof that the server still keeps what it acknowledges; and it says
 //! whether the store is the one that acknowledged the beats before. What follows from what is seen says
-//! [`Membership`](crate::replica::Membership).
+//! [`Membership`].
 
 use std::sync::Arc;
 

@@ -74,7 +74,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let mut command = Command::new(&program);
     command.args(arguments).process_group(0);
     Some(match confine(&limits).and_then(|()| start(&mut command, &limits)) {
-        Ok(child) => supervise(child, watch).map_or_else(|_| ExitCode::from(NOT_STARTED), pass_on),
+        Ok(child) => {
+            let status = supervise(child, watch);
+            // All children of this process are the program's: it starts nothing else.
+            end_orphans();
+            status.map_or_else(|_| ExitCode::from(NOT_STARTED), pass_on)
+        }
         Err(error) => {
             // Nobody is left to tell if this fails.
             let _ = writeln!(io::stderr(), "{} cannot be started: {error}", program.display());
@@ -142,7 +147,6 @@ fn supervise(
     // What the program has left behind goes with it.
     let _ = rustix::process::kill_process_group(group, Signal::KILL);
     let status = child.wait();
-    end_orphans();
     watched.and(status)
 }
 

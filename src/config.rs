@@ -46,11 +46,12 @@ use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
 pub use raw::command::is_command_line;
+pub use raw::store::is_replica_name;
 pub use resolve::GRACE_MAX;
 pub use resolve::listeners::usual_listener_at;
 pub use toml_writer::{escaped, fallback_name, fitting_name, key, key_variable, quoted, string, variable_name};
 pub use value::check_principal_id;
-pub use value::{is_credential_header, is_replica_name, is_variable_name};
+pub use value::{is_credential_header, is_variable_name};
 use wrapped::FilePurpose;
 
 /// Larger files are refused unread (B166).

@@ -30,6 +30,14 @@ pub enum ReplicaFileError {
     Content { path: PathBuf },
 }
 
+impl ReplicaFileError {
+    /// Whether the folder cannot be written to, and nothing in it is wrong.
+    pub(super) fn is_lack_of_a_place(&self) -> bool {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        matches!(self, Self::File { source, .. } if [PermissionDenied, ReadOnlyFilesystem].contains(&source.kind()))
+    }
+}
+
 /// The file of one replica, locked until it is dropped.
 #[derive(Debug)]
 pub(super) struct ReplicaFile {
@@ -98,6 +106,15 @@ mod tests {
         assert!(ReplicaFile::lock(folder.path(), "b").is_ok(), "another replica has another file");
         drop(file);
         assert_eq!(ReplicaFile::lock(folder.path(), "a").unwrap().1, Some(LIFE));
+    }
+
+    #[test]
+    fn a_folder_without_room_for_it_is_told_from_a_file_that_is_wrong() {
+        let of = |kind: io::ErrorKind| ReplicaFileError::File { path: PathBuf::from("a.replica"), source: kind.into() };
+        assert!(of(io::ErrorKind::ReadOnlyFilesystem).is_lack_of_a_place());
+        assert!(of(io::ErrorKind::PermissionDenied).is_lack_of_a_place());
+        assert!(!of(io::ErrorKind::InvalidData).is_lack_of_a_place());
+        assert!(!ReplicaFileError::Content { path: PathBuf::from("a.replica") }.is_lack_of_a_place());
     }
 
     #[test]

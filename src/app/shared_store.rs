@@ -12,9 +12,11 @@ use super::replica_file::{ReplicaFile, ReplicaFileError};
 use crate::cause::CauseChain;
 use crate::config::{Config, DatabaseSettings, is_replica_name};
 use crate::face::sealed::KeyPrint;
-use crate::replica::{OwnStanding, StoreGeneration};
-use crate::server::admin::Readiness;
-use crate::store::postgres::{PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, ReplicaDescription};
+use crate::replica::{Incarnation, OwnStanding, StoreGeneration};
+use crate::server::admin::{Readiness, ReasonWeight};
+use crate::store::postgres::{
+    PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, ReplicaDescription, StoredReplica,
+};
 
 /// How often a database that is away is tried.
 const RETRY: Duration = Duration::from_secs(1);
@@ -53,7 +55,8 @@ impl SharedStoreError {
 #[derive(Debug)]
 pub(super) struct SharedStoreOpening {
     settings: PostgresSettings,
-    file: ReplicaFile,
+    /// `None` where the folder cannot be written to.
+    file: Option<ReplicaFile>,
     readiness: Readiness,
     /// When the name was found taken first.
     taken: Option<Instant>,
@@ -73,7 +76,18 @@ impl SharedStoreOpening {
     ) -> Result<Self, ReplicaFileError> {
         let replica = &database.replica;
         let name = replica.name.clone().unwrap_or_else(host_name);
-        let (file, prior) = ReplicaFile::lock(&config.folder, &name)?;
+        let (file, prior) = match ReplicaFile::lock(&config.folder, &name) {
+            Ok((file, prior)) => (Some(file), prior),
+            // The key is mounted, and nothing can be kept beside it.
+            Err(error) if error.is_lack_of_a_place() => {
+                tracing::warn!(
+                    error = %CauseChain(&error),
+                    "after a crash the others wait for the lease, and a database that is older is not noticed at the next start"
+                );
+                (None, None)
+            }
+            Err(error) => return Err(error),
+        };
         let settings = PostgresSettings {
             url: database.url.clone(),
             password_file: database.password_file.clone(),
@@ -104,11 +118,11 @@ impl SharedStoreOpening {
     pub(super) async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let error = match PostgresStore::open(self.settings.clone()).await {
             Ok(store) => {
-                let remembered = self.file.remember(store.life());
+                let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember(store.life()));
                 if let Err(error) = remembered {
                     tracing::warn!(error = %CauseChain(&error), "after a crash the others wait for the lease");
                 }
-                REASONS.into_iter().for_each(|reason| self.readiness.clear(reason));
+                self.readiness.show_one_of(&REASONS, None);
                 return Ok(Some(store));
             }
             Err(error) => error,
@@ -120,8 +134,8 @@ impl SharedStoreOpening {
         if !error.may_pass() || since.elapsed() > self.settings.terms.lease() * 2 {
             return Err(error.into());
         }
-        REASONS.into_iter().for_each(|reason| self.readiness.clear(reason));
-        self.readiness.block(if is_taken { NAME_TAKEN } else { STORE_AWAY });
+        let reason = if is_taken { NAME_TAKEN } else { STORE_AWAY };
+        self.readiness.show_one_of(&REASONS, Some((reason, ReasonWeight::Blocks)));
         let why = error.to_string();
         if self.told.as_ref() != Some(&why) {
             tracing::warn!("{why}; this is tried until it goes well");
@@ -144,7 +158,7 @@ impl SharedStoreOpening {
     }
 
     /// Keeps other processes from running as this replica, for as long as it is there.
-    pub(super) fn into_file(self) -> ReplicaFile {
+    pub(super) fn into_file(self) -> Option<ReplicaFile> {
         self.file
     }
 }
@@ -187,7 +201,7 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
             readiness.block(if standing == OwnStanding::Fenced { REPLACED } else { STORE_LOST });
             return replaced.cancel();
         }
-        tell_of_unlike(store, &mut is_unlike);
+        tell_of_unlike(store.life().holder, &view.borrow().lines, &mut is_unlike);
         control.mark_unchanged();
         writer.mark_unchanged();
         tokio::select! {
@@ -202,29 +216,20 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
 fn tell(health: &PostgresHealth, readiness: &Readiness) {
     let why = match health {
         PostgresHealth::Good => None,
-        PostgresHealth::Away(_) => Some(STORE_AWAY),
-        PostgresHealth::NoStandby => Some(STORE_NO_STANDBY),
-        PostgresHealth::Full => Some(STORE_FULL),
-        PostgresHealth::Fenced => Some(REPLACED),
-        PostgresHealth::Lost => Some(STORE_LOST),
+        PostgresHealth::Away(_) => Some((STORE_AWAY, ReasonWeight::Blocks)),
+        PostgresHealth::NoStandby => Some((STORE_NO_STANDBY, ReasonWeight::Blocks)),
+        // What is there is read, and calls that need no new task are served.
+        PostgresHealth::Full => Some((STORE_FULL, ReasonWeight::Limits)),
+        PostgresHealth::Fenced => Some((REPLACED, ReasonWeight::Blocks)),
+        PostgresHealth::Lost => Some((STORE_LOST, ReasonWeight::Blocks)),
     };
-    for reason in REASONS {
-        match why {
-            // What is there is read, and calls that need no new task are served.
-            Some(STORE_FULL) if reason == STORE_FULL => readiness.limit(reason),
-            Some(why) if why == reason => readiness.block(reason),
-            Some(_) | None => readiness.clear(reason),
-        }
-    }
+    readiness.show_one_of(&REASONS, why);
 }
 
 /// Logs whether the others have the same upstreams, whenever that changes.
-fn tell_of_unlike(store: &PostgresStore, was_unlike: &mut bool) {
-    let view = store.watch_replicas();
-    let view = view.borrow();
-    let own = view.lines.iter().find(|one| one.line.incarnation == store.life().holder);
-    let Some(own) = own.map(|own| &own.config_digest) else { return };
-    let unlike = view.lines.iter().find(|one| !one.line.is_dead && one.config_digest != *own);
+fn tell_of_unlike(own: Incarnation, lines: &[StoredReplica], was_unlike: &mut bool) {
+    let Some(own) = lines.iter().find(|one| one.line.incarnation == own).map(|own| &own.config_digest) else { return };
+    let unlike = lines.iter().find(|one| !one.line.is_dead && one.config_digest != *own);
     if *was_unlike != unlike.is_some() {
         *was_unlike = unlike.is_some();
         match unlike {

@@ -11,7 +11,7 @@ use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
 use crate::boot_clock::since_boot;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::KeyPrint;
-use crate::server::admin::Readiness;
+use crate::server::admin::{Readiness, ReasonWeight};
 use crate::store::postgres::{PostgresHealth, PostgresOpenError, PostgresStore};
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
@@ -48,8 +48,8 @@ pub(super) struct SharedLife {
     pub(super) store: Arc<PostgresStore>,
     /// Cancelled once it has ended.
     replaced: CancellationToken,
-    /// Locked as long as it lasts.
-    _file: ReplicaFile,
+    /// Locked as long as it lasts, where there is a place for it.
+    _file: Option<ReplicaFile>,
 }
 
 /// Why a gateway's life among others has ended.
@@ -192,19 +192,13 @@ fn steady(begin: Timestamp) -> Arc<dyn Clock> {
 fn tell(health: StoreHealth, readiness: &Readiness) {
     let why = match health {
         StoreHealth::Good => None,
-        StoreHealth::Full => Some(STORE_FULL),
-        StoreHealth::Failing => Some(STORE_FAILING),
-        StoreHealth::Damaged => Some(STORE_DAMAGED),
-        StoreHealth::Ended => Some(STORE_ENDED),
+        // What is there is read, and calls that need no new task are served.
+        StoreHealth::Full => Some((STORE_FULL, ReasonWeight::Limits)),
+        StoreHealth::Failing => Some((STORE_FAILING, ReasonWeight::Blocks)),
+        StoreHealth::Damaged => Some((STORE_DAMAGED, ReasonWeight::Blocks)),
+        StoreHealth::Ended => Some((STORE_ENDED, ReasonWeight::Blocks)),
     };
-    for reason in [STORE_FULL, STORE_FAILING, STORE_DAMAGED, STORE_ENDED] {
-        match why {
-            // What is there is read, and calls that need no new task are served.
-            Some(STORE_FULL) if reason == STORE_FULL => readiness.limit(reason),
-            Some(why) if why == reason => readiness.block(reason),
-            Some(_) | None => readiness.clear(reason),
-        }
-    }
+    readiness.show_one_of(&[STORE_FULL, STORE_FAILING, STORE_DAMAGED, STORE_ENDED], why);
 }
 
 fn disk_settings(config: &Config, limits: StoreLimits, is_ephemeral: bool) -> DiskSettings {

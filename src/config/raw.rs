@@ -9,7 +9,7 @@ mod drafts;
 mod endpoints;
 mod principal_limits;
 mod split;
-mod store;
+pub(super) mod store;
 mod upstream_headers;
 
 use std::net::SocketAddr;

@@ -13,7 +13,6 @@ use url::{Host, Url};
 
 use crate::server::api_keys::{ApiKey, ApiKeyError, KEY_HEADER};
 use crate::server::forwarded::{AddressRange, AddressRangeError};
-use crate::store::is_schema_name;
 use crate::task::{Draft, NamePattern};
 use crate::upstream::forwarding::may_be_forwarded;
 use crate::upstream::transport::credential::secret_value;
@@ -93,23 +92,6 @@ pub(super) const FOLDER: StringFormat<PathBuf> =
 /// A file in PEM format.
 pub(super) const PEM_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"server.pem\"", read: path };
 
-/// Where a database is. What is wrong with it is said without repeating it.
-pub(super) const DATABASE_URL: StringFormat<String> =
-    StringFormat { wanted: "a URL such as \"postgres://taskgate@db1,db2/taskgate\"", read: not_empty };
-pub(super) const DATABASE_SCHEMA: StringFormat<String> =
-    StringFormat { wanted: "the name of a schema such as \"taskgate\"", read: database_schema };
-/// A file with nothing but a secret in it.
-pub(super) const SECRET_FILE: StringFormat<PathBuf> =
-    StringFormat { wanted: "a file such as \"db.password\"", read: path };
-/// Which of the databases that have been one store it is.
-pub(super) const STORE_GENERATION: StringFormat<u128> = StringFormat {
-    wanted: "the generation that the gateway names, such as \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
-    read: generation,
-};
-/// What one of several gateways is called.
-pub(super) const REPLICA_NAME: StringFormat<String> =
-    StringFormat { wanted: "a name such as \"gateway-a\"", read: replica_name };
-
 /// A program or one of its arguments.
 pub(super) const WORD_OF_COMMAND: StringFormat<String> =
     StringFormat { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
@@ -136,39 +118,6 @@ pub(super) const PRINCIPAL_ID: StringFormat<String> =
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 const SIZE_MAX: u64 = bytesize::PIB;
 const PRINCIPAL_ID_LEN_MAX: usize = 64;
-const REPLICA_NAME_LEN_MAX: usize = 64;
-
-fn database_schema(text: &str) -> Result<String, ValueError> {
-    match is_schema_name(text) {
-        true => Ok(text.to_owned()),
-        false if text.is_empty() => Err(ValueError::Form),
-        false => Err(ValueError::Because(
-            "needs quotes in SQL; write at most 40 characters out of a-z, 0-9 and _, beginning with no digit and no pg_",
-        )),
-    }
-}
-
-fn generation(text: &str) -> Result<u128, ValueError> {
-    uuid::Uuid::parse_str(text).map(|read| read.as_u128()).map_err(|_| ValueError::Form)
-}
-
-fn replica_name(text: &str) -> Result<String, ValueError> {
-    match is_replica_name(text) {
-        true => Ok(text.to_owned()),
-        false if text.is_empty() => Err(ValueError::Form),
-        false => Err(ValueError::Because(
-            "is no name of a replica; write at most 64 characters out of A-Z, a-z, 0-9, _, - and .",
-        )),
-    }
-}
-
-/// Whether a text can name a replica: it stands in file names, logs and labels.
-#[must_use]
-pub fn is_replica_name(text: &str) -> bool {
-    (1..=REPLICA_NAME_LEN_MAX).contains(&text.len())
-        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
-        && !text.starts_with('.')
-}
 
 fn new_name(text: &str) -> Result<String, ValueError> {
     match NamePattern::parse(text) {
@@ -363,7 +312,7 @@ fn word_of_command(text: &str) -> Result<String, ValueError> {
     if text.contains('\0') { Err(ValueError::Because("has a NUL character")) } else { Ok(text.to_owned()) }
 }
 
-fn path(text: &str) -> Result<PathBuf, ValueError> {
+pub(super) fn path(text: &str) -> Result<PathBuf, ValueError> {
     not_empty(text).map(PathBuf::from)
 }
 
@@ -381,7 +330,7 @@ fn words(text: &str) -> Result<String, ValueError> {
     if text.trim().is_empty() { Err(ValueError::Form) } else { Ok(text.to_owned()) }
 }
 
-fn not_empty(text: &str) -> Result<String, ValueError> {
+pub(super) fn not_empty(text: &str) -> Result<String, ValueError> {
     if text.is_empty() { Err(ValueError::Form) } else { Ok(text.to_owned()) }
 }
 

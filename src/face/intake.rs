@@ -135,14 +135,17 @@ pub(super) fn unreachable_home() -> FaceResponse {
 
 async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {
     let face = era_of(&message, &inbound.headers);
-    if inbound.is_counted {
+    let is_late = begins_late(faces, &message);
+    if inbound.is_counted && !is_late {
         return serve_one(faces, face, inbound, message).await;
     }
     let asker = RefusableRequest::of(&message, face, &inbound);
-    if let Err(refusal) = admit(faces, &asker, &inbound, &message) {
+    if !inbound.is_counted
+        && let Err(refusal) = admit(faces, &asker, &inbound, &message)
+    {
         return asker.refuse(&refusal);
     }
-    if begins_late(faces, &message) {
+    if is_late {
         return asker.refuse_for_now(&LATE);
     }
     let response = match pass_on_message(faces, face, &inbound, &message).await {

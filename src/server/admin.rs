@@ -31,7 +31,7 @@ pub struct Readiness(Arc<RwLock<BTreeMap<&'static str, ReasonWeight>>>);
 
 /// What a reason means for work that is sent here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReasonWeight {
+pub enum ReasonWeight {
     /// None may be sent here.
     Blocks,
     /// Most of it is done.
@@ -56,6 +56,13 @@ impl Readiness {
 
     pub fn clear(&self, reason: &'static str) {
         self.0.write().remove(reason);
+    }
+
+    /// Of reasons that are never there together, lists this one, or none.
+    pub fn show_one_of(&self, reasons: &[&'static str], why: Option<(&'static str, ReasonWeight)>) {
+        let mut listed = self.0.write();
+        listed.retain(|reason, _| !reasons.contains(reason));
+        listed.extend(why);
     }
 
     /// What stands against it, in alphabetical order.

@@ -20,6 +20,8 @@ enum MetricKind {
 enum FirstSeries {
     /// Begun with the process.
     Process(&'static [(&'static str, &'static str)]),
+    /// Begun with the process, by two labels each.
+    ProcessPairs(&'static [[(&'static str, &'static str); 2]]),
     /// Begun with each upstream, whose name is their first label.
     Upstream(&'static [(&'static str, &'static str)]),
     /// Begun by the module that counts.
@@ -305,7 +307,14 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
         name: metric::FORWARDED,
         unit: Unit::Count,
         text: "Requests passed on to the replica where their session or stream is at home, by reason and outcome",
-        first: FirstSeries::Process(&[("reason", "session"), ("reason", "stream")]),
+        first: FirstSeries::ProcessPairs(&[
+            [("reason", "session"), ("outcome", "answered")],
+            [("reason", "session"), ("outcome", "away")],
+            [("reason", "session"), ("outcome", "lost")],
+            [("reason", "stream"), ("outcome", "answered")],
+            [("reason", "stream"), ("outcome", "away")],
+            [("reason", "stream"), ("outcome", "lost")],
+        ]),
     },
     MetricFamily {
         kind: MetricKind::Counter,
@@ -397,8 +406,13 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
 pub(super) fn begin() {
     for family in &FAMILIES {
         family.describe();
-        if let FirstSeries::Process(labels) = family.first {
-            family.begin(&[], labels);
+        match family.first {
+            FirstSeries::Process(labels) => family.begin(&[], labels),
+            FirstSeries::ProcessPairs(pairs) => {
+                let label = |(label, value)| Label::from_static_parts(label, value);
+                pairs.iter().for_each(|pair| family.register(pair.map(label).to_vec()));
+            }
+            FirstSeries::Upstream(_) | FirstSeries::Elsewhere => (),
         }
     }
 }

@@ -7,11 +7,28 @@ use std::time::Duration;
 use super::super::error::ConfigLocation;
 use super::super::section::{LocatedValue, Section};
 use super::super::value::{
-    ADDRESS, DATABASE_SCHEMA, DATABASE_URL, DURATION, DURATION_NOT_ZERO, FOLDER, PEM_FILE, REPLICA_NAME, SECRET_FILE,
-    STORE_GENERATION,
+    ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, PEM_FILE, StringFormat, ValueError, not_empty, path,
 };
 use super::RawIdentity;
 use crate::replica::Durability;
+use crate::store::is_schema_name;
+
+/// Where a database is. What is wrong with it is said without repeating it.
+const DATABASE_URL: StringFormat<String> =
+    StringFormat { wanted: "a URL such as \"postgres://taskgate@db1,db2/taskgate\"", read: not_empty };
+const DATABASE_SCHEMA: StringFormat<String> =
+    StringFormat { wanted: "the name of a schema such as \"taskgate\"", read: database_schema };
+/// A file with nothing but a secret in it.
+const SECRET_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.password\"", read: path };
+/// Which of the databases that have been one store it is.
+const STORE_GENERATION: StringFormat<u128> = StringFormat {
+    wanted: "the generation that the gateway names, such as \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
+    read: generation,
+};
+/// What one of several gateways is called.
+const REPLICA_NAME: StringFormat<String> = StringFormat { wanted: "a name such as \"gateway-a\"", read: replica_name };
+
+const REPLICA_NAME_LEN_MAX: usize = 64;
 
 #[derive(Debug, Default)]
 pub(in super::super) struct RawStore {
@@ -116,4 +133,36 @@ pub(super) fn read_replica(mut section: Section<'_, '_>) -> RawReplica {
     section.unbuilt("divide");
     section.close();
     replica
+}
+
+fn database_schema(text: &str) -> Result<String, ValueError> {
+    match is_schema_name(text) {
+        true => Ok(text.to_owned()),
+        false if text.is_empty() => Err(ValueError::Form),
+        false => Err(ValueError::Because(
+            "needs quotes in SQL; write at most 40 characters out of a-z, 0-9 and _, beginning with no digit and no pg_",
+        )),
+    }
+}
+
+fn generation(text: &str) -> Result<u128, ValueError> {
+    uuid::Uuid::parse_str(text).map(|read| read.as_u128()).map_err(|_| ValueError::Form)
+}
+
+fn replica_name(text: &str) -> Result<String, ValueError> {
+    match is_replica_name(text) {
+        true => Ok(text.to_owned()),
+        false if text.is_empty() => Err(ValueError::Form),
+        false => Err(ValueError::Because(
+            "is no name of a replica; write at most 64 characters out of A-Z, a-z, 0-9, _, - and .",
+        )),
+    }
+}
+
+/// Whether a text can name a replica: it stands in file names, logs and labels.
+#[must_use]
+pub fn is_replica_name(text: &str) -> bool {
+    (1..=REPLICA_NAME_LEN_MAX).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
+        && !text.starts_with('.')
 }

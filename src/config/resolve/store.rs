@@ -1,5 +1,6 @@
 //! Decides where tasks rest, and who shares them.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::super::error::{ConfigLocation, MistakeCollector};
@@ -134,6 +135,12 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
              `key` and `ca` beside it, which both sides show and check",
         );
     }
+    if let Some(address) = raw.address.as_ref().filter(|address| is_unreachable(address.value)) {
+        report.mistake(
+            &address.place,
+            "names no place that others can reach; write the address, and a port that is not 0",
+        );
+    }
     ReplicaSettings {
         name: raw.name.as_ref().map(|name| name.value.clone()),
         address: raw.address.as_ref().map(|address| address.value),
@@ -141,6 +148,11 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
         ca: raw.ca.as_ref().map(|file| file.value.clone()),
         terms,
     }
+}
+
+/// Whether nobody comes to an address, as it is told to others as it stands.
+fn is_unreachable(address: SocketAddr) -> bool {
+    address.ip().is_unspecified() || address.port() == 0
 }
 
 fn resolve_limits(

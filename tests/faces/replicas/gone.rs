@@ -94,6 +94,38 @@ async fn f86_a_call_whose_home_ends_before_it_answers_may_have_run() {
     assert_eq!(server.world.count("tools/call"), 1);
 }
 
+/// A second may pass until the others see that a home drains; what they pass on meanwhile begins nothing.
+#[tokio::test]
+async fn a_call_that_is_passed_on_to_a_home_that_drains_is_refused_there() {
+    let server = ScriptedServer::slow(|seen, _| async move {
+        if seen.is_call() {
+            std::future::pending::<()>().await;
+        }
+        None
+    })
+    .await;
+    let mut replicas = Replicas::pair(&server).await;
+    let here = replicas.client().await;
+    let there = replicas.at(1, &here);
+    let tracker = TaskTracker::new();
+    // As long as it is in progress the drain lasts.
+    let held = tracker.spawn(async move { here.post(call(1)).await });
+    server.world.first(SeenRequest::is_call).await;
+    let home = replicas.all.remove(0);
+    let draining = tracker.spawn(home.gateway.drain(Some(Duration::ZERO)));
+    let began = Instant::now();
+    let refused = loop {
+        let passed_on = tokio::time::timeout(Duration::from_millis(200), there.post(call(2))).await;
+        if let Ok(reply) = passed_on {
+            break reply.json().await;
+        }
+        assert!(began.elapsed() < Duration::from_secs(20), "calls go on beginning");
+    };
+    assert_eq!(fault(&refused), ("draining", "no"), "{refused}");
+    draining.abort();
+    held.abort();
+}
+
 /// F86. A process that was stopped, or a machine that is gone without a word.
 #[tokio::test]
 async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds() {

@@ -10,6 +10,7 @@ mod drain;
 pub mod files;
 mod listeners;
 mod live_calls;
+mod operators;
 mod prepared_config;
 mod program;
 pub mod reload;
@@ -43,7 +44,6 @@ use crate::engine::{Engine, changes_elsewhere, sweeper};
 use crate::face::client_login::{ClientLogin, PublicAddress};
 use crate::face::combined::CombinedSessions;
 use crate::face::listen_permits::ListenPermits;
-use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
 use crate::face::rates::Rates;
 use crate::face::sealed::{KeyPrint, Sealer, SealingKeys};
 use crate::face::served::Served;
@@ -52,8 +52,8 @@ use crate::face::sse::SseStreams;
 use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
-use crate::server::admin::{self, Readiness};
-use crate::server::{Authenticator, ListenerSpec, Routes, RunningListener};
+use crate::server::admin::Readiness;
+use crate::server::{Authenticator, ListenerSpec, RunningListener};
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
 use crate::task::{Clock, SystemClock};
@@ -65,6 +65,7 @@ use crate::wire::ProtocolVersion;
 use files::FileMistakes;
 use listeners::{clients_site, listen, listen_for_probes};
 use live_calls::LiveCalls;
+use operators::OperatorsView;
 pub use program::{ServedConfig, serve};
 use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
 use replica::ReplicaListener;
@@ -176,9 +177,10 @@ impl Gateway {
         let drain_max = config.listen.drain_max;
         let healths = UpstreamHealthList::default();
         healths.set(upstreams.iter().map(ServedUpstream::health).collect());
-        let operators = files::operators(&config.admin)?;
-        let mut operators = admin::site(&config.admin, operators, readiness.clone(), healths.clone(), metrics.clone());
-        operators.routes = add_operators(operators.routes, &parts.engine, &readiness, &healths);
+        let metrics = operators::metrics(metrics, shared.as_ref());
+        let callers_of_admin = files::operators(&config.admin)?;
+        let seen = OperatorsView { readiness: readiness.clone(), healths: healths.clone(), metrics: metrics.clone() };
+        let operators = seen.site(&config.admin, callers_of_admin, &parts.engine);
         let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
         let metrics = listen_for_probes(config.metrics, &readiness, metrics).await?;
         let beside = replica.as_ref().zip(parts.homes.as_ref());
@@ -282,27 +284,6 @@ impl Gateway {
 /// The beginning of every address that clients use: what the operator says, or where the gateway listens.
 fn client_address(clients: &RunningListener, public_url: Option<&str>) -> String {
     public_url.map_or_else(|| format!("{}://{}", clients.scheme(), clients.local_addr()), str::to_owned)
-}
-
-/// Adds what operators see of the tasks.
-fn add_operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, healths: &UpstreamHealthList) -> Routes {
-    let (of, readiness, healths) = (Arc::clone(engine), readiness.clone(), healths.clone());
-    let status = move || {
-        let (usage, reasons) = (of.usage(), readiness.reasons());
-        let tasks = TaskTotals {
-            kept: usage.tasks,
-            bytes: usage.bytes,
-            unsettled: usage.unsettled,
-            places_taken: of.places_taken(),
-        };
-        let version = env!("CARGO_PKG_VERSION");
-        ProcessStatus { version, ready: reasons.is_empty(), reasons, tasks, upstreams: healths.looks() }
-    };
-    let operators = Arc::new(Operators::new(Arc::clone(engine), Box::new(status)));
-    routes
-        .with("/", Arc::<Operators>::clone(&operators))
-        .with("/tasks", Arc::<Operators>::clone(&operators))
-        .below("/tasks/", operators)
 }
 
 /// What all upstreams share.

@@ -95,7 +95,7 @@ pub const QUOTA_REFUSED: &str = "taskgate_quota_refused_total";
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
 /// Kept tasks.
 pub const STORE_ROWS: &str = "taskgate_store_rows";
-/// Transactions of the disk store.
+/// Transactions of a store on disk or in a database.
 pub const STORE_COMMITS: &str = "taskgate_store_commits_total";
 /// Time that one transaction took, its fsync included, in seconds.
 pub const STORE_COMMIT_TIME: &str = "taskgate_store_commit_seconds";
@@ -109,6 +109,25 @@ pub const STORE_DAMAGED: &str = "taskgate_store_damaged_total";
 pub const STORE_FREE_BYTES: &str = "taskgate_store_free_bytes";
 /// Bytes of the disk store's file and its log.
 pub const STORE_FILE_BYTES: &str = "taskgate_store_file_bytes";
+
+// Those of a database that several gateways share.
+
+/// Writes of tasks of which it was not known whether they were made.
+pub const DATABASE_UNSURE: &str = "taskgate_database_unsure_writes_total";
+/// Transactions that wrote nothing of a task's, and proved what had been read.
+pub const DATABASE_BARRIERS: &str = "taskgate_database_barriers_total";
+/// How long the oldest transaction of others in the database has been open, in seconds; 0 where there is none.
+pub const DATABASE_OLDEST_TRANSACTION: &str = "taskgate_database_oldest_transaction_seconds";
+/// Beats of this replica that were acknowledged.
+pub const REPLICA_BEATS: &str = "taskgate_replica_beats_total";
+/// How long ago the last of them was sent, in seconds.
+pub const REPLICA_BEAT_AGE: &str = "taskgate_replica_beat_age_seconds";
+/// Replicas that live, this one included.
+pub const REPLICAS_LIVING: &str = "taskgate_replicas_living";
+/// Tasks that were taken over from replicas that ended.
+pub const REPLICA_CLAIMED: &str = "taskgate_replica_claimed_tasks_total";
+/// Writes that were refused as another replica had taken the task over.
+pub const REPLICA_FENCED: &str = "taskgate_replica_fenced_writes_total";
 
 /// Counts a message of an upstream's that nobody could use.
 pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {

@@ -106,6 +106,11 @@ pub fn begin_upstream(upstream: &Arc<str>) {
     families::begin_upstream(upstream);
 }
 
+/// Begins the series of a database that several gateways share.
+pub fn begin_database() {
+    families::begin_database();
+}
+
 /// Keeps samples from piling up between two scrapes, and up to date what the operating system says of the process. Never returns; cancel
 /// by dropping.
 pub async fn keep_metrics(handle: PrometheusHandle) {
@@ -119,14 +124,14 @@ pub async fn keep_metrics(handle: PrometheusHandle) {
 
 #[cfg(test)]
 mod tests {
-    use super::families::FAMILIES;
+    use super::families::{DATABASE_FAMILIES, FAMILIES};
 
     /// Each constant of the names module is described, once.
     #[test]
     fn every_metric_is_described_once() {
         let constants = include_str!("metric.rs").lines().filter(|line| line.starts_with("pub const "));
         let names: Vec<&str> = constants.filter_map(|line| line.split('"').nth(1)).collect();
-        let described = FAMILIES.map(|family| family.name);
+        let described: Vec<&str> = FAMILIES.iter().chain(&DATABASE_FAMILIES).map(|family| family.name).collect();
         assert_eq!(names, described);
         assert!(names.iter().all(|name| name.starts_with("taskgate_")));
     }

@@ -2,9 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 
-use metrics_exporter_prometheus::PrometheusHandle;
-
-use crate::server::admin::{self, Readiness};
+use crate::server::admin::{self, MetricsSource, Readiness};
 use crate::server::{
     self, Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener,
     StartError,
@@ -35,7 +33,7 @@ pub(super) async fn listen(
 pub(super) async fn listen_for_probes(
     address: Option<SocketAddr>,
     readiness: &Readiness,
-    metrics: PrometheusHandle,
+    metrics: MetricsSource,
 ) -> Result<Option<RunningListener>, StartError> {
     match address {
         Some(address) => server::start(admin::probes(address, readiness.clone(), metrics)).await.map(Some),

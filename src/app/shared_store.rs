@@ -22,12 +22,25 @@ use crate::store::postgres::{
 const RETRY: Duration = Duration::from_secs(1);
 
 const STORE_AWAY: &str = "store away";
+const STORE_REFUSES: &str = "store refuses connections";
+const STORE_READ_ONLY: &str = "store read-only";
+const STORE_BEHIND: &str = "store behind";
 const STORE_NO_STANDBY: &str = "store without standby";
 const STORE_FULL: &str = "store full";
 const REPLACED: &str = "replaced";
 const STORE_LOST: &str = "store lost";
 const NAME_TAKEN: &str = "replica name taken";
-const REASONS: [&str; 6] = [STORE_AWAY, STORE_NO_STANDBY, STORE_FULL, REPLACED, STORE_LOST, NAME_TAKEN];
+const REASONS: [&str; 9] = [
+    STORE_AWAY,
+    STORE_REFUSES,
+    STORE_READ_ONLY,
+    STORE_BEHIND,
+    STORE_NO_STANDBY,
+    STORE_FULL,
+    REPLACED,
+    STORE_LOST,
+    NAME_TAKEN,
+];
 
 /// What a gateway without a written name is called where the host's own is no name.
 const NAME: &str = "taskgate";
@@ -134,7 +147,8 @@ impl SharedStoreOpening {
         if !error.may_pass() || since.elapsed() > self.settings.terms.lease() * 2 {
             return Err(error.into());
         }
-        let reason = if is_taken { NAME_TAKEN } else { STORE_AWAY };
+        let trouble = if let PostgresOpenError::Away(trouble) = &error { reason(trouble) } else { None };
+        let reason = trouble.map_or(if is_taken { NAME_TAKEN } else { STORE_AWAY }, |(reason, _)| reason);
         self.readiness.show_one_of(&REASONS, Some((reason, ReasonWeight::Blocks)));
         let why = error.to_string();
         if self.told.as_ref() != Some(&why) {
@@ -190,12 +204,12 @@ fn host_name() -> String {
 
 /// Tells readiness how the store is, and whoever waits for `replaced` once this life has ended. Never returns before that.
 pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced: &CancellationToken) {
-    let [mut control, mut writer] = store.watch_health();
+    let [mut control, mut writer, mut readers] = store.watch_health();
     let mut view = store.watch_replicas();
     let mut is_unlike = false;
     loop {
         let health = store.health();
-        tell(&health, readiness);
+        readiness.show_one_of(&REASONS, reason(&health));
         let standing = view.borrow_and_update().standing;
         if matches!(standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
             readiness.block(if standing == OwnStanding::Fenced { REPLACED } else { STORE_LOST });
@@ -204,26 +218,31 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
         tell_of_unlike(store.life().holder, &view.borrow().lines, &mut is_unlike);
         control.mark_unchanged();
         writer.mark_unchanged();
+        readers.mark_unchanged();
         tokio::select! {
             Ok(()) = control.changed() => (),
             Ok(()) = writer.changed() => (),
+            Ok(()) = readers.changed() => (),
             Ok(()) = view.changed() => (),
             else => return,
         }
     }
 }
 
-fn tell(health: &PostgresHealth, readiness: &Readiness) {
-    let why = match health {
+/// What a store's trouble is called.
+const fn reason(health: &PostgresHealth) -> Option<(&'static str, ReasonWeight)> {
+    match health {
         PostgresHealth::Good => None,
         PostgresHealth::Away(_) => Some((STORE_AWAY, ReasonWeight::Blocks)),
+        PostgresHealth::Refusing(_) => Some((STORE_REFUSES, ReasonWeight::Blocks)),
+        PostgresHealth::ReadOnly(_) => Some((STORE_READ_ONLY, ReasonWeight::Blocks)),
+        PostgresHealth::Behind(_) => Some((STORE_BEHIND, ReasonWeight::Blocks)),
         PostgresHealth::NoStandby => Some((STORE_NO_STANDBY, ReasonWeight::Blocks)),
         // What is there is read, and calls that need no new task are served.
         PostgresHealth::Full => Some((STORE_FULL, ReasonWeight::Limits)),
         PostgresHealth::Fenced => Some((REPLACED, ReasonWeight::Blocks)),
         PostgresHealth::Lost => Some((STORE_LOST, ReasonWeight::Blocks)),
-    };
-    readiness.show_one_of(&REASONS, why);
+    }
 }
 
 /// Logs whether the others have the same upstreams, whenever that changes.

@@ -15,6 +15,7 @@ use crate::server::admin::{Readiness, ReasonWeight};
 use crate::store::postgres::{PostgresHealth, PostgresOpenError, PostgresStore};
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
+use crate::telemetry;
 use crate::upstream::TaskScope;
 
 /// The store cannot be read, a file of it is damaged, its disk has no room to bring it up, or it lost what it acknowledged
@@ -114,6 +115,7 @@ pub(super) async fn open(
             (disk, clock)
         }
         StoreSettings::Postgres(database) => {
+            telemetry::begin_database();
             let mut opening = SharedStoreOpening::new(config, database, prints, readiness)?;
             return Ok(match opening.attempt().await? {
                 Some(store) => StoreOpening::Open(join(store, opening, life, readiness)),

@@ -82,6 +82,40 @@ impl Readiness {
     }
 }
 
+/// The metrics, and what brings those up to date that change with time alone, whenever they are read.
+#[derive(Clone)]
+pub struct MetricsSource {
+    page: PrometheusHandle,
+    refresh: Option<Arc<dyn Fn() + Send + Sync>>,
+}
+
+impl std::fmt::Debug for MetricsSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MetricsSource").finish_non_exhaustive()
+    }
+}
+
+impl From<PrometheusHandle> for MetricsSource {
+    fn from(page: PrometheusHandle) -> Self {
+        Self { page, refresh: None }
+    }
+}
+
+impl MetricsSource {
+    /// The same, with what is called before each reading. It must not wait.
+    #[must_use]
+    pub fn refreshed_by(self, refresh: Arc<dyn Fn() + Send + Sync>) -> Self {
+        Self { refresh: Some(refresh), ..self }
+    }
+
+    fn read(&self) -> String {
+        if let Some(refresh) = &self.refresh {
+            refresh();
+        }
+        in_order(&self.page.render())
+    }
+}
+
 /// The admin listener's site, for `callers`.
 #[must_use]
 pub fn site(
@@ -89,20 +123,20 @@ pub fn site(
     callers: Authenticator,
     readiness: Readiness,
     upstreams: UpstreamHealthList,
-    metrics: PrometheusHandle,
+    metrics: impl Into<MetricsSource>,
 ) -> ListenerSpec {
-    let routes = pages(AdminPage::Readiness(readiness, Some(upstreams)), metrics);
+    let routes = pages(AdminPage::Readiness(readiness, Some(upstreams)), metrics.into());
     spec(ListenerRole::Operators, settings.address, callers, routes)
 }
 
 /// The site of a listener that has nothing but metrics and health, and asks nobody for credentials.
 #[must_use]
-pub fn probes(address: SocketAddr, readiness: Readiness, metrics: PrometheusHandle) -> ListenerSpec {
+pub fn probes(address: SocketAddr, readiness: Readiness, metrics: MetricsSource) -> ListenerSpec {
     let routes = pages(AdminPage::Readiness(readiness, None), metrics);
     spec(ListenerRole::Probes, address, Authenticator::Everyone(Principal::anonymous()), routes)
 }
 
-fn pages(readiness: AdminPage, metrics: PrometheusHandle) -> Routes {
+fn pages(readiness: AdminPage, metrics: MetricsSource) -> Routes {
     Routes::new()
         .with("/healthz", Arc::new(AdminPage::Health))
         .with("/readyz", Arc::new(readiness))
@@ -132,7 +166,7 @@ enum AdminPage {
     /// An upstream that fails does not make the gateway unready: the others are served. With `?verbose` it is shown to
     /// operators.
     Readiness(Readiness, Option<UpstreamHealthList>),
-    Metrics(PrometheusHandle),
+    Metrics(MetricsSource),
 }
 
 #[async_trait]
@@ -149,7 +183,7 @@ impl Endpoint for AdminPage {
                 let first = if reasons.is_empty() { vec!["ready"] } else { reasons };
                 text(status, [first, readiness.limits()].concat().join("\n") + "\n")
             }
-            Self::Metrics(metrics) => text(StatusCode::OK, in_order(&metrics.render())),
+            Self::Metrics(metrics) => text(StatusCode::OK, metrics.read()),
         }
     }
 

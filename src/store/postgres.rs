@@ -60,7 +60,7 @@ use self::session::DatabaseConnector;
 pub use self::settings::{
     DatabaseUrl, Durability, PostgresSettings, PriorLife, ReplicaDescription, check_database_url, is_schema_name,
 };
-use self::shared_clock::SharedClock;
+use self::shared_clock::{SharedClock, boot_time};
 use self::state::StoreState;
 use self::transaction::transact;
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
@@ -69,6 +69,7 @@ use super::tasks::{
     WriteRole,
 };
 use crate::cause::CauseChain;
+use crate::metric;
 use crate::replica::{Incarnation, StoreGeneration};
 use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
@@ -121,7 +122,7 @@ impl PostgresStore {
         let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
         let within = settings.write_max * 2 + settings.terms.lease();
         let begun = tokio::time::timeout(within, begin(&connector, &settings)).await;
-        let begun = begun.unwrap_or_else(|_| Err(PostgresOpenError::Away("it does not answer".to_owned())))?;
+        let begun = begun.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))?;
         let Beginning { membership, generation, clock, state, view } = begun;
         let (state, clock) = (Arc::new(state), Arc::new(clock));
         tracing::info!(life = %state.holder, schema = settings.schema, "the database is open");
@@ -137,13 +138,17 @@ impl PostgresStore {
             end: end.clone(),
         };
         tracker.spawn(writer.run(link));
-        let lane = |duty: String| ReaderLane::new(duty, &connector, &state);
+        let lane = |duty: String| Arc::new(ReaderLane::new(duty, &connector, &state));
         let (rows, wanted) = mpsc::channel(readers::QUEUE_MAX);
         let wanted = Arc::new(Mutex::new(wanted));
-        for number in 0..POINT_READERS {
-            tracker.spawn(readers::serve(lane(format!("rows {number}")), Arc::clone(&wanted), end.clone()));
+        let points: Vec<_> = (0..POINT_READERS).map(|number| lane(format!("rows {number}"))).collect();
+        let lists: Vec<_> = (0..LIST_READERS).map(|number| lane(format!("lists {number}"))).collect();
+        for lane in &points {
+            tracker.spawn(readers::serve(Arc::clone(lane), Arc::clone(&wanted), end.clone()));
         }
-        let lists = ListReaders::new((0..LIST_READERS).map(|number| lane(format!("lists {number}"))).collect());
+        let all = points.into_iter().chain(lists.iter().cloned()).collect();
+        tracker.spawn(end.clone().run_until_cancelled_owned(readers::mend(all)));
+        let lists = ListReaders::new(lists);
         let (view, leaving) = (watch::Sender::new(view), watch::Sender::new(false));
         let silence = end.child_token();
         let control = ReplicaControl {
@@ -192,7 +197,7 @@ impl PostgresStore {
     }
 
     /// Yields whenever how the store is may have changed.
-    pub fn watch_health(&self) -> [watch::Receiver<PostgresHealth>; 2] {
+    pub fn watch_health(&self) -> [watch::Receiver<PostgresHealth>; 3] {
         self.state.watch()
     }
 
@@ -200,6 +205,12 @@ impl PostgresStore {
     #[must_use]
     pub fn watch_replicas(&self) -> watch::Receiver<ReplicaView> {
         self.view.subscribe()
+    }
+
+    /// Brings the metrics up to date that change with time alone.
+    pub fn refresh_metrics(&self) {
+        let age = boot_time().since(self.view.borrow().beaten);
+        metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 
     /// Transactions that were acknowledged so far, and those of which it was not known.

@@ -1,11 +1,14 @@
 //! Describes each family of metrics, and begins the series that are known beforehand, so that an alert on a family finds it before
 //! its first event.
 
+mod database;
+
 use std::sync::Arc;
 
 use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram};
 
 use crate::metric;
+pub(super) use database::DATABASE_FAMILIES;
 
 /// What a metric is.
 #[derive(Clone, Copy)]
@@ -24,6 +27,8 @@ enum FirstSeries {
     ProcessPairs(&'static [[(&'static str, &'static str); 2]]),
     /// Begun with each upstream, whose name is their first label.
     Upstream(&'static [(&'static str, &'static str)]),
+    /// Begun with a store in a database, without labels.
+    Database,
     /// Begun by the module that counts.
     Elsewhere,
 }
@@ -37,7 +42,7 @@ pub(super) struct MetricFamily {
     first: FirstSeries,
 }
 
-/// In the order of [`metric`].
+/// In the order of [`metric`]; [`DATABASE_FAMILIES`] come behind them.
 pub(super) const FAMILIES: [MetricFamily; 49] = [
     MetricFamily {
         kind: MetricKind::Gauge,
@@ -355,14 +360,14 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
         kind: MetricKind::Counter,
         name: metric::STORE_COMMITS,
         unit: Unit::Count,
-        text: "Transactions of the disk store",
+        text: "Transactions of a store on disk or in a database",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Histogram,
         name: metric::STORE_COMMIT_TIME,
         unit: Unit::Seconds,
-        text: "Time that one transaction took, fsync included",
+        text: "Time that one transaction took until it was durable",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
@@ -404,7 +409,7 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
 
 /// Describes all families and begins those of the process. The recorder must be installed before.
 pub(super) fn begin() {
-    for family in &FAMILIES {
+    for family in FAMILIES.iter().chain(&DATABASE_FAMILIES) {
         family.describe();
         match family.first {
             FirstSeries::Process(labels) => family.begin(&[], labels),
@@ -412,7 +417,7 @@ pub(super) fn begin() {
                 let label = |(label, value)| Label::from_static_parts(label, value);
                 pairs.iter().for_each(|pair| family.register(pair.map(label).to_vec()));
             }
-            FirstSeries::Upstream(_) | FirstSeries::Elsewhere => (),
+            FirstSeries::Upstream(_) | FirstSeries::Database | FirstSeries::Elsewhere => (),
         }
     }
 }
@@ -423,6 +428,15 @@ pub(super) fn begin_upstream(upstream: &Arc<str>) {
     for family in &FAMILIES {
         if let FirstSeries::Upstream(labels) = family.first {
             family.begin(&of_upstream, labels);
+        }
+    }
+}
+
+/// Begins those of a store in a database.
+pub(super) fn begin_database() {
+    for family in &DATABASE_FAMILIES {
+        if let FirstSeries::Database = family.first {
+            family.register(vec![]);
         }
     }
 }

@@ -274,8 +274,7 @@ impl GroupedWrites<'_> {
         let rows = left.iter().filter_map(|write| write.row());
         let (ids, owners): (Vec<&[u8]>, Vec<&[u8]>) = rows.map(|row| (&row.id[..], row.owner())).unzip();
         let made = self.commit(&[(&self.statements.look, vec![&me.0, &me.1, &ids, &owners])]).await;
-        let made =
-            made.map_err(|failure| CommitFailure::Unsure { doubt: WriteDoubt::Lost, why: failure.to_string() })?;
+        let made = made.map_err(|failure| lost(failure.to_string()))?;
         let (found, _) = read(&made, false)?;
         Ok(found.into_iter().map(|row| (row.key.clone(), row)).collect())
     }
@@ -319,7 +318,11 @@ impl GroupedWrites<'_> {
 }
 
 fn unread(error: tokio_postgres::Error) -> CommitFailure {
-    CommitFailure::Unsure { doubt: WriteDoubt::Lost, why: error.to_string() }
+    lost(error.to_string())
+}
+
+const fn lost(why: String) -> CommitFailure {
+    CommitFailure::Unsure { doubt: WriteDoubt::Lost, why, is_answered: false }
 }
 
 /// Reads what the last statement returned, with its changes to sums if it says them.

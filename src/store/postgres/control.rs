@@ -6,6 +6,7 @@
 //! [`Membership`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
@@ -19,16 +20,24 @@ use super::open_error::PostgresOpenError;
 use super::replica_lines::{
     DECLARE_DEAD, LOOK, ReplicaView, StoredReplica, declaration, declaring, generation_of, is_declared, look_of,
 };
-use super::server_words::in_words;
 use super::session::{DatabaseConnector, Session, back_off};
 use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
 use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
+use crate::metric;
 use crate::replica::membership::LOOK_EVERY;
 use crate::replica::{BeatAnswer, DeathClaim, Membership, OwnStanding};
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
+
+/// How often it is looked for transactions of others that last.
+const SURVEY_EVERY: Duration = Duration::from_secs(15);
+/// The age in seconds of the oldest transaction in this database that is none of this process's, whose connections' names begin with
+/// `$1`. Those of other roles are shown to members of `pg_read_all_stats` alone.
+const OLDEST_TRANSACTION: &str = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
+    FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
+    AND NOT starts_with(application_name, $1)";
 
 /// Notifications that wait to be read; when there is no room, some are missed.
 const NOTIFICATIONS_MAX: usize = 4_096;
@@ -63,6 +72,7 @@ struct ControlLink {
     look: Statement,
     others: Statement,
     declare: Statement,
+    oldest: Statement,
 }
 
 impl ReplicaControl {
@@ -115,16 +125,18 @@ impl ReplicaControl {
         let others = client.prepare(OTHERS_SUMS).await.map_err(away)?;
         let declare = client.prepare(DECLARE_DEAD).await.map_err(away)?;
         let barrier = client.prepare(BARRIER).await.map_err(away)?;
-        Ok(ControlLink { session, notifications, beat, barrier, look, others, declare })
+        let oldest = client.prepare(OLDEST_TRANSACTION).await.map_err(away)?;
+        Ok(ControlLink { session, notifications, beat, barrier, look, others, declare, oldest })
     }
 
     /// Beats and looks as long as that goes well, and this life goes on; never `Ok`.
     async fn beats(&mut self, link: &mut ControlLink, failures: &mut u32) -> Result<(), PostgresHealth> {
         let within = self.state.settings.write_max;
-        let slow = |_| PostgresHealth::Away("the database takes too long".to_owned());
+        let slow = |_| PostgresHealth::slow();
         let mut beats = tokio::time::interval(self.state.settings.terms.beat_every());
         let mut looks = tokio::time::interval(LOOK_EVERY);
-        for timer in [&mut beats, &mut looks] {
+        let mut surveys = tokio::time::interval(SURVEY_EVERY);
+        for timer in [&mut beats, &mut looks, &mut surveys] {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         loop {
@@ -136,6 +148,7 @@ impl ReplicaControl {
                 }
                 Ok(()) = self.is_leaving.changed() => beats.reset_immediately(),
                 _ = looks.tick() => tokio::time::timeout(within, self.look(link)).await.map_err(slow)??,
+                _ = surveys.tick() => tokio::time::timeout(within, self.survey(link)).await.map_err(slow)??,
                 heard = link.notifications.recv() => {
                     let Some(heard) = heard else { return Err(PostgresHealth::Away("the connection ended".to_owned())) };
                     self.hear(link, &heard);
@@ -178,7 +191,8 @@ impl ReplicaControl {
         let was_acknowledged = matches!(answer, BeatAnswer::Acknowledged { .. });
         self.membership.beat_answered(answer, sent, boot_time());
         if was_acknowledged {
-            self.view.send_modify(|view| view.beaten = Some(sent));
+            metrics::counter!(metric::REPLICA_BEATS).increment(1);
+            self.view.send_modify(|view| view.beaten = sent);
         }
         Ok(())
     }
@@ -207,10 +221,20 @@ impl ReplicaControl {
         if let Some(highest) = self.membership.highest_now() {
             self.clock.steer(highest, received);
         }
+        let living = lines.iter().filter(|one| !one.line.is_dead).count();
+        metrics::gauge!(metric::REPLICAS_LIVING).set(f64::from(u32::try_from(living).unwrap_or(u32::MAX)));
         self.view.send_modify(|view| (view.lines, view.seen) = (lines, Some(received)));
         for claim in silent {
             self.declare_dead(link, claim).await?;
         }
+        Ok(())
+    }
+
+    /// Looks for transactions of others that keep the server from freeing what was written over (N9).
+    async fn survey(&self, link: &ControlLink) -> Result<(), PostgresHealth> {
+        let own = self.connector.name_of_connections();
+        let row = link.session.client.query_one(&link.oldest, &[&own]).await.map_err(away)?;
+        metrics::gauge!(metric::DATABASE_OLDEST_TRANSACTION).set(row.try_get::<_, f64>(0).map_err(away)?);
         Ok(())
     }
 
@@ -228,5 +252,5 @@ impl ReplicaControl {
 }
 
 fn away(error: Error) -> PostgresHealth {
-    PostgresHealth::Away(in_words(&error))
+    PostgresHealth::of(&error)
 }

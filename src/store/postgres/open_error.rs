@@ -27,9 +27,9 @@ pub enum PostgresOpenError {
     Ca(#[from] TlsFileError),
     #[error("TLS towards the database cannot be set up: {0}")]
     Tls(String),
-    /// The server cannot be reached, or refuses connections for now, or is not to be written to.
+    /// The server cannot be reached, or refuses connections for now, or is not to be written to, or commits wait: never `Good`.
     #[error("the database cannot be used yet: {0}")]
-    Away(String),
+    Away(PostgresHealth),
     #[error("the database runs PostgreSQL {found}; 14 or newer is needed")]
     OldServer { found: String },
     #[error(
@@ -62,6 +62,16 @@ pub enum PostgresOpenError {
 }
 
 impl PostgresOpenError {
+    /// Of a server that may be otherwise later, for a reason of no further meaning.
+    pub(super) fn away(why: &str) -> Self {
+        Self::Away(PostgresHealth::Away(why.to_owned()))
+    }
+
+    /// The same, where commits wait.
+    pub(super) fn behind(why: &str) -> Self {
+        Self::Away(PostgresHealth::Behind(why.to_owned()))
+    }
+
     /// The key of the configuration that says what was tried.
     #[must_use]
     pub const fn key(&self) -> &'static str {
@@ -94,8 +104,8 @@ impl PostgresOpenError {
 
     /// What it says of a store that was open before.
     pub(super) fn health(&self) -> PostgresHealth {
-        if let Self::Away(why) = self {
-            return PostgresHealth::Away(why.clone());
+        if let Self::Away(trouble) = self {
+            return trouble.clone();
         }
         if matches!(self, Self::NoStandby) { PostgresHealth::NoStandby } else { PostgresHealth::Away(self.to_string()) }
     }

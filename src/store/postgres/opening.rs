@@ -9,13 +9,13 @@ use tokio_postgres::Error;
 
 use super::columns::{at, holder, holder_column, time};
 use super::control::OTHERS_SUMS;
+use super::health::PostgresHealth;
 use super::open_error::PostgresOpenError;
 use super::replica_lines::{
     DECLARE_DEAD, ReplicaView, StoredReplica, declaration, declaring, generation_of, generation_text, is_declared,
     read_lines,
 };
 use super::schema;
-use super::server_words::in_words;
 use super::session::{DatabaseConnector, Session};
 use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorLife, ReplicaDescription};
 use super::shared_clock::{SharedClock, boot_time};
@@ -163,12 +163,12 @@ async fn register(
     let (reads, now, prints) = (i32::from(record::VERSION), at(now), key_prints.concat());
     let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, &prints, &now];
     let made = transact(session, &[(&line, values)]).await.map_err(unmade)?;
-    let row = made.row().ok_or_else(|| PostgresOpenError::Away("no line was written".to_owned()))?;
+    let row = made.row().ok_or_else(|| PostgresOpenError::away("no line was written"))?;
     Ok(holder(row.try_get(0).map_err(away)?))
 }
 
 fn away(error: Error) -> PostgresOpenError {
-    PostgresOpenError::Away(in_words(&error))
+    PostgresOpenError::Away(PostgresHealth::of(&error))
 }
 
 fn unmade(failure: CommitFailure) -> PostgresOpenError {

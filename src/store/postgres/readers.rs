@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::Instant;
@@ -15,11 +16,11 @@ use tokio_postgres::{Error, Row, Statement};
 use tokio_util::sync::CancellationToken;
 
 use super::columns::{FetchedRow, id};
-use super::server_words::in_words;
+use super::health::PostgresHealth;
 use super::session::{DatabaseConnector, Session, back_off};
 use super::shared_clock::boot_time;
 use super::state::StoreState;
-use super::transaction::{BARRIER, Parameters, transact};
+use super::transaction::{BARRIER, Parameters, count_barrier, transact};
 use crate::replica::ReadBelief;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
@@ -32,6 +33,9 @@ const GROUP_BYTES_MAX: i64 = 8 << 20;
 pub(super) const SETTLE_TRIES_MAX: usize = 3;
 /// Who may wait for a reader; whoever comes then waits for a place.
 pub(super) const QUEUE_MAX: usize = 4_096;
+
+/// How often connections in trouble are tried that nobody asks for.
+const MEND_EVERY: Duration = Duration::from_secs(1);
 
 /// Rows by key: `$1` and `$2` are arrays of ids and owners.
 const ROWS: &str = "
@@ -79,7 +83,7 @@ struct ReaderSlot {
     link: Option<ReaderLink>,
     failures: u32,
     /// Until when nobody tries to connect, and why.
-    pause: Option<(Instant, String)>,
+    pause: Option<(Instant, PostgresHealth)>,
 }
 
 impl ReaderSlot {
@@ -138,7 +142,7 @@ impl ReaderLane {
     ) -> Result<T, StoreError> {
         let link = slot.link.as_mut().ok_or_else(super::closed)?;
         let reading = async {
-            let found = read(&mut *link).await.map_err(|error| in_words(&error))?;
+            let found = read(&mut *link).await.map_err(|error| PostgresHealth::of(&error))?;
             let received = boot_time();
             let judge = |server| {
                 let trust = self.connector.trust.lock();
@@ -146,44 +150,62 @@ impl ReaderLane {
             };
             if judge(link.session.server) == ReadBelief::NeedsBarrier {
                 let proof = transact(&link.session, &[(&link.barrier, vec![])]).await;
-                proof.map_err(|failure| failure.to_string())?;
+                proof.map_err(|failure| failure.health())?;
+                count_barrier();
             }
             Ok(found)
         };
         let done = tokio::time::timeout(self.state.settings.write_max, reading).await;
-        let done = done.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
-        done.map_err(|why| {
+        done.unwrap_or_else(|_| Err(PostgresHealth::slow())).map_err(|trouble| {
             slot.link = None;
-            StoreError::Io(io::Error::other(why))
+            let cause = io::Error::other(trouble.to_string());
+            self.state.reader_is(&self.duty, trouble);
+            StoreError::Io(cause)
         })
     }
 
     async fn link<'a>(&self, slot: &'a mut ReaderSlot) -> Result<&'a mut ReaderLink, StoreError> {
         if !slot.is_open() {
             slot.link = None;
+            let unconnected = |why: &PostgresHealth| io::Error::new(io::ErrorKind::NotConnected, why.to_string());
             if let Some((until, why)) = &slot.pause
                 && Instant::now() < *until
             {
-                return Err(StoreError::Io(io::Error::new(io::ErrorKind::NotConnected, why.clone())));
+                return Err(StoreError::Io(unconnected(why)));
             }
             match self.connect().await {
                 Ok(link) => *slot = ReaderSlot { link: Some(link), ..ReaderSlot::default() },
                 Err(why) => {
                     slot.failures += 1;
                     slot.pause = Some((Instant::now() + back_off(slot.failures), why.clone()));
-                    return Err(StoreError::Io(io::Error::new(io::ErrorKind::NotConnected, why)));
+                    let error = unconnected(&why);
+                    self.state.reader_is(&self.duty, why);
+                    return Err(StoreError::Io(error));
                 }
             }
+            self.state.reader_is(&self.duty, PostgresHealth::Good);
         }
         slot.link.as_mut().ok_or_else(super::closed)
     }
 
-    async fn connect(&self) -> Result<ReaderLink, String> {
-        let session = self.connector.connect(&self.duty, None).await.map_err(|error| error.to_string())?;
+    async fn connect(&self) -> Result<ReaderLink, PostgresHealth> {
+        let session = self.connector.connect(&self.duty, None).await.map_err(|error| error.health())?;
         let preparing = tokio::time::timeout(self.state.settings.write_max, session.client.prepare(BARRIER)).await;
-        let barrier =
-            preparing.map_err(|_| "the database takes too long".to_owned())?.map_err(|error| in_words(&error))?;
+        let barrier = preparing.map_err(|_| PostgresHealth::slow())?.map_err(|error| PostgresHealth::of(&error))?;
         Ok(ReaderLink { session, statements: HashMap::new(), barrier })
+    }
+}
+
+/// Connects those anew that are in trouble, though nobody may ask for them: who is not ready is asked for nothing. Never
+/// returns; cancel by dropping.
+pub(super) async fn mend(lanes: Vec<Arc<ReaderLane>>) {
+    loop {
+        tokio::time::sleep(MEND_EVERY).await;
+        for lane in lanes.iter().filter(|lane| lane.state.is_reader_in_trouble(&lane.duty)) {
+            let mut slot = lane.slot.lock().await;
+            // What is in its way is said by the lane itself.
+            let _ = lane.link(&mut slot).await;
+        }
     }
 }
 
@@ -191,7 +213,11 @@ impl ReaderLane {
 pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<FetchedRow>, StoreError>>);
 
 /// Reads rows by key, all that are asked for meanwhile at once, until the store ends.
-pub(super) async fn serve(lane: ReaderLane, queue: Arc<Mutex<mpsc::Receiver<RowRequest>>>, end: CancellationToken) {
+pub(super) async fn serve(
+    lane: Arc<ReaderLane>,
+    queue: Arc<Mutex<mpsc::Receiver<RowRequest>>>,
+    end: CancellationToken,
+) {
     let mut wanted: Vec<RowRequest> = Vec::new();
     loop {
         if wanted.is_empty() {
@@ -256,12 +282,12 @@ fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>) {
 /// Connections that are used in turn.
 #[derive(Debug)]
 pub(super) struct ListReaders {
-    lanes: Vec<ReaderLane>,
+    lanes: Vec<Arc<ReaderLane>>,
     next: AtomicUsize,
 }
 
 impl ListReaders {
-    pub(super) const fn new(lanes: Vec<ReaderLane>) -> Self {
+    pub(super) const fn new(lanes: Vec<Arc<ReaderLane>>) -> Self {
         Self { lanes, next: AtomicUsize::new(0) }
     }
 
@@ -275,6 +301,6 @@ impl ListReaders {
     /// The connection for the next list.
     pub(super) fn lane(&self) -> Result<&ReaderLane, StoreError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        self.lanes.get(next.checked_rem(self.lanes.len()).unwrap_or(0)).ok_or_else(super::closed)
+        self.lanes.get(next.checked_rem(self.lanes.len()).unwrap_or(0)).map(|lane| &**lane).ok_or_else(super::closed)
     }
 }

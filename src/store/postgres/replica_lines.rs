@@ -54,15 +54,15 @@ pub struct ReplicaView {
     pub lines: Vec<StoredReplica>,
     /// When they were seen.
     pub seen: Option<BootTime>,
-    /// When the last beat of this life that was acknowledged was sent.
-    pub beaten: Option<BootTime>,
+    /// When the last beat of this life that was acknowledged was sent, or its line was made.
+    pub beaten: BootTime,
     /// What this life may do.
     pub standing: OwnStanding,
 }
 
 impl ReplicaView {
     pub(super) const fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
-        Self { lines, seen: Some(seen), beaten: None, standing: OwnStanding::Member }
+        Self { lines, seen: Some(seen), beaten: seen, standing: OwnStanding::Member }
     }
 
     /// Whether rows may be there to be taken over.

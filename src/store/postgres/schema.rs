@@ -4,6 +4,7 @@
 //! statements must find, and a summary for lists. All text is `bytea`, as tasks may hold what is no text to PostgreSQL.
 //! `tg_lane` has a line for each replica's writer: see [`super::batch`].
 
+use super::health::PostgresHealth;
 use super::open_error::PostgresOpenError;
 use super::server_words::in_words;
 use super::session::Session;
@@ -130,6 +131,6 @@ fn refused(error: &tokio_postgres::Error) -> PostgresOpenError {
     let passing = |code: &str| ["08", "53", "57", "40", "25"].iter().any(|class| code.starts_with(class));
     match error.code() {
         Some(code) if !passing(code.code()) => PostgresOpenError::Refused(in_words(error)),
-        _ => PostgresOpenError::Away(in_words(error)),
+        _ => PostgresOpenError::Away(PostgresHealth::of(error)),
     }
 }

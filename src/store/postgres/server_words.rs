@@ -4,9 +4,11 @@ use tokio_postgres::Error;
 
 use crate::cause::CauseChain;
 
+const READ_ONLY: &str = "25006";
+
 /// What is said of a server that cannot be used now, by the code of its answer.
 const REASONS: [(&str, &str); 7] = [
-    ("25006", "the database's server is read-only"),
+    (READ_ONLY, "the database's server is read-only"),
     ("28P01", "the database's server refuses the password"),
     ("53100", "the disk of the database's server is full"),
     ("53300", "the database's server has no connection left"),
@@ -29,7 +31,17 @@ pub(super) fn in_words(error: &Error) -> String {
     if text.contains(NOT_WRITABLE) { "the database's server is read-only".to_owned() } else { text }
 }
 
+/// The name that PostgreSQL gives an error of its server's.
+pub(super) fn code_of(error: &Error) -> Option<&str> {
+    error.code().map(|code| code.code())
+}
+
+/// Whether the server is not to be written to.
+pub(super) fn is_read_only(error: &Error) -> bool {
+    code_of(error) == Some(READ_ONLY) || CauseChain(error).to_string().contains(NOT_WRITABLE)
+}
+
 /// Whether there is no room on the server's disk, or none that this role may use.
 pub(super) fn is_full(error: &Error) -> bool {
-    error.code().is_some_and(|code| matches!(code.code(), "53100" | "53400"))
+    code_of(error).is_some_and(|code| matches!(code, "53100" | "53400"))
 }

@@ -19,9 +19,9 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Sta
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_util::task::TaskTracker;
 
+use super::health::PostgresHealth;
 use super::notices::SessionNotices;
 use super::open_error::PostgresOpenError;
-use super::server_words::in_words;
 use super::settings::{DatabaseUrl, PostgresSettings, read_url};
 use super::shared_clock::boot_time;
 use crate::replica::commit_trust::is_doubtful;
@@ -110,14 +110,19 @@ impl DatabaseConnector {
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let settings = &self.settings;
         let mut config = self.config()?;
-        let name: String = settings.replica.name.chars().filter(char::is_ascii_graphic).take(NAME_LEN_MAX).collect();
-        config.application_name(format!("taskgate {name} {} {duty}", self.token));
+        config.application_name(self.name_of_connections() + duty);
         // All hosts in turn, and no longer than a write may take for each.
         let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(1);
         let opening = self.open(&config, listener);
         let within = settings.write_max.saturating_mul(hosts.saturating_add(1));
         let session = tokio::time::timeout(within, opening);
-        session.await.unwrap_or_else(|_| Err(PostgresOpenError::Away("it does not answer".to_owned())))
+        session.await.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))
+    }
+
+    /// What the name of each of this process's connections begins with, in the server's list.
+    pub(super) fn name_of_connections(&self) -> String {
+        let name = self.settings.replica.name.chars().filter(char::is_ascii_graphic);
+        format!("taskgate {} {} ", name.take(NAME_LEN_MAX).collect::<String>(), self.token)
     }
 
     async fn open(&self, config: &Config, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
@@ -133,9 +138,7 @@ impl DatabaseConnector {
         };
         let (left, server, promise) = arriving.await.map_err(|error| away(&error))?;
         if left > 0 {
-            return Err(PostgresOpenError::Away(
-                "an earlier statement goes on, as if it waited for a standby".to_owned(),
-            ));
+            return Err(PostgresOpenError::behind("an earlier statement goes on, as if it waited for a standby"));
         }
         self.trust.lock().connected(boot_time());
         let (settings, trust) = (Arc::clone(&self.settings), Arc::clone(&self.trust));
@@ -215,7 +218,7 @@ fn mark(server: &str) -> ServerMark {
 }
 
 fn away(error: &tokio_postgres::Error) -> PostgresOpenError {
-    PostgresOpenError::Away(in_words(error))
+    PostgresOpenError::Away(PostgresHealth::of(error))
 }
 
 /// How long to wait before the next try, after so many that failed: twice as long each time, and not all at once.

@@ -1,6 +1,6 @@
 //! Holds what the parts of the store share: sums, rows in doubt, how the store is, and who listens to changes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,9 +26,12 @@ pub(super) struct StoreState {
     pub(super) settled: SettledRows,
     pub(super) doubt: DoubtfulInserts,
     pub(super) hints: broadcast::Sender<StoreHint>,
-    /// Told apart by who finds it out: the writer and the one who beats.
+    /// Told apart by who finds it out: the writer, the one who beats, and those who read.
     writer: watch::Sender<PostgresHealth>,
     control: watch::Sender<PostgresHealth>,
+    readers: watch::Sender<PostgresHealth>,
+    /// Of each reader in trouble, by its duty.
+    reader_troubles: Mutex<BTreeMap<String, PostgresHealth>>,
     commits: AtomicU64,
     unsure: AtomicU64,
 }
@@ -44,6 +47,8 @@ impl StoreState {
             hints: broadcast::Sender::new(HINTS_MAX),
             writer: watch::Sender::new(PostgresHealth::Good),
             control: watch::Sender::new(PostgresHealth::Good),
+            readers: watch::Sender::new(PostgresHealth::Good),
+            reader_troubles: Mutex::default(),
             commits: AtomicU64::new(0),
             unsure: AtomicU64::new(0),
         }
@@ -57,14 +62,29 @@ impl StoreState {
         note(&self.control, health);
     }
 
-    /// How the store is: whatever is not good counts, the life itself first.
-    pub(super) fn health(&self) -> PostgresHealth {
-        let control = self.control.borrow().clone();
-        if control == PostgresHealth::Good { self.writer.borrow().clone() } else { control }
+    /// How the connection of one reader is; the first in trouble speaks for all.
+    pub(super) fn reader_is(&self, duty: &str, health: PostgresHealth) {
+        let mut troubles = self.reader_troubles.lock();
+        if health == PostgresHealth::Good {
+            troubles.remove(duty);
+        } else {
+            troubles.insert(duty.to_owned(), health);
+        }
+        note(&self.readers, troubles.values().next().cloned().unwrap_or(PostgresHealth::Good));
     }
 
-    pub(super) fn watch(&self) -> [watch::Receiver<PostgresHealth>; 2] {
-        [self.control.subscribe(), self.writer.subscribe()]
+    pub(super) fn is_reader_in_trouble(&self, duty: &str) -> bool {
+        self.reader_troubles.lock().contains_key(duty)
+    }
+
+    /// How the store is: whatever is not good counts, the life itself first.
+    pub(super) fn health(&self) -> PostgresHealth {
+        let parts = [&self.control, &self.writer, &self.readers].map(|part| part.borrow().clone());
+        parts.into_iter().find(|health| *health != PostgresHealth::Good).unwrap_or(PostgresHealth::Good)
+    }
+
+    pub(super) fn watch(&self) -> [watch::Receiver<PostgresHealth>; 3] {
+        [&self.control, &self.writer, &self.readers].map(watch::Sender::subscribe)
     }
 
     pub(super) fn committed(&self) {

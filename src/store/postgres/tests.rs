@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod lives;
+mod metrics_page;
 mod plan;
 mod rules;
 mod trouble;
@@ -52,6 +53,12 @@ async fn until(what: &str, holds: impl Fn() -> bool) {
         assert!(begin.elapsed() < Duration::from_secs(30), "not in time: {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+async fn name_standbys(server: &PostgresServer, names: &str) {
+    server.configure(&[&format!("synchronous_standby_names = '{names}'")]);
+    server.reload();
+    until("the names are set", || server.psql("SHOW synchronous_standby_names") == names).await;
 }
 
 /// Stores of one server, each new one in a schema of its own.

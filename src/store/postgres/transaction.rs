@@ -3,6 +3,9 @@
 //! All its statements are sent at once: one way there and back. Its last one before the commit asks what the server promises
 //! about commits, so that the answer is true of the server that commits, whatever lies between.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::TryFutureExt as _;
 use futures_util::future::{join_all, join4};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
@@ -10,9 +13,10 @@ use tokio_postgres::{Error, Row, Statement};
 use super::health::PostgresHealth;
 use super::notices::{NoticePlace, ReceivedNotice, severity};
 use super::open_error::PostgresOpenError;
-use super::server_words::{in_words, is_full};
+use super::server_words::in_words;
 use super::session::Session;
 use super::shared_clock::boot_time;
+use crate::metric;
 use crate::replica::commit_trust::fate;
 use crate::replica::{BootTime, CommitEnd, DurabilitySettings, SqlNotice, WriteDoubt, WriteFate};
 
@@ -43,7 +47,12 @@ pub(super) enum CommitFailure {
     /// Nothing of it was made, and nothing will be.
     NotMade(Error),
     /// It was made, or was not, or may be taken back.
-    Unsure { doubt: WriteDoubt, why: String },
+    Unsure {
+        doubt: WriteDoubt,
+        why: String,
+        /// Whether the server answered all of it but for the commit.
+        is_answered: bool,
+    },
 }
 
 impl CommitFailure {
@@ -67,15 +76,18 @@ impl CommitFailure {
     /// What it says of the store.
     pub(super) fn health(&self) -> PostgresHealth {
         match self {
-            _ if self.is_unreplicated() => PostgresHealth::NoStandby,
-            Self::NotMade(error) if is_full(error) => PostgresHealth::Full,
-            Self::NotMade(_) | Self::Unsure { .. } => PostgresHealth::Away(self.to_string()),
+            Self::NotMade(error) => PostgresHealth::of(error),
+            Self::Unsure { doubt: WriteDoubt::Unreplicated, .. } => PostgresHealth::NoStandby,
+            // Whoever cancelled the commit cancelled its wait.
+            Self::Unsure { doubt: WriteDoubt::Warned, why, .. } => PostgresHealth::Behind(why.clone()),
+            Self::Unsure { doubt: WriteDoubt::TimedOut, why, is_answered: true } => PostgresHealth::Behind(why.clone()),
+            Self::Unsure { why, .. } => PostgresHealth::Away(why.clone()),
         }
     }
 
     /// What it says to whoever wants to begin.
     pub(super) fn open_error(&self) -> PostgresOpenError {
-        if self.is_unreplicated() { PostgresOpenError::NoStandby } else { PostgresOpenError::Away(self.to_string()) }
+        if self.is_unreplicated() { PostgresOpenError::NoStandby } else { PostgresOpenError::Away(self.health()) }
     }
 }
 
@@ -88,6 +100,11 @@ impl std::fmt::Display for CommitFailure {
     }
 }
 
+/// A transaction that wrote for its acknowledgement alone was acknowledged.
+pub(super) fn count_barrier() {
+    metrics::counter!(metric::DATABASE_BARRIERS).increment(1);
+}
+
 /// How a transaction ended, and the error that says so.
 enum TransactionEnd {
     Acknowledged {
@@ -98,7 +115,9 @@ enum TransactionEnd {
     Failed(Error),
     /// It is not even known whether it was one transaction.
     Unbegun(Error),
-    TimedOut,
+    TimedOut {
+        is_answered: bool,
+    },
 }
 
 /// Makes a transaction of these statements, each of which returns a row at least if it writes one, and none if it does not.
@@ -111,8 +130,10 @@ pub(super) async fn transact(
 ) -> Result<MadeTransaction, CommitFailure> {
     let (place, sent) = (session.notices.place(), boot_time());
     // The time-out is the gateway's own (rule 1): whoever sees the failure drops the connection.
-    let ended = tokio::time::timeout(session.settings.write_max, run(session, statements)).await;
-    let made = judge(session, ended.unwrap_or(TransactionEnd::TimedOut), place);
+    let is_answered = AtomicBool::new(false);
+    let ended = tokio::time::timeout(session.settings.write_max, run(session, statements, &is_answered)).await;
+    let timed_out = |_| TransactionEnd::TimedOut { is_answered: is_answered.load(Ordering::Relaxed) };
+    let made = judge(session, ended.unwrap_or_else(timed_out), place);
     let mut trust = session.trust.lock();
     match &made {
         Ok(_) => trust.write_passed(session.server, sent),
@@ -123,13 +144,18 @@ pub(super) async fn transact(
     made.map(|rows| MadeTransaction { rows, sent })
 }
 
-async fn run(session: &Session, statements: &[(&Statement, Parameters<'_>)]) -> TransactionEnd {
+/// Says in `is_answered` that only the commit is waited for.
+async fn run(
+    session: &Session,
+    statements: &[(&Statement, Parameters<'_>)],
+    is_answered: &AtomicBool,
+) -> TransactionEnd {
     let client = &session.client;
     let queries = statements.iter().map(|(statement, values)| client.query(*statement, values));
     let (begun, found, promised, committed) = join4(
         client.batch_execute("BEGIN"),
         join_all(queries),
-        client.query_one(&session.promise, &[]),
+        client.query_one(&session.promise, &[]).inspect_ok(|_| is_answered.store(true, Ordering::Relaxed)),
         client.batch_execute("COMMIT"),
     )
     .await;
@@ -166,17 +192,26 @@ fn judge(session: &Session, ended: TransactionEnd, begun: NoticePlace) -> Result
         }
         // What came behind was then carried out statement by statement.
         TransactionEnd::Unbegun(error) => (fate(CommitEnd::Lost { is_commit_sent }), None, Some(error)),
-        TransactionEnd::TimedOut => (fate(CommitEnd::TimedOut { is_commit_sent }), None, None),
+        TransactionEnd::TimedOut { is_answered } => {
+            let doubt = fate(CommitEnd::TimedOut { is_commit_sent });
+            return Err(unsure(doubt, None, is_answered));
+        }
     };
     match (fate, rows, error) {
         (WriteFate::Done, Some(rows), _) => Ok(rows),
         (WriteFate::NotDone, _, Some(error)) => Err(CommitFailure::NotMade(error)),
-        (fate, _, error) => {
-            let doubt = if let WriteFate::Unsure(doubt) = fate { doubt } else { WriteDoubt::Lost };
-            let why = error.map_or_else(|| doubt_in_words(doubt).to_owned(), |error| in_words(&error));
-            Err(CommitFailure::Unsure { doubt, why })
-        }
+        (fate, _, error) => Err(unsure(fate, error.as_ref(), false)),
     }
+}
+
+fn unsure(fate: WriteFate, error: Option<&Error>, is_answered: bool) -> CommitFailure {
+    let doubt = if let WriteFate::Unsure(doubt) = fate { doubt } else { WriteDoubt::Lost };
+    let why = match error {
+        Some(error) => in_words(error),
+        None if is_answered => "commits wait, as if for a standby".to_owned(),
+        None => doubt_in_words(doubt).to_owned(),
+    };
+    CommitFailure::Unsure { doubt, why, is_answered }
 }
 
 const fn doubt_in_words(doubt: WriteDoubt) -> &'static str {

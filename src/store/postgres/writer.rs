@@ -25,7 +25,7 @@ use super::session::{DatabaseConnector, Session, back_off};
 use super::state::StoreState;
 use super::statements::{OWN_SUMS, TAKE_LANE, WriterStatements};
 use super::sums::SumChange;
-use super::transaction::{CommitFailure, transact};
+use super::transaction::{CommitFailure, count_barrier, transact};
 use crate::metric;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
@@ -153,6 +153,7 @@ impl PostgresWriter {
             Err(CommitFailure::NotMade(error)) => {
                 let why = in_words(&error);
                 tracing::warn!(%why, "the database refused to write");
+                metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
                 for reply in replies {
                     let _ = reply.send(Err(StoreError::Io(io::Error::other(why.clone()))));
                 }
@@ -161,8 +162,9 @@ impl PostgresWriter {
             }
             Err(failure) => {
                 self.state.was_unsure();
-                if failure.health() == PostgresHealth::NoStandby {
-                    self.state.writer_is(PostgresHealth::NoStandby);
+                let trouble = failure.health();
+                if matches!(trouble, PostgresHealth::NoStandby | PostgresHealth::Behind(_)) {
+                    self.state.writer_is(trouble);
                 }
                 // Nobody is shown such rows before they are removed.
                 self.state.doubt.add(writes.iter().filter_map(TaskWrite::new_row).cloned());
@@ -177,6 +179,7 @@ impl PostgresWriter {
                             StoreError::Io(cause)
                         }
                         TaskWrite::Insert(_) | TaskWrite::Replace { .. } | TaskWrite::Remove(_) => {
+                            metrics::counter!(metric::DATABASE_UNSURE).increment(1);
                             StoreError::Unsure(cause)
                         }
                     }));
@@ -193,6 +196,7 @@ impl PostgresWriter {
         metrics::counter!(metric::STORE_COMMITS).increment(1);
         let size = u32::try_from(writes.len()).unwrap_or(u32::MAX);
         metrics::histogram!(metric::STORE_BATCH).record(f64::from(size));
+        count(writes, &results);
         self.state.sums.add(sums);
         self.state.sums.take_over(folded);
         for key in &changed {
@@ -212,6 +216,7 @@ impl PostgresWriter {
 
     /// There was no room for a batch: what was alone is refused, the others are made one by one.
     fn found_full(&mut self, writes: Vec<TaskWrite>, replies: Vec<WriteReply>) {
+        metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
         self.full_since = Some(Instant::now());
         self.state.writer_is(PostgresHealth::Full);
         let is_alone = writes.len() == 1;
@@ -266,6 +271,22 @@ impl PostgresWriter {
     }
 }
 
+/// Counts what operators are told of a batch, beside its size.
+fn count(writes: &[TaskWrite], results: &[Result<WriteOutcome, StoreError>]) {
+    if writes.iter().all(|write| matches!(write, TaskWrite::Barrier)) {
+        count_barrier();
+    }
+    for result in results {
+        match result {
+            Ok(WriteOutcome::Claimed(keys)) => {
+                metrics::counter!(metric::REPLICA_CLAIMED).increment(u64::try_from(keys.len()).unwrap_or(u64::MAX));
+            }
+            Err(StoreError::Fenced) => metrics::counter!(metric::REPLICA_FENCED).increment(1),
+            Ok(_) | Err(_) => (),
+        }
+    }
+}
+
 impl WriterLink {
     /// Opens a connection behind which nothing is in doubt.
     ///
@@ -279,22 +300,23 @@ impl WriterLink {
             Self::begin(&session, state).await
         };
         let opened = tokio::time::timeout(settings.write_max * 2, opening).await;
-        let opened = opened.unwrap_or_else(|_| Err(PostgresOpenError::Away("a commit is not acknowledged".to_owned())));
+        let opened = opened.unwrap_or_else(|_| Err(PostgresOpenError::behind("a commit is not acknowledged")));
         let (statements, epoch) = opened?;
         Ok(Self { session, statements, epoch })
     }
 
     async fn begin(session: &Session, state: &StoreState) -> Result<(WriterStatements, i64), PostgresOpenError> {
-        let away = |error: tokio_postgres::Error| PostgresOpenError::Away(in_words(&error));
+        let away = |error: tokio_postgres::Error| PostgresOpenError::Away(PostgresHealth::of(&error));
         let statements = WriterStatements::prepare(session).await.map_err(away)?;
         let lane = session.client.prepare(TAKE_LANE).await.map_err(away)?;
         let me = holder_column(state.holder);
         let made = transact(session, &[(&lane, vec![&me])]).await;
         if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
-            return Err(PostgresOpenError::Away("this gateway's line is gone from the database".to_owned()));
+            return Err(PostgresOpenError::away("this gateway's line is gone from the database"));
         }
         let made = made.map_err(|failure| failure.open_error())?;
         session.trust.lock().barrier_passed(session.server, made.sent);
+        count_barrier();
         let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(away)?;
         // From here on nothing that an earlier connection wrote can appear any more.
         let doubtful = state.doubt.open();

@@ -67,12 +67,6 @@ impl Waiting {
     }
 }
 
-async fn name_standbys(server: &PostgresServer, names: &str) {
-    server.configure(&[&format!("synchronous_standby_names = '{names}'")]);
-    server.reload();
-    until("the names are set", || server.psql("SHOW synchronous_standby_names") == names).await;
-}
-
 /// However long the standby is away, one commit of each connection waits for it, and not one more for each try.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_write_unsure() {

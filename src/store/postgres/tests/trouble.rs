@@ -56,8 +56,8 @@ impl RoleStore {
         self.server.psql(&sql);
     }
 
-    async fn is_away(&self, reason: &str) {
-        self.becomes(PostgresHealth::Away(reason.to_owned())).await;
+    async fn is_in_trouble(&self, kind: fn(String) -> PostgresHealth, reason: &str) {
+        self.becomes(kind(reason.to_owned())).await;
         // The first finds the connection gone.
         for _ in 0..2 {
             let refused = self.store.insert(&task("a", 2)).await;
@@ -95,27 +95,28 @@ impl RoleStore {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_cannot_be_used_for_now_is_away_with_the_reason() {
+async fn what_is_in_the_way_of_a_server_that_cannot_be_used_for_now_is_told_apart() {
     let Some(at) = RoleStore::begin().await else { return };
     let read_only = |is: &str| format!("ALTER ROLE {ROLE} SET default_transaction_read_only = {is}");
     at.server.psql(&read_only("on"));
     at.cut();
-    at.is_away("the database's server is read-only").await;
+    at.is_in_trouble(PostgresHealth::ReadOnly, "the database's server is read-only").await;
     at.server.psql(&read_only("off"));
     at.goes_on().await;
 
     at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 0"));
     at.cut();
-    at.is_away("the database's server has no connection left (53300)").await;
+    at.is_in_trouble(PostgresHealth::Refusing, "the database's server has no connection left (53300)").await;
     at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT -1"));
     at.goes_on().await;
 
     at.server.stop(ServerStop::Fast);
+    until("nobody is there", || matches!(at.store.health(), PostgresHealth::Away(_))).await;
     at.server.write_file("standby.signal", "");
     at.server.configure(&["hot_standby = off"]);
     at.server.launch();
     let reason = "the database's server takes no connections yet: it starts, stops, or is a standby (57P03)";
-    at.is_away(reason).await;
+    at.is_in_trouble(PostgresHealth::Refusing, reason).await;
     at.server.stop(ServerStop::Fast);
     at.server.remove_file("standby.signal");
     at.server.restart();
@@ -123,9 +124,52 @@ async fn a_server_that_cannot_be_used_for_now_is_away_with_the_reason() {
     at.store.close().await;
 }
 
+/// The one that beats and the one that writes are connected, and nobody else gets in.
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_that_nobody_lets_in_are_told_and_get_in_by_themselves() {
+    let Some(at) = RoleStore::begin().await else { return };
+    let count = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = '{ROLE}'");
+    until("nobody else is connected", || at.server.psql(&count) == "2").await;
+    at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 2"));
+    let key = task("a", 1).key;
+    let (row, page) = (at.store.load(&key, START).await, at.store.page(&key.owner, None, 9, START).await);
+    assert!(row.is_err() && page.is_err(), "{row:?} {page:?}");
+    let reason = "the database's server has no connection left (53300)";
+    assert_eq!(at.store.health(), PostgresHealth::Refusing(reason.to_owned()));
+    at.store.insert(&task("a", 2)).await.expect("writes go on");
+    at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT -1"));
+    at.becomes(PostgresHealth::Good).await;
+    assert!(at.store.load(&key, START).await.unwrap().is_some());
+    at.store.close().await;
+}
+
+/// Its standby is away (N1): it answers, and no commit is acknowledged.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_commits_wait_is_behind_until_they_do_not() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    let settings = PostgresSettings { write_max: Duration::from_secs(1), ..settings(&server, &new_schema()) };
+    let store = open_with(settings.clone()).await.unwrap();
+    name_standbys(&server, "nobody").await;
+    until("beats say so alone", || matches!(store.health(), PostgresHealth::Behind(_))).await;
+    let mut beside = settings;
+    beside.replica.name.push('+');
+    let refused = open_with(beside).await;
+    let is_behind = |error: &PostgresOpenError| matches!(error, PostgresOpenError::Away(PostgresHealth::Behind(_)));
+    assert!(refused.as_ref().is_err_and(is_behind), "{refused:?}");
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(5) {
+        let _ = store.load(&task("a", 1).key, START).await;
+        assert!(matches!(store.health(), PostgresHealth::Behind(_)), "{:?}", store.health());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    name_standbys(&server, "").await;
+    until("all is well again", || store.health() == PostgresHealth::Good).await;
+    store.close().await;
+}
+
 /// A server that becomes read-only under open connections.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_becomes_read_only_is_away() {
+async fn a_server_that_becomes_read_only_is_not_used() {
     let Some(at) = RoleStore::begin().await else { return };
     at.server.configure(&["default_transaction_read_only = on"]);
     at.server.reload();
@@ -138,7 +182,7 @@ async fn a_server_that_becomes_read_only_is_away() {
         }
         assert!(begin.elapsed() < Duration::from_secs(30));
     }
-    at.is_away("the database's server is read-only").await;
+    at.is_in_trouble(PostgresHealth::ReadOnly, "the database's server is read-only").await;
     at.server.configure(&["default_transaction_read_only = off"]);
     at.server.reload();
     at.goes_on().await;
@@ -151,7 +195,7 @@ async fn a_password_that_was_changed_is_read_anew_at_the_next_connect() {
     at.server.psql(&format!("ALTER ROLE {ROLE} PASSWORD 'second'"));
     at.store.insert(&task("a", 9)).await.expect("old connections live on");
     at.cut();
-    at.is_away("the database's server refuses the password (28P01)").await;
+    at.is_in_trouble(PostgresHealth::Refusing, "the database's server refuses the password (28P01)").await;
     write_secret(&at.password_file(), "second\n");
     at.goes_on().await;
     at.store.close().await;

@@ -1,0 +1,60 @@
+//! Puts together what operators are shown.
+
+use std::sync::Arc;
+
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use super::task_store::SharedLife;
+use crate::engine::Engine;
+use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
+use crate::server::admin::{self, MetricsSource, Readiness};
+use crate::server::{AdminSettings, Authenticator, ListenerSpec, Routes};
+use crate::upstream::upstream_health::UpstreamHealthList;
+
+/// The metrics, with those of a shared store that change with time alone.
+pub(super) fn metrics(page: PrometheusHandle, shared: Option<&SharedLife>) -> MetricsSource {
+    let page = MetricsSource::from(page);
+    match shared.map(|shared| Arc::clone(&shared.store)) {
+        Some(store) => page.refreshed_by(Arc::new(move || store.refresh_metrics())),
+        None => page,
+    }
+}
+
+/// What stands on the pages of the admin listener, beside the tasks.
+#[derive(Clone)]
+pub(super) struct OperatorsView {
+    pub(super) readiness: Readiness,
+    pub(super) healths: UpstreamHealthList,
+    pub(super) metrics: MetricsSource,
+}
+
+impl OperatorsView {
+    /// The admin listener's site.
+    pub(super) fn site(&self, settings: &AdminSettings, callers: Authenticator, engine: &Arc<Engine>) -> ListenerSpec {
+        let Self { readiness, healths, metrics } = self.clone();
+        let mut site = admin::site(settings, callers, readiness, healths, metrics);
+        site.routes = self.add_tasks(site.routes, engine);
+        site
+    }
+
+    fn add_tasks(&self, routes: Routes, engine: &Arc<Engine>) -> Routes {
+        let Self { readiness, healths, .. } = self.clone();
+        let of = Arc::clone(engine);
+        let status = move || {
+            let (usage, reasons) = (of.usage(), readiness.reasons());
+            let tasks = TaskTotals {
+                kept: usage.tasks,
+                bytes: usage.bytes,
+                unsettled: usage.unsettled,
+                places_taken: of.places_taken(),
+            };
+            let version = env!("CARGO_PKG_VERSION");
+            ProcessStatus { version, ready: reasons.is_empty(), reasons, tasks, upstreams: healths.looks() }
+        };
+        let operators = Arc::new(Operators::new(Arc::clone(engine), Box::new(status)));
+        routes
+            .with("/", Arc::<Operators>::clone(&operators))
+            .with("/tasks", Arc::<Operators>::clone(&operators))
+            .below("/tasks/", operators)
+    }
+}

@@ -1,0 +1,70 @@
+//! What operators are told in numbers.
+
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use tokio_postgres::NoTls;
+
+use super::*;
+
+/// The value of a series without labels.
+fn value(page: &PrometheusHandle, name: &str) -> f64 {
+    let page = page.render();
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.parse().ok()).unwrap_or(0.0)
+}
+
+async fn until_some(page: &PrometheusHandle, name: &str) {
+    until(name, || value(page, name) > 0.0).await;
+}
+
+#[test]
+fn what_becomes_of_a_database_is_counted() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let page = recorder.handle();
+    // All that is spawned runs on this thread, which alone has the recorder.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    metrics::with_local_recorder(&recorder, || runtime.block_on(course(&server, &page)));
+}
+
+async fn course(server: &PostgresServer, page: &PrometheusHandle) {
+    let (other, connection) = tokio_postgres::connect(&server.url(), NoTls).await.unwrap();
+    TaskTracker::new().spawn(connection);
+    other.batch_execute("BEGIN; SELECT 1").await.unwrap();
+    let schema = new_schema();
+    let quick = PostgresSettings { write_max: Duration::from_secs(1), ..settings(server, &schema) };
+    let mut beside = quick.clone();
+    beside.replica.name.push('+');
+    let (old, store) = (open_with(quick).await.unwrap(), open_with(beside).await.unwrap());
+    until_some(page, metric::DATABASE_OLDEST_TRANSACTION).await;
+    until("both are seen", || value(page, metric::REPLICAS_LIVING) == 2.0).await;
+    let one = task("a", 1);
+    let first = old.insert(&one).await.unwrap();
+    assert!(old.load(&one.key, START).await.unwrap().is_some());
+    until_some(page, metric::REPLICA_BEATS).await;
+    store.refresh_metrics();
+    let age = value(page, metric::REPLICA_BEAT_AGE);
+    assert!(age > 0.0 && age < 30.0, "{age}");
+    assert!(value(page, metric::STORE_COMMITS) >= 1.0);
+    // Each writer's connection begins behind one.
+    assert!(value(page, metric::DATABASE_BARRIERS) >= 2.0);
+
+    assert!(store.declare_dead(old.holder(), None).await.unwrap());
+    until("the death is seen", || store.view.borrow().has_dead()).await;
+    assert_eq!(store.claim(9).await.unwrap(), std::slice::from_ref(&one.key));
+    assert_eq!(value(page, metric::REPLICA_CLAIMED), 1.0);
+    let late = old.replace(first, WriteRole::Holder, &one).await;
+    assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
+    assert_eq!(value(page, metric::REPLICA_FENCED), 1.0);
+    until("one is left", || value(page, metric::REPLICAS_LIVING) == 1.0).await;
+
+    assert_eq!(value(page, metric::DATABASE_UNSURE), 0.0);
+    name_standbys(server, "nobody").await;
+    let unsure = store.insert(&task("a", 2)).await;
+    assert!(matches!(unsure, Err(StoreError::Unsure(_) | StoreError::Io(_))), "{unsure:?}");
+    until_some(page, metric::DATABASE_UNSURE).await;
+    name_standbys(server, "").await;
+    drop(other);
+    for store in [old, store] {
+        store.close().await;
+    }
+}

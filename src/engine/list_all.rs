@@ -4,8 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{Engine, TaskError};
+use crate::replica::Incarnation;
 use crate::store::NewestCursor;
-use crate::task::{ShortReference, Summary, Task, TaskVisibility};
+use crate::task::{ShortReference, Summary, Task, TaskKey, TaskVisibility};
 
 /// Rows that are looked at in one go; others get their turn in between.
 const STEP: usize = 128;
@@ -47,6 +48,14 @@ impl Engine {
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Which life has to do something about each of these tasks, where others share the store: for operators. Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn holders(&self, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, TaskError> {
+        Ok(self.store.holders(keys).await?)
     }
 
     /// The tasks that a reference names, those with a handle and the parts of such: none or one, hardly ever more. Cancel

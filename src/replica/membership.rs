@@ -348,6 +348,12 @@ impl Membership {
         self.standing(now) == OwnStanding::Member
     }
 
+    /// Since when another replica's line has the beat that it has, as far as this one has seen it.
+    #[must_use]
+    pub fn beat_since(&self, incarnation: Incarnation) -> Option<BootTime> {
+        self.others.get(&incarnation).map(|other| other.since)
+    }
+
     /// The lines of the other replicas that are not dead, as of the last look.
     pub fn living_others(&self) -> impl Iterator<Item = &ReplicaLine> {
         self.others.values().map(|other| &other.line).filter(|line| !line.is_dead)

@@ -6,11 +6,12 @@
 //! `transaction` asks [`crate::replica::commit_trust`] what is known of a commit (by the `notices` of its session, too), and `readers`
 //! ask [`crate::replica::read_trust`] what is known of a read. `schema` knows the tables, `columns` what a row is made of,
 //! `server_words` what the server's errors mean. `state` is what they share: `sums`, rows in doubt, and `settled_rows` that were read.
-//! `upkeep` has removed what dead lives leave.
+//! `upkeep` has removed what dead lives leave, and `forgetting` what one leaves that is to be forgotten.
 
 mod batch;
 mod columns;
 mod control;
+mod forgetting;
 mod health;
 mod hints;
 mod lists;
@@ -48,6 +49,7 @@ use tokio_util::task::TaskTracker;
 use self::batch::{TaskWrite, WriteOutcome};
 use self::columns::{EncodedRow, FetchedRow};
 use self::control::ReplicaControl;
+pub use self::forgetting::ReplicaForgetting;
 pub use self::health::PostgresHealth;
 pub use self::open_error::PostgresOpenError;
 use self::opening::{Beginning, begin};
@@ -463,6 +465,10 @@ impl TaskStore for PostgresStore {
         let mut found = lane.read(async |link| lists::referred(link, reference, limit).await).await?;
         found.retain(|key| !self.state.doubt.hides(key));
         Ok(found)
+    }
+
+    async fn holders(&self, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, StoreError> {
+        self.lists.lane()?.read(async |link| lists::holders(link, keys).await).await
     }
 
     fn reach(&self) -> Reach {

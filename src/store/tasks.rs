@@ -360,6 +360,15 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io`.
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
+    /// Who holds each of these rows, in their order, where others hold rows at the same time: for operators. By default it is said
+    /// of none.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn holders(&self, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, StoreError> {
+        Ok(vec![None; keys.len()])
+    }
+
     fn reach(&self) -> Reach;
 
     /// What the store holds, in all.

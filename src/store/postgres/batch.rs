@@ -40,8 +40,10 @@ pub(super) enum TaskWrite {
     Claim {
         limit: usize,
     },
-    /// What lives have left that are long dead.
-    Retire,
+    /// What lives have left that are long dead; or what one has that is dead, however long.
+    Retire {
+        life: Option<Incarnation>,
+    },
     /// Nothing, behind all that was in doubt.
     Barrier,
 }
@@ -64,7 +66,7 @@ impl TaskWrite {
     fn row(&self) -> Option<&EncodedRow> {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(row),
-            Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Retire | Self::Barrier => None,
+            Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Barrier => None,
         }
     }
 
@@ -72,7 +74,7 @@ impl TaskWrite {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(&row.key),
             Self::Remove(key) => Some(key),
-            Self::Sweep { .. } | Self::Claim { .. } | Self::Retire | Self::Barrier => None,
+            Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Barrier => None,
         }
     }
 
@@ -84,14 +86,14 @@ impl TaskWrite {
             | Self::Remove(_)
             | Self::Sweep { .. }
             | Self::Claim { .. }
-            | Self::Retire
+            | Self::Retire { .. }
             | Self::Barrier => None,
         }
     }
 
     /// Whether it has a statement of its own.
     const fn is_alone(&self) -> bool {
-        matches!(self, Self::Sweep { .. } | Self::Claim { .. } | Self::Retire)
+        matches!(self, Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. })
     }
 }
 
@@ -124,7 +126,7 @@ impl BatchPlan {
             | TaskWrite::Remove(_)
             | TaskWrite::Sweep { .. }
             | TaskWrite::Claim { .. }
-            | TaskWrite::Retire
+            | TaskWrite::Retire { .. }
             | TaskWrite::Barrier => None,
         };
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
@@ -225,18 +227,23 @@ impl GroupedWrites<'_> {
                     sent,
                 })
             }
-            [TaskWrite::Retire] => self.retire(me).await,
+            [TaskWrite::Retire { life }] => self.retire(me, *life).await,
             _ => self.write(writes, me).await,
         }
     }
 
-    async fn retire(&self, me: (i64, i64)) -> Result<BatchOutcome, CommitFailure> {
-        let kept = DEAD_LINES_KEPT.as_secs_f64();
-        let close: Parameters<'_> = vec![&kept, &RETIRED_LIVES_MAX];
-        let retire: Parameters<'_> = vec![&me.0, &me.1, &RETIRED_LIVES_MAX, &RETIRED_SUMS_MAX, &kept];
-        let made = self.commit(&[(&self.statements.close_lanes, close), (&self.statements.retire, retire)]).await?;
-        let sums =
-            made.rows.last().map_or(&[][..], Vec::as_slice).iter().filter(|row| matches!(row.try_get(0), Ok(false)));
+    async fn retire(&self, me: (i64, i64), life: Option<Incarnation>) -> Result<BatchOutcome, CommitFailure> {
+        let kept = if life.is_some() { 0.0 } else { DEAD_LINES_KEPT.as_secs_f64() };
+        let one = life.map(holder_column);
+        let close: Parameters<'_> = vec![&kept, &RETIRED_LIVES_MAX, &one];
+        let retire: Parameters<'_> = vec![&me.0, &me.1, &RETIRED_LIVES_MAX, &RETIRED_SUMS_MAX, &kept, &one];
+        let mut statements = vec![(&self.statements.close_lanes, close), (&self.statements.retire, retire.clone())];
+        if life.is_some() {
+            // A line goes where no sums are left.
+            statements.push((&self.statements.retire, retire));
+        }
+        let made = self.commit(&statements).await?;
+        let sums = made.rows.iter().skip(1).flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
         let folded = sums.map(|row| SumChange::of(row, 2, 5)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
         let results = vec![Ok(WriteOutcome::Folded(folded.len()))];
         Ok(BatchOutcome { results, sums: vec![], folded, changed: vec![], sent: made.sent })
@@ -310,7 +317,7 @@ impl GroupedWrites<'_> {
                 (None, None) => Err(StoreError::Conflict),
             },
             TaskWrite::Remove(_) => Ok(WriteOutcome::Removed),
-            TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Retire | TaskWrite::Barrier => {
+            TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Retire { .. } | TaskWrite::Barrier => {
                 Ok(WriteOutcome::Passed)
             }
         }
@@ -414,7 +421,7 @@ impl<'a> RowArrays<'a> {
                 | TaskWrite::Replace { .. }
                 | TaskWrite::Sweep { .. }
                 | TaskWrite::Claim { .. }
-                | TaskWrite::Retire
+                | TaskWrite::Retire { .. }
                 | TaskWrite::Barrier => (),
             }
         }

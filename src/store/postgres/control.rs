@@ -223,7 +223,9 @@ impl ReplicaControl {
         }
         let living = lines.iter().filter(|one| !one.line.is_dead).count();
         metrics::gauge!(metric::REPLICAS_LIVING).set(f64::from(u32::try_from(living).unwrap_or(u32::MAX)));
-        self.view.send_modify(|view| (view.lines, view.seen) = (lines, Some(received)));
+        let lives = lines.iter().map(|one| one.line.incarnation);
+        let beats = lives.filter_map(|life| Some((life, self.membership.beat_since(life)?))).collect();
+        self.view.send_modify(|view| (view.lines, view.beats, view.seen) = (lines, beats, Some(received)));
         for claim in silent {
             self.declare_dead(link, claim).await?;
         }

@@ -2,8 +2,9 @@
 
 use tokio_postgres::Error;
 
-use super::columns::{ListLine, at, count, id, id_of, number, state, time};
+use super::columns::{ListLine, at, count, holder, id, id_of, number, state, time};
 use super::readers::ReaderLink;
+use crate::replica::Incarnation;
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress};
 use crate::task::{
     Digest, LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, TaskId,
@@ -85,6 +86,17 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
     let owners: Vec<&[u8]> = keys.iter().map(|key| key.owner.as_str().as_bytes()).collect();
     let rows = link.query(&sql, &vec![&ids, &owners]).await?;
     rows.iter().map(ListLine::of).collect()
+}
+
+/// Who holds rows, in the order of their keys; none of a row that is not there.
+pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, Error> {
+    let sql = "SELECT t.holder FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
+        LEFT JOIN LATERAL (SELECT holder FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) AS t ON true
+        ORDER BY w.ord";
+    let ids: Vec<Vec<u8>> = keys.iter().map(|key| id(key).to_vec()).collect();
+    let owners: Vec<&[u8]> = keys.iter().map(|key| key.owner.as_str().as_bytes()).collect();
+    let rows = link.query(sql, &vec![&ids, &owners]).await?;
+    rows.iter().map(|row| Ok(row.try_get::<_, Option<i64>>(0)?.map(holder))).collect()
 }
 
 /// Keys of rows that one column leads to.

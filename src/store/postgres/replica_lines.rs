@@ -1,5 +1,7 @@
 //! Reads the lines that gateways keep of themselves.
 
+use std::collections::BTreeMap;
+
 use tokio_postgres::{Error, Row, Statement};
 
 use super::columns::{holder, holder_column, time};
@@ -52,6 +54,8 @@ impl StoredReplica {
 pub struct ReplicaView {
     /// This life's too.
     pub lines: Vec<StoredReplica>,
+    /// Since when the lines of others have the beats that they have.
+    pub beats: BTreeMap<Incarnation, BootTime>,
     /// When they were seen.
     pub seen: Option<BootTime>,
     /// When the last beat of this life that was acknowledged was sent, or its line was made.
@@ -62,7 +66,7 @@ pub struct ReplicaView {
 
 impl ReplicaView {
     pub(super) const fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
-        Self { lines, seen: Some(seen), beaten: seen, standing: OwnStanding::Member }
+        Self { lines, beats: BTreeMap::new(), seen: Some(seen), beaten: seen, standing: OwnStanding::Member }
     }
 
     /// Whether rows may be there to be taken over.

@@ -145,23 +145,30 @@ fn claim() -> String {
     )
 }
 
-/// Lives that are dead for longer than `$1` seconds; `$2` of them.
-const LONG_DEAD: &str = "SELECT r.incarnation FROM tg_replica r JOIN tg_lane l USING (incarnation)
-    WHERE r.dead AND r.died < now() - make_interval(secs => $1)";
+/// Lives that are dead for longer than some seconds; one alone where it is named.
+fn long_dead(seconds: &str, one: &str) -> String {
+    format!(
+        "SELECT r.incarnation FROM tg_replica r JOIN tg_lane l USING (incarnation)
+        WHERE r.dead AND r.died < now() - make_interval(secs => {seconds})
+            AND ({one}::bigint IS NULL OR r.incarnation = {one})"
+    )
+}
 
 /// Shuts out for good what a life that is long dead may still want to write, and waits for none of it: what is shut out by now
-/// has ended. Says nothing of rows: it comes before [`retire`], which sees what was written until then.
+/// has ended. Says nothing of rows: it comes before [`retire`], which sees what was written until then. `$1` is how many seconds,
+/// `$2` how many of them, `$3` the one alone, or null.
 fn close_lanes() -> String {
+    let long_dead = long_dead("$1", "$3");
     format!(
         "UPDATE tg_lane SET epoch = -1 WHERE incarnation IN (
-            {LONG_DEAD} AND l.epoch >= 0 ORDER BY r.incarnation LIMIT $2 FOR UPDATE OF l SKIP LOCKED)"
+            {long_dead} AND l.epoch >= 0 ORDER BY r.incarnation LIMIT $2 FOR UPDATE OF l SKIP LOCKED)"
     )
 }
 
 /// Removes lives that are long dead, that are shut out, and whose rows all have another holder or none; `$3` of them, after `$4` of
-/// their sums, which become this life's.
+/// their sums, which become this life's. `$5` is how many seconds, `$6` the one alone, or null.
 fn retire() -> String {
-    let long_dead = LONG_DEAD.replace("$1", "$5");
+    let long_dead = long_dead("$5", "$6");
     format!(
         "WITH {GUARD},
         lives AS (

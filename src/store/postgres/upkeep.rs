@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::batch::{RETIRED_SUMS_MAX, TaskWrite, WriteOutcome};
 use super::columns::count;
 use super::writer::PendingWrite;
+use crate::replica::Incarnation;
 use crate::store::tasks::StoreError;
 
 const PASS_EVERY: Duration = Duration::from_secs(60);
@@ -24,7 +25,7 @@ pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, end: CancellationToke
     loop {
         let making = async {
             passes.tick().await;
-            pass(&queue).await
+            pass(&queue, None).await
         };
         let made = tokio::select! {
             made = making => made,
@@ -36,11 +37,11 @@ pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, end: CancellationToke
     }
 }
 
-/// Portion by portion, until one is not full.
-pub(super) async fn pass(queue: &mpsc::Sender<PendingWrite>) -> Result<(), StoreError> {
+/// Portion by portion, until one is not full: of all that are long dead, or of one life that is dead.
+pub(super) async fn pass(queue: &mpsc::Sender<PendingWrite>, life: Option<Incarnation>) -> Result<(), StoreError> {
     for _ in 0..PORTIONS_MAX {
         let (reply, outcome) = oneshot::channel();
-        queue.send((TaskWrite::Retire, reply)).await.map_err(|_| super::closed())?;
+        queue.send((TaskWrite::Retire { life }, reply)).await.map_err(|_| super::closed())?;
         let outcome = outcome.await.map_err(|_| super::closed())??;
         let folded = if let WriteOutcome::Folded(folded) = outcome { folded } else { 0 };
         if folded < count(RETIRED_SUMS_MAX) {

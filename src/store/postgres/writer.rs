@@ -175,9 +175,10 @@ impl PostgresWriter {
                     let cause = io::Error::other(why.clone());
                     let _ = reply.send(Err(match write {
                         // They say nothing of rows that somebody waits for.
-                        TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Retire | TaskWrite::Barrier => {
-                            StoreError::Io(cause)
-                        }
+                        TaskWrite::Sweep { .. }
+                        | TaskWrite::Claim { .. }
+                        | TaskWrite::Retire { .. }
+                        | TaskWrite::Barrier => StoreError::Io(cause),
                         TaskWrite::Insert(_) | TaskWrite::Replace { .. } | TaskWrite::Remove(_) => {
                             metrics::counter!(metric::DATABASE_UNSURE).increment(1);
                             StoreError::Unsure(cause)

@@ -34,7 +34,7 @@ async fn what_a_life_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it(
     store.insert(&task("a", 5)).await.unwrap();
     until("the others' sums are seen", || store.usage().tasks == 5).await;
     let usage = || (store.usage(), store.usage_of(&Principal::new("a")), store.usage_of(&Principal::new("b")));
-    let (before, pass) = (usage(), async || upkeep::pass(&store.queue).await.unwrap());
+    let (before, pass) = (usage(), async || upkeep::pass(&store.queue, None).await.unwrap());
     assert!(store.declare_dead(old.holder(), None).await.unwrap());
     until("the death is seen", || store.view.borrow().has_dead()).await;
     pass().await;
@@ -72,8 +72,8 @@ async fn more_sums_than_a_portion_are_taken_over_in_several() {
     until("the others' sums are seen", || store.usage().tasks == 2_500).await;
     until("the death is seen", || store.view.borrow().has_dead()).await;
     wait_a_day(server, &schema);
-    upkeep::pass(&store.queue).await.unwrap();
-    upkeep::pass(&store.queue).await.unwrap();
+    upkeep::pass(&store.queue, None).await.unwrap();
+    upkeep::pass(&store.queue, None).await.unwrap();
     assert_eq!(lines(server, &schema), [1, 1, 2_500]);
     let usage = store.usage();
     assert_eq!((usage.tasks, usage.unsettled, usage.bytes), (2_500, 2_500, 250_000));
@@ -93,14 +93,68 @@ async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once
     let late = dead.replace(Revision(1), WriteRole::Holder, &late).await;
     assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
     wait_a_day(server, &schema);
-    upkeep::pass(&store.queue).await.unwrap();
+    upkeep::pass(&store.queue, None).await.unwrap();
     let refused = dead.insert(&task("a", 2)).await;
     assert!(matches!(refused, Err(StoreError::Unsure(_))), "its writer is shut out: {refused:?}");
-    upkeep::pass(&store.queue).await.unwrap();
+    upkeep::pass(&store.queue, None).await.unwrap();
     let refused = dead.insert(&task("a", 3)).await;
     assert!(matches!(refused, Err(StoreError::Io(_))), "{refused:?}");
     assert_eq!(count_lines(server, &schema, "tg_task"), 1);
     for store in [dead, store] {
         store.close().await;
     }
+}
+
+/// Whoever is dead can be forgotten at once, and nobody else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [asked, gone] = &two(server, &schema).await;
+    let name = format!("{schema}+");
+    asked.insert(&task("a", 1)).await.unwrap();
+    gone.insert(&task("a", 2)).await.unwrap();
+    until("the others' sums are seen", || asked.usage().tasks == 2).await;
+    let usage = || (asked.usage(), asked.usage_of(&Principal::new("a")));
+    let before = usage();
+    let forget = async |name: &str| asked.forget(name).await.unwrap();
+    assert_eq!(forget("nobody").await, ReplicaForgetting::Unknown);
+    assert_eq!(forget(&name).await, ReplicaForgetting::Alive);
+    assert!(asked.declare_dead(gone.holder(), None).await.unwrap());
+    assert_eq!(forget(&name).await, ReplicaForgetting::Holding(1));
+    assert_eq!(lines(server, &schema), [2, 2, 2], "nothing was changed");
+    until("the death is seen", || asked.view.borrow().has_dead()).await;
+    let two = task("a", 2).key;
+    let holders = async || asked.holders(&[two.clone(), task("b", 9).key, task("a", 1).key]).await.unwrap();
+    assert_eq!(holders().await, [Some(gone.holder()), None, Some(asked.holder())]);
+    while !asked.claim(100).await.unwrap().is_empty() {}
+    assert_eq!(holders().await, [Some(asked.holder()), None, Some(asked.holder())]);
+    assert_eq!(forget(&name).await, ReplicaForgetting::Forgotten(1));
+    assert_eq!(lines(server, &schema), [1, 1, 1], "at once, a moment after its death");
+    assert!(!asked.view.borrow().has_dead());
+    assert_eq!(usage(), before);
+    let refused = gone.insert(&task("a", 3)).await;
+    assert!(refused.is_err(), "its writer is shut out: {refused:?}");
+    assert_eq!(forget(&name).await, ReplicaForgetting::Unknown);
+    assert_eq!((usage(), count_lines(server, &schema, "tg_task")), (before, 2));
+    for store in [asked, gone] {
+        store.close().await;
+    }
+}
+
+/// A line of a life that died under a name, beside one that lives under it.
+#[tokio::test(flavor = "multi_thread")]
+async fn lives_that_died_are_forgotten_beside_one_of_their_name_that_lives() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    for _ in 0..2 {
+        open_with(settings(server, &schema)).await.unwrap().close().await;
+    }
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    assert_eq!(lines(server, &schema)[0], 3);
+    assert_eq!(store.forget(&schema).await.unwrap(), ReplicaForgetting::Forgotten(2));
+    assert_eq!(store.forget(&schema).await.unwrap(), ReplicaForgetting::Alive);
+    assert_eq!(lines(server, &schema)[0], 1);
+    store.insert(&task("a", 1)).await.unwrap();
+    store.close().await;
 }

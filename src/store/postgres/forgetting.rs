@@ -1,0 +1,74 @@
+//! Forgets a replica that is dead before its time has come: what it leaves is removed as of one that is long dead.
+
+use tokio_postgres::Error;
+
+use super::columns::{count, holder_column};
+use super::readers::ReaderLink;
+use super::replica_lines::{LOOK, StoredReplica};
+use super::{PostgresStore, upkeep};
+use crate::replica::Incarnation;
+use crate::store::tasks::StoreError;
+
+const HELD: &str = "SELECT count(*) FROM tg_task WHERE holder = ANY ($1)";
+
+/// What became of a replica that was to be forgotten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaForgetting {
+    /// So many lives of it are gone.
+    Forgotten(usize),
+    /// There is none of this name.
+    Unknown,
+    /// None of its lives is dead.
+    Alive,
+    /// So many rows name it as their holder still.
+    Holding(usize),
+    /// What it wrote last has not ended yet, or there was too much for once.
+    Unfinished,
+}
+
+impl PostgresStore {
+    /// Removes the lines of all dead lives of a replica, with what they leave, if no row names one of them as its holder. One of them
+    /// that is only paused concludes that the store has lost what it promised.
+    ///
+    /// # Errors
+    /// `Io`, after which it may be done all the same, or in part: it can be tried again.
+    pub async fn forget(&self, name: &str) -> Result<ReplicaForgetting, StoreError> {
+        let named = self.lives_of(name).await?;
+        let dead: Vec<Incarnation> =
+            named.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation).collect();
+        if dead.is_empty() {
+            return Ok(if named.is_empty() { ReplicaForgetting::Unknown } else { ReplicaForgetting::Alive });
+        }
+        let held = self.held_by(&dead).await?;
+        if held > 0 {
+            return Ok(ReplicaForgetting::Holding(held));
+        }
+        for life in &dead {
+            upkeep::pass(&self.queue, Some(*life)).await?;
+        }
+        let left = self.lives_of(name).await?;
+        if left.iter().any(|one| dead.contains(&one.line.incarnation)) {
+            // It may have written a row in the meantime.
+            let held = self.held_by(&dead).await?;
+            return Ok(if held > 0 { ReplicaForgetting::Holding(held) } else { ReplicaForgetting::Unfinished });
+        }
+        self.view.send_modify(|view| view.lines.retain(|one| !dead.contains(&one.line.incarnation)));
+        tracing::warn!(replica = name, lives = dead.len(), "a gateway that is dead was forgotten");
+        Ok(ReplicaForgetting::Forgotten(dead.len()))
+    }
+
+    async fn lives_of(&self, name: &str) -> Result<Vec<StoredReplica>, StoreError> {
+        let read = async |link: &mut ReaderLink| StoredReplica::all(&link.query(LOOK, &vec![]).await?);
+        let mut lines = self.lists.lane()?.read(read).await?;
+        lines.retain(|one| one.line.name == name);
+        Ok(lines)
+    }
+
+    async fn held_by(&self, lives: &[Incarnation]) -> Result<usize, StoreError> {
+        let lives: Vec<i64> = lives.iter().map(|life| holder_column(*life)).collect();
+        let read = async |link: &mut ReaderLink| -> Result<i64, Error> {
+            link.query(HELD, &vec![&lives]).await?.first().map_or(Ok(0), |row| row.try_get(0))
+        };
+        self.lists.lane()?.read(read).await.map(count)
+    }
+}

@@ -180,7 +180,7 @@ impl Gateway {
         let metrics = operators::metrics(metrics, shared.as_ref());
         let callers_of_admin = files::operators(&config.admin)?;
         let seen = OperatorsView { readiness: readiness.clone(), healths: healths.clone(), metrics: metrics.clone() };
-        let operators = seen.site(&config.admin, callers_of_admin, &parts.engine);
+        let operators = seen.site((&config.admin, callers_of_admin), &parts.engine, shared.as_ref());
         let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
         let metrics = listen_for_probes(config.metrics, &readiness, metrics).await?;
         let beside = replica.as_ref().zip(parts.homes.as_ref());

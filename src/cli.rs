@@ -19,6 +19,7 @@ mod offers;
 mod printable;
 pub mod probe;
 mod question;
+mod replicas;
 mod serve;
 pub mod server_address;
 mod server_options;
@@ -51,10 +52,11 @@ use tokio_util::task::TaskTracker;
 use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
 use crate::{app, config};
-use admin_client::{AdminClient, AdminRequestError, TOKEN_VARIABLE};
+use admin_client::{AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
 use call_arguments::{CallArguments, EXIT_CODES};
 use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
+use replicas::ReplicasCommand;
 use serve::ServeArguments;
 use task::TaskSubcommand;
 use tasks::TasksCommand;
@@ -179,6 +181,19 @@ enum CliCommand {
         #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
         admin: url::Url,
     },
+    /// Shows the gateways that share a running gateway's store, and forgets one that is dead.
+    ///
+    /// Where operators are asked for a token, it is taken from TASKGATE_ADMIN_TOKEN.
+    ///
+    /// Exit codes: 0, or 1 if no such gateway is there, it is not dead, it still has tasks, or the store is not shared; 64 for a mistake
+    /// in the command line, 69 if the gateway cannot be reached.
+    Replicas {
+        #[command(subcommand)]
+        order: ReplicasCommand,
+        /// Where the gateway's admin listener is.
+        #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+        admin: url::Url,
+    },
 }
 
 const SERVE_EXIT_CODES: &str = "\
@@ -223,7 +238,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Probe(arguments) => Box::pin(probe::arguments::run(arguments)).await,
         CliCommand::Keys { order } => keys::run(&order),
         CliCommand::Health(arguments) => Ok(Box::pin(health::run(&arguments)).await),
-        CliCommand::Tasks { order, admin } => Box::pin(operate(&order, &admin)).await,
+        CliCommand::Tasks { order, admin } => Box::pin(operate(&admin, async |at| tasks::run(&at, &order).await)).await,
+        CliCommand::Replicas { order, admin } => {
+            Box::pin(operate(&admin, async |at| replicas::run(&at, &order).await)).await
+        }
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
@@ -310,23 +328,26 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn operate(order: &TasksCommand, admin: &url::Url) -> anyhow::Result<ExitCode> {
+async fn operate(
+    admin: &url::Url,
+    ask: impl AsyncFnOnce(AdminClient) -> Result<AdminOutput, AdminRequestError>,
+) -> anyhow::Result<ExitCode> {
     let token = env::var(TOKEN_VARIABLE).ok();
     let asked = match AdminClient::new(admin, token.as_deref()) {
-        Ok(admin) => tasks::run(&admin, order).await,
+        Ok(admin) => ask(admin).await,
         Err(error) => Err(error),
     };
     match asked {
-        Ok(tasks::TasksOutput::Done(text)) => {
+        Ok(AdminOutput::Done(text)) => {
             io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             Ok(ExitCode::SUCCESS)
         }
-        Ok(tasks::TasksOutput::Part(text)) => {
+        Ok(AdminOutput::Part(text)) => {
             io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             say("there are more; --limit says how many are shown");
             Ok(ExitCode::SUCCESS)
         }
-        Ok(tasks::TasksOutput::Refused(why)) => {
+        Ok(AdminOutput::Refused(why)) => {
             say(why);
             Ok(ExitCode::FAILURE)
         }
@@ -384,6 +405,7 @@ mod tests {
                 "keys",
                 "health",
                 "tasks",
+                "replicas",
             ]
         );
     }

@@ -6,9 +6,10 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::task_store::SharedLife;
 use crate::engine::Engine;
-use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
+use crate::face::operators::{OperatorReplica, Operators, ProcessStatus, TaskTotals};
 use crate::server::admin::{self, MetricsSource, Readiness};
 use crate::server::{AdminSettings, Authenticator, ListenerSpec, Routes};
+use crate::store::PostgresStore;
 use crate::upstream::upstream_health::UpstreamHealthList;
 
 /// The metrics, with those of a shared store that change with time alone.
@@ -30,16 +31,21 @@ pub(super) struct OperatorsView {
 
 impl OperatorsView {
     /// The admin listener's site.
-    pub(super) fn site(&self, settings: &AdminSettings, callers: Authenticator, engine: &Arc<Engine>) -> ListenerSpec {
+    pub(super) fn site(
+        &self,
+        (settings, callers): (&AdminSettings, Authenticator),
+        engine: &Arc<Engine>,
+        shared: Option<&SharedLife>,
+    ) -> ListenerSpec {
         let Self { readiness, healths, metrics } = self.clone();
         let mut site = admin::site(settings, callers, readiness, healths, metrics);
-        site.routes = self.add_tasks(site.routes, engine);
+        site.routes = self.add_tasks(site.routes, engine, shared.map(|shared| Arc::clone(&shared.store)));
         site
     }
 
-    fn add_tasks(&self, routes: Routes, engine: &Arc<Engine>) -> Routes {
+    fn add_tasks(&self, routes: Routes, engine: &Arc<Engine>, shared: Option<Arc<PostgresStore>>) -> Routes {
         let Self { readiness, healths, .. } = self.clone();
-        let of = Arc::clone(engine);
+        let (of, beside) = (Arc::clone(engine), shared.clone());
         let status = move || {
             let (usage, reasons) = (of.usage(), readiness.reasons());
             let tasks = TaskTotals {
@@ -49,12 +55,17 @@ impl OperatorsView {
                 places_taken: of.places_taken(),
             };
             let version = env!("CARGO_PKG_VERSION");
-            ProcessStatus { version, ready: reasons.is_empty(), reasons, tasks, upstreams: healths.looks() }
+            let replicas = beside.as_deref().map(OperatorReplica::all).unwrap_or_default();
+            let ready = reasons.is_empty();
+            ProcessStatus { version, ready, reasons, tasks, replicas, upstreams: healths.looks() }
         };
-        let operators = Arc::new(Operators::new(Arc::clone(engine), Box::new(status)));
-        routes
-            .with("/", Arc::<Operators>::clone(&operators))
-            .with("/tasks", Arc::<Operators>::clone(&operators))
-            .below("/tasks/", operators)
+        let operators = Operators::new(Arc::clone(engine), Box::new(status));
+        let operators = Arc::new(match shared {
+            Some(store) => operators.sharing(store),
+            None => operators,
+        });
+        let at = |routes: Routes, path: &str| routes.with(path, Arc::<Operators>::clone(&operators));
+        let routes = ["/", "/tasks", "/replicas"].into_iter().fold(routes, at);
+        routes.below("/tasks/", Arc::<Operators>::clone(&operators)).below("/replicas/", operators)
     }
 }

@@ -7,10 +7,12 @@ use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::rt::TokioIo;
+use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
+use super::printable::printable;
 use crate::upstream::transport::credential::secret_value;
 
 /// Where operators keep their token.
@@ -36,6 +38,44 @@ pub enum AdminRequestError {
     Unauthorized,
     #[error("the answer is not that of taskgate's admin listener")]
     Unintelligible,
+}
+
+/// What came of an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminOutput {
+    /// Lines to be printed.
+    Done(String),
+    /// The same, with more of them left out.
+    Part(String),
+    /// The gateway has no such thing, or it is not as it would have to be; why.
+    Refused(String),
+}
+
+/// Reads an answer, or a part of one.
+///
+/// # Errors
+/// If it is not that of taskgate's admin listener.
+pub(super) fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AdminRequestError> {
+    serde_json::from_slice(body).map_err(|_| AdminRequestError::Unintelligible)
+}
+
+/// What an answer says that is a refusal.
+///
+/// # Errors
+/// If it is not that of taskgate's admin listener.
+pub(super) fn refused(body: &[u8]) -> Result<AdminOutput, AdminRequestError> {
+    #[derive(Deserialize)]
+    struct AdminRefusal {
+        error: String,
+        task: Option<RefusedTask>,
+    }
+    #[derive(Deserialize)]
+    struct RefusedTask {
+        state: String,
+    }
+    let refusal: AdminRefusal = read(body)?;
+    let state = refusal.task.map(|task| format!(": it is {}", printable(&task.state)));
+    Ok(AdminOutput::Refused(format!("{}{}", printable(&refusal.error), state.unwrap_or_default())))
 }
 
 /// An admin listener, and what this operator comes with.

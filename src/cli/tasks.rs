@@ -7,7 +7,7 @@ use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::admin_client::{AdminClient, AdminRequestError};
+use super::admin_client::{AdminClient, AdminOutput, AdminRequestError, read, refused};
 use super::age::{ago, in_short, since};
 use super::printable::{printable, printable_json};
 use super::table;
@@ -59,17 +59,6 @@ pub enum TasksCommand {
     },
 }
 
-/// What came of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TasksOutput {
-    /// Lines to be printed.
-    Done(String),
-    /// The same, with more of them left out.
-    Part(String),
-    /// The gateway has no such task, or it has ended already; why.
-    Refused(String),
-}
-
 #[derive(Debug, Deserialize)]
 struct TaskEntry {
     #[serde(rename = "ref")]
@@ -87,6 +76,9 @@ struct TaskEntry {
     flavour: Option<String>,
     parent: Option<String>,
     children: Option<usize>,
+    /// Which replica has to do something about it, and which life of it.
+    holder: Option<String>,
+    holder_life: Option<u64>,
     /// Why it failed, in words.
     why: Option<String>,
     /// What its server said of it last.
@@ -106,17 +98,11 @@ struct TaskListPage {
     next: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-struct AdminRefusal {
-    error: String,
-    task: Option<TaskEntry>,
-}
-
 /// Asks the gateway at its admin listener.
 ///
 /// # Errors
 /// If the gateway cannot be asked, or answers with what no admin listener says.
-pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<TasksOutput, AdminRequestError> {
+pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutput, AdminRequestError> {
     match order {
         TasksCommand::List { upstream, principal, state, reason, limit, json } => {
             let wanted = [("upstream", upstream), ("principal", principal), ("state", state), ("reason", reason)];
@@ -131,7 +117,7 @@ pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<TasksOutpu
             };
             match &answer {
                 (status, body) if *json && status.is_success() => {
-                    Ok(TasksOutput::Done(printable_json(&String::from_utf8_lossy(body))))
+                    Ok(AdminOutput::Done(printable_json(&String::from_utf8_lossy(body))))
                 }
                 _ => shown(answer),
             }
@@ -150,8 +136,8 @@ pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<TasksOutpu
 }
 
 /// What came of an order about one task.
-fn shown((status, body): (StatusCode, Bytes)) -> Result<TasksOutput, AdminRequestError> {
-    if status.is_success() { Ok(TasksOutput::Done(details(&read(&body)?, SystemClock.now()))) } else { refused(&body) }
+fn shown((status, body): (StatusCode, Bytes)) -> Result<AdminOutput, AdminRequestError> {
+    if status.is_success() { Ok(AdminOutput::Done(details(&read(&body)?, SystemClock.now()))) } else { refused(&body) }
 }
 
 /// Whether a task is named by its id, and not by its reference.
@@ -182,7 +168,7 @@ async fn list(
     wanted: Vec<(&str, &str)>,
     limit: usize,
     is_json: bool,
-) -> Result<TasksOutput, AdminRequestError> {
+) -> Result<AdminOutput, AdminRequestError> {
     let (mut all, mut after) = (Vec::<Box<RawValue>>::new(), None::<String>);
     while all.len() < limit {
         let page = PAGE.min(limit - all.len()).to_string();
@@ -207,23 +193,22 @@ async fn list(
         let tasks = all.iter().map(|task| read(task.get().as_bytes())).collect::<Result<Vec<_>, _>>()?;
         table(&tasks, SystemClock.now())
     };
-    Ok(if after.is_some() { TasksOutput::Part(text) } else { TasksOutput::Done(text) })
-}
-
-fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AdminRequestError> {
-    serde_json::from_slice(body).map_err(|_| AdminRequestError::Unintelligible)
-}
-
-fn refused(body: &[u8]) -> Result<TasksOutput, AdminRequestError> {
-    let refusal: AdminRefusal = read(body)?;
-    let state = refusal.task.map(|task| format!(": it is {}", printable(&task.state)));
-    Ok(TasksOutput::Refused(format!("{}{}", printable(&refusal.error), state.unwrap_or_default())))
+    Ok(if after.is_some() { AdminOutput::Part(text) } else { AdminOutput::Done(text) })
 }
 
 fn state(task: &TaskEntry) -> String {
     match &task.reason {
         Some(reason) => format!("{} ({})", printable(&task.state), printable(reason)),
         None => printable(&task.state).into_owned(),
+    }
+}
+
+/// The name of the replica that has the task, or what is known of it.
+fn holder(task: &TaskEntry) -> String {
+    match (&task.holder, task.holder_life) {
+        (Some(name), _) => printable(name).into_owned(),
+        (None, Some(life)) => format!("life {life}"),
+        (None, None) => String::new(),
     }
 }
 
@@ -240,14 +225,15 @@ const COLUMNS: [Column; 7] = [
     ("UPDATED", |task, now| ago(&task.updated_at, now)),
 ];
 /// Those that are there only if a task has something to say in them.
-const TREE_COLUMNS: [Column; 2] = [
+const RARE_COLUMNS: [Column; 3] = [
+    ("HOLDER", |task, _| holder(task)),
     ("PARENT", |task, _| task.parent.as_deref().map(|parent| printable(parent).into_owned()).unwrap_or_default()),
     ("SUBTASKS", |task, _| task.children.map(|count| count.to_string()).unwrap_or_default()),
 ];
 
 fn table(tasks: &[TaskEntry], now: Timestamp) -> String {
-    let tree = TREE_COLUMNS.into_iter().filter(|(_, cell)| tasks.iter().any(|task| !cell(task, now).is_empty()));
-    let columns: Vec<Column> = COLUMNS.into_iter().chain(tree).collect();
+    let rare = RARE_COLUMNS.into_iter().filter(|(_, cell)| tasks.iter().any(|task| !cell(task, now).is_empty()));
+    let columns: Vec<Column> = COLUMNS.into_iter().chain(rare).collect();
     let head: Vec<String> = columns.iter().map(|(name, _)| (*name).to_owned()).collect();
     let row = |task: &TaskEntry| columns.iter().map(|(_, cell)| cell(task, now)).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
@@ -268,6 +254,7 @@ fn details(task: &TaskEntry, now: Timestamp) -> String {
         ("upstream", text(&task.upstream)),
         ("tool", text(&task.tool)),
         ("principal", text(&task.principal)),
+        ("holder", Some(holder(task)).filter(|holder| !holder.is_empty())),
         ("created", at(&task.created_at)),
         ("updated", at(&task.updated_at)),
         ("took", took.map(|(began, ended)| in_short(began.saturating_sub(ended)))),
@@ -324,6 +311,8 @@ mod tests {
             flavour: None,
             parent: None,
             children: None,
+            holder: None,
+            holder_life: None,
             why: None,
             progress: None,
             bytes: None,
@@ -371,12 +360,14 @@ mod tests {
             progress: Some("page\u{1b} 2".to_owned()),
             bytes: Some(2_048),
             attempt: Some(2),
+            holder: Some("a".to_owned()),
+            holder_life: Some(7),
             ..entry("t")
         };
         assert_eq!(
             details(&task, NOW),
             "ref       00000000000a\nstate     failed (ttl_expired)\nwhy       The task's time to live ended\n\
-             progress  page  2\nupstream  up\ntool      t\nprincipal b\n\
+             progress  page  2\nupstream  up\ntool      t\nprincipal b\nholder    a\n\
              created   1970-01-01T00:00:00.000Z (1h 1m ago)\nupdated   1970-01-01T00:01:00.000Z (1h 0m ago)\n\
              took      1m 0s\nexpires   e\nsize      2048 bytes\nattempt   2\n"
         );
@@ -391,5 +382,12 @@ mod tests {
              00000000000a  failed (ttl_expired)  up        grüße  b          1h 1m ago  1h 0m ago\n\
              00000000000a  failed (ttl_expired)  up         [2J   b          1h 1m ago  1h 0m ago\n"
         );
+        let held = TaskEntry { holder_life: Some(7), ..entry("t") };
+        let text = table(
+            &[TaskEntry { holder: Some("a".to_owned()), ..held }, TaskEntry { holder_life: Some(8), ..entry("t") }],
+            NOW,
+        );
+        let ends: Vec<_> = text.lines().map(|line| line.rsplit("  ").next().unwrap_or_default()).collect();
+        assert_eq!(ends, ["HOLDER", "a", "life 8"]);
     }
 }

@@ -1,11 +1,14 @@
-//! Shows operators the tasks, and cancels one for them: `/tasks`, `/tasks/REF`, `/tasks/REF/cancel`, and a status page.
+//! Shows operators the tasks, and cancels one for them: `/tasks`, `/tasks/REF`, `/tasks/REF/cancel`, and a status page. Where other
+//! gateways share the store, shows those, and forgets one that is dead: `/replicas`, `/replicas/NAME/forget`.
 //!
 //! Shown are digests, names, states and times; never an id, an argument, a question or a result (B165).
 
 mod entry;
+mod replicas;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -18,11 +21,15 @@ use serde::Serialize;
 use super::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
 use crate::cause::CauseChain;
 use crate::engine::{Engine, TaskError};
-use crate::store::NewestCursor;
+use crate::replica::Incarnation;
+use crate::store::postgres::PostgresStore;
+use crate::store::{NewestCursor, StoreError};
 use crate::task::reference::principal_reference;
-use crate::task::{ShortReference, Summary, Task, TaskId, Timestamp};
+use crate::task::{ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
 use entry::{OperatorTaskDetails, OperatorTaskEntry, state};
+pub use replicas::OperatorReplica;
+use replicas::{ForgottenReplica, OperatorReplicaList};
 
 /// Tasks on one page, if nothing else is asked for; and at most.
 const PAGE: usize = 100;
@@ -34,9 +41,46 @@ const SUBTASKS_MAX: usize = 200;
 /// The words for how a task stands.
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
 
-const BELOW: &str = "/tasks/";
-/// Where a task is looked up by its id.
-const FIND: &str = "/tasks/find";
+/// What one may not do whose token is for looking alone.
+const MAY_NOT_ACT: &str = "this token may look and not act; `may = \"act\"` lets one cancel and forget";
+const NOT_SHARED: &str = "this gateway shares its store with no other";
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OperatorRoute<'a> {
+    Status,
+    Tasks,
+    /// A task is looked up by its id.
+    Find,
+    Show(&'a str),
+    Cancel(&'a str),
+    Replicas,
+    Forget(&'a str),
+    Nowhere,
+}
+
+impl<'a> OperatorRoute<'a> {
+    fn of(path: &'a str) -> Self {
+        match path.strip_prefix('/').unwrap_or_default().split_once('/') {
+            None if path == "/tasks" => Self::Tasks,
+            None if path == "/replicas" => Self::Replicas,
+            None => Self::Status,
+            Some(("tasks", "find")) => Self::Find,
+            Some(("tasks", task)) => task.strip_suffix("/cancel").map_or(Self::Show(task), Self::Cancel),
+            Some(("replicas", replica)) => replica.strip_suffix("/forget").map_or(Self::Nowhere, Self::Forget),
+            Some(_) => Self::Nowhere,
+        }
+    }
+
+    const fn is_post(self) -> bool {
+        matches!(self, Self::Find | Self::Cancel(_) | Self::Forget(_))
+    }
+
+    /// Whether it changes something.
+    const fn acts(self) -> bool {
+        matches!(self, Self::Cancel(_) | Self::Forget(_))
+    }
+}
 
 /// How the process stands.
 #[derive(Clone, Debug, Serialize)]
@@ -46,6 +90,9 @@ pub struct ProcessStatus {
     /// Why it is not.
     pub reasons: Vec<&'static str>,
     pub tasks: TaskTotals,
+    /// Those that share the store; none where nobody does.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<OperatorReplica>,
     pub upstreams: Vec<HealthReport>,
 }
 
@@ -61,7 +108,7 @@ pub struct TaskTotals {
 impl std::fmt::Display for ProcessStatus {
     /// Lines of text.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { version, reasons, tasks, upstreams, .. } = self;
+        let Self { version, reasons, tasks, replicas, upstreams, .. } = self;
         writeln!(f, "taskgate {version}")?;
         match reasons.as_slice() {
             [] => writeln!(f, "ready")?,
@@ -69,20 +116,26 @@ impl std::fmt::Display for ProcessStatus {
         }
         let TaskTotals { kept, bytes, unsettled, places_taken } = tasks;
         writeln!(f, "tasks: {kept} kept in {bytes} bytes, {unsettled} unsettled, {places_taken} places taken\n")?;
+        for replica in replicas {
+            writeln!(f, "{replica}")?;
+        }
         for upstream in upstreams {
             writeln!(f, "{upstream}")?;
         }
-        writeln!(f, "\n/tasks /healthz /readyz /readyz?verbose /metrics")
+        let page = if replicas.is_empty() { "" } else { "/replicas " };
+        writeln!(f, "\n/tasks {page}/healthz /readyz /readyz?verbose /metrics")
     }
 }
 
 /// Says how the process stands.
 pub type StatusSource = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
-/// The operators' endpoint, for `/`, `/tasks` and everything below that.
+/// The operators' endpoint, for `/`, `/tasks`, `/replicas` and everything below those.
 pub struct Operators {
     engine: Arc<Engine>,
     status: StatusSource,
+    /// The store, where others share it.
+    shared: Option<Arc<PostgresStore>>,
 }
 
 impl std::fmt::Debug for Operators {
@@ -115,7 +168,7 @@ enum OperatorTaskFinding {
 /// What an operator did not get.
 #[derive(Debug, Serialize)]
 struct OperatorRefusal {
-    error: &'static str,
+    error: Cow<'static, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     task: Option<OperatorTaskEntry>,
 }
@@ -127,6 +180,14 @@ enum OperatorError {
     Ambiguous,
     Ended(Box<OperatorTaskEntry>),
     Failed(TaskError),
+    /// About replicas.
+    Other(StatusCode, String),
+}
+
+impl From<StoreError> for OperatorError {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error.into())
+    }
 }
 
 impl From<TaskError> for OperatorError {
@@ -196,13 +257,43 @@ fn position(text: &str) -> Option<NewestCursor> {
 impl Operators {
     #[must_use]
     pub fn new(engine: Arc<Engine>, status: StatusSource) -> Self {
-        Self { engine, status }
+        Self { engine, status, shared: None }
+    }
+
+    /// The same, where others share the store.
+    #[must_use]
+    pub fn sharing(self, store: Arc<PostgresStore>) -> Self {
+        Self { shared: Some(store), ..self }
+    }
+
+    fn store(&self) -> Result<&PostgresStore, OperatorError> {
+        self.shared.as_deref().ok_or_else(|| OperatorError::Other(StatusCode::NOT_FOUND, NOT_SHARED.to_owned()))
+    }
+
+    async fn forget(&self, name: &str) -> Result<ForgottenReplica, OperatorError> {
+        let outcome = self.store()?.forget(name).await?;
+        ForgottenReplica::of(name, outcome).map_err(|(status, why)| OperatorError::Other(status, why))
+    }
+
+    /// The same entries, with who holds their tasks, where others share the store.
+    async fn with_holders(&self, tasks: &mut [(TaskKey, OperatorTaskEntry)]) -> Result<(), TaskError> {
+        let Some(store) = &self.shared else { return Ok(()) };
+        let keys: Vec<TaskKey> = tasks.iter().map(|(key, _)| key.clone()).collect();
+        let holders = self.engine.holders(&keys).await?;
+        let lives = OperatorReplica::all(store);
+        let name = |holder: Incarnation| lives.iter().find(|one| one.life == holder.0).map(|one| one.name.clone());
+        for ((_, entry), holder) in tasks.iter_mut().zip(holders) {
+            if let Some(holder) = holder {
+                entry.held_by(name(holder), holder);
+            }
+        }
+        Ok(())
     }
 
     async fn list(&self, query: Option<&str>) -> Result<OperatorTaskPage, OperatorError> {
         let wanted = OperatorTaskQuery::read(query).map_err(OperatorError::Query)?;
         let limit = wanted.limit.unwrap_or(PAGE);
-        let mut page: Vec<OperatorTaskEntry> = Vec::new();
+        let mut page: Vec<(TaskKey, OperatorTaskEntry)> = Vec::new();
         let mut last = None;
         let mut has_more = false;
         let look = |task: &Summary| {
@@ -214,12 +305,14 @@ impl Operators {
                 has_more = true;
                 return ControlFlow::Break(());
             }
-            page.push(OperatorTaskEntry::of(task));
+            page.push((task.key.clone(), OperatorTaskEntry::of(task)));
             last = Some((task.created_at, ShortReference::of(&task.key)));
             ControlFlow::Continue(())
         };
         let goes_on = self.engine.survey(wanted.after, look).await?;
-        Ok(OperatorTaskPage { tasks: page, next: goes_on.or_else(|| last.filter(|_| has_more)).map(place) })
+        self.with_holders(&mut page).await?;
+        let tasks = page.into_iter().map(|(_, entry)| entry).collect();
+        Ok(OperatorTaskPage { tasks, next: goes_on.or_else(|| last.filter(|_| has_more)).map(place) })
     }
 
     /// The one task that a reference names.
@@ -272,7 +365,10 @@ impl Operators {
 
     async fn details(&self, task: &Task) -> Result<OperatorTaskDetails, TaskError> {
         let below = self.engine.subtasks_of(&task.key.owner, &task.tree, SUBTASKS_MAX).await?;
-        Ok(OperatorTaskDetails::of(task, &below))
+        let mut entry = [(task.key.clone(), OperatorTaskEntry::of(&Summary::of(task)))];
+        self.with_holders(&mut entry).await?;
+        let [(_, entry)] = entry;
+        Ok(OperatorTaskDetails::of(task, entry, &below))
     }
 
     async fn cancel(&self, reference: &str) -> Result<OperatorTaskEntry, OperatorError> {
@@ -286,27 +382,31 @@ impl Operators {
 #[async_trait]
 impl Endpoint for Operators {
     async fn serve(&self, request: Inbound) -> FaceResponse {
-        let below = request.path.strip_prefix(BELOW);
-        let to_cancel = below.and_then(|rest| rest.strip_suffix("/cancel"));
-        let is_post = to_cancel.is_some() || request.path == FIND;
-        if to_cancel.is_some() && !request.principal.may_act() {
-            return refusal(StatusCode::FORBIDDEN, "this token may look and not act; `may = \"act\"` lets one cancel");
+        let route = OperatorRoute::of(&request.path);
+        if route.acts() && !request.principal.may_act() {
+            return refusal(StatusCode::FORBIDDEN, MAY_NOT_ACT);
         }
-        let allowed = if is_post { Method::POST } else { Method::GET };
-        if request.method != allowed && (is_post || request.method != Method::HEAD) {
+        let allowed = if route.is_post() { Method::POST } else { Method::GET };
+        if request.method != allowed && (route.is_post() || request.method != Method::HEAD) {
             let mut response = FaceResponse::new(empty_body());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             let allowed = HeaderValue::from_static(if allowed == Method::POST { "POST" } else { "GET, HEAD" });
             response.headers_mut().insert(ALLOW, allowed);
             return response;
         }
-        match (to_cancel, below) {
-            _ if request.path == FIND => answer(self.find_by_id(&request.body).await),
-            (Some(reference), _) => answer(self.cancel(reference).await),
-            (None, Some(reference)) => answer(self.show(reference).await),
-            (None, None) if request.path == "/tasks" => answer(self.list(request.query.as_deref()).await),
-            (None, None) if wants_json(&request) => json(StatusCode::OK, &(self.status)()),
-            (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
+        match route {
+            OperatorRoute::Find => answer(self.find_by_id(&request.body).await),
+            OperatorRoute::Cancel(reference) => answer(self.cancel(reference).await),
+            OperatorRoute::Show(reference) => answer(self.show(reference).await),
+            OperatorRoute::Tasks => answer(self.list(request.query.as_deref()).await),
+            OperatorRoute::Forget(name) => answer(self.forget(name).await),
+            OperatorRoute::Replicas => {
+                let all = self.store().map(|store| OperatorReplicaList { replicas: OperatorReplica::all(store) });
+                answer(all)
+            }
+            OperatorRoute::Status if wants_json(&request) => json(StatusCode::OK, &(self.status)()),
+            OperatorRoute::Status => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
+            OperatorRoute::Nowhere => refusal(StatusCode::NOT_FOUND, "there is nothing here"),
         }
     }
 
@@ -328,20 +428,21 @@ fn wants_json(request: &Inbound) -> bool {
 fn answer(answer: Result<impl Serialize, OperatorError>) -> FaceResponse {
     let (status, error, task) = match answer {
         Ok(answer) => return json(StatusCode::OK, &answer),
-        Err(OperatorError::Query(what)) => (StatusCode::BAD_REQUEST, what, None),
-        Err(OperatorError::Unknown) => (StatusCode::NOT_FOUND, "no task has this reference", None),
-        Err(OperatorError::Ambiguous) => (StatusCode::CONFLICT, "more than one task has this reference", None),
-        Err(OperatorError::Ended(task)) => (StatusCode::CONFLICT, "the task has ended", Some(*task)),
+        Err(OperatorError::Query(what)) => (StatusCode::BAD_REQUEST, what.into(), None),
+        Err(OperatorError::Unknown) => (StatusCode::NOT_FOUND, "no task has this reference".into(), None),
+        Err(OperatorError::Ambiguous) => (StatusCode::CONFLICT, "more than one task has this reference".into(), None),
+        Err(OperatorError::Ended(task)) => (StatusCode::CONFLICT, "the task has ended".into(), Some(*task)),
         Err(OperatorError::Failed(error)) => {
             tracing::error!(error = %CauseChain(&error), "an operator could not be served");
-            (StatusCode::SERVICE_UNAVAILABLE, "the store failed", None)
+            (StatusCode::SERVICE_UNAVAILABLE, "the store failed".into(), None)
         }
+        Err(OperatorError::Other(status, why)) => (status, why.into(), None),
     };
     json(status, &OperatorRefusal { error, task })
 }
 
 fn refusal(status: StatusCode, error: &'static str) -> FaceResponse {
-    json(status, &OperatorRefusal { error, task: None })
+    json(status, &OperatorRefusal { error: error.into(), task: None })
 }
 
 fn json(status: StatusCode, answer: &impl Serialize) -> FaceResponse {

@@ -15,6 +15,7 @@ mod operators;
 mod outside;
 mod program;
 mod reload;
+mod replicas;
 mod shutdown;
 mod telemetry;
 mod units;

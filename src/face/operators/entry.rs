@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::engine::SubtaskTree;
+use crate::replica::Incarnation;
 use crate::task::reference::principal_reference;
 use crate::task::{ClientKind, Draft, Failure, Outcome, ShortReference, Summary, SummaryPhase, Task, TaskKey};
 
@@ -32,6 +33,11 @@ pub(super) struct OperatorTaskEntry {
     /// How many subtasks it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     children: Option<usize>,
+    /// The name of the replica that has to do something about it, where several share the store; and which life of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holder_life: Option<u64>,
 }
 
 impl OperatorTaskEntry {
@@ -53,7 +59,14 @@ impl OperatorTaskEntry {
                 ShortReference::of(&parent).to_string()
             }),
             children: Some(task.tree.children.len()).filter(|count| *count > 0),
+            holder: None,
+            holder_life: None,
         }
+    }
+
+    /// Says who has to do something about the task. A life whose line is not known has no name.
+    pub(super) fn held_by(&mut self, name: Option<String>, life: Incarnation) {
+        (self.holder, self.holder_life) = (name, Some(life.0));
     }
 }
 
@@ -78,7 +91,7 @@ pub(super) struct OperatorTaskDetails {
 }
 
 impl OperatorTaskDetails {
-    pub(super) fn of(task: &Task, below: &[SubtaskTree]) -> Self {
+    pub(super) fn of(task: &Task, entry: OperatorTaskEntry, below: &[SubtaskTree]) -> Self {
         let client = match task.origin.maker {
             ClientKind::Session => "session",
             ClientKind::Stateless => "stateless",
@@ -90,7 +103,7 @@ impl OperatorTaskDetails {
             Some(Outcome::Faulted(Failure::Upstream(_)) | Outcome::Returned { .. } | Outcome::Cancelled) | None => None,
         };
         Self {
-            entry: OperatorTaskEntry::of(&Summary::of(task)),
+            entry,
             client,
             why,
             progress: task.status_message.clone(),

@@ -90,6 +90,9 @@ async fn operators_come_with_a_token_from_anywhere_and_do_what_it_lets_them() {
     }
     let cancel = format!("/tasks/{reference}/cancel");
     assert_eq!(ask(&program, "POST", &cancel, &eyes, "mcp.example").await.status, 403);
+    for (token, status) in [(&eyes, 403), (&ops, 404)] {
+        assert_eq!(ask(&program, "POST", "/replicas/a/forget", token, "mcp.example").await.status, status);
+    }
     // The file is exchanged: the old token is refused from then on, the other one goes on.
     write(&folder, "ops", &token("ops2"));
     program.says("the configuration was read again", 1).await;

@@ -1,0 +1,126 @@
+//! Shows the gateways that share a running gateway's store, and forgets one that is dead (`taskgate replicas`), over its admin
+//! listener.
+
+use std::time::Duration;
+
+use http::Method;
+use serde::Deserialize;
+
+use super::admin_client::{AdminClient, AdminOutput, AdminRequestError, read, refused};
+use super::age::in_short;
+use super::printable::{printable, printable_json};
+use super::table;
+
+/// What is asked of the gateway.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
+pub(super) enum ReplicasCommand {
+    /// All gateways that share the store, as this one sees them; those that ended too, for a day.
+    List {
+        /// Print a JSON list.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Removes what a gateway that is dead has left of itself, before its day is over.
+    ///
+    /// Only one that was declared dead, and that no task names any more: others take its tasks over within seconds. If it was
+    /// paused and comes back later, it finds no trace of itself, takes the database for one that lost what it acknowledged, and ends
+    /// with 74.
+    Forget {
+        /// Its `replica.name`.
+        name: String,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+struct ReplicaEntry {
+    name: String,
+    life: u64,
+    state: String,
+    address: Option<String>,
+    version: String,
+    beat_age_seconds: Option<f64>,
+    record_format: u32,
+}
+
+/// Asks the gateway at its admin listener.
+///
+/// # Errors
+/// If the gateway cannot be asked, or answers with what no admin listener says.
+pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<AdminOutput, AdminRequestError> {
+    #[derive(Deserialize)]
+    struct ReplicaAnswer<'a> {
+        #[serde(borrow)]
+        replicas: &'a serde_json::value::RawValue,
+    }
+    #[derive(Deserialize)]
+    struct ForgettingAnswer {
+        lives: usize,
+    }
+    match order {
+        ReplicasCommand::List { json } => {
+            let (status, body) = admin.ask(Method::GET, &["replicas"], &[]).await?;
+            if !status.is_success() {
+                return refused(&body);
+            }
+            let answer: ReplicaAnswer<'_> =
+                serde_json::from_slice(&body).map_err(|_| AdminRequestError::Unintelligible)?;
+            if *json {
+                return Ok(AdminOutput::Done(printable_json(answer.replicas.get()) + "\n"));
+            }
+            let replicas: Vec<ReplicaEntry> = read(answer.replicas.get().as_bytes())?;
+            Ok(AdminOutput::Done(lines(&replicas)))
+        }
+        ReplicasCommand::Forget { name } => {
+            let (status, body) = admin.ask(Method::POST, &["replicas", name, "forget"], &[]).await?;
+            if !status.is_success() {
+                return refused(&body);
+            }
+            let ForgettingAnswer { lives } = read(&body)?;
+            let of = if lives > 1 { format!(" ({lives} lives)") } else { String::new() };
+            Ok(AdminOutput::Done(format!("forgotten: {}{of}\n", printable(name))))
+        }
+    }
+}
+
+fn lines(replicas: &[ReplicaEntry]) -> String {
+    let head = ["NAME", "LIFE", "STATE", "BEAT", "ADDRESS", "VERSION", "RECORDS"].map(str::to_owned).to_vec();
+    let row = |one: &ReplicaEntry| {
+        let age = one.beat_age_seconds.and_then(|age| Duration::try_from_secs_f64(age).ok());
+        vec![
+            printable(&one.name).into_owned(),
+            one.life.to_string(),
+            printable(&one.state).into_owned(),
+            age.map(|age| format!("{} ago", in_short(age))).unwrap_or_default(),
+            printable(one.address.as_deref().unwrap_or_default()).into_owned(),
+            printable(&one.version).into_owned(),
+            one.record_format.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(head).chain(replicas.iter().map(row)).collect();
+    table::lines(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_stand_in_columns_and_no_name_is_obeyed() {
+        let one = |name: &str, address: Option<&str>, age| ReplicaEntry {
+            name: name.to_owned(),
+            life: 12,
+            state: "this one".to_owned(),
+            address: address.map(str::to_owned),
+            version: "0.1.0".to_owned(),
+            beat_age_seconds: age,
+            record_format: 9,
+        };
+        let text = lines(&[one("a", Some("10.0.0.5:9443"), Some(61.4)), one("\u{1b}[2J", None, None)]);
+        assert_eq!(
+            text,
+            "NAME  LIFE  STATE     BEAT       ADDRESS        VERSION  RECORDS\n\
+             a     12    this one  1m 1s ago  10.0.0.5:9443  0.1.0    9\n\
+             \x20[2J  12    this one                            0.1.0    9\n"
+        );
+    }
+}

@@ -1,0 +1,106 @@
+//! Defines what operators see of the gateways that share a store, and what became of one that was to be forgotten.
+
+use http::StatusCode;
+use serde::Serialize;
+
+use crate::boot_clock::since_boot;
+use crate::replica::{BootTime, Incarnation};
+use crate::store::postgres::{PostgresStore, ReplicaForgetting, ReplicaView, StoredReplica};
+
+/// One life of a gateway, as this one sees it.
+#[derive(Clone, Debug, Serialize)]
+pub struct OperatorReplica {
+    pub name: String,
+    /// Its number, which is given once.
+    pub life: u64,
+    /// `this one`, `living`, `leaving` or `dead`.
+    pub state: &'static str,
+    /// Where the others reach it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    pub version: String,
+    /// For how long its beat has been the same here; of this one, since its last beat that was acknowledged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beat_age_seconds: Option<f64>,
+    /// The newest format of records that it reads.
+    pub record_format: u32,
+}
+
+/// The answer to `/replicas`.
+#[derive(Debug, Serialize)]
+pub(super) struct OperatorReplicaList {
+    pub(super) replicas: Vec<OperatorReplica>,
+}
+
+impl OperatorReplica {
+    /// All that a store knows of, in the order in which they began.
+    #[must_use]
+    pub fn all(store: &PostgresStore) -> Vec<Self> {
+        Self::all_in(&store.watch_replicas().borrow(), store.life().holder, BootTime(since_boot()))
+    }
+
+    pub(super) fn all_in(view: &ReplicaView, own: Incarnation, now: BootTime) -> Vec<Self> {
+        view.lines.iter().map(|one| Self::of(one, view, own, now)).collect()
+    }
+
+    fn of(one: &StoredReplica, view: &ReplicaView, own: Incarnation, now: BootTime) -> Self {
+        let line = &one.line;
+        let is_own = line.incarnation == own;
+        let state = match (is_own, line.is_dead, line.is_leaving) {
+            (_, true, _) => "dead",
+            (true, false, _) => "this one",
+            (false, false, true) => "leaving",
+            (false, false, false) => "living",
+        };
+        let since = if is_own { Some(view.beaten) } else { view.beats.get(&line.incarnation).copied() };
+        // Nobody wants to know more of it.
+        let tenths = |seconds: f64| (seconds * 10.0).round() / 10.0;
+        Self {
+            name: line.name.clone(),
+            life: line.incarnation.0,
+            state,
+            address: line.address.clone(),
+            version: one.version.clone(),
+            beat_age_seconds: since.map(|since| tenths(now.since(since).as_secs_f64())),
+            record_format: line.record_reads,
+        }
+    }
+}
+
+impl std::fmt::Display for OperatorReplica {
+    /// A line of text.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, life, state, address, version, beat_age_seconds, record_format } = self;
+        write!(f, "replica {name} (life {life}): {state}, version {version}, records {record_format}")?;
+        if let Some(address) = address {
+            write!(f, ", at {address}")?;
+        }
+        beat_age_seconds.map_or(Ok(()), |age| write!(f, ", beat {age} s ago"))
+    }
+}
+
+/// The answer where a replica was forgotten.
+#[derive(Debug, Serialize)]
+pub(super) struct ForgottenReplica {
+    forgotten: String,
+    /// How many lives of it there were.
+    lives: usize,
+}
+
+impl ForgottenReplica {
+    /// # Errors
+    /// Why nothing was forgotten.
+    pub(super) fn of(name: &str, outcome: ReplicaForgetting) -> Result<Self, (StatusCode, String)> {
+        let because = |why: String| Err((StatusCode::CONFLICT, why));
+        match outcome {
+            ReplicaForgetting::Forgotten(lives) => Ok(Self { forgotten: name.to_owned(), lives }),
+            ReplicaForgetting::Unknown => Err((StatusCode::NOT_FOUND, "no replica has this name".to_owned())),
+            ReplicaForgetting::Alive => because("the replica is alive; one that is dead can be forgotten".to_owned()),
+            ReplicaForgetting::Holding(count) => {
+                let tasks = if count == 1 { "task" } else { "tasks" };
+                because(format!("the replica still has {count} {tasks}; others take them over"))
+            }
+            ReplicaForgetting::Unfinished => because("what the replica wrote last has not ended; try again".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Two gateways on one database, as operators see them: `/replicas`, whose each task is, and `taskgate replicas`.
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::Value;
+use support::postgres::{self, PostgresServer};
+use tokio::process::Command;
+
+use super::program::{Folder, Program, Worker, block, send};
+use super::upstream::in_time;
+
+async fn operate(program: &Program, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    command.args(arguments).args(["--admin", &format!("http://{}", program.admin)]).kill_on_drop(true);
+    let output = in_time(command.output()).await.unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// A gateway on a database, which seals with `key` if there is one yet.
+async fn gateway(database: &PostgresServer, name: &str, worker: &Worker, key: Option<&Folder>) -> (Program, Folder) {
+    let folder = Folder::new();
+    if let Some(other) = key {
+        fs::copy(other.path().join("seal.key"), folder.path().join("seal.key")).unwrap();
+    }
+    folder.write_whole(&format!(
+        "[store]\nkind = \"postgres\"\nurl = \"{}\"\nschema = \"operated\"\ndurability = \"single\"\npath = {:?}\n\
+         [replica]\nname = \"{name}\"\nlease = \"4s\"\n\
+         [admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{}",
+        database.url(),
+        folder.path(),
+        block("up", &worker.server),
+    ));
+    (Program::serve(&folder).await, folder)
+}
+
+/// The table with what differs from run to run taken out.
+fn plain(table: &str) -> Vec<String> {
+    let version = env!("CARGO_PKG_VERSION");
+    let is_age = |word: &&str| !(word.ends_with('s') && word.starts_with(|first: char| first.is_ascii_digit()));
+    let words = |line: &str| line.split_whitespace().filter(is_age).collect::<Vec<_>>().join(" ");
+    table.lines().map(|line| words(&line.replace(version, "VERSION"))).collect()
+}
+
+async fn until_list(program: &Program, what: &str, holds: impl Fn(&Value) -> bool) {
+    in_time(async {
+        loop {
+            let list = program.get("/replicas").await.json();
+            if holds(&list["replicas"]) {
+                return;
+            }
+            assert!(list["replicas"].is_array(), "{what}: {list}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_one_is_forgotten() {
+    let Some(database) = postgres::shared() else { return };
+    let worker = Worker::start().await;
+    let (one, folder) = gateway(database, "a", &worker, None).await;
+    let (other, _other) = gateway(database, "b", &worker, Some(&folder)).await;
+    until_list(&one, "both", |list| list.as_array().is_some_and(|list| list.len() == 2)).await;
+    let (code, table, said) = operate(&one, &["replicas", "list"]).await;
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    let records = plain(&table)[1].rsplit(' ').next().unwrap().to_owned();
+    let expected = [
+        "NAME LIFE STATE BEAT ADDRESS VERSION RECORDS".to_owned(),
+        format!("a 1 this one ago VERSION {records}"),
+        format!("b 2 living ago VERSION {records}"),
+    ];
+    assert_eq!(plain(&table), expected, "{table}");
+    let (code, listed, _) = operate(&other, &["replicas", "list", "--json"]).await;
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!((code, &listed[0]["state"], &listed[1]["state"]), (Some(0), &"living".into(), &"this one".into()));
+    assert!(listed[0]["beat_age_seconds"].as_f64().is_some_and(|age| age < 60.0), "{listed}");
+
+    // Whose they are stands in the list of each, and each can cancel them all.
+    let id = other.task("/up/mcp", "k").await;
+    let kept = other.task("/up/mcp", "l").await;
+    one.task("/up/mcp", "m").await;
+    worker.calls(3).await;
+    for program in [&one, &other] {
+        let (_, table, _) = operate(program, &["tasks", "list"]).await;
+        let mut holders: Vec<_> = table.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
+        holders.sort_unstable();
+        assert_eq!(holders, ["HOLDER", "a", "b", "b"], "{table}");
+    }
+    let (code, shown, _) = operate(&one, &["tasks", "show", id.as_str().unwrap()]).await;
+    assert!(code == Some(0) && shown.contains("\nholder    b\n"), "{shown}");
+    let (code, shown, _) = operate(&one, &["tasks", "cancel", id.as_str().unwrap()]).await;
+    assert!(code == Some(0) && shown.contains("state     cancelled\n"), "{shown}");
+    worker.server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
+    other.until("/up/mcp", &id, "cancelled").await;
+    let page = one.get("/metrics").await.body;
+    for series in
+        ["taskgate_replicas_living 2", "taskgate_database_unsure_writes_total 0", "taskgate_replica_beats_total "]
+    {
+        assert!(page.contains(&format!("\n{series}")), "{series} in {page}");
+    }
+    let page = one.get("/").await.body;
+    assert!(page.contains("\nreplica b (life 2): living, version ") && page.contains("/tasks /replicas "), "{page}");
+
+    for (name, why) in [
+        ("b", "taskgate: the replica is alive; one that is dead can be forgotten"),
+        ("c", "taskgate: no replica has this name"),
+    ] {
+        let (code, _, said) = operate(&one, &["replicas", "forget", name]).await;
+        assert_eq!((code, said.trim()), (Some(1), why));
+    }
+    other.signal("KILL");
+    until_list(&one, "b is dead", |list| list[1]["state"] == "dead").await;
+    one.until("/up/mcp", &kept, "failed").await;
+    let forgotten = async || operate(&one, &["replicas", "forget", "b"]).await;
+    let mut answer = forgotten().await;
+    while answer.2.contains("still has") {
+        answer = forgotten().await;
+    }
+    assert_eq!(answer, (Some(0), "forgotten: b\n".to_owned(), String::new()));
+    until_list(&one, "one is left", |list| list.as_array().is_some_and(|list| list.len() == 1)).await;
+    let (code, _, said) = forgotten().await;
+    assert_eq!((code, said.trim()), (Some(1), "taskgate: no replica has this name"));
+    assert_eq!(database.psql("SELECT count(*) FROM operated.tg_replica"), "1");
+}
+
+#[tokio::test]
+async fn a_gateway_that_shares_its_store_with_nobody_lists_nobody() {
+    let worker = Worker::start().await;
+    let folder = Folder::new();
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    for order in [&["replicas", "list"][..], &["replicas", "forget", "a"]] {
+        let (code, _, said) = operate(&program, order).await;
+        assert_eq!((code, said.trim()), (Some(1), "taskgate: this gateway shares its store with no other"));
+    }
+    let page = program.get("/").await.body;
+    assert!(!page.contains("replica"), "{page}");
+    let json = ("accept", "application/json");
+    let page = send(program.admin, "GET", "/", &[json], "").await.json();
+    assert!(page["replicas"].is_null() && page["tasks"].is_object(), "{page}");
+    assert_eq!(program.get("/replicas/a").await.status, 404);
+    assert_eq!(program.get("/replicas/a/forget").await.status, 405);
+}

@@ -11,8 +11,9 @@ use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
 use crate::boot_clock::since_boot;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::KeyPrint;
+use crate::replica::OwnStanding;
 use crate::server::admin::{Readiness, ReasonWeight};
-use crate::store::postgres::{PostgresHealth, PostgresOpenError, PostgresStore};
+use crate::store::postgres::{PostgresOpenError, PostgresStore};
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::telemetry;
@@ -66,7 +67,9 @@ impl SharedLife {
     /// Returns once it has ended.
     pub(super) async fn ended(&self) -> LifeEnd {
         self.replaced.cancelled().await;
-        if self.store.health() == PostgresHealth::Lost { LifeEnd::StoreLost } else { LifeEnd::Replaced }
+        // How the store is may be said later than what this life may do.
+        let standing = self.store.watch_replicas().borrow().standing;
+        if matches!(standing, OwnStanding::StoreLost(_)) { LifeEnd::StoreLost } else { LifeEnd::Replaced }
     }
 }
 

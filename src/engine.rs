@@ -6,6 +6,7 @@
 pub mod admission;
 pub mod apply;
 pub mod call;
+mod calls_end;
 mod change;
 pub mod change_subscribers;
 pub mod changes_elsewhere;
@@ -32,6 +33,7 @@ pub use call::{
     Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RoundRetry, RoundSupport, TaskNotice,
     TaskNoticeSink, declared_questions,
 };
+pub use calls_end::CallsEnd;
 pub use change_subscribers::ChangeSubscribers;
 pub use list_all::SURVEY_MAX;
 pub use subtask_tree::SubtaskTree;
@@ -40,7 +42,7 @@ pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
-use crate::task::{Clock, Principal, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Clock, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// Draws the bits of a new task's id.
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
@@ -63,7 +65,7 @@ pub struct Engine {
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
     /// Cancelled once no call is waited for any more.
-    calls_end: CancellationToken,
+    calls_end: CallsEnd,
 }
 
 impl std::fmt::Debug for Engine {
@@ -96,7 +98,7 @@ impl Engine {
             unstored: runner::UnstoredTaskLog::default(),
             metrics: task_metrics::TaskMetrics::default(),
             leaving: CancellationToken::new(),
-            calls_end: CancellationToken::new(),
+            calls_end: CallsEnd::default(),
         })
     }
 
@@ -203,17 +205,17 @@ impl Engine {
         self.runners.len()
     }
 
-    /// Ends the calls in progress: clients that wait for one are told that the gateway ends (`gateway_restart`); tasks
+    /// Ends the calls in progress: clients that wait for one are told why, which is `gateway_restart` where the gateway ends; tasks
     /// stay as they are stored, and a later life judges them. Upstreams are told nothing. To be called before the
     /// connections to them end: what ends with those is not their doing.
-    pub fn end_calls(&self) {
+    pub fn end_calls(&self, why: Reason) {
         self.leaving.cancel();
-        self.calls_end.cancel();
+        self.calls_end.end(why);
     }
 
-    /// Cancelled by [`Engine::end_calls`].
+    /// What [`Engine::end_calls`] brings about.
     #[must_use]
-    pub const fn calls_end(&self) -> &CancellationToken {
+    pub const fn calls_end(&self) -> &CallsEnd {
         &self.calls_end
     }
 }

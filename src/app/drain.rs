@@ -8,7 +8,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
 use super::live_calls::{CallSurvey, LiveCalls};
+use super::task_store::LifeEnd;
 use crate::server::DrainPlan;
+use crate::task::Reason;
 
 /// How long before the end of a drain the calls are ended that are still in progress, and the streams of those who listen: so
 /// that they can be told.
@@ -25,8 +27,12 @@ impl Gateway {
     }
 
     /// Ends at once: of what is in progress nothing can be written any more.
-    pub(super) async fn end_life(mut self) {
-        let calls = self.live_calls().end();
+    pub(super) async fn end_life(mut self, ended: LifeEnd) {
+        let why = match ended {
+            LifeEnd::Replaced => Reason::GatewayRestart,
+            LifeEnd::StoreLost => Reason::StoreLost,
+        };
+        let calls = self.live_calls().end(why);
         tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
         self.drain_max = Duration::ZERO;
         self.drain(None).await;
@@ -56,7 +62,7 @@ impl Gateway {
         let at_the_end = async {
             tokio::time::sleep(notice + until_farewell(plan)).await;
             // Before their connections end, on either side.
-            ended = calls.end();
+            ended = calls.end(Reason::GatewayRestart);
         };
         let finished = finish((&calls, self.clients.heard_out()), &self.ending, plan);
         let is_over = CancellationToken::new();

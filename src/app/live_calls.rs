@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Engine;
+use crate::task::Reason;
 use crate::upstream::limits::{CallCounts, CallPermitsByName};
 
 /// Upstreams that a line of the log names.
@@ -37,9 +38,9 @@ impl LiveCalls {
     }
 
     /// Ends all calls; what was in progress. Whoever waits is told in the background.
-    pub(super) fn end(&self) -> CallSurvey {
+    pub(super) fn end(&self, why: Reason) -> CallSurvey {
         let ended = self.survey();
-        self.engine.end_calls();
+        self.engine.end_calls(why);
         ended
     }
 }

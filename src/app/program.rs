@@ -28,6 +28,7 @@ use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store,
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::demo::DemoServer;
 use crate::server::StartError;
+use crate::task::Reason;
 use crate::telemetry::{self, LogFormat};
 
 /// How long balancers have to notice a drain before nothing is accepted any more.
@@ -141,7 +142,7 @@ async fn until_signal(
             }
         };
         let config = gateway.successor();
-        Box::pin(gateway.end_life()).await;
+        Box::pin(gateway.end_life(ended)).await;
         if ended == LifeEnd::StoreLost {
             return Ok(LastLife::StoreLost);
         }
@@ -164,7 +165,7 @@ async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mu
     tokio::select! {
         () = &mut draining => (),
         _ = signals.next() => {
-            let ended = calls.end();
+            let ended = calls.end(Reason::GatewayRestart);
             tracing::warn!(calls_lost = ended.lost(), calls = %ended, "ended before the drain was done");
             // While their connections are there still. Fails where the notice or a client takes longer.
             let _ = timeout(TOLD_MAX, draining).await;

@@ -28,7 +28,7 @@ use crate::face::sse::SseServed;
 use crate::face::stdio;
 use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
-use crate::task::{Clock as _, Principal, SystemClock};
+use crate::task::{Clock as _, Principal, Reason, SystemClock};
 use crate::telemetry::{self, LogFormat};
 use crate::upstream::TaskScope;
 
@@ -163,7 +163,7 @@ impl WrappedGateway {
     /// Ends the calls that the host waits for, which it is told.
     async fn end_calls(&self) {
         self.take_back().await;
-        tell_of_lost(&self.parts.live_calls().end());
+        tell_of_lost(&self.parts.live_calls().end(Reason::GatewayRestart));
     }
 
     /// Takes tasks back that nobody can ask for any more.
@@ -182,7 +182,7 @@ impl WrappedGateway {
         let GatewayParts { engine, store, life, leaving, .. } = self.parts;
         engine.drain(DRAIN_MAX).await;
         // Before the server ends, which is then no doing of its own.
-        tell_of_lost(&calls.end());
+        tell_of_lost(&calls.end(Reason::GatewayRestart));
         engine.drain(REST_MAX).await;
         leaving.cancel();
         self.ending.cancel();

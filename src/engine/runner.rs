@@ -261,7 +261,7 @@ impl Runner {
             order = orders => RunnerEvent::Orders(order),
             () = self.client.left(), if may_leave => RunnerEvent::ClientGone,
             // Before whatever else there is: the permit of one that ended must not send the next.
-            () = self.engine.calls_end.cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
+            () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(self.deadline) => RunnerEvent::DeadlineOver,
             event = self.stage.next() => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,

@@ -442,11 +442,13 @@ const fn reason_code(reason: Reason) -> u8 {
         Reason::TooMuchStored => 26,
         Reason::RateLimited => 27,
         Reason::ReplicaAway => 28,
+        // Told to those who wait alone: such a store is written to no more.
+        Reason::StoreLost => 29,
     }
 }
 
 /// Every reason that has a number; the tests see that none is missing.
-const REASONS: [Reason; 29] = [
+const REASONS: [Reason; 30] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamHttpStatus,
@@ -476,4 +478,5 @@ const REASONS: [Reason; 29] = [
     Reason::TooMuchStored,
     Reason::RateLimited,
     Reason::ReplicaAway,
+    Reason::StoreLost,
 ];

@@ -399,6 +399,8 @@ pub enum Reason {
     Draining,
     /// The replica where the session is at home cannot be reached, or ended before it answered.
     ReplicaAway,
+    /// What all gateways keep their tasks in lost what it had acknowledged.
+    StoreLost,
     /// A bug in the gateway ended the call.
     Internal,
 }

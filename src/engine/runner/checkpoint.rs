@@ -12,7 +12,7 @@ use crate::engine::TaskError;
 use crate::engine::apply::AppliedEvent;
 use crate::engine::call::{CallEnd, CallSpec};
 use crate::store::WriteRole;
-use crate::task::{Event, Executed, GatewayFault, Reason, StoredCall, TaskKey};
+use crate::task::{Event, Executed, StoredCall, TaskKey};
 use crate::upstream::limits::CallProspect;
 use crate::upstream::{ResumeToken, UpstreamTaskMode};
 use crate::wire::Payload;
@@ -172,7 +172,8 @@ impl Runner {
         if !self.has_handle() && self.client.is_there() {
             let executed = if self.stage.is_waiting() { self.executed_so_far() } else { Executed::Unknown };
             self.client.release(std::mem::take(&mut self.held)).await;
-            self.client.end(CallEnd::Outcome(lost(GatewayFault::new(Reason::GatewayRestart, executed)))).await;
+            let fault = self.engine.calls_end.fault(executed);
+            self.client.end(CallEnd::Outcome(lost(fault))).await;
         }
         RunnerFlow::Stop
     }

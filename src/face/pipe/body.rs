@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use super::held_call::until_calls_end;
 use super::stream_tail::{EVENT_BYTES_MAX, StreamPause, StreamTail};
 use crate::dialect::faults::gateway_error;
+use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -51,7 +52,7 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn is_resumable(&self) -> bool;
 
     /// Cancelled once the gateway ends and no call is waited for any more; `None` of what takes no long.
-    fn calls_end(&self) -> Option<&CancellationToken>;
+    fn calls_end(&self) -> Option<&CallsEnd>;
 
     /// Notes whether its client can come back for the rest, also to a later process.
     fn note_place(&mut self, _has_place: bool) {}
@@ -218,11 +219,12 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Whether the gateway ends, and waits for the call no longer.
-    fn ends_with_gateway(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(end) = self.call.as_ref().and_then(AnsweredRequest::calls_end) else { return false };
-        let end = self.calls_end.get_or_insert_with(|| Box::pin(end.clone().cancelled_owned()));
-        end.as_mut().poll(cx).is_ready()
+    /// What is told of the call if the gateway ends, and waits for it no longer.
+    fn ends_with_gateway(&mut self, cx: &mut Context<'_>) -> Option<GatewayFault> {
+        let end = self.call.as_ref().and_then(AnsweredRequest::calls_end)?;
+        let wait = self.calls_end.get_or_insert_with(|| Box::pin(end.token().clone().cancelled_owned()));
+        let is_over = wait.as_mut().poll(cx).is_ready();
+        is_over.then(|| end.fault(Executed::Unknown))
     }
 
     /// A stream that broke.
@@ -310,9 +312,8 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             Poll::Ready(None) => return Poll::Ready(this.end()),
             Poll::Pending => (),
         }
-        if this.ends_with_gateway(cx) {
+        if let Some(ended) = this.ends_with_gateway(cx) {
             // As if its server had broken off: who can come back for the rest does, to the next process.
-            let ended = GatewayFault::new(Reason::GatewayRestart, Executed::Unknown);
             return Poll::Ready(Some(this.broke(io::Error::other(BodyBreakError(ended)))));
         }
         loop {

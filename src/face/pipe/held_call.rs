@@ -1,10 +1,9 @@
 //! Holds what a `tools/call` in a pipe has while it is in progress: a permit, and a part in the count of calls; and ends it
 //! with the gateway.
 
-use tokio_util::sync::CancellationToken;
-
+use crate::engine::CallsEnd;
 use crate::face::served::Served;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Executed, GatewayFault, Principal};
 use crate::upstream::limits::{CallInProgress, CallPermit, CallProspect};
 
 /// A call at its upstream.
@@ -12,7 +11,7 @@ use crate::upstream::limits::{CallInProgress, CallPermit, CallProspect};
 pub(in crate::face) struct HeldCall {
     _permit: CallPermit,
     in_progress: CallInProgress,
-    calls_end: CancellationToken,
+    calls_end: CallsEnd,
 }
 
 impl HeldCall {
@@ -39,8 +38,8 @@ impl HeldCall {
         self.in_progress.now(if has_place { CallProspect::Resumed } else { CallProspect::Held });
     }
 
-    /// Cancelled once no call is waited for any more.
-    pub(in crate::face) const fn calls_end(&self) -> &CancellationToken {
+    /// Says when no call is waited for any more.
+    pub(in crate::face) const fn calls_end(&self) -> &CallsEnd {
         &self.calls_end
     }
 }
@@ -50,7 +49,7 @@ impl HeldCall {
 /// # Errors
 /// As `waiting`; and then.
 pub(super) async fn until_calls_end<T>(
-    calls_end: Option<&CancellationToken>,
+    calls_end: Option<&CallsEnd>,
     executed: Executed,
     waiting: impl Future<Output = Result<T, GatewayFault>>,
 ) -> Result<T, GatewayFault> {
@@ -58,7 +57,7 @@ pub(super) async fn until_calls_end<T>(
     tokio::select! {
         // Before whatever else there is: the permit of one that ended must not send the next.
         biased;
-        () = calls_end.cancelled() => Err(GatewayFault::new(Reason::GatewayRestart, executed)),
+        () = calls_end.token().cancelled() => Err(calls_end.fault(executed)),
         done = waiting => done,
     }
 }

@@ -22,7 +22,6 @@ use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use serde_json::json;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::in_flight::RequestStage;
@@ -31,6 +30,7 @@ use super::session_cache::ClientSession;
 use super::{SessionFaceState, not_allowed};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
+use crate::engine::CallsEnd;
 use crate::face::answer::{addressee, bare};
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
@@ -389,7 +389,7 @@ impl AnsweredRequest for PipedCall {
         &self.id
     }
 
-    fn calls_end(&self) -> Option<&CancellationToken> {
+    fn calls_end(&self) -> Option<&CallsEnd> {
         self.permit.as_ref().map(HeldCall::calls_end)
     }
 

@@ -24,6 +24,7 @@ use self::answer_edits::{AnswerEdits, EditTarget, GlancedMessage, SniffedAnswer,
 use super::{StatelessFace, StatelessRequestContext};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{failure_error, reason_key};
+use crate::engine::CallsEnd;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
@@ -232,7 +233,7 @@ impl AnsweredRequest for StatelessPipedCall {
         &self.id
     }
 
-    fn calls_end(&self) -> Option<&CancellationToken> {
+    fn calls_end(&self) -> Option<&CallsEnd> {
         self.permit.as_ref().map(HeldCall::calls_end)
     }
 

@@ -294,6 +294,7 @@ impl TaskFollower<'_> {
             | Reason::StoreFull
             | Reason::StoreFailed
             | Reason::StoreCorrupt
+            | Reason::StoreLost
             | Reason::QueueFull
             | Reason::QueueDeadline
             | Reason::Draining

@@ -1,7 +1,7 @@
 //! Shutting down: no new tasks, calls in progress are waited for, and not for ever.
 
 use serde_json::json;
-use taskgate::task::TaskMode;
+use taskgate::task::{Reason, TaskMode};
 
 use super::bridged::Caller;
 use super::rounds::{again, check_done, elicits, heard, modern, result_of, returns, round};
@@ -34,17 +34,21 @@ async fn a_drain_is_bounded_and_says_how_many_calls_it_let_go() {
 /// Tasks are a later life's to judge; who waits for an answer is told, since nobody else will.
 #[tokio::test(start_paused = true)]
 async fn calls_end_with_the_gateway_and_no_task_does() {
-    let world = World::with(Rules::default(), Script::silent());
-    let id = world.handle(&Ask::call()).await;
-    let plain = world.client(&Ask::call().without_extension());
-    tokio::time::sleep(millis(1)).await;
-    assert_eq!(world.engine.drain(seconds(30)).await, 2);
-    world.engine.end_calls();
-    let events = plain.await.unwrap().events().await;
-    let data = &events.last().unwrap().1["error"]["data"];
-    assert_eq!(*data, json!({ "source": "gateway", "reason": "gateway_restart", "executed": "unknown" }));
-    assert_eq!(world.engine.drain(seconds(1)).await, 0, "nobody runs them any more");
-    assert_eq!(world.get(&id).await["status"], "working", "what is stored is not changed");
+    for (reason, told) in [(Reason::GatewayRestart, "gateway_restart"), (Reason::StoreLost, "store_lost")] {
+        let world = World::with(Rules::default(), Script::silent());
+        let id = world.handle(&Ask::call()).await;
+        let plain = world.client(&Ask::call().without_extension());
+        tokio::time::sleep(millis(1)).await;
+        assert_eq!(world.engine.drain(seconds(30)).await, 2);
+        world.engine.end_calls(reason);
+        // Whoever ends them once more changes nothing of what is told.
+        world.engine.end_calls(Reason::GatewayRestart);
+        let events = plain.await.unwrap().events().await;
+        let data = &events.last().unwrap().1["error"]["data"];
+        assert_eq!(*data, json!({ "source": "gateway", "reason": told, "executed": "unknown" }));
+        assert_eq!(world.engine.drain(seconds(1)).await, 0, "nobody runs them any more");
+        assert_eq!(world.get(&id).await["status"], "working", "what is stored is not changed");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,11 +3,11 @@
 use std::fs;
 use std::time::Duration;
 
-use serde_json::Value;
-use support::postgres::{self, PostgresServer};
+use serde_json::{Value, json};
+use support::postgres::{self, PostgresServer, ServerStop};
 use tokio::process::Command;
 
-use super::program::{Folder, Program, Worker, block, send};
+use super::program::{Call, Folder, Program, Worker, block, send};
 use super::upstream::in_time;
 
 async fn operate(program: &Program, arguments: &[&str]) -> (Option<i32>, String, String) {
@@ -18,20 +18,24 @@ async fn operate(program: &Program, arguments: &[&str]) -> (Option<i32>, String,
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
+/// The configuration of a gateway on a database.
+fn configured(folder: &Folder, (url, schema): (&str, &str), name: &str, worker: &Worker) {
+    folder.write_whole(&format!(
+        "[store]\nkind = \"postgres\"\nurl = \"{url}\"\nschema = \"{schema}\"\ndurability = \"single\"\npath = {:?}\n\
+         write_max = \"1s\"\n[replica]\nname = \"{name}\"\nlease = \"4s\"\n\
+         [admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{}",
+        folder.path(),
+        block("up", &worker.server),
+    ));
+}
+
 /// A gateway on a database, which seals with `key` if there is one yet.
 async fn gateway(database: &PostgresServer, name: &str, worker: &Worker, key: Option<&Folder>) -> (Program, Folder) {
     let folder = Folder::new();
     if let Some(other) = key {
         fs::copy(other.path().join("seal.key"), folder.path().join("seal.key")).unwrap();
     }
-    folder.write_whole(&format!(
-        "[store]\nkind = \"postgres\"\nurl = \"{}\"\nschema = \"operated\"\ndurability = \"single\"\npath = {:?}\n\
-         [replica]\nname = \"{name}\"\nlease = \"4s\"\n\
-         [admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{}",
-        database.url(),
-        folder.path(),
-        block("up", &worker.server),
-    ));
+    configured(&folder, (&database.url(), "operated"), name, worker);
     (Program::serve(&folder).await, folder)
 }
 
@@ -143,4 +147,85 @@ async fn a_gateway_that_shares_its_store_with_nobody_lists_nobody() {
     assert!(page["replicas"].is_null() && page["tasks"].is_object(), "{page}");
     assert_eq!(program.get("/replicas/a").await.status, 404);
     assert_eq!(program.get("/replicas/a/forget").await.status, 405);
+}
+
+async fn until_ready_says(program: &Program, line: &str) {
+    let said = async {
+        let mut last = String::new();
+        loop {
+            let body = program.get("/readyz").await.body;
+            if body.trim_end() == line {
+                return;
+            }
+            if body != last {
+                last = body;
+                // Shown where the test fails.
+                println!("{last}");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), said).await.unwrap_or_else(|_| panic!("never {line:?}"));
+}
+
+/// Each trouble has a line of its own, and passes by itself.
+#[tokio::test]
+async fn readiness_says_what_is_in_the_way_of_the_database() {
+    let Some(database) = PostgresServer::start(&[]) else { return };
+    let worker = Worker::start().await;
+    let folder = Folder::new();
+    database.psql("CREATE ROLE keeper LOGIN; GRANT CREATE ON DATABASE postgres TO keeper");
+    let url = database.url().replace("postgres@", "keeper@");
+    configured(&folder, (&url, "operated"), "a", &worker);
+    let program = Program::serve(&folder).await;
+    until_ready_says(&program, "ready").await;
+    let cut =
+        || database.psql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'keeper'");
+    let role = |change: &str| database.psql(&format!("ALTER ROLE keeper {change}"));
+    for (trouble, line, remedy) in [
+        ("CONNECTION LIMIT 0", "store refuses connections", "CONNECTION LIMIT -1"),
+        ("SET default_transaction_read_only = on", "store read-only", "RESET default_transaction_read_only"),
+    ] {
+        role(trouble);
+        cut();
+        until_ready_says(&program, line).await;
+        role(remedy);
+        until_ready_says(&program, "ready").await;
+    }
+    let names = |names: &str| {
+        database.configure(&[&format!("synchronous_standby_names = '{names}'")]);
+        database.reload();
+    };
+    names("nobody");
+    until_ready_says(&program, "store behind").await;
+    names("");
+    until_ready_says(&program, "ready").await;
+    database.stop(ServerStop::Fast);
+    until_ready_says(&program, "store away").await;
+    database.restart();
+    until_ready_says(&program, "ready").await;
+}
+
+/// F80: as after a restore from a backup, in which the gateway's own counter is older.
+#[tokio::test]
+async fn a_call_that_waits_hears_that_the_store_is_lost_and_the_gateway_ends_with_74() {
+    let Some(database) = postgres::shared() else { return };
+    let worker = Worker::start().await;
+    let folder = Folder::new();
+    configured(&folder, (&database.url(), "restored"), "a", &worker);
+    let mut program = Program::serve(&folder).await;
+    let call = Call::plain(&json!({}));
+    let (answer, ()) = tokio::join!(call.send(program.clients, "/up/mcp"), async {
+        worker.calls(1).await;
+        in_time(async {
+            while program.counted("taskgate_replica_beats_total").await < 2 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        database.psql("UPDATE restored.tg_replica SET beat = 0");
+    });
+    let data = answer.json()["error"]["data"].take();
+    assert_eq!((&data["reason"], &data["executed"]), (&"store_lost".into(), &"unknown".into()), "{answer:?}");
+    assert_eq!(program.ended().await, Some(74), "{}", program.log());
 }

@@ -79,6 +79,11 @@ impl PostgresWriter {
                 continue;
             };
             let Some(first) = self.next().await else { return };
+            if open.session.client.is_closed() {
+                // While nobody wrote: of this write it is certain that it was not made.
+                self.deferred.push_front(first);
+                continue;
+            }
             link = self.write(open, first).await;
         }
     }

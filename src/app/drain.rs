@@ -26,8 +26,12 @@ impl Gateway {
         self.parts.live_calls()
     }
 
-    /// Ends at once: of what is in progress nothing can be written any more.
+    /// Ends at once: of what is in progress nothing can be written any more. Servers hear nothing of it, as others go on in the
+    /// same sessions. The next start refuses a store that lost what it acknowledged.
     pub(super) async fn end_life(mut self, ended: LifeEnd) {
+        if let Some(shared) = self.shared.as_mut().filter(|_| ended == LifeEnd::StoreLost) {
+            shared.remember_loss();
+        }
         let why = match ended {
             LifeEnd::Replaced => Reason::GatewayRestart,
             LifeEnd::StoreLost => Reason::StoreLost,
@@ -35,7 +39,7 @@ impl Gateway {
         let calls = self.live_calls().end(why);
         tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
         self.drain_max = Duration::ZERO;
-        self.drain(None).await;
+        self.end(None, false).await;
     }
 
     /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those that are left are ended and those who
@@ -44,6 +48,10 @@ impl Gateway {
     /// `notice` is how long balancers have to notice it; `None` where another process goes on with the sockets, so that nobody
     /// need notice.
     pub async fn drain(self, notice: Option<Duration>) {
+        self.end(notice, true).await;
+    }
+
+    async fn end(self, notice: Option<Duration>, closes_sessions: bool) {
         self.readiness.block(DRAINING);
         if let Some(shared) = &self.shared {
             shared.store.leave();
@@ -76,11 +84,13 @@ impl Gateway {
         let passed_on = OptionFuture::from(passed_on);
         let waited = async { tokio::join!(draining, finished, leave, passed_on) };
         let drained = alongside(Box::pin(waited), at_the_end).await.0;
-        let retired = self.retired.all();
-        let closing =
-            self.upstreams.iter().map(|one| one.served.upstream.close()).chain(retired.iter().map(|one| one.close()));
-        // Those who are slow are left: what is stored is stored.
-        let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
+        if closes_sessions {
+            let retired = self.retired.all();
+            let served = self.upstreams.iter().map(|one| one.served.upstream.close());
+            let closing = served.chain(retired.iter().map(|one| one.close()));
+            // Those who are slow are left: what is stored is stored.
+            let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
+        }
         self.parts.life.stop.cancel();
         self.parts.life.tracker.close();
         self.parts.store.close().await;

@@ -16,6 +16,8 @@ use crate::replica::{Incarnation, StoreGeneration};
 use crate::store::postgres::PriorLife;
 
 const FILE_MODE: u32 = 0o600;
+/// Stands for a life that no store knows.
+const UNKNOWN: Incarnation = Incarnation(i64::MAX.unsigned_abs());
 /// More than is ever written.
 const BYTES_MAX: u64 = 256;
 
@@ -81,6 +83,14 @@ impl ReplicaFile {
         let written = written.and_then(|()| self.file.set_len(text.len() as u64));
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
     }
+
+    /// Writes down that the store of a life lost what it acknowledged: whoever reads that takes it for another one, or an older one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn remember_loss(&mut self, life: PriorLife) -> Result<(), ReplicaFileError> {
+        self.remember(PriorLife { holder: UNKNOWN, ..life })
+    }
 }
 
 fn read(text: &str) -> Option<PriorLife> {
@@ -105,7 +115,12 @@ mod tests {
         assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Locked { .. })));
         assert!(ReplicaFile::lock(folder.path(), "b").is_ok(), "another replica has another file");
         drop(file);
-        assert_eq!(ReplicaFile::lock(folder.path(), "a").unwrap().1, Some(LIFE));
+        let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
+        assert_eq!(prior, Some(LIFE));
+        file.remember_loss(LIFE).unwrap();
+        drop(file);
+        let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1.unwrap();
+        assert!(prior.holder > LIFE.holder && prior.generation == LIFE.generation, "{prior:?}");
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::replica_file::{ReplicaFile, ReplicaFileError};
 use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
 use crate::boot_clock::since_boot;
+use crate::cause::CauseChain;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::KeyPrint;
 use crate::replica::OwnStanding;
@@ -51,7 +52,7 @@ pub(super) struct SharedLife {
     /// Cancelled once it has ended.
     replaced: CancellationToken,
     /// Locked as long as it lasts, where there is a place for it.
-    _file: Option<ReplicaFile>,
+    file: Option<ReplicaFile>,
 }
 
 /// Why a gateway's life among others has ended.
@@ -67,9 +68,17 @@ impl SharedLife {
     /// Returns once it has ended.
     pub(super) async fn ended(&self) -> LifeEnd {
         self.replaced.cancelled().await;
-        // How the store is may be said later than what this life may do.
+        // By what ended it: how the store is may be said later.
         let standing = self.store.watch_replicas().borrow().standing;
         if matches!(standing, OwnStanding::StoreLost(_)) { LifeEnd::StoreLost } else { LifeEnd::Replaced }
+    }
+
+    /// Has the next start refuse this store: it may know this life, and be older all the same.
+    pub(super) fn remember_loss(&mut self) {
+        let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember_loss(self.store.life()));
+        if let Err(error) = remembered {
+            tracing::warn!(error = %CauseChain(&error), "the next start may go on with a store that lost what it acknowledged");
+        }
     }
 }
 
@@ -154,7 +163,7 @@ fn join(
     life.tracker.spawn(async move {
         stop.run_until_cancelled(shared_store::watch(&watched, &readiness, &told)).await;
     });
-    let shared = SharedLife { store: Arc::clone(&store), replaced, _file: opening.into_file() };
+    let shared = SharedLife { store: Arc::clone(&store), replaced, file: opening.into_file() };
     OpenedStore { clock: store.clock(), store, shared: Some(shared) }
 }
 

@@ -72,7 +72,7 @@ use super::tasks::{
 };
 use crate::cause::CauseChain;
 use crate::metric;
-use crate::replica::{Incarnation, StoreGeneration};
+use crate::replica::{Incarnation, OwnStanding, StoreGeneration};
 use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
@@ -250,12 +250,15 @@ impl PostgresStore {
     }
 
     /// Writes what waits, gives up this life's rows, ends all connections, and waits until they are closed. Every later use
-    /// fails. Where the database is away the others wait for the lease.
+    /// fails. Where the database is away the others wait for the lease. A life that has ended before has nothing to wait for.
     pub async fn close(&self) {
         // A beat that comes after the end of this life would find that it is dead.
         self.silence.cancel();
         self.end.cancel();
         self.tracker.close();
+        if matches!(self.view.borrow().standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
+            return;
+        }
         // Readers and beats end at once; the drivers of connections with them.
         let ended = async { tokio::join!(self.lists.close(), self.tracker.wait()) };
         let _ = tokio::time::timeout(self.state.settings.write_max, ended).await;

@@ -3,6 +3,7 @@
 mod chosen_ids;
 mod kill_cycles;
 mod power_cut;
+mod replicas;
 mod restarts;
 mod split_calls;
 mod subtasks;

@@ -29,7 +29,7 @@ async fn keeper(name: &str, tree: &SubtaskServer, environment: &[(&str, &str)]) 
 /// A client of 2025-11-25, in a session if it had one before.
 async fn user(keeper: &Keeper, before: Option<&SessionUser>) -> SessionUser {
     const VERSION: &str = "2025-11-25";
-    let address = keeper.place().borrow().unwrap();
+    let address = keeper.address();
     let (over, connections) = (HttpOptions::default(), TaskTracker::new());
     let mut client = Client { address, session: None, version: None, accept: BOTH, over, connections };
     client.session = match before {

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::crowd::{Crowd, Job};
 use super::dice::{Dice, seed};
 use super::fault_proxy::{Fault, FaultProxy, Verb};
-use super::history::{Bounds, Entry, Fact, History, PollResult, Violation, violations};
+use super::history::{Bounds, Entry, Fact, History, PollResult, Violation, story, violations};
 use super::keeper::Keeper;
 use super::ledger::Ledger;
 use super::wire_client::{Flavour, WireClient};
@@ -110,7 +110,7 @@ pub(crate) async fn check(plan: Plan) -> String {
                 handles += tally.handles;
                 completed += tally.completed;
                 mistakes.extend(tally.violations.iter().map(|found| format!("KILL_SEED={seed} {found}")));
-                mistakes.extend(tally.violations.first().map(|found| tally.story(found)));
+                mistakes.extend(tally.violations.first().map(|found| story(&tally.entries, found)));
             }
             Err(error) => mistakes.push(format!("KILL_SEED={seed} {error}")),
         }
@@ -118,33 +118,6 @@ pub(crate) async fn check(plan: Plan) -> String {
     assert!(mistakes.is_empty(), "{}\n{}", plan.fault, mistakes.join("\n"));
     assert!(handles > 0 && completed > 0, "{}: nothing was tried", plan.fault);
     format!("{}: {handles} handles, {completed} looks at completed tasks, seeds {seeds:?}", plan.fault)
-}
-
-impl Tally {
-    /// What happened to the call that a violation is about.
-    fn story(&self, violation: &Violation) -> String {
-        let sent = self
-            .entries
-            .iter()
-            .filter_map(|entry| if let Fact::Sends { nonce, .. } = &entry.fact { Some(nonce.as_str()) } else { None });
-        let handles: Vec<_> = self
-            .entries
-            .iter()
-            .filter_map(|entry| {
-                let Fact::Handle { nonce, task, .. } = &entry.fact else { return None };
-                Some((nonce.as_str(), task.as_str()))
-            })
-            .collect();
-        let of_task = handles.iter().find(|(_, task)| violation.what.contains(task)).map(|(nonce, _)| *nonce);
-        let Some(nonce) = of_task.or_else(|| sent.into_iter().find(|nonce| violation.what.contains(nonce))) else {
-            return String::new();
-        };
-        let task = handles.iter().find(|(of, _)| *of == nonce).map_or("no task", |(_, task)| *task);
-        let told = self.entries.iter().filter(|entry| !matches!(entry.fact, Fact::Read { .. }));
-        let lines = told.map(|entry| format!("    {:?} {:?}", entry.at, entry.fact));
-        let is_about = |line: &String| line.contains(nonce) || line.contains(task) || !line.contains('{');
-        lines.filter(is_about).collect::<Vec<_>>().join("\n")
-    }
 }
 
 /// Twelve calls: plain tasks, promoted calls, questions, cancels, tools that are safe to repeat.
@@ -190,7 +163,7 @@ async fn cycle(plan: Plan, seed: u64) -> Result<Tally, String> {
     let proxy = FaultProxy::start(ledger.server.address).await;
     let config = upstreams(&format!("http://{}/mcp", proxy.address), plan.keys);
     let mut keeper = Keeper::new(&format!("{}-{seed}", plan.fault), &config, Arc::clone(&history));
-    let crowd = Crowd::new(Arc::clone(&history), keeper.place());
+    let crowd = Crowd::new(Arc::clone(&history), keeper.places());
     let work = join_all(jobs(&mut dice, seed, plan).into_iter().map(|(job, flavour, wait)| {
         let crowd = &crowd;
         async move {

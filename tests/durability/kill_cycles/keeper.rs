@@ -1,17 +1,17 @@
 //! Starts the program, sees it die, and starts it again on the same folder.
 
 use std::fs::File;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -20,51 +20,105 @@ use super::history::{Fact, History};
 /// The longest that the program may take to serve, or to die where it is meant to.
 const START_MAX: Duration = Duration::from_secs(20);
 const DEATH_MAX: Duration = Duration::from_secs(20);
+/// A free port of this machine.
+const ANYWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
 
 /// One folder, and the lives of the program on it.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     folder: TempDir,
     log: PathBuf,
+    /// The sections of the configuration in front of the upstreams.
+    head: String,
     history: Arc<History>,
-    place: watch::Sender<Option<SocketAddr>>,
+    /// Where this and other programs serve.
+    places: watch::Sender<Vec<SocketAddr>>,
     child: Option<Child>,
+    lines: Option<Lines<BufReader<ChildStdout>>>,
+    address: Option<SocketAddr>,
+    admin: Option<SocketAddr>,
 }
 
 impl Keeper {
     /// `upstreams` is the part of the configuration that names them.
     pub(crate) fn new(name: &str, upstreams: &str, history: Arc<History>) -> Self {
+        let kind = std::env::var("KILL_STORE").unwrap_or_else(|_| "disk".to_owned());
+        let store =
+            |folder: &Path| format!("[store]\nkind = \"{kind}\"\npath = \"{}\"\n", folder.join("data").display());
+        Self::beside((name, &store), upstreams, history, watch::Sender::default())
+    }
+
+    /// One of several, with further sections of the configuration, which are made for its folder.
+    pub(crate) fn beside(
+        (name, sections): (&str, &dyn Fn(&Path) -> String),
+        upstreams: &str,
+        history: Arc<History>,
+        places: watch::Sender<Vec<SocketAddr>>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let logs = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kill-cycles");
         std::fs::create_dir_all(&logs).unwrap();
         let log = logs.join(format!("{name}.log"));
         let _ = std::fs::remove_file(&log);
-        let keeper = Self { folder, log, history, place: watch::Sender::default(), child: None };
+        let head = sections(folder.path());
+        let (child, lines, address, admin) = (None, None, None, None);
+        let keeper = Self { folder, log, head, history, places, child, lines, address, admin };
         keeper.configure(upstreams);
         keeper
     }
 
     /// Writes the configuration anew, as an operator does: whole, and then in its place.
     pub(crate) fn configure(&self, upstreams: &str) {
+        self.configure_at([ANYWHERE; 2], upstreams);
+    }
+
+    /// The same with addresses for clients and for operators.
+    pub(crate) fn configure_at(&self, [clients, admin]: [SocketAddr; 2], upstreams: &str) {
         let folder = self.folder.path();
-        let kind = std::env::var("KILL_STORE").unwrap_or_else(|_| "disk".to_owned());
         let text = format!(
-            "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n[limits]\ndrain_max = \"2s\"\n\
-             [store]\nkind = \"{kind}\"\npath = \"{}\"\n{upstreams}",
-            folder.join("data").display(),
+            "[listen]\naddress = \"{clients}\"\n[admin]\naddress = \"{admin}\"\n[limits]\ndrain_max = \"2s\"\n{}{upstreams}",
+            self.head
         );
         let draft = folder.join("draft.toml");
         std::fs::write(&draft, text).unwrap();
         std::fs::rename(draft, folder.join("taskgate.toml")).unwrap();
     }
 
-    pub(crate) fn place(&self) -> watch::Receiver<Option<SocketAddr>> {
-        self.place.subscribe()
+    /// Adds keys to the last of the sections in front of the upstreams; [`Keeper::configure`] writes them.
+    pub(crate) fn add_keys(&mut self, keys: &str) {
+        self.head.push_str(keys);
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn places(&self) -> watch::Receiver<Vec<SocketAddr>> {
+        self.places.subscribe()
+    }
+
+    /// Where it serves clients.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address.expect("it serves")
+    }
+
+    /// Where it serves operators.
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin.expect("it serves")
+    }
+
+    pub(crate) const fn is_running(&self) -> bool {
+        self.child.is_some()
     }
 
     /// Where the program says what it does.
     pub(crate) const fn log(&self) -> &PathBuf {
         &self.log
+    }
+
+    /// All that it said so far.
+    pub(crate) fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Nobody needs it where all went well.
@@ -74,6 +128,12 @@ impl Keeper {
 
     /// Starts the program and tells the clients where it serves. `None` if it died first.
     pub(crate) async fn start(&mut self, environment: &[(&str, &str)]) -> Option<()> {
+        self.launch(environment);
+        self.serves().await
+    }
+
+    /// Starts the program, whether it will serve or not.
+    pub(crate) fn launch(&mut self, environment: &[(&str, &str)]) {
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
         command.arg("serve").arg("--config").arg(self.folder.path().join("taskgate.toml"));
@@ -84,7 +144,13 @@ impl Keeper {
         command.kill_on_drop(true);
         command.envs(environment.iter().copied());
         let mut child = command.spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        self.lines = Some(BufReader::new(child.stdout.take().unwrap()).lines());
+        self.child = Some(child);
+    }
+
+    /// Waits until the program serves, and tells the clients. `None` if it died first.
+    pub(crate) async fn serves(&mut self) -> Option<()> {
+        let mut lines = self.lines.take().expect("it was launched");
         let served = async {
             let mut address = None;
             loop {
@@ -93,30 +159,45 @@ impl Keeper {
                     address = url.split('/').next()?.parse().ok();
                 }
                 // The last line: nothing is printed to a pipe that is closed.
-                if line.starts_with("admin") {
-                    return address;
+                if let Some(admin) = line.strip_prefix("admin   http://") {
+                    return address.zip(admin.trim().parse().ok());
                 }
             }
         };
-        let address = timeout(START_MAX, served).await.expect("the program starts or ends in time");
-        self.child = Some(child);
-        if address.is_none() {
+        let served = timeout(START_MAX, served).await.expect("the program starts or ends in time");
+        let Some((address, admin)) = served else {
             self.wait().await;
             return None;
-        }
+        };
+        (self.address, self.admin) = (Some(address), Some(admin));
         self.history.record(Fact::Starts);
-        self.place.send_replace(address);
+        self.show(true);
         Some(())
+    }
+
+    /// Tells the clients whether to ask it, as a balancer does.
+    pub(crate) fn show(&self, is_shown: bool) {
+        let Some(own) = self.address else { return };
+        self.places.send_modify(|places| {
+            places.retain(|place| *place != own);
+            places.extend(is_shown.then_some(own));
+        });
     }
 
     /// Waits for the program's end.
     async fn wait(&mut self) -> ExitStatus {
         let mut child = self.child.take().expect("it was started");
         let status = timeout(DEATH_MAX, child.wait()).await.expect("the program ends in time").unwrap();
-        if self.place.send_replace(None).is_some() {
+        self.show(false);
+        if self.address.take().is_some() {
             self.history.record(Fact::Ends);
         }
         status
+    }
+
+    /// Waits for the program's end, and with which code it ends by itself.
+    pub(crate) async fn ends(&mut self) -> Option<i32> {
+        self.wait().await.code()
     }
 
     /// Waits until the program kills itself.

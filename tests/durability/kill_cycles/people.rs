@@ -11,7 +11,7 @@ use super::keeper::Keeper;
 
 /// A client of one version, in a session if it had one before.
 pub(crate) async fn user(keeper: &Keeper, version: &str, before: Option<&SessionUser>) -> SessionUser {
-    let address = keeper.place().borrow().unwrap();
+    let address = keeper.address();
     let over = HttpOptions::default();
     let connections = TaskTracker::new();
     let mut client = Client { address, session: None, version: None, accept: BOTH, over, connections };

@@ -1,24 +1,10 @@
-//! F58: somebody sets the machine's clock while the program runs. The program's own wall clock is moved by a library
-//! that stands before the C library; what has passed goes on as it is.
-
-use std::fs;
-use std::path::PathBuf;
-use std::process::Command as Tool;
+//! F58: somebody sets the machine's clock while the program runs.
 
 use serde_json::{Value, json};
+use support::clock_shift::ClockShift;
 
 use super::program::{Call, Folder, Program, Worker, block};
 use super::upstream::in_time;
-
-/// The library, and the file that it reads.
-fn shim(folder: &Folder) -> (PathBuf, PathBuf) {
-    let (library, shift) = (folder.path().join("clock.so"), folder.path().join("shift"));
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/operations/clock.c");
-    let built = Tool::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status().unwrap();
-    assert!(built.success());
-    fs::write(&shift, "0").unwrap();
-    (library, shift)
-}
 
 async fn task(program: &Program, path: &str, id: &Value) -> Value {
     let call = Call::new("tasks/get", &json!({"taskId": id}));
@@ -47,7 +33,7 @@ fn updated(task: &Value) -> String {
 async fn f58_whoever_sets_the_clock_ends_no_task_early_and_extends_none() {
     let worker = Worker::start().await;
     let folder = Folder::new();
-    let (library, shift) = shim(&folder);
+    let clock = ClockShift::build(folder.path());
     let upstream = |name: &str, deadline: &str, ttl: &str| {
         let tasks = format!("[upstreams.{name}.tasks]\nttl = \"{ttl}\"\n");
         format!("{}deadline = \"{deadline}\"\n{tasks}", block(name, &worker.server))
@@ -59,17 +45,14 @@ async fn f58_whoever_sets_the_clock_ends_no_task_early_and_extends_none() {
     );
     folder.write_whole(&(head + &blocks.concat()));
     let mut command = folder.command();
-    command.env("LD_PRELOAD", &library).env("SHIFT", &shift);
+    command.envs(clock.environment());
     let program = Program::launch(command).await;
     let long = program.task("/long/mcp", "first").await;
     let mut last = updated(&task(&program, "/long/mcp", &long).await);
     // An hour ahead, an hour back, in 1970, and off by a little more each time.
     let to_1970 = -1_700_000_000_i64;
     for (step, seconds) in [3_600, -3_600, to_1970, 7, 14, 21].into_iter().enumerate() {
-        // A reader that finds the file empty reads no shift at all.
-        let draft = folder.path().join("shift-draft");
-        fs::write(&draft, seconds.to_string()).unwrap();
-        fs::rename(&draft, &shift).unwrap();
+        clock.set(seconds);
         let brief = program.task("/brief/mcp", &format!("brief-{step}")).await;
         let late = program.task("/late/mcp", &format!("late-{step}")).await;
         let begun = updated(&task(&program, "/late/mcp", &late).await);

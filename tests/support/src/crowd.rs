@@ -1,10 +1,12 @@
 //! Clients that make calls, follow their tasks to the end across restarts of the gateway, and write down what they
-//! were told.
+//! were told. Where there are several gateways, each request goes to another one than the last.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::stream::{self, StreamExt as _};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -15,9 +17,11 @@ use crate::wire_client::{Answer, Flavour, WireClient};
 
 /// How often a task is asked for.
 const POLL: Duration = Duration::from_millis(40);
+/// Tasks that are looked at together once nobody follows them any more.
+const LOOKS_AT_ONCE: usize = 8;
 
-/// Where the gateway is, while it serves.
-pub type GatewayAddress = watch::Receiver<Option<SocketAddr>>;
+/// Where gateways are, while they serve.
+pub type GatewayAddresses = watch::Receiver<Vec<SocketAddr>>;
 
 /// One call, and what its client does about it.
 #[derive(Clone, Debug)]
@@ -44,21 +48,24 @@ struct Handle {
 #[derive(Debug)]
 pub struct Crowd {
     history: Arc<History>,
-    place: GatewayAddress,
+    places: GatewayAddresses,
+    /// Whose turn it is.
+    turn: AtomicUsize,
     handles: Mutex<Vec<Handle>>,
     /// How many handles were given out so far.
     pub handed: watch::Sender<usize>,
 }
 
 impl Crowd {
-    pub fn new(history: Arc<History>, place: GatewayAddress) -> Self {
-        Self { history, place, handles: Mutex::default(), handed: watch::Sender::default() }
+    pub fn new(history: Arc<History>, places: GatewayAddresses) -> Self {
+        let (turn, handles, handed) = (AtomicUsize::default(), Mutex::default(), watch::Sender::default());
+        Self { history, places, turn, handles, handed }
     }
 
     async fn address(&self) -> SocketAddr {
-        let mut place = self.place.clone();
-        let there = place.wait_for(Option::is_some).await.expect("the gateway's keeper is there");
-        there.expect("it was waited for")
+        let mut places = self.places.clone();
+        let there = places.wait_for(|there| !there.is_empty()).await.expect("the gateways' keeper is there");
+        there[self.turn.fetch_add(1, Ordering::Relaxed) % there.len()]
     }
 
     async fn ask(&self, wire: &WireClient, owner: &str, method: &str, params: Value) -> Answer {
@@ -77,7 +84,21 @@ impl Crowd {
     }
 
     /// Whether there was an answer.
-    async fn try_once(&self, job: Job, mut wire: WireClient, patience: Duration) -> bool {
+    async fn try_once(&self, job: Job, wire: WireClient, patience: Duration) -> bool {
+        let (handle, is_answered) = self.call(&job, wire).await;
+        if let Some(handle) = &handle {
+            let _ = timeout(patience, self.follow(&job, handle)).await;
+        }
+        handle.is_some() || is_answered
+    }
+
+    /// Makes a call whose task nobody follows; whether it was given a handle.
+    pub async fn leave_a_task(&self, job: &Job, wire: WireClient) -> bool {
+        self.call(job, wire).await.0.is_some()
+    }
+
+    /// Makes a call: its handle, and whether there was an answer.
+    async fn call(&self, job: &Job, mut wire: WireClient) -> (Option<Handle>, bool) {
         // A client without a session opens one first; the gateway may die meanwhile.
         while !wire.open(self.address().await).await {
             sleep(POLL).await;
@@ -90,9 +111,7 @@ impl Crowd {
         let (nonce, owner) = (job.nonce.clone(), job.owner.clone());
         self.history.record(Fact::Sends { nonce, owner, calls_max: job.calls_max });
         let answer = self.ask(&wire, &job.owner, "tools/call", params).await;
-        let Some(handle) = self.take(&job, &wire, &answer) else { return answer.is_whole };
-        let _ = timeout(patience, self.follow(&job, &handle)).await;
-        true
+        (self.take(job, &wire, &answer), answer.is_whole)
     }
 
     /// Writes down how a call was answered; its handle, if that was it.
@@ -208,12 +227,19 @@ impl Crowd {
         answer.is_whole && (answer.result().is_some() || answer.error().is_some())
     }
 
-    /// Looks once more at every task that was ever handed out.
-    pub async fn look_again(&self) {
+    /// Looks once more at every task that was ever handed out, at each gateway; how many were found settled each time.
+    pub async fn look_again(&self) -> usize {
         let handles = self.handles.lock().clone();
-        for handle in &handles {
-            let _ = self.poll(handle).await;
-        }
+        let looks = self.places.borrow().len().max(1);
+        let looked = stream::iter(&handles).map(|handle| async move {
+            let mut is_settled = true;
+            for _ in 0..looks {
+                let seen = self.poll(handle).await;
+                is_settled &= matches!(seen, Some((PollResult::Settled { .. }, _)));
+            }
+            usize::from(is_settled)
+        });
+        looked.buffer_unordered(LOOKS_AT_ONCE).fold(0, |sum, settled| async move { sum + settled }).await
     }
 }
 

@@ -75,6 +75,7 @@ struct ProxyState {
     /// How many connections may still have the fault.
     left: AtomicUsize,
     struck: AtomicUsize,
+    carried: AtomicUsize,
     news: Notify,
 }
 
@@ -90,6 +91,7 @@ impl FaultProxy {
             fault: Mutex::default(),
             left,
             struck: AtomicUsize::default(),
+            carried: AtomicUsize::default(),
             news: Notify::new(),
         });
         let (accepting, connections, ends) = (Arc::clone(&shared), tracker.clone(), stop.clone());
@@ -128,6 +130,11 @@ impl FaultProxy {
         self.shared.left.store(times, Ordering::Relaxed);
     }
 
+    /// How many connections there were so far.
+    pub fn carried(&self) -> usize {
+        self.shared.carried.load(Ordering::Relaxed)
+    }
+
     /// How often the fault has struck.
     pub fn struck(&self) -> usize {
         self.shared.struck.load(Ordering::Relaxed)
@@ -157,6 +164,7 @@ struct Connection {
 
 async fn connect(client: TcpStream, shared: Arc<ProxyState>, tracker: TaskTracker) {
     let target = *shared.target.lock();
+    shared.carried.fetch_add(1, Ordering::Relaxed);
     // A target that is not there closes the client, as it would without a proxy.
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));

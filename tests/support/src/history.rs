@@ -85,7 +85,7 @@ pub enum Fact {
         nonce: String,
         payload: String,
     },
-    /// The gateway serves; it was killed or ended.
+    /// A gateway serves; it was killed or ended. Of several each says so for itself.
     Starts,
     Ends,
     /// The store takes no writes, or takes them again.
@@ -183,6 +183,27 @@ pub fn violations(entries: &[Entry], bounds: Bounds) -> Vec<Violation> {
     replay.found
 }
 
+/// What happened to the call that a violation is about, a line each.
+pub fn story(entries: &[Entry], violation: &Violation) -> String {
+    let handles = entries.iter().filter_map(|entry| {
+        let Fact::Handle { nonce, task, .. } = &entry.fact else { return None };
+        Some((nonce.as_str(), task.as_str()))
+    });
+    let handles: Vec<_> = handles.collect();
+    let mut sent = entries
+        .iter()
+        .filter_map(|entry| if let Fact::Sends { nonce, .. } = &entry.fact { Some(nonce.as_str()) } else { None });
+    let of_task = handles.iter().find(|(_, task)| violation.what.contains(task)).map(|(nonce, _)| *nonce);
+    let Some(nonce) = of_task.or_else(|| sent.find(|nonce| violation.what.contains(nonce))) else {
+        return String::new();
+    };
+    let task = handles.iter().find(|(of, _)| *of == nonce).map_or("no task", |(_, task)| *task);
+    let told = entries.iter().filter(|entry| !matches!(entry.fact, Fact::Read { .. }));
+    let lines = told.map(|entry| format!("    {:?} {:?}", entry.at, entry.fact));
+    let is_about = |line: &String| line.contains(nonce) || line.contains(task) || !line.contains('{');
+    lines.filter(is_about).collect::<Vec<_>>().join("\n")
+}
+
 /// A handle that a client holds.
 struct HeldHandle<'a> {
     nonce: &'a str,
@@ -230,20 +251,24 @@ impl<'a> Replay<'a> {
         self.entries.last().map_or(Duration::ZERO, |entry| entry.at)
     }
 
-    /// How long the gateway served between two moments.
+    /// How long a gateway served between two moments, whichever it was.
     fn served(&self, from: Duration, to: Duration) -> Duration {
-        let (mut served, mut since) = (Duration::ZERO, None);
+        let (mut served, mut since, mut serving) = (Duration::ZERO, None, 0_usize);
         for Entry { at, fact } in self.entries {
             if matches!(fact, Fact::Starts) {
+                serving += 1;
                 since.get_or_insert(*at);
             } else if matches!(fact, Fact::Ends) {
-                served += overlap((since.take().unwrap_or(*at), *at), (from, to));
+                serving = serving.saturating_sub(1);
+                if serving == 0 {
+                    served += overlap((since.take().unwrap_or(*at), *at), (from, to));
+                }
             }
         }
         served + since.map_or(Duration::ZERO, |since| overlap((since, to.max(since)), (from, to)))
     }
 
-    /// Whether the gateway served, and the store wrote, all the time between two moments.
+    /// Whether each gateway served, and the store wrote, all the time between two moments.
     fn was_well(&self, from: Duration, to: Duration) -> bool {
         let mut is_failing = false;
         for Entry { at, fact } in self.entries.iter().filter(|entry| entry.at <= to) {

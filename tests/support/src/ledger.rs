@@ -34,6 +34,8 @@ pub struct LedgerState {
     /// How often each milestone was reached.
     milestones: watch::Sender<HashMap<&'static str, usize>>,
     sent: Mutex<Vec<(String, String)>>,
+    /// Whether calls that are `held` may go on.
+    is_released: watch::Sender<bool>,
     tracker: TaskTracker,
 }
 
@@ -67,6 +69,7 @@ impl Ledger {
             calls: Mutex::default(),
             milestones: watch::Sender::default(),
             sent: Mutex::default(),
+            is_released: watch::Sender::default(),
             tracker: TaskTracker::new(),
         });
         let asked = Arc::clone(&fallback);
@@ -82,11 +85,22 @@ impl Ledger {
 impl LedgerState {
     /// Waits until something has happened this often. The caller bounds it.
     ///
-    /// `called`: a call arrived. `said`: an event left. `half`: half of an answer left. `told`: a cancel arrived.
+    /// `called`: a call arrived. `said`: an event left. `half`: half of an answer left. `told`: a cancel arrived. `resumed`: a
+    /// stream was taken up again.
     pub async fn reached(&self, milestone: &'static str, times: usize) {
         let mut milestones = self.milestones.subscribe();
         let is_there = |seen: &HashMap<&'static str, usize>| seen.get(milestone).is_some_and(|seen| *seen >= times);
         milestones.wait_for(is_there).await.expect("the desk is there");
+    }
+
+    /// How often a milestone was reached so far.
+    pub fn count(&self, milestone: &'static str) -> usize {
+        self.milestones.borrow().get(milestone).copied().unwrap_or_default()
+    }
+
+    /// Lets all calls go on that are `held` by what they were called with, and those that come.
+    pub fn release(&self) {
+        self.is_released.send_replace(true);
     }
 
     /// Everything that was sent for a call, in order.
@@ -234,6 +248,13 @@ impl LedgerState {
             if !call.token.is_null() {
                 let params = json!({"progressToken": call.token, "progress": step, "message": format!("step {step}")});
                 call.push(json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
+            }
+        }
+        if call.arguments["held"] == true {
+            let mut released = self.is_released.subscribe();
+            let released = released.wait_for(|is_released| *is_released);
+            if call.cancelled.run_until_cancelled(released).await.is_none() {
+                return;
             }
         }
         let mut said = String::new();

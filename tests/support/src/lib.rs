@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 pub mod alone;
 pub mod certificates;
 pub mod checks;
+pub mod clock_shift;
 pub mod crowd;
 pub mod fault_proxy;
 pub mod history;

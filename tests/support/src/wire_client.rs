@@ -28,6 +28,8 @@ pub struct Answer {
     /// `None` where no head came.
     pub status: Option<u16>,
     pub session: Option<String>,
+    /// When it may be asked again.
+    pub retry_after: Option<String>,
     pub text: String,
     /// The body ended in order.
     pub is_whole: bool,
@@ -155,8 +157,8 @@ async fn read(address: SocketAddr, request: Request<Full<Bytes>>, answer: &mut A
     let _stop = stop.drop_guard();
     let response = sender.send_request(request).await.ok()?;
     answer.status = Some(response.status().as_u16());
-    let session = response.headers().get("mcp-session-id").and_then(|id| id.to_str().ok());
-    answer.session = session.map(str::to_owned);
+    let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    (answer.session, answer.retry_after) = (header("mcp-session-id"), header("retry-after"));
     let mut body = response.into_body();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame.ok()?.into_data() {

@@ -1,0 +1,197 @@
+//! Gateways that run, and do not reach the database, each other, or either: what they send comes to nobody, and nobody is told.
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use support::fault_proxy::FaultProxy;
+use support::postgres;
+use support::wire_client::{Answer, Flavour};
+use tokio::time::timeout;
+
+use super::harness::{
+    PATIENCE, PLAIN, RESUMABLE, Replica, SILENCE, Site, Terms, client, held_job, is_refused_for_now,
+    nothing_more_was_sent, until,
+};
+
+/// A tool call that nobody is to begin.
+fn unwanted(nonce: &str) -> Value {
+    let mut arguments = held_job(nonce).arguments;
+    arguments["nonce"] = json!(format!("{nonce}x"));
+    json!({"name": "work", "arguments": arguments})
+}
+
+/// An open task of each server.
+fn open_tasks(site: &Site<'_>) -> [String; 2] {
+    let handles = site.handles();
+    [RESUMABLE, PLAIN].map(|path| {
+        let of_path = handles.iter().find(|(nonce, _)| nonce.starts_with(&path[1..3]));
+        of_path.map(|(_, task)| task.clone()).unwrap()
+    })
+}
+
+/// A gateway without its database begins nothing, says when to come again, and never that a task is not there.
+async fn begins_nothing(replica: &Replica, tasks: &[String; 2]) {
+    // Of what was on its way when it was cut off nobody knows; from then on it is certain that nothing is begun.
+    let calls = until("calls are refused for now", async || {
+        let answer = replica.ask(RESUMABLE, "tools/call", unwanted("unwanted-")).await;
+        assert!(answer.text.contains("store_failed"), "{answer:?}");
+        is_refused_for_now(&answer)
+    });
+    tokio::join!(calls, shows_nothing(replica, tasks));
+}
+
+/// It does not say how tasks stand, as others may know better.
+async fn shows_nothing(replica: &Replica, tasks: &[String; 2]) {
+    let polls = [RESUMABLE, PLAIN].into_iter().zip(tasks).map(async |(path, task)| {
+        let answer = replica.poll(path, task).await;
+        assert!(is_refused_for_now(&answer), "{answer:?}");
+    });
+    join_all(polls).await;
+}
+
+/// F75, L1, L4, L8: the other one takes over what is cut off, and what the first one hears of its calls meanwhile changes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced() {
+    let Some(server) = postgres::shared() else { return };
+    let site = Site::of(2, "cut_off", server, Terms::default()).await;
+    site.hold_calls_at(0, 8).await;
+    let (tables, cut_off) = (site.tables, &site.replicas[0]);
+    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 8).await;
+    let tasks = open_tasks(&site);
+    site.records_outage(true);
+    cut_off.cut_off();
+    cut_off.is_unready("store away").await;
+    begins_nothing(cut_off, &tasks).await;
+    site.show_only(&[1]);
+    until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
+    // Streams of its own end with what is answered, too.
+    site.release_calls();
+    until("all are settled", async || tables.are_all_settled()).await;
+    assert_eq!(site.crowd.look_again().await, 8, "settled, says the other one");
+    shows_nothing(cut_off, &tasks).await;
+    let revisions = tables.sql("SELECT sum(rev) FROM tg_task");
+    cut_off.heal();
+    cut_off.says("begun anew beside the other gateways", 1).await;
+    until("it is ready again", async || cut_off.is_ready().await).await;
+    site.records_outage(false);
+    assert_eq!(tables.sql("SELECT sum(rev) FROM tg_task"), revisions, "what it heard of its calls changes no row");
+    nothing_more_was_sent(&site, [4, 4]);
+    site.show_only(&[0, 1]);
+    assert_eq!(site.judge().await, 8);
+}
+
+/// F75: nobody is replaced where the database is back before the lease is over, and no running call is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f75_a_gateway_that_is_back_within_its_lease_goes_on_with_its_calls() {
+    let Some(server) = postgres::shared() else { return };
+    let terms = Terms { lease: "60s", ..Terms::default() };
+    let site = Site::of(1, "back_in_time", server, terms).await;
+    site.hold_calls_at(0, 8).await;
+    let (tables, cut_off) = (site.tables, &site.replicas[0]);
+    let lives = tables.lives_of("a");
+    site.records_outage(true);
+    cut_off.cut_off();
+    site.release_calls();
+    // Answers have come, and wait: nobody can be told of them.
+    cut_off.is_unready("store away").await;
+    assert_eq!(tables.count("tg_task WHERE settled"), 0);
+    cut_off.heal();
+    until("outcomes are stored", async || tables.are_all_settled()).await;
+    site.records_outage(false);
+    assert_eq!(tables.lives_of("a"), lives);
+    assert_eq!(tables.count("tg_task WHERE settled"), 8);
+    until("it is ready again", async || cut_off.is_ready().await).await;
+    let completed = site.completed().await;
+    assert_eq!((completed, site.resumable.fallback.count("resumed")), (8, 0), "as if nothing had been");
+    nothing_more_was_sent(&site, [4, 4]);
+    assert_eq!(site.judge().await, 8);
+}
+
+/// F76: after `alone_max` a gateway ends what it runs by itself, listens, and begins anew once the database is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_begins_anew() {
+    let Some(server) = postgres::shared() else { return };
+    let terms = Terms { alone_max: "6s", ..Terms::default() };
+    let site = Site::of(2, "alone_too_long", server, terms).await;
+    site.hold_calls_at(0, 8).await;
+    let (tables, cut_off) = (site.tables, &site.replicas[0]);
+    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 8).await;
+    let tasks = open_tasks(&site);
+    site.show_only(&[1]);
+    site.records_outage(true);
+    cut_off.cut_off();
+    cut_off.says("what this gateway ran is no longer its own", 1).await;
+    until("it listens again", async || cut_off.poll(PLAIN, &tasks[1]).await.status.is_some()).await;
+    cut_off.is_unready("store away").await;
+    begins_nothing(cut_off, &tasks).await;
+    until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
+    cut_off.heal();
+    cut_off.says("begun anew beside the other gateways", 1).await;
+    until("it is ready again", async || cut_off.is_ready().await).await;
+    site.records_outage(false);
+    assert_eq!(tables.lives_of("a").len(), 2);
+    nothing_more_was_sent(&site, [4, 4]);
+    // What the other one took up goes on all the time.
+    site.release_calls();
+    until("all are settled", async || tables.are_all_settled()).await;
+    assert_eq!(site.completed().await, 4, "all that can be taken up");
+    site.show_only(&[0, 1]);
+    assert_eq!(site.judge().await, 8);
+}
+
+/// The reason of an error in a session.
+fn reason(answer: &Answer) -> String {
+    answer.json()["error"]["data"]["reason"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Has a gateway reached by the others through a proxy from now on: they go by its line.
+async fn through_a_proxy(site: &Site<'_>, at: usize) -> FaultProxy {
+    let replica = &site.replicas[at];
+    let proxy = FaultProxy::start(replica.internal).await;
+    site.tables.sql(&format!("UPDATE tg_replica SET address = '{}' WHERE name = '{}'", proxy.address, replica.name));
+    proxy
+}
+
+/// F85, L4: what needs the home of a session is refused, and nothing is sent; tasks, and whatever needs no home, are had at any
+/// gateway. Then both ways are gone at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f85_gateways_cut_off_from_each_other_refuse_what_is_at_home_elsewhere_and_share_their_tasks() {
+    let Some(server) = postgres::shared() else { return };
+    let site = Site::of(2, "cut_off_from_peers", server, Terms::default()).await;
+    let (tables, home, other) = (site.tables, &site.replicas[0], &site.replicas[1]);
+    let link = through_a_proxy(&site, 0).await;
+    let mut session = client(Flavour::Core(None), PLAIN);
+    assert!(session.open(home.keeper.address()).await);
+    let there = other.keeper.address();
+    // Once the other one goes by the proxy.
+    let listed = || async { session.ask(there, "tools/list", json!({})).await };
+    until("it is passed on through the proxy", async || listed().await.result().is_some() && link.carried() > 0).await;
+    site.hold_calls_at(0, 4).await;
+    let tasks = open_tasks(&site);
+    link.set(Some(SILENCE));
+    until("its home is away", async || reason(&listed().await) == "replica_away").await;
+    let refused = session.ask(there, "tools/call", unwanted("elsewhere-")).await;
+    assert_eq!(reason(&refused), "replica_away", "{refused:?}");
+    let shown = session.ask(there, "tasks/get", json!({"taskId": tasks[1]})).await;
+    assert_eq!(reason(&shown), "replica_away", "{shown:?}");
+    for (path, task) in [RESUMABLE, PLAIN].into_iter().zip(&tasks) {
+        assert_eq!(other.poll(path, task).await.json()["result"]["status"], "working");
+    }
+    assert_eq!(tables.count("tg_replica WHERE dead"), 0, "nobody is taken for dead");
+    // Without the database, too, the home is dead for the other one, which stands in for it.
+    site.records_outage(true);
+    home.cut_off();
+    until("another goes on with the session", async || listed().await.result().is_some()).await;
+    site.show_only(&[1]);
+    site.release_calls();
+    until("all are settled", async || tables.are_all_settled()).await;
+    home.heal();
+    link.set(None);
+    home.says("begun anew beside the other gateways", 1).await;
+    site.records_outage(false);
+    until("it is ready again", async || home.is_ready().await).await;
+    let again = async { session.ask(home.keeper.address(), "tools/list", json!({})).await.result().is_some() };
+    assert!(timeout(PATIENCE, again).await.unwrap(), "either knows the session");
+    nothing_more_was_sent(&site, [2, 2]);
+    site.show_only(&[0, 1]);
+    assert_eq!(site.judge().await, 4);
+}

@@ -1,0 +1,401 @@
+//! Gateways in processes of their own on one database, each with a proxy of its own on the way there, before two servers that
+//! keep ledgers: one whose streams can be taken up again, one whose cannot.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::Request;
+use http_body_util::Full;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::crowd::{Crowd, Job};
+use support::fault_proxy::{Fault, FaultProxy, Verb};
+use support::history::{Bounds, Fact, History, PollResult, story, violations};
+use support::ledger::Ledger;
+use support::postgres::PostgresServer;
+use support::session_client::KEY;
+use support::wire_client::{Answer, Flavour, WireClient, send};
+use taskgate::task::{Clock as _, SystemClock, Timestamp};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use crate::kill_cycles::keeper::Keeper;
+
+/// The longest that anything may take that is waited for; machines are busy.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time of service until a task must be settled once it may be: no call runs that long (L3).
+const SETTLE_MAX: Duration = Duration::from_secs(60);
+/// How long before its gateway ended an answer may have been on its way.
+const ON_ITS_WAY_MAX: Duration = Duration::from_millis(500);
+
+/// Nothing comes through any more, and nobody is told.
+pub(super) const SILENCE: Fault = Fault::up("", 0, Verb::Stall);
+
+/// The paths of the two servers: streams of the first one can be taken up again.
+pub(super) const RESUMABLE: &str = "/up/mcp";
+pub(super) const PLAIN: &str = "/plain/mcp";
+
+/// What gateways are started with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) lease: &'static str,
+    pub(super) alone_max: &'static str,
+    pub(super) durability: &'static str,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { lease: "4s", alone_max: "5m", durability: "single" }
+    }
+}
+
+/// The tables of one set of tasks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tables<'a> {
+    pub(super) server: &'a PostgresServer,
+    schema: &'static str,
+}
+
+/// One gateway, and its way to the database.
+pub(super) struct Replica {
+    pub(super) name: &'static str,
+    pub(super) keeper: Keeper,
+    pub(super) to_database: FaultProxy,
+    /// Where it listens for the others.
+    pub(super) internal: SocketAddr,
+}
+
+/// All that takes part.
+pub(super) struct Site<'a> {
+    pub(super) tables: Tables<'a>,
+    pub(super) replicas: Vec<Replica>,
+    pub(super) resumable: Ledger,
+    pub(super) plain: Ledger,
+    pub(super) crowd: Crowd,
+    pub(super) history: Arc<History>,
+    places: watch::Sender<Vec<SocketAddr>>,
+    terms: Terms,
+    upstreams: String,
+    calls: AtomicUsize,
+}
+
+/// Waits until something is so.
+pub(super) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let waited = async {
+        while !is_so().await {
+            sleep(LOOK).await;
+        }
+    };
+    timeout(PATIENCE, waited).await.unwrap_or_else(|_| panic!("not so in time: {what}"));
+}
+
+/// An address that nobody listens at.
+pub(super) fn free_address() -> SocketAddr {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).unwrap()
+}
+
+impl Tables<'_> {
+    /// What statements print, made in the schema.
+    pub(super) fn sql(self, statements: &str) -> String {
+        let Self { server, schema } = self;
+        tokio::task::block_in_place(|| server.psql(&format!("SET search_path TO {schema}; {statements}")))
+    }
+
+    pub(super) fn count(self, from: &str) -> usize {
+        self.sql(&format!("SELECT count(*) FROM {from}")).parse().unwrap()
+    }
+
+    /// How many unsettled tasks belong to any life of a gateway.
+    pub(super) fn open_tasks_of(self, name: &str) -> usize {
+        self.count(&format!("tg_task JOIN tg_replica ON holder = incarnation WHERE NOT settled AND name = '{name}'"))
+    }
+
+    /// The lives that a gateway had, the last one first.
+    pub(super) fn lives_of(self, name: &str) -> Vec<u64> {
+        let lives = self.sql(&format!("SELECT incarnation FROM tg_replica WHERE name = '{name}' ORDER BY 1 DESC"));
+        lives.lines().map(|life| life.parse().unwrap()).collect()
+    }
+
+    pub(super) fn are_all_settled(self) -> bool {
+        self.count("tg_task WHERE NOT settled") == 0
+    }
+}
+
+impl Replica {
+    pub(super) async fn start(&mut self) {
+        assert!(self.keeper.start(&[]).await.is_some(), "{} does not start: {}", self.name, self.keeper.said());
+    }
+
+    /// `kill -9`.
+    pub(super) async fn kill(&mut self) {
+        self.keeper.kill().await;
+    }
+
+    /// Nothing that it sends comes to the database any more, until [`Replica::heal`].
+    pub(super) fn cut_off(&self) {
+        self.to_database.set(Some(SILENCE));
+    }
+
+    pub(super) fn heal(&self) {
+        self.to_database.set(None);
+    }
+
+    /// What operators are told at `target`.
+    pub(super) async fn tells(&self, target: &str) -> Answer {
+        get(self.keeper.admin(), target).await
+    }
+
+    pub(super) async fn is_ready(&self) -> bool {
+        self.tells("/readyz").await.status == Some(200)
+    }
+
+    /// Waits until it is not ready for this reason.
+    pub(super) async fn is_unready(&self, reason: &str) {
+        until(reason, async || {
+            let answer = self.tells("/readyz").await;
+            answer.status == Some(503) && answer.text.lines().any(|line| line == reason)
+        })
+        .await;
+    }
+
+    /// Waits until it has written a text to its log this often.
+    pub(super) async fn says(&self, text: &str, times: usize) {
+        until(text, async || self.keeper.said().matches(text).count() >= times).await;
+    }
+
+    /// Asks it as a client without a session.
+    pub(super) async fn ask(&self, path: &'static str, method: &str, params: Value) -> Answer {
+        client(Flavour::Extension, path).ask(self.keeper.address(), method, params).await
+    }
+
+    pub(super) async fn poll(&self, path: &'static str, task: &str) -> Answer {
+        self.ask(path, "tasks/get", json!({"taskId": task})).await
+    }
+}
+
+/// One GET.
+pub(super) async fn get(address: SocketAddr, target: &str) -> Answer {
+    send(address, Request::get(target).header("host", "localhost").body(Full::<Bytes>::default()).unwrap()).await
+}
+
+pub(super) fn client(flavour: Flavour, path: &'static str) -> WireClient {
+    WireClient { path, ..WireClient::new(flavour) }
+}
+
+/// A call that its server holds until it is told to let go, and that may be sent once.
+pub(super) fn held_job(nonce: &str) -> Job {
+    Job { arguments: json!({"ms": 20, "held": true}), ..job(nonce, 20) }
+}
+
+/// A call that takes so long, and that may be sent once.
+pub(super) fn job(nonce: &str, ms: u64) -> Job {
+    let (nonce, owner) = (format!("{nonce}x"), "local".to_owned());
+    Job { nonce, owner, tool: "work", arguments: json!({"ms": ms}), cancels_after: None, calls_max: 1 }
+}
+
+/// Answered by nobody but a gateway that took nothing, and that says when to come again.
+pub(super) fn is_refused_for_now(answer: &Answer) -> bool {
+    answer.status == Some(503) && answer.retry_after.is_some() && answer.text.contains("store_failed")
+}
+
+/// Nothing that was refused has reached a server, and nobody was told that a call is not wanted any more.
+pub(super) fn nothing_more_was_sent(site: &Site<'_>, calls: [usize; 2]) {
+    let ledgers = [&site.resumable, &site.plain];
+    assert_eq!(
+        ledgers.map(|ledger| ledger.fallback.count("called")),
+        calls,
+        "nothing is sent twice, and nothing that was refused"
+    );
+    assert_eq!(ledgers.map(|ledger| ledger.fallback.count("told")), [0, 0], "no call is cancelled");
+    for ledger in ledgers {
+        let ended = ledger.server.world.all(|seen| seen.method == "DELETE");
+        assert!(ended.is_empty(), "a session that others go on with is ended: {ended:?}");
+    }
+}
+
+impl<'a> Site<'a> {
+    /// Without gateways yet. `schema` names it everywhere.
+    pub(super) async fn open(schema: &'static str, server: &'a PostgresServer, terms: Terms) -> Self {
+        let history = Arc::new(History::begin(SystemClock.now().since(Timestamp::from_millis(0))));
+        let resumable = Ledger::open(Arc::clone(&history), true).await;
+        let plain = Ledger::open(Arc::clone(&history), false).await;
+        let places = watch::Sender::default();
+        let crowd = Crowd::new(Arc::clone(&history), places.subscribe());
+        let upstream = |name: &str, ledger: &Ledger| {
+            format!(
+                "[upstreams.{name}]\nurl = \"{}\"\ndeadline = \"5m\"\nin_flight_max = 600\n\
+                 [upstreams.{name}.tasks]\nmode = \"always\"\nttl = \"1h\"\npoll_interval = \"100ms\"\ninput_deadline = \"5m\"\n\
+                 [[upstreams.{name}.tools]]\nmatch = \"work_auto\"\nmode = \"auto\"\ngrace = \"60ms\"\n\
+                 [[upstreams.{name}.tools]]\nmatch = \"work_safe\"\nafter_crash = \"rerun\"\n",
+                ledger.server.url()
+            )
+        };
+        let upstreams = format!("{}{}", upstream("up", &resumable), upstream("plain", &plain));
+        let (tables, replicas) = (Tables { server, schema }, Vec::new());
+        Self {
+            tables,
+            replicas,
+            resumable,
+            plain,
+            crowd,
+            history,
+            places,
+            terms,
+            upstreams,
+            calls: AtomicUsize::default(),
+        }
+    }
+
+    /// With so many gateways, `a`, `b` and `c`, that serve.
+    pub(super) async fn of(many: usize, schema: &'static str, server: &'a PostgresServer, terms: Terms) -> Self {
+        let mut site = Self::open(schema, server, terms).await;
+        for name in &["a", "b", "c"][..many] {
+            let mut replica = site.replica(name).await;
+            replica.start().await;
+            site.replicas.push(replica);
+        }
+        site
+    }
+
+    /// A gateway that is not started yet, with a folder of its own.
+    pub(super) async fn replica(&self, name: &'static str) -> Replica {
+        let Tables { server, schema } = self.tables;
+        let to_database = FaultProxy::start(SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()))).await;
+        let Terms { lease, alone_max, durability } = self.terms;
+        let (database, address) = (to_database.address, free_address());
+        let sections = move |folder: &Path| {
+            let data = folder.join("data");
+            fs::create_dir(&data).unwrap();
+            let key = data.join("seal.key");
+            fs::write(&key, KEY).unwrap();
+            fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+            format!(
+                "[replica]\nname = \"{name}\"\naddress = \"{address}\"\nlease = \"{lease}\"\nalone_max = \"{alone_max}\"\n\
+                 [store]\nkind = \"postgres\"\nurl = \"postgres://postgres@{database}/postgres?sslmode=disable\"\n\
+                 schema = \"{schema}\"\ndurability = \"{durability}\"\nwrite_max = \"2s\"\npath = \"{}\"\n",
+                data.display()
+            )
+        };
+        let label = format!("{schema}-{name}-{}", address.port());
+        let (history, places) = (Arc::clone(&self.history), self.places.clone());
+        let keeper = Keeper::beside((&label, &sections), &self.upstreams, history, places);
+        Replica { name, keeper, to_database, internal: address }
+    }
+
+    /// What stands in each gateway's configuration behind the sections of its own.
+    pub(super) fn upstreams(&self) -> &str {
+        &self.upstreams
+    }
+
+    /// Clients ask these gateways alone, as behind a balancer.
+    pub(super) fn show_only(&self, shown: &[usize]) {
+        for (at, replica) in self.replicas.iter().enumerate() {
+            replica.keeper.show(shown.contains(&at));
+        }
+    }
+
+    /// Stops a gateway as a machine that stands still. What reaches it is answered later, or by nobody.
+    pub(super) fn pause(&self, at: usize) {
+        self.history.record(Fact::Ends);
+        self.replicas[at].keeper.signal(Signal::STOP);
+    }
+
+    pub(super) fn go_on(&self, at: usize) {
+        self.replicas[at].keeper.signal(Signal::CONT);
+        self.history.record(Fact::Starts);
+    }
+
+    /// Gives a gateway so many calls that their servers hold, half of them at each server; they have all arrived there.
+    pub(super) async fn hold_calls_at(&self, at: usize, many: usize) {
+        self.show_only(&[at]);
+        let half = many / 2;
+        let before = [&self.resumable, &self.plain].map(|ledger| ledger.fallback.count("called"));
+        let calls = (0..half).flat_map(|_| [RESUMABLE, PLAIN]).map(async |path| {
+            let job = held_job(&format!("{}-{}-", path.trim_matches('/').replace('/', "-"), self.next()));
+            assert!(
+                self.crowd.leave_a_task(&job, client(Flavour::Extension, path)).await,
+                "{} got no handle",
+                job.nonce
+            );
+        });
+        join_all(calls).await;
+        for (ledger, before) in [&self.resumable, &self.plain].into_iter().zip(before) {
+            let arrived = ledger.fallback.reached("called", before + half);
+            timeout(PATIENCE, arrived).await.expect("all calls arrive");
+        }
+    }
+
+    /// A number that no call has yet.
+    fn next(&self) -> usize {
+        self.calls.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn release_calls(&self) {
+        self.resumable.fallback.release();
+        self.plain.fallback.release();
+    }
+
+    /// All tasks that were handed out, with what their calls are known by.
+    pub(super) fn handles(&self) -> Vec<(String, String)> {
+        let entries = self.history.entries().into_iter();
+        let handles = entries.filter_map(|entry| match entry.fact {
+            Fact::Handle { nonce, task, .. } => Some((nonce, task)),
+            _ => None,
+        });
+        handles.collect()
+    }
+
+    /// How many tasks ended with the server's own answer, as a client sees now.
+    pub(super) async fn completed(&self) -> usize {
+        self.crowd.look_again().await;
+        let mut completed = BTreeSet::new();
+        for entry in self.history.entries() {
+            if let Fact::Polled { task, seen: PollResult::Settled { status, .. }, .. } = entry.fact
+                && status == "completed"
+            {
+                completed.insert(task);
+            }
+        }
+        completed.len()
+    }
+
+    /// How the database stands for clients.
+    pub(super) fn records_outage(&self, is_out: bool) {
+        self.history.record(if is_out { Fact::StoreFails } else { Fact::StoreHeals });
+    }
+
+    /// Looks at all tasks once more at each gateway that is shown, ends all gateways, and judges what happened. How many
+    /// tasks were settled, in the words of each gateway.
+    pub(super) async fn judge(mut self) -> usize {
+        let settled = self.crowd.look_again().await;
+        for replica in &mut self.replicas {
+            if replica.keeper.is_running() {
+                replica.keeper.kill().await;
+            }
+        }
+        let entries = self.history.entries();
+        let found = violations(&entries, Bounds { settle_max: SETTLE_MAX, on_its_way_max: ON_ITS_WAY_MAX });
+        let told: Vec<_> = found.iter().map(|one| format!("{one}\n{}", story(&entries, one))).collect();
+        let logs: Vec<_> = self.replicas.iter().map(|replica| replica.keeper.log().display().to_string()).collect();
+        assert!(found.is_empty(), "{}\nsee {}", told.join("\n"), logs.join(", "));
+        let handles = entries.iter().filter(|entry| matches!(entry.fact, Fact::Handle { .. })).count();
+        assert_eq!(
+            settled,
+            handles,
+            "all that were handed out are settled, wherever they are asked for; see {}",
+            logs.join(", ")
+        );
+        self.replicas.iter().for_each(|replica| replica.keeper.forget_log());
+        settled
+    }
+}

@@ -1,0 +1,165 @@
+//! Gateways that are killed: others go on with their tasks, or they themselves do, started again in their folders.
+
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt as _};
+use serde_json::json;
+use support::crowd::Job;
+use support::history::{Fact, PollResult};
+use support::postgres;
+use support::wire_client::Flavour;
+use tokio::time::sleep;
+
+use super::harness::{PATIENCE, PLAIN, RESUMABLE, Site, Tables, Terms, client, held_job, job, until};
+
+/// What is promised of a gateway with this many tasks (F77).
+const MANY: usize = 1_000;
+const TAKEN_OVER_MAX: Duration = Duration::from_secs(20);
+
+/// How many tasks a gateway has at least when it is killed.
+const CAUGHT_MIN: usize = 8;
+
+/// A call of each kind in turn: its path and flavour, and when it is made.
+fn mixed(nth: u64) -> (Job, &'static str, Flavour, Duration) {
+    let session = Flavour::Core(None);
+    let (tool, path, flavour, calls_max) = match nth % 8 {
+        0 | 4 | 7 => ("work", RESUMABLE, Flavour::Extension, 1),
+        1 => ("work", PLAIN, Flavour::Extension, 1),
+        2 => ("work_safe", PLAIN, Flavour::Extension, 4),
+        3 => ("work_auto", RESUMABLE, Flavour::Extension, 1),
+        5 => ("work", RESUMABLE, session, 1),
+        _ => ("work", PLAIN, session, 1),
+    };
+    let ms = 1_000 + nth * 137 % 4_000;
+    let cancels_after = (nth % 8 == 7).then(|| Duration::from_millis(nth * 53 % 2_000));
+    let arguments = json!({"ms": ms, "steps": 4, "asks": nth % 8 == 4});
+    let job = Job { tool, calls_max, cancels_after, arguments, ..job(&format!("k{nth}-"), ms) };
+    (job, path, flavour, Duration::from_millis(nth * 40 % 1_000))
+}
+
+/// How often what a task ended with has been seen.
+fn seen_of(site: &Site<'_>, text: &str) -> usize {
+    let is_meant = |fact: &Fact| match fact {
+        Fact::Polled { seen: PollResult::Settled { status, payload, .. }, .. } => {
+            status == text || payload.contains(text)
+        }
+        _ => false,
+    };
+    site.history.entries().iter().filter(|entry| is_meant(&entry.fact)).count()
+}
+
+/// F77, L1 to L8: of forty calls of each kind at two gateways, one of which is killed in the middle, each acknowledged one
+/// settles once; what may not be repeated is sent once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f77_l4_what_a_killed_gateway_ran_goes_on_at_the_other_and_nothing_is_sent_twice() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::of(2, "killed", server, Terms::default()).await;
+    let Site { crowd, replicas, tables, .. } = &mut site;
+    let work = join_all((0..40).map(|nth| {
+        let (job, path, flavour, wait) = mixed(nth);
+        let crowd = &*crowd;
+        async move {
+            sleep(wait).await;
+            crowd.run(job, client(flavour, path), PATIENCE).await;
+        }
+    }));
+    let kill = async {
+        // Of some at least it is known where they can be taken up.
+        let caught = "tg_task JOIN tg_replica ON holder = incarnation WHERE NOT settled AND name = 'a' AND rev > 1";
+        until("it has tasks", async || tables.count(caught) >= CAUGHT_MIN).await;
+        replicas[0].kill().await;
+    };
+    tokio::join!(work, kill);
+    assert!(replicas[1].keeper.said().contains("a gateway is silent, and was declared dead"));
+    let (lost, resumed) = (seen_of(&site, "gateway_restart"), site.resumable.fallback.count("resumed"));
+    let completed = seen_of(&site, "completed");
+    let settled = site.judge().await;
+    println!(
+        "{settled} tasks settled, {resumed} taken up again, {lost} looks at lost ones, {completed} at completed ones"
+    );
+    assert!(settled >= 30 && completed >= 20 && resumed + lost > 0, "too little was tried");
+}
+
+/// When nothing belongs to the lives of a gateway any more, counted from a moment.
+async fn taken_over(tables: Tables<'_>, from: Instant) -> Duration {
+    until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
+    from.elapsed()
+}
+
+/// F77, F78: two others share a thousand tasks of a gateway that is killed, each of which one of them has; calls that can be taken
+/// up end as if nothing had been, and those that had waited for their turn are sent once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f78_a_thousand_tasks_of_a_killed_gateway_have_new_holders_in_time() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::of(3, "thousand", server, Terms::default()).await;
+    site.show_only(&[0]);
+    let calls = stream::iter(0..MANY).map(|nth| {
+        let crowd = &site.crowd;
+        async move { crowd.leave_a_task(&held_job(&format!("m{nth}-")), client(Flavour::Extension, RESUMABLE)).await }
+    });
+    let handed = calls.buffer_unordered(16).filter(|has_handle| std::future::ready(*has_handle)).count().await;
+    assert_eq!(handed, MANY);
+    let tables = site.tables;
+    // Their places are kept with what they say first.
+    until("places are kept", async || tables.count("tg_task WHERE rev > 1") >= 600).await;
+    site.show_only(&[1, 2]);
+    let killed = Instant::now();
+    site.replicas[0].kill().await;
+    let time = taken_over(tables, killed).await;
+    let of = ["b", "c"].map(|name| tables.open_tasks_of(name));
+    println!("{MANY} tasks taken over {time:?} after the kill, by the two others: {of:?}");
+    assert!(time <= TAKEN_OVER_MAX, "{time:?}");
+    assert_eq!(of[0] + of[1], MANY, "each has one holder that lives");
+    site.release_calls();
+    until("all are settled", async || tables.are_all_settled()).await;
+    assert_eq!(site.resumable.fallback.count("called"), MANY, "each was sent once");
+    assert_eq!(site.judge().await, MANY);
+}
+
+/// F77: a gateway that is started again in its folder knows that its last life is over, and waits for no lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_started_again_in_its_folder_goes_on_with_its_tasks_at_once() {
+    let Some(server) = postgres::shared() else { return };
+    // With the longest lease there is: nobody else could have found out.
+    let terms = Terms { lease: "60s", ..Terms::default() };
+    let mut site = Site::of(1, "same_folder", server, terms).await;
+    site.hold_calls_at(0, 8).await;
+    let tables = site.tables;
+    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 8).await;
+    let killed = Instant::now();
+    site.replicas[0].kill().await;
+    site.replicas[0].start().await;
+    let [own, former] = tables.lives_of("a")[..] else { panic!("two lives") };
+    until("its tasks are its own again", async || tables.count(&format!("tg_task WHERE holder = {former}")) == 0).await;
+    println!("its tasks were its own again {:?} after the kill", killed.elapsed());
+    assert!(killed.elapsed() < Duration::from_secs(60), "as long as a lease");
+    site.release_calls();
+    until("all are settled", async || tables.are_all_settled()).await;
+    assert!(tables.count(&format!("tg_replica WHERE incarnation = {own} AND NOT dead")) == 1);
+    assert_eq!(site.resumable.fallback.count("resumed"), 4);
+    let calls = [&site.resumable, &site.plain].map(|ledger| ledger.fallback.count("called"));
+    assert_eq!(calls, [4, 4], "nothing is sent twice");
+    assert_eq!(site.judge().await, 8);
+}
+
+/// N10: all are killed, and one comes back. Of the other it finds out as everybody does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn n10_of_gateways_that_all_were_killed_the_first_one_that_is_back_goes_on_with_everything() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::of(2, "all_killed", server, Terms::default()).await;
+    site.hold_calls_at(0, 8).await;
+    site.hold_calls_at(1, 8).await;
+    let tables = site.tables;
+    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 16).await;
+    let [first, second] = &mut site.replicas[..] else { panic!("two") };
+    tokio::join!(first.kill(), second.kill());
+    first.start().await;
+    until("all is its own", async || tables.open_tasks_of("b") == 0).await;
+    site.release_calls();
+    until("all are settled", async || tables.are_all_settled()).await;
+    assert_eq!(site.resumable.fallback.count("resumed"), 8);
+    let calls = [&site.resumable, &site.plain].map(|ledger| ledger.fallback.count("called"));
+    assert_eq!(calls, [8, 8], "nothing is sent twice");
+    assert_eq!(site.judge().await, 16);
+}

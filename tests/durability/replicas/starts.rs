@@ -1,0 +1,96 @@
+//! Starts that are refused, and what gateways log that are not alike.
+
+use std::fs;
+
+use support::postgres;
+
+use super::harness::{Replica, Site, Terms, until};
+
+/// What it said last, once it has ended with this code.
+async fn refused(replica: &mut Replica, code: i32) -> String {
+    replica.keeper.launch(&[]);
+    assert_eq!(replica.keeper.ends().await, Some(code), "{}", replica.keeper.said());
+    replica.keeper.said().lines().last().unwrap_or_default().to_owned()
+}
+
+/// Two gateways with unlike keys, or of one name in two folders, and a schema of a newer program: 64, 75, 64.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_cannot_be_one_of_them_does_not_start() {
+    let Some(server) = postgres::shared() else { return };
+    let site = Site::of(1, "refused", server, Terms::default()).await;
+    let mut other = site.replica("b").await;
+    fs::write(other.keeper.folder().join("data/seal.key"), "08".repeat(32)).unwrap();
+    let said = refused(&mut other, 64).await;
+    assert!(
+        said.starts_with("key `store.path`: the gateway \"a\" that uses the database seals with another key"),
+        "{said}"
+    );
+    // One in the same folder is told by the lock alone.
+    let mut same = site.replica("a").await;
+    let said = refused(&mut same, 75).await;
+    assert!(said.starts_with("key `replica.name`: another gateway named \"a\" uses the database"), "{said}");
+    assert_eq!(site.tables.lives_of("a").len(), 1, "whoever was first goes on");
+    assert!(site.replicas[0].is_ready().await);
+    site.tables.sql("UPDATE tg_meta SET schema_version = 1000");
+    let mut older = site.replica("c").await;
+    let said = refused(&mut older, 64).await;
+    assert!(said.contains("the schema has version 1000, which a newer program made; this one knows"), "{said}");
+    for replica in [&other, &same, &older] {
+        replica.keeper.forget_log();
+    }
+    site.judge().await;
+}
+
+/// F80: a database that was brought back from a backup ends whoever runs, and whoever starts, until somebody writes that it is known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway_with_74() {
+    let Some(server) = postgres::shared() else { return };
+    for (schema, loss) in [
+        ("older_beat", "UPDATE tg_replica SET beat = 0"),
+        ("older_line", "DELETE FROM tg_replica; SELECT setval('tg_replica_incarnation_seq', 1, false)"),
+        ("another_one", "UPDATE tg_meta SET generation = gen_random_uuid()"),
+    ] {
+        let mut site = Site::of(1, schema, server, Terms::default()).await;
+        site.hold_calls_at(0, 2).await;
+        let tables = site.tables;
+        until("it has beaten", async || tables.count("tg_replica WHERE beat > 1") == 1).await;
+        // As when the whole was put back to what it was then.
+        tables.sql(&format!("{loss}; DELETE FROM tg_task"));
+        let replica = &mut site.replicas[0];
+        assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.said());
+        assert!(replica.keeper.said().contains("the database lost what it acknowledged"), "{schema}");
+        let said = refused(replica, 74).await;
+        let generation = tables.sql("SELECT generation FROM tg_meta");
+        let accepted = format!("accept_loss = \"{generation}\"");
+        assert!(said.contains("the database is another one than before, or was brought back from a backup"), "{said}");
+        assert!(said.contains(&accepted), "{said}");
+        replica.keeper.add_keys(&format!("{accepted}\n"));
+        let upstreams = site.upstreams().to_owned();
+        let replica = &mut site.replicas[0];
+        replica.keeper.configure(&upstreams);
+        replica.start().await;
+        until("it is ready", async || replica.is_ready().await).await;
+        replica.kill().await;
+        replica.keeper.forget_log();
+    }
+}
+
+/// N06: where one has upstreams that the other lacks, both say so; and that it is over, once it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn n06_gateways_with_unlike_upstreams_warn_of_each_other() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::of(1, "unlike", server, Terms::default()).await;
+    let mut other = site.replica("b").await;
+    let fewer = site.upstreams().split("[upstreams.plain]").next().unwrap_or_default().to_owned();
+    other.keeper.configure(&fewer);
+    other.start().await;
+    for replica in [&site.replicas[0], &other] {
+        replica.says("another gateway has other upstreams", 1).await;
+    }
+    other.kill().await;
+    other.keeper.configure(site.upstreams());
+    other.start().await;
+    site.replicas[0].says("all gateways have the same upstreams", 1).await;
+    site.replicas.push(other);
+    site.judge().await;
+}

@@ -53,7 +53,7 @@ use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::Readiness;
-use crate::server::{Authenticator, ListenerSpec, RunningListener};
+use crate::server::{ListenerSpec, RunningListener};
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
 use crate::task::{Clock, SystemClock};
@@ -72,8 +72,8 @@ use replica::ReplicaListener;
 pub use replica::ReplicaSetup;
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
-use task_store::{LifeEnd, OpenedStore, SharedLife, StoreOpening};
-use waiting_listeners::WaitingListeners;
+use task_store::{LifeEnd, OpenedStore, SharedLife};
+use waiting_listeners::{StoreSource, open_store};
 pub use wrap::wrap;
 
 /// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
@@ -140,8 +140,18 @@ impl Gateway {
     pub async fn start_beside(
         config: Config,
         metrics: PrometheusHandle,
-        mut sockets: Sockets,
+        sockets: Sockets,
         beside: Option<ReplicaSetup>,
+    ) -> anyhow::Result<Self> {
+        let source = beside.map_or(StoreSource::Config, |setup| StoreSource::Given(Box::new(setup)));
+        Box::pin(Self::start_with(config, metrics, sockets, source)).await
+    }
+
+    async fn start_with(
+        config: Config,
+        metrics: PrometheusHandle,
+        mut sockets: Sockets,
+        source: StoreSource,
     ) -> anyhow::Result<Self> {
         sockets.check(&config)?;
         let (started, current) = (config.clone(), config.clone());
@@ -153,16 +163,13 @@ impl Gateway {
         let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
-        let opening =
-            open_store((&config, prints, beside.as_ref()), &callers, (&life, &readiness, &metrics), &mut sockets);
+        let opening = open_store((&config, prints, &source), &callers, (&life, &readiness, &metrics), &mut sockets);
         // On the heap: it is a small part of the start, and large.
-        let (opened, waiting) = Box::pin(opening).await?;
-        let OpenedStore { store, clock, shared } = opened;
+        let (OpenedStore { store, clock, shared }, waiting) = Box::pin(opening).await?;
         tell_of_new_key(are_new && store.usage().tasks > 0, &config.folder);
-        let replica = beside.or_else(|| ReplicaSetup::of(&config, shared.as_ref()));
+        let replica = source.given().or_else(|| ReplicaSetup::of(&config, shared.as_ref()));
         let ending = CancellationToken::new();
         let parts = GatewayParts::new((store, clock), (sealer, replica.as_ref()), &config, life, ending.clone());
-        let retired = RetiredUpstreams::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut origins = CallTargets::default();
         for one in config.upstreams {
@@ -173,7 +180,7 @@ impl Gateway {
         let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
         let endpoints: Vec<_> =
             config.endpoints.iter().map(|settings| ServedEndpoint::new(settings, &members, &parts)).collect();
-        let (routes, gone) = (add_endpoints(reload::routes(&upstreams, &[]), &endpoints), Vec::new());
+        let routes = add_endpoints(reload::routes(&upstreams, &[]), &endpoints);
         let drain_max = config.listen.drain_max;
         let healths = UpstreamHealthList::default();
         healths.set(upstreams.iter().map(ServedUpstream::health).collect());
@@ -206,8 +213,8 @@ impl Gateway {
             upstreams,
             endpoints,
             healths,
-            retired,
-            gone,
+            retired: RetiredUpstreams::default(),
+            gone: Vec::new(),
             started,
             current,
             readiness,
@@ -344,26 +351,6 @@ impl GatewayParts {
             address: PublicAddress::default(),
             leaving: CancellationToken::new(),
             limits,
-        }
-    }
-}
-
-/// Opens the store. While a database is waited for that is away, there are listeners that say so.
-async fn open_store(
-    (config, prints, beside): (&Config, Vec<KeyPrint>, Option<&ReplicaSetup>),
-    callers: &Authenticator,
-    (life, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
-    sockets: &mut Sockets,
-) -> anyhow::Result<(OpenedStore, WaitingListeners)> {
-    if let Some(setup) = beside {
-        let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
-        return Ok((opened, WaitingListeners::default()));
-    }
-    match task_store::open(config, prints, life, readiness).await? {
-        StoreOpening::Open(opened) => Ok((opened, WaitingListeners::default())),
-        StoreOpening::Waiting(opening) => {
-            let waiting = WaitingListeners::start(config, callers, (readiness, metrics), sockets).await?;
-            Ok((task_store::wait(opening, life, readiness).await?, waiting))
         }
     }
 }

@@ -39,7 +39,7 @@ impl Gateway {
         let calls = self.live_calls().end(why);
         tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
         self.drain_max = Duration::ZERO;
-        self.end(None, false).await;
+        Box::pin(self.end(None, false)).await;
     }
 
     /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those that are left are ended and those who
@@ -48,7 +48,7 @@ impl Gateway {
     /// `notice` is how long balancers have to notice it; `None` where another process goes on with the sockets, so that nobody
     /// need notice.
     pub async fn drain(self, notice: Option<Duration>) {
-        self.end(notice, true).await;
+        Box::pin(self.end(notice, true)).await;
     }
 
     async fn end(self, notice: Option<Duration>, closes_sessions: bool) {

@@ -24,6 +24,7 @@ use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
 use super::task_store::{LifeEnd, StoreRefusal};
+use super::waiting_listeners::StoreSource;
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::demo::DemoServer;
@@ -146,7 +147,8 @@ async fn until_signal(
         if ended == LifeEnd::StoreLost {
             return Ok(LastLife::StoreLost);
         }
-        let start = Box::pin(Gateway::start_on(config, metrics.clone(), sockets.try_clone()?));
+        let start = Gateway::start_with(config, metrics.clone(), sockets.try_clone()?, StoreSource::ConfigAgain);
+        let start = Box::pin(start);
         gateway = tokio::select! {
             started = start => started?,
             _ = signals.next() => return Ok(LastLife::Nothing),

@@ -74,6 +74,7 @@ pub(super) struct SharedStoreOpening {
     /// When the name was found taken first.
     taken: Option<Instant>,
     told: Option<String>,
+    was_tried: bool,
 }
 
 impl SharedStoreOpening {
@@ -121,7 +122,7 @@ impl SharedStoreOpening {
             prior,
             accept_loss: database.accept_loss.map(StoreGeneration),
         };
-        Ok(Self { settings, file, readiness: readiness.clone(), taken: None, told: None })
+        Ok(Self { settings, file, readiness: readiness.clone(), taken: None, told: None, was_tried: false })
     }
 
     /// Tries once. `None` where the same may go well later: what is in the way is in the log, and stands against readiness.
@@ -129,6 +130,7 @@ impl SharedStoreOpening {
     /// # Errors
     /// What does not pass.
     pub(super) async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
+        self.was_tried = true;
         let error = match PostgresStore::open(self.settings.clone()).await {
             Ok(store) => {
                 let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember(store.life()));
@@ -164,7 +166,9 @@ impl SharedStoreOpening {
     /// What does not pass.
     pub(super) async fn wait(&mut self) -> Result<Arc<PostgresStore>, SharedStoreError> {
         loop {
-            tokio::time::sleep(RETRY).await;
+            if self.was_tried {
+                tokio::time::sleep(RETRY).await;
+            }
             if let Some(store) = self.attempt().await? {
                 return Ok(store);
             }

@@ -97,21 +97,22 @@ impl From<ReplicaFileError> for StoreRefusal {
     }
 }
 
-/// A store that is open, or a database that was tried once and is to be waited for.
+/// A store that is open, or a database that is to be waited for.
 pub(super) enum StoreOpening {
     Open(OpenedStore),
     Waiting(Box<SharedStoreOpening>),
 }
 
-/// Opens the store. While it takes no new tasks, the gateway is not ready. `prints` are those of the sealing keys.
+/// Opens the store. While it takes no new tasks, the gateway is not ready. `prints` are those of the sealing keys. A database is
+/// tried once, or left to [`wait`].
 ///
 /// # Errors
 /// See [`StoreRefusal`].
 pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,
-    life: &TaskScope,
-    readiness: &Readiness,
+    (life, readiness): (&TaskScope, &Readiness),
+    is_tried: bool,
 ) -> Result<StoreOpening, StoreRefusal> {
     let (store, clock): (Arc<dyn TaskStore>, _) = match &config.store {
         StoreSettings::Memory(limits) => {
@@ -129,7 +130,8 @@ pub(super) async fn open(
         StoreSettings::Postgres(database) => {
             telemetry::begin_database();
             let mut opening = SharedStoreOpening::new(config, database, prints, readiness)?;
-            return Ok(match opening.attempt().await? {
+            let store = if is_tried { opening.attempt().await? } else { None };
+            return Ok(match store {
                 Some(store) => StoreOpening::Open(join(store, opening, life, readiness)),
                 None => StoreOpening::Waiting(Box::new(opening)),
             });

@@ -1,17 +1,65 @@
-//! Listens while the database is away: operators see why, and clients are told to come again.
+//! Opens the store, and listens while a database is waited for: operators see why, and clients are told to come again.
 
 use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::listeners::clients_site;
+use super::replica::ReplicaSetup;
 use super::sockets::Sockets;
-use super::{files, service_manager};
+use super::task_store::{OpenedStore, StoreOpening};
+use super::{files, service_manager, task_store};
 use crate::config::Config;
+use crate::face::sealed::KeyPrint;
 use crate::face::store_away::StoreAwayEndpoint;
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, Authenticator, Routes, RunningListener};
+use crate::upstream::TaskScope;
 use crate::upstream::upstream_health::UpstreamHealthList;
+
+/// Where a gateway's store comes from.
+#[derive(Debug)]
+pub(super) enum StoreSource {
+    /// The configuration names it, and nobody is served before it was tried once.
+    Config,
+    /// The same for a gateway that takes the place of one that served: clients are told to come again from the beginning.
+    ConfigAgain,
+    /// Somebody else opened it.
+    Given(Box<ReplicaSetup>),
+}
+
+impl StoreSource {
+    pub(super) fn given(self) -> Option<ReplicaSetup> {
+        if let Self::Given(setup) = self { Some(*setup) } else { None }
+    }
+}
+
+/// Opens the store. While a database is waited for, there are listeners that say so.
+///
+/// # Errors
+/// What keeps the store from being opened, or an address from being bound.
+pub(super) async fn open_store(
+    (config, prints, source): (&Config, Vec<KeyPrint>, &StoreSource),
+    callers: &Authenticator,
+    (life, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
+    sockets: &mut Sockets,
+) -> anyhow::Result<(OpenedStore, WaitingListeners)> {
+    let is_tried = match source {
+        StoreSource::Given(setup) => {
+            let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
+            return Ok((opened, WaitingListeners::default()));
+        }
+        StoreSource::Config => true,
+        StoreSource::ConfigAgain => false,
+    };
+    match task_store::open(config, prints, (life, readiness), is_tried).await? {
+        StoreOpening::Open(opened) => Ok((opened, WaitingListeners::default())),
+        StoreOpening::Waiting(opening) => {
+            let waiting = WaitingListeners::start(config, callers, (readiness, metrics), sockets).await?;
+            Ok((task_store::wait(opening, life, readiness).await?, waiting))
+        }
+    }
+}
 
 /// The listeners of a gateway that cannot serve yet; none where it never had to wait.
 #[derive(Debug, Default)]

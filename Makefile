@@ -23,9 +23,9 @@ CHECK_LOG := $(TARGET)/reports/check.log
 TIMED := --config 'target."cfg(all())".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
 TIMES := -Z unstable-options --report-time
 
-WORKING := complexity durability engine files tidy
+WORKING := complexity engine files tidy
 # Binaries whose tests mostly wait for timers, sockets and processes: more of them than there are cores run at a time.
-WAITING := faces gateway upstreams programs
+WAITING := durability faces gateway upstreams programs
 WAITING_THREADS ?= 4
 # Their number is bounded by `Peers` itself; what waits for its turn takes a thread.
 PEERS_THREADS ?= 24

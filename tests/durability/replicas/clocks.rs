@@ -1,23 +1,19 @@
 //! One gateway's machine has another time.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use humantime::parse_rfc3339;
 use serde_json::Value;
 use support::clock_shift::ClockShift;
 use support::postgres;
 
-use super::harness::{PLAIN, RESUMABLE, Site, Terms, until};
+use super::harness::{PLAIN, RESUMABLE, Site, Terms, true_time, until};
 
 /// Ahead by as much.
 const SHIFT: Duration = Duration::from_secs(300);
 
 fn time(task: &Value, key: &str) -> Duration {
     parse_rfc3339(task[key].as_str().unwrap()).unwrap().duration_since(UNIX_EPOCH).unwrap()
-}
-
-fn now() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
 /// F83: whichever gateway's clock is ahead, a task has one time at all of them, and ends neither early nor late.
@@ -45,7 +41,7 @@ async fn f83_a_gateway_whose_clock_is_ahead_ends_no_task_early() {
             seen.push((time(&shown, "createdAt"), shown["ttlMs"].clone()));
         }
         assert_eq!(seen[0], seen[1], "the same at each");
-        assert!(seen[0].0 < now() + SHIFT / 2, "by the clock of the first one: {seen:?}");
+        assert!(seen[0].0 < true_time() + SHIFT / 2, "by the clock of the first one: {seen:?}");
     }
     // The one that is ahead takes over what the other one had.
     site.show_only(&[1]);

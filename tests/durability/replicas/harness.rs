@@ -99,6 +99,11 @@ pub(super) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     timeout(PATIENCE, waited).await.unwrap_or_else(|_| panic!("not so in time: {what}"));
 }
 
+/// Since 1970, by the machine's own clock.
+pub(super) fn true_time() -> Duration {
+    SystemClock.now().since(Timestamp::from_millis(0))
+}
+
 /// An address that nobody listens at.
 pub(super) fn free_address() -> SocketAddr {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).unwrap()
@@ -226,7 +231,7 @@ pub(super) fn nothing_more_was_sent(site: &Site<'_>, calls: [usize; 2]) {
 impl<'a> Site<'a> {
     /// Without gateways yet. `schema` names it everywhere.
     pub(super) async fn open(schema: &'static str, server: &'a PostgresServer, terms: Terms) -> Self {
-        let history = Arc::new(History::begin(SystemClock.now().since(Timestamp::from_millis(0))));
+        let history = Arc::new(History::begin(true_time()));
         let resumable = Ledger::open(Arc::clone(&history), true).await;
         let plain = Ledger::open(Arc::clone(&history), false).await;
         let places = watch::Sender::default();
@@ -348,9 +353,8 @@ impl<'a> Site<'a> {
     /// All tasks that were handed out, with what their calls are known by.
     pub(super) fn handles(&self) -> Vec<(String, String)> {
         let entries = self.history.entries().into_iter();
-        let handles = entries.filter_map(|entry| match entry.fact {
-            Fact::Handle { nonce, task, .. } => Some((nonce, task)),
-            _ => None,
+        let handles = entries.filter_map(|entry| {
+            if let Fact::Handle { nonce, task, .. } = entry.fact { Some((nonce, task)) } else { None }
         });
         handles.collect()
     }

@@ -1,6 +1,6 @@
 //! Gateways that are killed: others go on with their tasks, or they themselves do, started again in their folders.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt as _};
@@ -9,7 +9,7 @@ use support::crowd::Job;
 use support::history::{Fact, PollResult};
 use support::postgres;
 use support::wire_client::Flavour;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::harness::{PATIENCE, PLAIN, RESUMABLE, Site, Tables, Terms, client, held_job, job, until};
 
@@ -40,12 +40,7 @@ fn mixed(nth: u64) -> (Job, &'static str, Flavour, Duration) {
 
 /// How often what a task ended with has been seen.
 fn seen_of(site: &Site<'_>, text: &str) -> usize {
-    let is_meant = |fact: &Fact| match fact {
-        Fact::Polled { seen: PollResult::Settled { status, payload, .. }, .. } => {
-            status == text || payload.contains(text)
-        }
-        _ => false,
-    };
+    let is_meant = |fact: &Fact| matches!(fact, Fact::Polled { seen: PollResult::Settled { status, payload, .. }, .. } if status == text || payload.contains(text));
     site.history.entries().iter().filter(|entry| is_meant(&entry.fact)).count()
 }
 

@@ -17,7 +17,7 @@ const POLL: Duration = Duration::from_millis(20);
 
 /// One task, followed at each gateway in turn by a client that knows no other; each state that it showed, once.
 async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, String)> {
-    let mut wire = client(flavour, if number % 2 == 0 { RESUMABLE } else { PLAIN });
+    let mut wire = client(flavour, if number.is_multiple_of(2) { RESUMABLE } else { PLAIN });
     let places: Vec<_> = site.replicas.iter().map(|replica| replica.keeper.address()).collect();
     assert!(wire.open(places[0]).await);
     let is_session = wire.flavour != Flavour::Extension;

@@ -222,9 +222,9 @@ pub(super) fn nothing_more_was_sent(site: &Site<'_>, calls: [usize; 2]) {
         "nothing is sent twice, and nothing that was refused"
     );
     assert_eq!(ledgers.map(|ledger| ledger.fallback.count("told")), [0, 0], "no call is cancelled");
-    for ledger in ledgers {
+    for (ledger, path) in ledgers.into_iter().zip([RESUMABLE, PLAIN]) {
         let ended = ledger.server.world.all(|seen| seen.method == "DELETE");
-        assert!(ended.is_empty(), "a session that others go on with is ended: {ended:?}");
+        assert!(ended.is_empty(), "a session of {path} is ended that others may go on with: {ended:?}");
     }
 }
 

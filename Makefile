@@ -180,6 +180,7 @@ REPLACED_GATEWAYS ?= 2000
 POWER_CUT_IMAGES ?= 2000
 STORED_RESULTS ?= 80000
 REPLICA_SCHEDULES ?= 1000000
+REPLICA_KILLS ?= 100
 soak: setup
 	$(call step,schedules of faults over several replicas: $(REPLICA_SCHEDULES))
 	@REPLICA_SCHEDULES=$(REPLICA_SCHEDULES) cargo test --locked --test engine replicas:: -- --nocapture
@@ -187,6 +188,8 @@ soak: setup
 	@TASKGATE_POWER_CUT_IMAGES=$(POWER_CUT_IMAGES) TASKGATE_PEERS="$(PEERS)" cargo test --quiet --locked --test durability power_cut:: -- --nocapture
 	$(call step,kill cycles: $(KILL_CYCLES) of each fault)
 	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test durability kill_cycles:: -- --nocapture
+	$(call step,gateways with a thousand tasks that are killed beside others: $(REPLICA_KILLS))
+	@REPLICA_KILLS=$(REPLICA_KILLS) cargo test --locked --test durability thousand_tasks -- --nocapture
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
 	$(call step,gateways that are replaced: $(REPLACED_GATEWAYS) courses)

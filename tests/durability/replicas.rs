@@ -1,6 +1,8 @@
 //! Two and three gateways on one PostgreSQL database, each the program in a process of its own, which are killed, stopped for
 //! longer than the lease, and cut off from the database or from each other. Servers keep a ledger of what reached them, and
 //! what clients were told by any gateway is held against L1 to L8.
+//!
+//! `REPLICA_KILLS` is how often one with a thousand tasks is killed (1), with the default lease.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

@@ -36,7 +36,7 @@ async fn f83_a_gateway_whose_clock_is_ahead_ends_no_task_early() {
         let path = if nonce.starts_with("up") { RESUMABLE } else { PLAIN };
         let mut seen = Vec::new();
         for replica in &site.replicas {
-            let shown = replica.poll(path, &task).await.json()["result"].take();
+            let shown = replica.shows(path, &task).await;
             assert_eq!(shown["status"], "working", "{shown}");
             seen.push((time(&shown, "createdAt"), shown["ttlMs"].clone()));
         }

@@ -174,7 +174,7 @@ async fn f85_gateways_cut_off_from_each_other_refuse_what_is_at_home_elsewhere_a
     let shown = session.ask(there, "tasks/get", json!({"taskId": tasks[1]})).await;
     assert_eq!(reason(&shown), "replica_away", "{shown:?}");
     for (path, task) in [RESUMABLE, PLAIN].into_iter().zip(&tasks) {
-        assert_eq!(other.poll(path, task).await.json()["result"]["status"], "working");
+        assert_eq!(other.shows(path, task).await["status"], "working");
     }
     assert_eq!(tables.count("tg_replica WHERE dead"), 0, "nobody is taken for dead");
     // Without the database, too, the home is dead for the other one, which stands in for it.

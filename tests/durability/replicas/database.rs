@@ -4,10 +4,13 @@ use std::net::SocketAddr;
 
 use rustix::process::Signal;
 use serde_json::json;
-use support::postgres::{PostgresServer, ServerStop};
+use support::postgres::{self, PostgresServer, ServerStop};
+use support::wire_client::Flavour;
 use tokio::time::timeout;
 
-use super::harness::{PATIENCE, PLAIN, Replica, Site, Terms, free_address, get, held_job, is_refused_for_now, until};
+use super::harness::{
+    PATIENCE, PLAIN, Replica, Site, Terms, client, free_address, get, held_job, is_refused_for_now, until,
+};
 
 /// A gateway that has been started and does not serve yet; where it listens for clients and for operators.
 async fn started_without_database(site: &Site<'_>, name: &'static str) -> (Replica, [SocketAddr; 2]) {
@@ -28,11 +31,11 @@ async fn started_without_database(site: &Site<'_>, name: &'static str) -> (Repli
 /// F70: both listeners are there, clients are told to come again, and a signal ends it. Once the database is there it serves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f70_a_gateway_whose_database_is_away_at_the_start_waits_for_it() {
-    let Some(server) = support::postgres::shared() else { return };
+    let Some(server) = postgres::shared() else { return };
     let site = Site::open("away_at_the_start", server, Terms::default()).await;
     let (mut ended, [clients, _]) = started_without_database(&site, "a").await;
     let call = json!({"name": "work", "arguments": held_job("early-").arguments});
-    let asking = super::harness::client(support::wire_client::Flavour::Extension, PLAIN);
+    let asking = client(Flavour::Extension, PLAIN);
     for (method, params) in [("tools/call", call), ("tasks/get", json!({"taskId": "0".repeat(32)}))] {
         let answer = asking.ask(clients, method, params).await;
         assert!(is_refused_for_now(&answer), "{method}: {answer:?}");

@@ -10,7 +10,7 @@ use support::postgres;
 use support::wire_client::Flavour;
 use tokio::time::sleep;
 
-use super::harness::{PLAIN, RESUMABLE, Site, Terms, client, job, until};
+use super::harness::{PATIENCE, PLAIN, RESUMABLE, Site, Terms, answered, client, job, until};
 
 /// How often a client asks.
 const POLL: Duration = Duration::from_millis(20);
@@ -27,11 +27,11 @@ async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, 
     if is_session {
         (params["task"], params["_meta"]) = (json!({}), json!({"progressToken": "p"}));
     }
-    let handed = wire.ask(places[0], "tools/call", params).await.json()["result"].take();
+    let handed = answered(&wire, places[0], "tools/call", params).await.json()["result"].take();
     let id = [&handed["task"]["taskId"], &handed["taskId"]].into_iter().find_map(Value::as_str).unwrap().to_owned();
     let mut seen: Vec<(String, String)> = Vec::new();
     for turn in 0.. {
-        let answer = wire.ask(places[turn % places.len()], "tasks/get", json!({"taskId": id})).await;
+        let answer = answered(&wire, places[turn % places.len()], "tasks/get", json!({"taskId": id})).await;
         let task = answer.json()["result"].take();
         let text = |key: &str| task[key].as_str().unwrap_or_default().to_owned();
         let state = (text("status"), text("statusMessage"));
@@ -47,7 +47,7 @@ async fn course(site: &Site<'_>, flavour: Flavour, number: u64) -> Vec<(String, 
     let mut outcomes = BTreeMap::new();
     for place in places {
         let method = if is_session { "tasks/result" } else { "tasks/get" };
-        let mut outcome = wire.ask(place, method, json!({"taskId": id})).await.json()["result"].take();
+        let mut outcome = answered(&wire, place, method, json!({"taskId": id})).await.json()["result"].take();
         // It names the server, as far as the gateway that is asked has met it.
         outcome.as_object_mut().unwrap().remove("_meta");
         outcomes.insert(outcome.to_string(), place);
@@ -82,7 +82,7 @@ async fn f52_clients_that_ask_one_gateway_after_the_other_see_one_course_of_each
         [question, cancelled]
     };
     let jobs = (0..6).flat_map(asked).map(async |job| {
-        site.crowd.run(job, client(Flavour::Extension, RESUMABLE), super::harness::PATIENCE).await;
+        site.crowd.run(job, client(Flavour::Extension, RESUMABLE), PATIENCE).await;
     });
     futures_util::future::join_all(jobs).await;
     until("all are settled", async || site.tables.are_all_settled()).await;

@@ -13,9 +13,9 @@ async fn refused(replica: &mut Replica, code: i32) -> String {
     replica.keeper.said().lines().last().unwrap_or_default().to_owned()
 }
 
-/// Two gateways with unlike keys, or of one name in two folders, and a schema of a newer program: 64, 75, 64.
+/// N07: two gateways with unlike keys, or of one name in two folders, and a schema of a newer program: 64, 75, 64.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_gateway_that_cannot_be_one_of_them_does_not_start() {
+async fn n07_a_gateway_that_cannot_be_one_of_them_does_not_start() {
     let Some(server) = postgres::shared() else { return };
     let site = Site::of(1, "refused", server, Terms::default()).await;
     let mut other = site.replica("b").await;
@@ -25,7 +25,6 @@ async fn a_gateway_that_cannot_be_one_of_them_does_not_start() {
         said.starts_with("key `store.path`: the gateway \"a\" that uses the database seals with another key"),
         "{said}"
     );
-    // One in the same folder is told by the lock alone.
     let mut same = site.replica("a").await;
     let said = refused(&mut same, 75).await;
     assert!(said.starts_with("key `replica.name`: another gateway named \"a\" uses the database"), "{said}");

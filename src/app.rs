@@ -22,6 +22,7 @@ mod served_endpoint;
 pub mod service_manager;
 mod shared_store;
 pub mod sockets;
+pub mod store_copy;
 pub mod task_store;
 pub mod upstream_programs;
 mod waiting_listeners;

@@ -3,6 +3,7 @@
 mod condemned;
 #[cfg(test)]
 pub(crate) mod contract;
+pub mod copy;
 pub mod disk;
 pub mod memory;
 pub mod postgres;

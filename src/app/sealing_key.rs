@@ -50,12 +50,17 @@ impl KeyFileError {
     }
 }
 
+/// Where the keys of a gateway are that has this folder.
+pub(super) fn file_in(folder: &Path) -> PathBuf {
+    folder.join(FILE_NAME)
+}
+
 /// The keys in `folder`; `None` if there is no key file yet. Writes nothing.
 ///
 /// # Errors
 /// If there is a file and it is not what it should be.
 pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
-    let path = folder.join(FILE_NAME);
+    let path = file_in(folder);
     let text = match secret_file::read(&path, "key", FILE_BYTES_MAX) {
         Ok(text) => text,
         Err(SecretFileError::Unreadable(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -80,7 +85,7 @@ pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
     if let Some(ring) = read(folder)? {
         return Ok(ring);
     }
-    let path = folder.join(FILE_NAME);
+    let path = file_in(folder);
     let made = make(folder, &path);
     made.map_err(|source| KeyFileError::NotMade { path: path.clone(), source })?;
     // Whoever else starts now may have been first; what counts is what the file says.

@@ -102,26 +102,9 @@ impl SharedStoreOpening {
             }
             Err(error) => return Err(error),
         };
-        let settings = PostgresSettings {
-            url: database.url.clone(),
-            password_file: database.password_file.clone(),
-            ca: database.ca.clone(),
-            schema: database.schema.clone(),
-            durability: database.durability,
-            write_max: database.write_max,
-            read_trust: database.read_trust,
-            terms: replica.terms,
-            stored_bytes_max: database.limits.stored_bytes_max,
-            replica: ReplicaDescription {
-                name,
-                address: replica.address.map(|address| address.to_string()).unwrap_or_default(),
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                config_digest: digest(config),
-                key_prints: prints,
-            },
-            prior,
-            accept_loss: database.accept_loss.map(StoreGeneration),
-        };
+        let address = replica.address.map(|address| address.to_string()).unwrap_or_default();
+        let described = ReplicaDescription { name, address, ..description(config, prints) };
+        let settings = PostgresSettings { prior, ..settings(database, described) };
         Ok(Self { settings, file, readiness: readiness.clone(), taken: None, told: None, was_tried: false })
     }
 
@@ -178,6 +161,35 @@ impl SharedStoreOpening {
     /// Keeps other processes from running as this replica, for as long as it is there.
     pub(super) fn into_file(self) -> Option<ReplicaFile> {
         self.file
+    }
+}
+
+/// What a database is opened with by a life that none came before.
+pub(super) fn settings(database: &DatabaseSettings, replica: ReplicaDescription) -> PostgresSettings {
+    PostgresSettings {
+        url: database.url.clone(),
+        password_file: database.password_file.clone(),
+        ca: database.ca.clone(),
+        schema: database.schema.clone(),
+        durability: database.durability,
+        write_max: database.write_max,
+        read_trust: database.read_trust,
+        terms: database.replica.terms,
+        stored_bytes_max: database.limits.stored_bytes_max,
+        replica,
+        prior: None,
+        accept_loss: database.accept_loss.map(StoreGeneration),
+    }
+}
+
+/// What the others are told of a life that has no name yet, and that they cannot reach.
+pub(super) fn description(config: &Config, key_prints: Vec<KeyPrint>) -> ReplicaDescription {
+    ReplicaDescription {
+        name: String::new(),
+        address: String::new(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        config_digest: digest(config),
+        key_prints,
     }
 }
 

@@ -24,7 +24,7 @@ use crate::upstream::TaskScope;
 /// (`EX_IOERR`).
 pub(super) const EXIT_IO: u8 = 74;
 /// Somebody else has the store; later it may be free (`EX_TEMPFAIL`).
-const EXIT_LOCKED: u8 = 75;
+pub(super) const EXIT_LOCKED: u8 = 75;
 
 const STORE_FULL: &str = "store full";
 const STORE_FAILING: &str = "store failing";

@@ -4,7 +4,7 @@
 //! one transaction of all writes that wait. `readers` are a few connections that only read. `resident` is what
 //! is in memory: live rows, so that polls cost no disk read, a cache of settled ones, and the sums. `schema` knows
 //! the file, `upgrade` what an older version wrote, `rows` and `reads` the statements, `columns` what a row is made of,
-//! `folder` what is around the file.
+//! `folder` what is around the file. `source` reads the store of a gateway that is stopped.
 
 mod batch;
 mod check;
@@ -24,6 +24,7 @@ mod rows;
 mod schema;
 mod selection;
 mod settings;
+mod source;
 mod starting;
 #[cfg(test)]
 mod tests;
@@ -65,6 +66,7 @@ use super::tasks::{
 use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
+pub use source::{DiskSource, DiskSourceError, SourcePlace, SourceRow, SourceTask};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
 const QUEUE_MAX: usize = 1_024;

@@ -13,7 +13,7 @@ mod long_list;
 mod memory;
 mod operators;
 mod outside;
-mod program;
+pub(crate) mod program;
 mod reload;
 mod replicas;
 mod shutdown;

@@ -120,7 +120,7 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
 /// The folder itself is locked, for a lock that lies in it can be removed; and the file of that name, too, which is what
 /// earlier versions lock.
 #[derive(Debug)]
-pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] [File; 2]);
+pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] Vec<File>);
 
 /// Waits for the lock for at most `patience`: a predecessor may still be about to end (B171).
 pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock, OpenError> {
@@ -142,9 +142,27 @@ pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock
         Ok(())
     };
     match tokio::time::timeout(patience, taken).await {
-        Ok(outcome) => outcome.map(|()| FolderLock(files)),
+        Ok(outcome) => outcome.map(|()| FolderLock(files.into())),
         Err(_) => Err(OpenError::Locked { path: folder.to_owned() }),
     }
+}
+
+/// Keeps gateways out of a folder that is only read. Makes nothing, and waits for nobody: `None` if one has it.
+pub(super) fn lock_to_read(folder: &Path) -> io::Result<Option<FolderLock>> {
+    let mut files = vec![File::open(folder)?];
+    match File::open(folder.join(LOCK)) {
+        Ok(file) => files.push(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => (),
+        Err(error) => return Err(error),
+    }
+    for file in &files {
+        match flock(file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => (),
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(Some(FolderLock(files)))
 }
 
 fn try_lock(file: &File) -> io::Result<bool> {

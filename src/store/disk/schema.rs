@@ -142,12 +142,23 @@ pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
     }
 }
 
+/// The numbers that say whose file it is, and of which schema.
+fn numbers(conn: &Connection) -> rusqlite::Result<(i32, i32)> {
+    let number = |name| conn.pragma_query_value(None, name, |row| row.get(0));
+    Ok((number("application_id")?, number("user_version")?))
+}
+
+/// The version of the schema; `None` where nothing was written yet, or somebody else did.
+pub(super) fn version(conn: &Connection) -> rusqlite::Result<Option<i32>> {
+    let (application, schema) = numbers(conn)?;
+    Ok((application == APPLICATION_ID).then_some(schema))
+}
+
 fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Connection, OpenError>> {
     let conn = bare(path)?;
     // Closing the last connection brings the log into the file: not where it is refused.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    let number = |name| conn.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
-    let (application, schema) = (number("application_id")?, number("user_version")?);
+    let (application, schema) = numbers(&conn)?;
     let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", (), |row| row.get(0))?;
     if application == 0 && tables > 0 {
         return Ok(Err(OpenError::Foreign { path: path.to_owned() }));
@@ -231,11 +242,16 @@ fn bare(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags)?;
     conn.busy_timeout(BUSY_MAX)?;
+    make_wary(&conn)?;
+    Ok(conn)
+}
+
+/// Trusts nothing in the file, and writes no other files than its own.
+pub(super) fn make_wary(conn: &Connection) -> rusqlite::Result<()> {
     conn.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     conn.pragma_update(None, "trusted_schema", false)?;
     conn.pragma_update(None, "cell_size_check", true)?;
-    conn.pragma_update(None, "temp_store", "MEMORY")?;
-    Ok(conn)
+    conn.pragma_update(None, "temp_store", "MEMORY")
 }
 
 fn tune(conn: &Connection, tuning: DiskTuning) -> rusqlite::Result<()> {

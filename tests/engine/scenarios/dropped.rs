@@ -102,6 +102,9 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     ("survey", Stage::Running, Then::Same, |case| {
         Box::pin(async { drop(case.world.engine.survey(None, |_| std::ops::ControlFlow::Continue(())).await) })
     }),
+    ("holders", Stage::Running, Then::Same, |case| {
+        Box::pin(async { drop(case.world.engine.holders(std::slice::from_ref(&case.key)).await) })
+    }),
     ("named_by", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.named_by(ShortReference::of(&case.key)).await) })
     }),

@@ -153,15 +153,20 @@ impl ReaderLane {
                 proof.map_err(|failure| failure.health())?;
                 count_barrier();
             }
-            Ok(found)
+            Ok::<T, PostgresHealth>(found)
         };
         let done = tokio::time::timeout(self.state.settings.write_max, reading).await;
-        done.unwrap_or_else(|_| Err(PostgresHealth::slow())).map_err(|trouble| {
-            slot.link = None;
-            let cause = io::Error::other(trouble.to_string());
-            self.state.reader_is(&self.duty, trouble);
-            StoreError::Io(cause)
-        })
+        let trouble = match done {
+            Ok(Ok(found)) => return Ok(found),
+            Ok(Err(trouble)) => {
+                self.state.reader_is(&self.duty, trouble.clone());
+                trouble
+            }
+            // A list that takes long says nothing of the server; the next connect does.
+            Err(_) => PostgresHealth::slow(),
+        };
+        slot.link = None;
+        Err(StoreError::Io(io::Error::other(trouble.to_string())))
     }
 
     async fn link<'a>(&self, slot: &'a mut ReaderSlot) -> Result<&'a mut ReaderLink, StoreError> {

@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 
 use serde_json::Value;
-use tokio::process::Command;
 
 use super::program::{Folder, Program, Worker, block, send};
-use super::upstream::in_time;
 
 async fn started() -> (Worker, Folder, Program) {
     let worker = Worker::start().await;
@@ -21,11 +19,7 @@ fn tasks(answer: &Value) -> &Vec<Value> {
 }
 
 async fn operate(program: &Program, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
-    command.arg("tasks").args(arguments).args(["--admin", &format!("http://{}", program.admin)]).kill_on_drop(true);
-    let output = in_time(command.output()).await.unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    program.operate(&[&["tasks"], arguments].concat()).await
 }
 
 /// B165.

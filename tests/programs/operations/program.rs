@@ -162,6 +162,15 @@ impl Program {
         answer.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {}", answer.body)).into()
     }
 
+    /// What an operator's command says of it: exit code, standard output, standard error.
+    pub(crate) async fn operate(&self, arguments: &[&str]) -> (Option<i32>, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+        command.args(arguments).args(["--admin", &format!("http://{}", self.admin)]).kill_on_drop(true);
+        let output = in_time(command.output()).await.unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    }
+
     /// How a task stands.
     pub(crate) async fn status(&self, path: &str, id: &Value) -> Value {
         let call = Call::new("tasks/get", &json!({"taskId": id}));

@@ -5,18 +5,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::postgres::{self, PostgresServer, ServerStop};
-use tokio::process::Command;
 
 use super::program::{Call, Folder, Program, Worker, block, send};
 use super::upstream::in_time;
-
-async fn operate(program: &Program, arguments: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
-    command.args(arguments).args(["--admin", &format!("http://{}", program.admin)]).kill_on_drop(true);
-    let output = in_time(command.output()).await.unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
 
 /// The configuration of a gateway on a database.
 fn configured(folder: &Folder, (url, schema): (&str, &str), name: &str, worker: &Worker) {
@@ -68,7 +59,7 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
     let (one, folder) = gateway(database, "a", &worker, None).await;
     let (other, _other) = gateway(database, "b", &worker, Some(&folder)).await;
     until_list(&one, "both", |list| list.as_array().is_some_and(|list| list.len() == 2)).await;
-    let (code, table, said) = operate(&one, &["replicas", "list"]).await;
+    let (code, table, said) = one.operate(&["replicas", "list"]).await;
     assert_eq!((code, said.as_str()), (Some(0), ""));
     let records = plain(&table)[1].rsplit(' ').next().unwrap().to_owned();
     let expected = [
@@ -77,7 +68,7 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
         format!("b 2 living ago VERSION {records}"),
     ];
     assert_eq!(plain(&table), expected, "{table}");
-    let (code, listed, _) = operate(&other, &["replicas", "list", "--json"]).await;
+    let (code, listed, _) = other.operate(&["replicas", "list", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!((code, &listed[0]["state"], &listed[1]["state"]), (Some(0), &"living".into(), &"this one".into()));
     assert!(listed[0]["beat_age_seconds"].as_f64().is_some_and(|age| age < 60.0), "{listed}");
@@ -88,14 +79,14 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
     one.task("/up/mcp", "m").await;
     worker.calls(3).await;
     for program in [&one, &other] {
-        let (_, table, _) = operate(program, &["tasks", "list"]).await;
+        let (_, table, _) = program.operate(&["tasks", "list"]).await;
         let mut holders: Vec<_> = table.lines().map(|line| line.rsplit(' ').next().unwrap()).collect();
         holders.sort_unstable();
         assert_eq!(holders, ["HOLDER", "a", "b", "b"], "{table}");
     }
-    let (code, shown, _) = operate(&one, &["tasks", "show", id.as_str().unwrap()]).await;
+    let (code, shown, _) = one.operate(&["tasks", "show", id.as_str().unwrap()]).await;
     assert!(code == Some(0) && shown.contains("\nholder    b\n"), "{shown}");
-    let (code, shown, _) = operate(&one, &["tasks", "cancel", id.as_str().unwrap()]).await;
+    let (code, shown, _) = one.operate(&["tasks", "cancel", id.as_str().unwrap()]).await;
     assert!(code == Some(0) && shown.contains("state     cancelled\n"), "{shown}");
     worker.server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
     other.until("/up/mcp", &id, "cancelled").await;
@@ -112,13 +103,13 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
         ("b", "taskgate: the replica is alive; one that is dead can be forgotten"),
         ("c", "taskgate: no replica has this name"),
     ] {
-        let (code, _, said) = operate(&one, &["replicas", "forget", name]).await;
+        let (code, _, said) = one.operate(&["replicas", "forget", name]).await;
         assert_eq!((code, said.trim()), (Some(1), why));
     }
     other.signal("KILL");
     until_list(&one, "b is dead", |list| list[1]["state"] == "dead").await;
     one.until("/up/mcp", &kept, "failed").await;
-    let forgotten = async || operate(&one, &["replicas", "forget", "b"]).await;
+    let forgotten = async || one.operate(&["replicas", "forget", "b"]).await;
     let mut answer = forgotten().await;
     while answer.2.contains("still has") {
         answer = forgotten().await;
@@ -137,7 +128,7 @@ async fn a_gateway_that_shares_its_store_with_nobody_lists_nobody() {
     folder.write(&block("up", &worker.server));
     let program = Program::serve(&folder).await;
     for order in [&["replicas", "list"][..], &["replicas", "forget", "a"]] {
-        let (code, _, said) = operate(&program, order).await;
+        let (code, _, said) = program.operate(order).await;
         assert_eq!((code, said.trim()), (Some(1), "taskgate: this gateway shares its store with no other"));
     }
     let page = program.get("/").await.body;

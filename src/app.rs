@@ -97,6 +97,8 @@ pub struct Gateway {
     parts: GatewayParts,
     /// Where others share the store.
     shared: Option<SharedLife>,
+    /// What calls of lives that have ended go on at.
+    targets: CallTargets,
     upstreams: Vec<ServedUpstream>,
     /// Paths that serve several of them.
     endpoints: Vec<ServedEndpoint>,
@@ -172,12 +174,10 @@ impl Gateway {
         let ending = CancellationToken::new();
         let parts = GatewayParts::new((store, clock), (sealer, replica.as_ref()), &config, life, ending.clone());
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
-        let mut origins = CallTargets::default();
         for one in config.upstreams {
-            let opened = ServedUpstream::new(one, &parts)?;
-            origins = origins.with(opened.served.target());
-            upstreams.push(opened);
+            upstreams.push(ServedUpstream::new(one, &parts)?);
         }
+        let targets = CallTargets::new(upstreams.iter().map(ServedUpstream::target));
         let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
         let endpoints: Vec<_> =
             config.endpoints.iter().map(|settings| ServedEndpoint::new(settings, &members, &parts)).collect();
@@ -200,7 +200,7 @@ impl Gateway {
         readiness.clear(STARTING);
         unless_started.disarm();
         // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
-        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
+        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
         replica::follow(shared.as_ref(), parts.homes.as_ref(), &parts.life);
         Ok(Self {
@@ -211,6 +211,7 @@ impl Gateway {
             replicas,
             parts,
             shared,
+            targets,
             upstreams,
             endpoints,
             healths,

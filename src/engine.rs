@@ -41,7 +41,7 @@ pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 
 use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
-use crate::store::TaskStore;
+use crate::store::{Reach, TaskStore};
 use crate::task::{Clock, Principal, Reason, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// Draws the bits of a new task's id.
@@ -217,6 +217,11 @@ impl Engine {
     #[must_use]
     pub const fn calls_end(&self) -> &CallsEnd {
         &self.calls_end
+    }
+
+    /// Why a call of a life that has ended cannot go on.
+    fn why_lost(&self) -> Reason {
+        if self.store.reach() == Reach::Shared { Reason::ReplicaLost } else { Reason::GatewayRestart }
     }
 }
 

@@ -16,6 +16,7 @@ use super::served_endpoint::{self, add_endpoints};
 use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open};
 use crate::config::{Config, UpstreamConfig};
+use crate::engine::CallTarget;
 use crate::face::client_login::{MetadataEndpoint, metadata_path};
 use crate::face::closing::ClosingEndpoint;
 use crate::face::combined::EndpointMember;
@@ -87,6 +88,11 @@ impl ServedUpstream {
         own.life.tracker.spawn(async move { kept.keep_tidy(&leaving).await });
         let leaving = own.leaving.drop_guard();
         Ok(Self { config, files, served, health, endpoint, older, leaving, stop })
+    }
+
+    /// What its calls are made with.
+    pub(super) fn target(&self) -> CallTarget {
+        self.served.target()
     }
 
     /// What serves its clients.
@@ -237,6 +243,8 @@ impl Gateway {
                 None => tracing::error!(upstream = %one.name, "an upstream was lost"),
             }
         }
+        // Before the replaced ones are let go: who could still call them holds them.
+        self.targets.replace(self.upstreams.iter().map(ServedUpstream::target));
         changes.kept = self.upstreams.len() - changes.opened;
         changes.retired = before.len();
         self.retire(before);

@@ -142,12 +142,11 @@ impl WrappedGateway {
         let OpenedStore { store, clock, .. } = opened;
         let ending = CancellationToken::new();
         let parts = GatewayParts::new((store, clock), (sealer, None), &config, life, ending.clone());
-        let (mut upstreams, mut origins) = (Vec::with_capacity(config.upstreams.len()), CallTargets::default());
+        let mut upstreams = Vec::with_capacity(config.upstreams.len());
         for one in config.upstreams {
-            let opened = ServedUpstream::new(one, &parts)?;
-            origins = origins.with(opened.served.target());
-            upstreams.push(opened);
+            upstreams.push(ServedUpstream::new(one, &parts)?);
         }
+        let targets = CallTargets::new(upstreams.iter().map(ServedUpstream::target));
         let members: Vec<_> = upstreams.iter().map(ServedUpstream::member).collect();
         let combined = config.endpoints.first().map(|settings| ServedEndpoint::new(settings, &members, &parts));
         let served = match (&combined, upstreams.first()) {
@@ -155,7 +154,7 @@ impl WrappedGateway {
             (None, Some(only)) => host(Arc::<UpstreamEndpoint>::clone(only.endpoint()), only.older()),
             (None, None) => bail!("there is no server"),
         };
-        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
+        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets, parts.life.stop.clone()));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
         Ok(Self { parts, upstreams, served, _combined: combined, ending, _stop: unless_ended })
     }

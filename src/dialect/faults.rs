@@ -309,6 +309,7 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::ResultTooLarge => "result_too_large",
         Reason::TtlExpired => "ttl_expired",
         Reason::GatewayRestart => "gateway_restart",
+        Reason::ReplicaLost => "replica_lost",
         Reason::Poison => "poison",
         Reason::TooManyTasks => "too_many_tasks",
         Reason::TooManyListeners => "too_many_listeners",
@@ -356,6 +357,9 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::ResultTooLarge => "The result is larger than the gateway keeps (`result_bytes_max`)",
         Reason::TtlExpired => "The task's time to live ended before its call did",
         Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
+        Reason::ReplicaLost => {
+            "The gateway that ran the tool was lost, and no other one could go on; it may or may not have completed"
+        }
         Reason::Poison => {
             "The gateway ended again and again while the tool was running; the call is not taken up any more"
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use http::header::AUTHORIZATION;
+use parking_lot::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -38,23 +39,34 @@ const LOOKS_MAX: usize = 4;
 /// How soon a store that failed is asked again, first and at last.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(30);
-/// The upstreams that there are, by name.
-#[derive(Debug, Default)]
-pub struct CallTargets(HashMap<Arc<str>, CallTarget>);
+
+/// The upstreams that there are, by name. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct CallTargets(Arc<RwLock<HashMap<Arc<str>, CallTarget>>>);
 
 impl CallTargets {
     #[must_use]
-    pub fn with(mut self, reach: CallTarget) -> Self {
-        self.0.insert(Arc::clone(reach.upstream.name()), reach);
-        self
+    pub fn new(all: impl IntoIterator<Item = CallTarget>) -> Self {
+        let targets = Self::default();
+        targets.replace(all);
+        targets
     }
 
-    fn of(&self, origin: &CallOrigin) -> Option<&CallTarget> {
-        self.0.get(&origin.upstream)
+    /// Holds for rows that are looked at from now on.
+    pub fn replace(&self, all: impl IntoIterator<Item = CallTarget>) {
+        *self.0.write() = all.into_iter().map(|target| (Arc::clone(target.upstream.name()), target)).collect();
+    }
+
+    fn of(&self, origin: &CallOrigin) -> Option<CallTarget> {
+        self.0.read().get(&origin.upstream).cloned()
+    }
+
+    fn names(&self) -> Vec<Arc<str>> {
+        self.0.read().keys().cloned().collect()
     }
 }
 
-/// Claims the rows that ended lives left behind and looks at each until it is done with; the calls that go on do so in
+/// Claims the rows that ended lives left behind at the upstreams that there are, and looks at each until it is done with; the calls that go on do so in
 /// runners. Returns once nothing is left, unless others have the store open too: then it goes on until it is told to stop, or
 /// the engine drains. What was not looked at waits for the next life.
 pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
@@ -84,7 +96,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     let (mut seen, mut left) = (0, Vec::new());
     let (mut claims_told, mut rows_told) = (false, false);
     loop {
-        match engine.store.claim(CLAIM_MAX).await {
+        match engine.store.claim(CLAIM_MAX, &origins.names()).await {
             Ok(keys) if keys.is_empty() && left.is_empty() => return seen,
             Ok(keys) if keys.is_empty() => {
                 if std::mem::replace(&mut rows_told, true) {
@@ -205,7 +217,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             Ok(ParentState::Gone) => {
                 // What a server made goes on there with what it is below.
                 if task.recovery.call.is_some() {
-                    tell(origins.of(&task.origin), &task).await;
+                    tell(origins.of(&task.origin).as_ref(), &task).await;
                 }
                 match engine.store.remove(&found.key).await {
                     Ok(()) => break,
@@ -218,10 +230,11 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
             count_in_flight(engine, &task);
         }
         let reach = origins.of(&task.origin);
+        let reach = reach.as_ref();
         // A call that would now be another tool's is one of an upstream that is gone.
         let policy = reach.filter(|reach| !reach.would_send_another(&task));
         let policy = policy.map(|reach| reach.settings.rules.policy_of(&task.origin.tool));
-        let verdict = verdict(&task, policy.as_ref(), now);
+        let verdict = verdict(&task, policy.as_ref(), (now, engine.why_lost()));
         let verdict = if lets_clients_in(reach, &task) { without_credential(verdict, &task) } else { verdict };
         let is_decided = |(before, _): &mut (Arc<Task>, RecoveryDecision)| {
             verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())

@@ -5,7 +5,6 @@
 //! declared dead wrongly is fenced (`fencing`), and begins anew.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use crate::replica::{BootTime, Incarnation};
@@ -364,17 +363,12 @@ impl Membership {
         self.others.values().filter(|other| other.line.is_dead).map(|other| other.line.incarnation)
     }
 
-    /// This replica's share of a limit that all keep together: divided by those that take something new, rounded up.
-    #[must_use]
-    pub fn share_of(&self, limit: NonZeroUsize) -> NonZeroUsize {
-        let sharing = 1 + self.living_others().filter(|line| !line.is_leaving).count();
-        NonZeroUsize::new(limit.get().div_ceil(sharing)).unwrap_or(NonZeroUsize::MIN)
-    }
-
-    /// The newest format of records that all living replicas read, those that leave included; `own` is the newest that this one reads.
-    #[must_use]
-    pub fn record_format(&self, own: u32) -> u32 {
-        self.living_others().map(|line| line.record_reads).fold(own, u32::min)
+    /// The incarnations that are dead, and silent for as long as calls go on without the store: all of their rows may be claimed by
+    /// anybody, whatever they are.
+    pub fn given_up(&self, now: BootTime) -> impl Iterator<Item = Incarnation> {
+        let is_given_up =
+            move |other: &&WatchedReplica| other.line.is_dead && now.since(other.since) >= self.terms.alone_max;
+        self.others.values().filter(is_given_up).map(|other| other.line.incarnation)
     }
 
     /// The highest time of another living replica's task clock, for [`TaskClock::steer`](crate::replica::TaskClock::steer).

@@ -22,6 +22,11 @@ const START: Timestamp = Timestamp::from_millis(1_000_000);
 const TTL: Duration = Duration::from_secs(60);
 
 /// A task as it is at its creation, for tests.
+/// The upstreams that there are.
+pub(crate) fn known() -> [Arc<str>; 1] {
+    [Arc::from("demo")]
+}
+
 pub(crate) fn task(owner: &str, id: u128) -> Task {
     Task {
         key: TaskKey { owner: Principal::new(owner), id: TaskId::from_bits(id) },

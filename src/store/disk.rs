@@ -363,7 +363,7 @@ impl TaskStore for DiskStore {
         Ok(SelectedPage { tasks: page.tasks, next })
     }
 
-    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+    async fn claim(&self, limit: usize, _upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
         let left = std::iter::from_fn(|| self.earlier.take());
         // Some are done with by now, or set aside.
         Ok(left.filter(|key| self.resident.is_open(key)).take(limit).collect())

@@ -251,7 +251,7 @@ impl TaskStore for MemoryStore {
         Ok(page)
     }
 
-    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+    async fn claim(&self, limit: usize, _upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
         let mut claimed = Vec::new();
         while claimed.len() < limit && !self.rows.lives.has_ended(self.holder) {
             let Some(key) = self.rows.lives.take_left() else { break };

@@ -2,7 +2,7 @@
 //! crashes, as far as `durability` says.
 //!
 //! `session` opens and drives connections, of which there are six: one of `writer`, which makes one transaction of all writes that
-//! wait (`batch`, by the `statements`), one of `control`, for beats and hints, and four of `readers`, half of them for `lists`.
+//! wait (`batch`, of `task_write`s, by the `statements`), one of `control`, for beats and hints, and four of `readers`, half of them for `lists`.
 //! `transaction` asks [`crate::replica::commit_trust`] what is known of a commit (by the `notices` of its session, too), and `readers`
 //! ask [`crate::replica::read_trust`] what is known of a read. `schema` knows the tables, `columns` what a row is made of,
 //! `server_words` what the server's errors mean. `state` is what they share: `sums`, rows in doubt, and `settled_rows` that were read.
@@ -20,6 +20,7 @@ mod open_error;
 mod opening;
 mod readers;
 mod replica_lines;
+mod row_arrays;
 mod row_validation;
 mod schema;
 mod server_words;
@@ -30,6 +31,7 @@ mod shared_clock;
 mod state;
 mod statements;
 mod sums;
+mod task_write;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -46,7 +48,7 @@ use tokio::sync::{Mutex, broadcast, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::batch::{TaskWrite, WriteOutcome};
+use self::batch::WriteOutcome;
 use self::columns::{EncodedRow, FetchedRow};
 use self::control::ReplicaControl;
 pub use self::forgetting::ReplicaForgetting;
@@ -64,6 +66,7 @@ pub use self::settings::{
 };
 use self::shared_clock::{SharedClock, boot_time};
 use self::state::StoreState;
+use self::task_write::{ClaimableRows, TaskWrite};
 use self::transaction::transact;
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
 use super::tasks::{
@@ -273,6 +276,11 @@ impl PostgresStore {
         outcome.await.unwrap_or_else(|_| Err(StoreError::Unsure(io::Error::other("the store's writer ended"))))
     }
 
+    /// As all living gateways read it.
+    fn encoded(&self, task: &Task) -> EncodedRow {
+        EncodedRow::of(task, self.view.borrow().record_format())
+    }
+
     async fn put(&self, write: TaskWrite) -> Result<Revision, StoreError> {
         let WriteOutcome::At(revision) = self.write(write).await? else {
             return Err(StoreError::Io(io::Error::other("another write's outcome")));
@@ -304,7 +312,7 @@ impl TaskStore for PostgresStore {
 
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        self.put(TaskWrite::Insert(Box::new(EncodedRow::of(task)))).await
+        self.put(TaskWrite::Insert(Box::new(self.encoded(task)))).await
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
@@ -339,7 +347,7 @@ impl TaskStore for PostgresStore {
 
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        let write = TaskWrite::Replace { expected, role, row: Box::new(EncodedRow::of(task)) };
+        let write = TaskWrite::Replace { expected, role, row: Box::new(self.encoded(task)) };
         let written = self.put(write).await;
         if matches!(written, Err(StoreError::Conflict | StoreError::Fenced)) {
             // What memory has of a settled row may be older than the row.
@@ -425,11 +433,16 @@ impl TaskStore for PostgresStore {
         Ok(SelectedPage { tasks, next })
     }
 
-    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+    async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
         if !self.view.borrow().has_dead() {
             return Ok(Vec::new());
         }
-        let claimed = self.write(TaskWrite::Claim { limit }).await?;
+        let rows = ClaimableRows::of(upstreams, &self.view.borrow().given_up);
+        // Lines of the dead are there for long, and rows of theirs hardly ever. That need not be true for good, and costs no commit.
+        if !self.lists.lane()?.glance(async |link| lists::has_claimable(link, &rows).await).await? {
+            return Ok(Vec::new());
+        }
+        let claimed = self.write(TaskWrite::Claim { limit, rows }).await?;
         Ok(if let WriteOutcome::Claimed(keys) = claimed { keys } else { Vec::new() })
     }
 

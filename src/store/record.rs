@@ -28,8 +28,10 @@ use crate::task::{
 };
 use crate::wire::RpcError;
 
-/// What is written now.
-pub const VERSION: u16 = 2;
+/// The newest that is read.
+pub const VERSION: u16 = 3;
+/// The oldest that is written; a newer one says what only several gateways meet.
+pub const WRITTEN_MIN: u16 = 2;
 
 const CHECKSUM_LEN: usize = 16;
 const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
@@ -44,14 +46,19 @@ pub enum RecordError {
     Newer(u16),
 }
 
-/// The bytes of a task.
+/// The bytes of a task, for programs that read up to the version `newest`: what it cannot say is said as well as it can.
 #[must_use]
-pub fn encode(task: &Task) -> Vec<u8> {
+pub fn encode(task: &Task, newest: u16) -> Vec<u8> {
     let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes());
-    put_task(&mut out, task);
+    put_task(&mut out, task, newest);
     let mut record = out.into_bytes();
-    record[..2].copy_from_slice(&VERSION.to_be_bytes());
-    let sum = checksum(VERSION, &record[HEAD_LEN..]);
+    let fault = match &task.phase {
+        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => Some(fault),
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => None,
+    };
+    let version = version_of(fault, newest);
+    record[..2].copy_from_slice(&version.to_be_bytes());
+    let sum = checksum(version, &record[HEAD_LEN..]);
     record[2..HEAD_LEN].copy_from_slice(&sum);
     record
 }
@@ -90,7 +97,7 @@ fn checksum_of(version: u16, parts: &[&[u8]]) -> [u8; CHECKSUM_LEN] {
     half
 }
 
-fn put_task(out: &mut RecordWriter, task: &Task) {
+fn put_task(out: &mut RecordWriter, task: &Task, newest: u16) {
     // Whole on purpose: a member that is added later does not build until it stands here.
     let Task {
         key: TaskKey { owner, id },
@@ -120,7 +127,7 @@ fn put_task(out: &mut RecordWriter, task: &Task) {
     out.span(*keep_result_min);
     out.span(*poll_interval);
     out.number(*attempt);
-    put_phase(out, phase);
+    put_phase(out, phase, newest);
     out.number(*next_key);
     out.maybe(status_message.as_deref(), RecordWriter::text);
     put_recovery(out, recovery);
@@ -226,7 +233,7 @@ fn take_origin(body: &mut RecordReader) -> Option<CallOrigin> {
     Some(CallOrigin { upstream, tool, maker })
 }
 
-fn put_phase(out: &mut RecordWriter, phase: &Phase) {
+fn put_phase(out: &mut RecordWriter, phase: &Phase, newest: u16) {
     match phase {
         Phase::Queued => out.byte(0),
         Phase::Working => out.byte(1),
@@ -250,7 +257,7 @@ fn put_phase(out: &mut RecordWriter, phase: &Phase) {
         }
         Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => {
             out.byte(5);
-            put_fault(out, fault);
+            put_fault(out, fault, newest);
         }
         Phase::Settled(Outcome::Cancelled) => out.byte(6),
     }
@@ -362,9 +369,24 @@ fn take_error(body: &mut RecordReader) -> Option<RpcError> {
 /// Beside [`Executed`]: the fault says how a process ended.
 const EXIT_FOLLOWS: u8 = 0x80;
 
-fn put_fault(out: &mut RecordWriter, fault: &GatewayFault) {
+/// The version that says how a task failed, as far as `newest` can.
+fn version_of(fault: Option<&GatewayFault>, newest: u16) -> u16 {
+    let is_new = fault.is_some_and(|fault| is_since_3(sayable(fault.reason, newest)));
+    if is_new { 3 } else { WRITTEN_MIN }
+}
+
+const fn is_since_3(reason: Reason) -> bool {
+    matches!(reason, Reason::ReplicaLost | Reason::StoreLost)
+}
+
+/// A reason, or what a version says that does not know it.
+const fn sayable(reason: Reason, newest: u16) -> Reason {
+    if newest < 3 && is_since_3(reason) { Reason::GatewayRestart } else { reason }
+}
+
+fn put_fault(out: &mut RecordWriter, fault: &GatewayFault, newest: u16) {
     let GatewayFault { reason, executed, http_status, retry_after, exit } = fault;
-    out.byte(reason_code(*reason));
+    out.byte(reason_code(sayable(*reason, newest)));
     let executed = match executed {
         Executed::No => 0,
         Executed::Unknown => 1,
@@ -442,13 +464,13 @@ const fn reason_code(reason: Reason) -> u8 {
         Reason::TooMuchStored => 26,
         Reason::RateLimited => 27,
         Reason::ReplicaAway => 28,
-        // Told to those who wait alone: such a store is written to no more.
-        Reason::StoreLost => 29,
+        Reason::ReplicaLost => 29,
+        Reason::StoreLost => 30,
     }
 }
 
 /// Every reason that has a number; the tests see that none is missing.
-const REASONS: [Reason; 30] = [
+const REASONS: [Reason; 31] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamHttpStatus,
@@ -478,5 +500,6 @@ const REASONS: [Reason; 30] = [
     Reason::TooMuchStored,
     Reason::RateLimited,
     Reason::ReplicaAway,
+    Reason::ReplicaLost,
     Reason::StoreLost,
 ];

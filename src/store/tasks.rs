@@ -331,12 +331,13 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
 
     /// Takes over rows that lives hold which have ended, at most `limit`, and returns their keys: each is claimed by one life
     /// alone, and once in it; one that has been declared ended claims nothing. A subtask comes to whoever claims its parent,
-    /// beyond the limit where that is reached. An empty answer says that there are none at the
-    /// moment. No row is read for it.
+    /// beyond the limit where that is reached. Where other lives may be there that have other upstreams, rows of calls at none of
+    /// `upstreams` are left to them for a while (N6). An empty answer says that there are none at the moment. No row is read for
+    /// it.
     ///
     /// # Errors
     /// `Io`, after which none was taken over.
-    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
+    async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError>;
 
     /// What others write, from now on. Hints may be lost where the stream says so by [`StoreHint::Missed`], or without a word: what
     /// somebody waits for is to be looked at now and then. Where nobody else writes the stream never yields anything.

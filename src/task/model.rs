@@ -358,6 +358,14 @@ pub enum Executed {
     Yes,
 }
 
+impl Reason {
+    /// Whether a call ended with the gateway that ran it.
+    #[must_use]
+    pub const fn is_end_of_gateway(self) -> bool {
+        matches!(self, Self::GatewayRestart | Self::ReplicaLost | Self::StoreLost)
+    }
+}
+
 /// The gateway's own reasons for having no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
@@ -379,6 +387,8 @@ pub enum Reason {
     ResultTooLarge,
     TtlExpired,
     GatewayRestart,
+    /// The gateway that ran the call is gone, or was taken for dead by the others, which cannot go on with it.
+    ReplicaLost,
     /// The process ended again and again while the call was in flight.
     Poison,
     TooManyTasks,

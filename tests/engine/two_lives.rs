@@ -122,8 +122,7 @@ impl Process {
 
     async fn recover(&self) {
         let engine = Arc::clone(&self.engine);
-        let pass =
-            self.spawn(recovery::run(engine, CallTargets::default().with(self.target()), CancellationToken::new()));
+        let pass = self.spawn(recovery::run(engine, CallTargets::new([self.target()]), CancellationToken::new()));
         in_time(pass).await.unwrap();
     }
 

@@ -31,7 +31,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::LoggedTask;
-use crate::task::{Event, Executed, GatewayFault, Phase, Reason, Task, TaskKey, Timestamp};
+use crate::task::{Event, Executed, GatewayFault, Phase, Task, TaskKey, Timestamp};
 use crate::upstream::ResumeToken;
 
 /// How often a subtask is looked at before its parent waits for what others do with it.
@@ -227,7 +227,7 @@ impl Runner {
                 Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true });
             return RunnerFlow::Continue;
         }
-        self.end(lost(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown))).await
+        self.end(lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown))).await
     }
 
     /// What is certain of a call that is not sent.
@@ -324,7 +324,7 @@ async fn judge_child(
         if matches!(task.phase, Phase::Queued) && spec.request.params.is_some() {
             return Ok(Some((task, spec.clone(), RecoveryAction::Dispatch)));
         }
-        let verdict = verdict(&task, Some(&spec.policy), now);
+        let verdict = verdict(&task, Some(&spec.policy), (now, engine.why_lost()));
         if let RecoveryDecision::Run(way) = &verdict {
             record(&task, &verdict);
             let spec = restored_child(spec.clone(), &task, now);

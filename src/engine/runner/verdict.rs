@@ -44,8 +44,12 @@ pub(in crate::engine) enum RecoveryDecision {
 }
 
 /// Judges a row that nobody runs. `policy` is that of its tool by now; `None` if its upstream is not configured any
-/// more.
-pub(in crate::engine) fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: Timestamp) -> RecoveryDecision {
+/// more. `why_lost` is what clients are told of a call that cannot go on.
+pub(in crate::engine) fn verdict(
+    task: &Task,
+    policy: Option<&ToolPolicy>,
+    (now, why_lost): (Timestamp, Reason),
+) -> RecoveryDecision {
     let recovery = &task.recovery;
     let lost = |reason, executed| RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(reason, executed)));
     if task.is_settled() {
@@ -58,7 +62,7 @@ pub(in crate::engine) fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: 
     // What its subtasks are at is judged for each of them. A call that is split is never sent again as a whole; one that
     // is had subtasks of its server's.
     let is_split = !task.tree.children.is_empty() && recovery.resume.is_none() && task.attempt == Attempt::FIRST;
-    let unknown = lost(Reason::GatewayRestart, if is_queued { Executed::No } else { Executed::Unknown });
+    let unknown = lost(why_lost, if is_queued { Executed::No } else { Executed::Unknown });
     // Nobody holds a reference to a hidden task that this process could honour.
     let Some(policy) = policy.filter(|_| task.shown.outlives_client()) else { return unknown };
     if is_split {

@@ -157,7 +157,7 @@ fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, Requ
         | (TaskVisibility::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(RequestError::State),
         // Lost with the process that ran it (T-56).
         (TaskVisibility::Hidden, Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))))
-            if fault.reason == Reason::GatewayRestart =>
+            if fault.reason.is_end_of_gateway() =>
         {
             Err(RequestError::State)
         }

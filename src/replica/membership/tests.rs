@@ -194,10 +194,8 @@ fn a_look_shows_a_replica_that_it_is_dead() {
 }
 
 #[test]
-fn limits_are_shared_by_those_who_take_something_new() {
-    let of = |limit| NonZeroUsize::new(limit).expect("not zero");
+fn the_living_are_told_from_the_dead() {
     let mut membership = member();
-    assert_eq!(membership.share_of(of(10)), of(10));
     let leaving = ReplicaLine { is_leaving: true, record_reads: 3, ..line(Incarnation(4), 1) };
     let dead =
         ReplicaLine { is_dead: true, record_reads: 1, now: Timestamp::from_millis(1 << 40), ..line(Incarnation(5), 1) };
@@ -205,14 +203,11 @@ fn limits_are_shared_by_those_who_take_something_new() {
     let look = look(10, &lines);
     assert_eq!(look.highest_now(), Some(Timestamp::from_millis(1_000_009)));
     assert_eq!(membership.looked(look), []);
-    assert_eq!(membership.share_of(of(10)), of(4));
-    assert_eq!(membership.share_of(of(1)), of(1));
-    // One that leaves still reads rows; a dead one does not.
-    assert_eq!(membership.record_format(5), 3);
-    assert_eq!(membership.record_format(2), 2);
     assert_eq!(membership.highest_now(), Some(Timestamp::from_millis(1_000_009)));
     assert_eq!(membership.dead().collect::<Vec<_>>(), [Incarnation(5)]);
     assert_eq!(membership.living_others().count(), 3);
+    assert_eq!(membership.given_up(at(10)).count(), 0);
+    assert_eq!(membership.given_up(at(10 + 300_000)).collect::<Vec<_>>(), [Incarnation(5)]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 
-use super::{NAME, START, TTL, named, settled, task};
+use super::{NAME, START, TTL, known, named, settled, task};
 use crate::replica::Incarnation;
 use crate::store::{Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
 use crate::task::{Event, Task, TaskId, TaskKey, TreePlace, transition};
@@ -72,7 +72,7 @@ pub(super) async fn what_a_life_left_is_claimed_once<K: StoreOpener>(kind: &K, s
     assert!(row(&*later, &rows[0].key).await.holder.is_some_and(|holder| holder != later.holder()));
     let mut claimed = Vec::new();
     for _ in 0..9 {
-        let some = later.claim(2).await.unwrap();
+        let some = later.claim(2, &known()).await.unwrap();
         assert!(some.len() <= 2);
         if some.is_empty() {
             break;
@@ -85,7 +85,7 @@ pub(super) async fn what_a_life_left_is_claimed_once<K: StoreOpener>(kind: &K, s
     assert_eq!((own.holder, &*own.task), (Some(later.holder()), &changed));
     later.replace(own.revision, WriteRole::Holder, &changed).await.unwrap();
     later.insert(&task("a", 77)).await.unwrap();
-    assert!(later.claim(9).await.unwrap().is_empty(), "nobody claims what is a living holder's");
+    assert!(later.claim(9, &known()).await.unwrap().is_empty(), "nobody claims what is a living holder's");
 }
 
 /// F20.
@@ -98,12 +98,12 @@ pub(super) async fn a_settled_row_is_claimed_until_its_upstream_was_told<K: Stor
     let cancelled = transition(one, Event::CancelRequested, START).0;
     store.replace(first, WriteRole::Command, &cancelled).await.unwrap();
     let store = kind.next_life(store).await;
-    assert_eq!(store.claim(9).await.unwrap(), std::slice::from_ref(&cancelled.key));
+    assert_eq!(store.claim(9, &known()).await.unwrap(), std::slice::from_ref(&cancelled.key));
     let revision = row(&*store, &cancelled.key).await.revision;
     assert!(store.overdue(START.after(TTL), 9).await.unwrap().is_empty());
     store.replace(revision, WriteRole::Holder, &transition(cancelled, Event::Told, START).0).await.unwrap();
     let store = kind.next_life(store).await;
-    assert!(store.claim(9).await.unwrap().is_empty());
+    assert!(store.claim(9, &known()).await.unwrap().is_empty());
 }
 
 /// SUB-05: whoever has the parent has the child.
@@ -116,14 +116,14 @@ pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreOpener>(kind: &
         store.insert(&Task { tree, ..task("a", parent) }.exact()).await.unwrap();
     }
     let store = kind.next_life(store).await;
-    let first = store.claim(1).await.unwrap();
+    let first = store.claim(1, &known()).await.unwrap();
     for (parent, child) in [(1, 2), (4, 3)] {
         let holder = async |id| row(&*store, &task("a", id).key).await.holder;
         assert_eq!(holder(parent).await, holder(child).await, "{first:?}");
     }
     let mut claimed = first;
     for _ in 0..9 {
-        claimed.extend(store.claim(1).await.unwrap());
+        claimed.extend(store.claim(1, &known()).await.unwrap());
     }
     assert_eq!(claimed.iter().map(|key| key.id.bits()).collect::<BTreeSet<_>>(), [1, 2, 3, 4].into());
     assert_eq!(claimed.len(), 4, "each once: {claimed:?}");
@@ -198,10 +198,10 @@ pub(super) async fn a_life_that_was_declared_ended_is_fenced<K: StoreOpener>(
 ) {
     let made = task("a", 1);
     let first = one.insert(&made).await.unwrap();
-    assert!(other.claim(9).await.unwrap().is_empty());
+    assert!(other.claim(9, &known()).await.unwrap().is_empty());
     kind.declare_ended(other, one.holder()).await;
-    assert!(one.claim(9).await.is_ok_and(|keys| keys.is_empty()), "not by whoever has ended");
-    assert_eq!(other.claim(9).await.unwrap(), std::slice::from_ref(&made.key));
+    assert!(one.claim(9, &known()).await.is_ok_and(|keys| keys.is_empty()), "not by whoever has ended");
+    assert_eq!(other.claim(9, &known()).await.unwrap(), std::slice::from_ref(&made.key));
     let taken = row(other, &made.key).await;
     assert_eq!(taken.holder, Some(other.holder()));
     for revision in [first, taken.revision] {
@@ -212,6 +212,6 @@ pub(super) async fn a_life_that_was_declared_ended_is_fenced<K: StoreOpener>(
     let late = task("a", 2);
     // It may be refused, or be another's at once.
     if one.insert(&late).await.is_ok() {
-        assert_eq!(other.claim(9).await.unwrap(), [late.key]);
+        assert_eq!(other.claim(9, &known()).await.unwrap(), [late.key]);
     }
 }

@@ -234,7 +234,7 @@ impl RowColumns {
         summary: &Summary,
         run: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
-        self.bind_bytes(&record::summary::encode(summary, &self.sealed()), run)
+        self.bind_bytes(&record::summary::encode(summary, &self.sealed(), record::WRITTEN_MIN), run)
     }
 
     /// The same with a summary that is none.

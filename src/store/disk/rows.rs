@@ -62,7 +62,8 @@ impl UnfreeableRows {
 const VALUES: &str = "?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17";
 
 fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<RecordLocation> {
-    conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
+    conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?
+        .execute([record::encode(task, record::WRITTEN_MIN)])?;
     Ok(RecordLocation::Now(conn.last_insert_rowid()))
 }
 
@@ -118,7 +119,7 @@ pub(super) fn update(
     let place = match before {
         Some(RecordLocation::Now(row)) if !anew => {
             let sql = "UPDATE records SET record = ?2 WHERE row = ?1";
-            let written = conn.prepare_cached(sql)?.execute(params![row, record::encode(task)])?;
+            let written = conn.prepare_cached(sql)?.execute(params![row, record::encode(task, record::WRITTEN_MIN)])?;
             if written == 1 { RecordLocation::Now(row) } else { put_record(conn, task)? }
         }
         Some(_) | None => put_record(conn, task)?,

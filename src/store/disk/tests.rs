@@ -23,7 +23,7 @@ use super::resident::{RowChange, RowTotals};
 use super::settings::FaultHook;
 use super::*;
 use crate::replica::Incarnation;
-use crate::store::contract::{self, task};
+use crate::store::contract::{self, known, task};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, transition};
 use crate::wire::Payload;
 
@@ -153,7 +153,7 @@ async fn l1_a_later_life_finds_every_row_as_it_was_acknowledged() {
         }
     }
     let live = expected.iter().filter(|(task, _)| !task.is_settled()).count();
-    assert_eq!(again.claim(99).await.unwrap().len(), live);
+    assert_eq!(again.claim(99, &known()).await.unwrap().len(), live);
     assert!(again.load(&task("b", 9).key, START).await.unwrap().is_none());
     let row = again.load(&expected[0].0.key, START).await.unwrap().unwrap();
     again.replace(row.revision, WriteRole::Command, &settled((*row.task).clone(), "later")).await.unwrap();

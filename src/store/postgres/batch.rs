@@ -1,52 +1,27 @@
-//! Makes one transaction of many writes: which may stand beside each other, what they are as arrays, and what became of each.
+//! Makes one transaction of many writes: which may stand beside each other, and what became of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tokio_postgres::Row;
 
-use super::columns::{self, EncodedRow, count, holder, holder_column, number, revision, revision_column};
+use super::columns::{self, count, holder, holder_column, number, revision};
+use super::row_arrays::{ReleasedNames, RowArrays, fits};
 use super::session::Session;
 use super::statements::WriterStatements;
 use super::sums::SumChange;
+use super::task_write::{ClaimableRows, ROW_BYTES_MAX, TaskWrite};
 use super::transaction::{CommitFailure, MadeTransaction, Parameters, transact};
 use crate::replica::membership::DEAD_LINES_KEPT;
 use crate::replica::{BootTime, GuardedRow, GuardedWrite, Incarnation, WriteDoubt, WriteVerdict};
 use crate::store::tasks::{Revision, StoreError, WriteRole};
-use crate::task::{Principal, TaskKey, Timestamp};
+use crate::task::{Principal, TaskKey};
 
 const BATCH_WRITES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 8 << 20;
-/// PostgreSQL takes no larger value than a gigabyte, and no larger message.
-const ROW_BYTES_MAX: usize = 512 << 20;
 
 /// Lives and sums of one transaction that removes what is left of the dead.
 const RETIRED_LIVES_MAX: i64 = 64;
 pub(super) const RETIRED_SUMS_MAX: i64 = 1_000;
-
-/// What is asked of the writer.
-#[derive(Debug)]
-pub(super) enum TaskWrite {
-    Insert(Box<EncodedRow>),
-    Replace {
-        expected: Revision,
-        role: WriteRole,
-        row: Box<EncodedRow>,
-    },
-    Remove(TaskKey),
-    Sweep {
-        now: Timestamp,
-        limit: usize,
-    },
-    Claim {
-        limit: usize,
-    },
-    /// What lives have left that are long dead; or what one has that is dead, however long.
-    Retire {
-        life: Option<Incarnation>,
-    },
-    /// Nothing, behind all that was in doubt.
-    Barrier,
-}
 
 /// What became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,41 +35,6 @@ pub(super) enum WriteOutcome {
     /// So many sums were taken over.
     Folded(usize),
     Passed,
-}
-
-impl TaskWrite {
-    fn row(&self) -> Option<&EncodedRow> {
-        match self {
-            Self::Insert(row) | Self::Replace { row, .. } => Some(row),
-            Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Barrier => None,
-        }
-    }
-
-    fn key(&self) -> Option<&TaskKey> {
-        match self {
-            Self::Insert(row) | Self::Replace { row, .. } => Some(&row.key),
-            Self::Remove(key) => Some(key),
-            Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Barrier => None,
-        }
-    }
-
-    /// The row that is in doubt while it is not known whether it was inserted.
-    pub(super) fn new_row(&self) -> Option<&TaskKey> {
-        match self {
-            Self::Insert(row) => Some(&row.key),
-            Self::Replace { .. }
-            | Self::Remove(_)
-            | Self::Sweep { .. }
-            | Self::Claim { .. }
-            | Self::Retire { .. }
-            | Self::Barrier => None,
-        }
-    }
-
-    /// Whether it has a statement of its own.
-    const fn is_alone(&self) -> bool {
-        matches!(self, Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. })
-    }
 }
 
 /// Chooses the writes of one batch: those that touch no row and no name of each other's, and that have room beside each other.
@@ -214,9 +154,10 @@ impl GroupedWrites<'_> {
                     sent,
                 })
             }
-            [TaskWrite::Claim { limit }] => {
+            [TaskWrite::Claim { limit, rows: ClaimableRows { upstreams, given_up } }] => {
                 let limit = number(*limit);
-                let made = self.commit(&[(&self.statements.claim, vec![&me.0, &me.1, &limit])]).await?;
+                let values: Parameters<'_> = vec![&me.0, &me.1, upstreams, given_up, &limit];
+                let made = self.commit(&[(&self.statements.claim, values)]).await?;
                 let (touched, sums) = read(&made, false)?;
                 let (changed, sent): (Vec<_>, _) = (touched.into_iter().map(|row| row.key).collect(), made.sent);
                 Ok(BatchOutcome {
@@ -347,144 +288,4 @@ fn read(made: &MadeTransaction, has_sums: bool) -> Result<(Vec<TouchedRow>, Vec<
         }
     }
     Ok((touched, sums))
-}
-
-/// Whether a new row has room, where it is the first of a batch. [`BatchPlan`] sees to the others.
-fn fits(row: &EncodedRow, room: usize) -> bool {
-    count(row.size) <= room.min(ROW_BYTES_MAX)
-}
-
-/// The names that new rows are to have.
-#[derive(Debug, Default)]
-struct ReleasedNames<'a> {
-    owners: Vec<&'a [u8]>,
-    names: Vec<&'a [u8]>,
-    times: Vec<i64>,
-}
-
-impl<'a> ReleasedNames<'a> {
-    fn of(writes: &'a [TaskWrite]) -> Self {
-        let mut all = Self::default();
-        for write in writes {
-            if let TaskWrite::Insert(row) = write
-                && let Some(name) = &row.name
-            {
-                all.owners.push(row.owner());
-                all.names.push(name);
-                all.times.push(row.created);
-            }
-        }
-        all
-    }
-}
-
-/// The writes of a batch as the arrays of its statement, each in the order in which all replicas lock rows.
-#[derive(Debug, Default)]
-struct RowArrays<'a> {
-    ids: Vec<&'a [u8]>,
-    owners: Vec<&'a [u8]>,
-    expected: Vec<Option<i64>>,
-    by_holder: Vec<bool>,
-    room: Vec<i64>,
-    needs_holder: Vec<bool>,
-    settled: Vec<bool>,
-    state: Vec<i16>,
-    lag: Vec<i16>,
-    updated: Vec<i64>,
-    expires: Vec<i64>,
-    size: Vec<i64>,
-    summary: Vec<&'a [u8]>,
-    record: Vec<&'a [u8]>,
-    names: Vec<Option<&'a [u8]>>,
-    scope: Vec<&'a [u8]>,
-    parent: Vec<Option<&'a [u8]>>,
-    created: Vec<i64>,
-    references: Vec<&'a [u8]>,
-    removed_ids: Vec<Vec<u8>>,
-    removed_owners: Vec<&'a [u8]>,
-}
-
-impl<'a> RowArrays<'a> {
-    fn of(writes: &'a [TaskWrite], room: usize) -> Self {
-        let mut arrays = Self::default();
-        let mut rows: Vec<(Option<i64>, bool, &EncodedRow)> = Vec::with_capacity(writes.len());
-        let mut removed: Vec<&TaskKey> = Vec::new();
-        for write in writes {
-            match write {
-                TaskWrite::Insert(row) if fits(row, room) => rows.push((None, false, row)),
-                TaskWrite::Replace { expected, role, row } if count(row.size) <= ROW_BYTES_MAX => {
-                    rows.push((Some(revision_column(*expected)), *role == WriteRole::Holder, row));
-                }
-                TaskWrite::Remove(key) => removed.push(key),
-                // Rows that are too large are not sent.
-                TaskWrite::Insert(_)
-                | TaskWrite::Replace { .. }
-                | TaskWrite::Sweep { .. }
-                | TaskWrite::Claim { .. }
-                | TaskWrite::Retire { .. }
-                | TaskWrite::Barrier => (),
-            }
-        }
-        rows.sort_unstable_by_key(|(_, _, row)| (row.id, row.owner()));
-        removed.sort_unstable_by_key(|key| (columns::id(key), key.owner.as_str()));
-        for (expected, by_holder, row) in rows {
-            arrays.add(row, expected, by_holder);
-            arrays.room.push(number(room));
-        }
-        for key in removed {
-            arrays.removed_ids.push(columns::id(key).to_vec());
-            arrays.removed_owners.push(key.owner.as_str().as_bytes());
-        }
-        arrays
-    }
-
-    fn add(&mut self, row: &'a EncodedRow, expected: Option<i64>, by_holder: bool) {
-        self.ids.push(&row.id);
-        self.owners.push(row.owner());
-        self.expected.push(expected);
-        self.by_holder.push(by_holder);
-        self.needs_holder.push(row.needs_holder);
-        self.settled.push(row.is_settled);
-        self.state.push(row.state);
-        self.lag.push(row.lag);
-        self.updated.push(row.updated);
-        self.expires.push(row.expires);
-        self.size.push(row.size);
-        self.summary.push(&row.summary);
-        self.record.push(&row.record);
-        self.names.push(row.name.as_deref());
-        self.scope.push(&row.scope);
-        self.parent.push(row.parent.as_deref());
-        self.created.push(row.created);
-        self.references.push(&row.reference);
-    }
-
-    /// In the order of [`super::statements::batch`].
-    fn parameters<'b>(&'b self, me: &'b (i64, i64)) -> Parameters<'b> {
-        vec![
-            &me.0,
-            &me.1,
-            &self.ids,
-            &self.owners,
-            &self.expected,
-            &self.by_holder,
-            &self.room,
-            &self.needs_holder,
-            &self.settled,
-            &self.state,
-            &self.lag,
-            &self.updated,
-            &self.expires,
-            &self.size,
-            &self.summary,
-            &self.record,
-            &self.names,
-            &self.scope,
-            &self.parent,
-            &self.created,
-            &self.references,
-            &self.removed_ids,
-            &self.removed_owners,
-        ]
-    }
 }

@@ -25,6 +25,7 @@ pub(super) struct EncodedRow {
     /// Empty where the gateway chose the id.
     pub(super) scope: Vec<u8>,
     pub(super) parent: Option<Vec<u8>>,
+    pub(super) upstream: Vec<u8>,
     pub(super) created: i64,
     pub(super) updated: i64,
     pub(super) expires: i64,
@@ -36,7 +37,8 @@ pub(super) struct EncodedRow {
 }
 
 impl EncodedRow {
-    pub(super) fn of(task: &Task) -> Self {
+    /// For programs that read records up to the version `newest`.
+    pub(super) fn of(task: &Task, newest: u16) -> Self {
         let summary = Summary::of(task);
         let lists = OrderColumns::of(&summary);
         let (is_settled, expires, size) = (task.is_settled(), at(task.expires_at()), number(task.stored_bytes()));
@@ -50,14 +52,15 @@ impl EncodedRow {
             lag,
             scope,
             parent,
+            upstream: task.origin.upstream.as_bytes().to_vec(),
             created,
             updated,
             expires,
             reference: ShortReference::of(&task.key).0.to_vec(),
             name: task.idempotency.map(|named| named.key.0.to_vec()),
             size,
-            summary: record::summary::encode(&summary, &sealed),
-            record: record::encode(task),
+            summary: record::summary::encode(&summary, &sealed, newest),
+            record: record::encode(task, newest),
             key: task.key.clone(),
         }
     }

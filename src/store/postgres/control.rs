@@ -225,7 +225,10 @@ impl ReplicaControl {
         metrics::gauge!(metric::REPLICAS_LIVING).set(f64::from(u32::try_from(living).unwrap_or(u32::MAX)));
         let lives = lines.iter().map(|one| one.line.incarnation);
         let beats = lives.filter_map(|life| Some((life, self.membership.beat_since(life)?))).collect();
-        self.view.send_modify(|view| (view.lines, view.beats, view.seen) = (lines, beats, Some(received)));
+        let given_up = self.membership.given_up(received).collect();
+        self.view.send_modify(|view| {
+            (view.lines, view.beats, view.seen, view.given_up) = (lines, beats, Some(received), given_up);
+        });
         for claim in silent {
             self.declare_dead(link, claim).await?;
         }

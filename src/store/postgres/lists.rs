@@ -4,6 +4,8 @@ use tokio_postgres::Error;
 
 use super::columns::{ListLine, at, count, holder, id, id_of, number, state, time};
 use super::readers::ReaderLink;
+use super::statements;
+use super::task_write::ClaimableRows;
 use crate::replica::Incarnation;
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, PLACES_MAX, PageProgress};
 use crate::task::{
@@ -71,6 +73,12 @@ pub(super) async fn survey(
     let (now, wanted_rows) = (at(now), number(limit.saturating_add(1)));
     let rows = link.query(&paged(&wanted, "created DESC, ref"), &vec![&from, &last, &now, &wanted_rows]).await?;
     page_of(&rows, limit)
+}
+
+/// Whether rows of the dead are there to be taken over.
+pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -> Result<bool, Error> {
+    let found = link.query(&statements::has_claimable(), &vec![&rows.upstreams, &rows.given_up]).await?;
+    found.first().map_or(Ok(false), |row| row.try_get(0))
 }
 
 /// Rows by key, in the order of the keys, gone or not.

@@ -69,6 +69,16 @@ impl ReaderLink {
     }
 }
 
+/// What a server has proved of what it shows, before that is believed.
+#[derive(Clone, Copy, Debug)]
+enum ReadProof {
+    None,
+    /// As lately as `read_trust` says.
+    Lately,
+    /// Since the write that is asked for.
+    ForGood,
+}
+
 /// One connection, opened when it is needed, and used by one reader at a time.
 #[derive(Debug)]
 pub(super) struct ReaderLane {
@@ -108,7 +118,20 @@ impl ReaderLane {
     ) -> Result<T, StoreError> {
         let mut slot = self.slot.lock().await;
         self.link(&mut slot).await?;
-        self.read_by(&mut slot, false, read).await
+        self.read_by(&mut slot, ReadProof::Lately, read).await
+    }
+
+    /// Reads what may be taken back: for whoever asks again, and answers nobody by it.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(super) async fn glance<T>(
+        &self,
+        read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
+    ) -> Result<T, StoreError> {
+        let mut slot = self.slot.lock().await;
+        self.link(&mut slot).await?;
+        self.read_by(&mut slot, ReadProof::None, read).await
     }
 
     /// Reads what became of a write in doubt, so that nothing is taken back of what it says. `None` if no barrier has passed since on
@@ -124,7 +147,7 @@ impl ReaderLane {
         let was_open = slot.is_open();
         let server = self.link(&mut slot).await?.session.server;
         if self.connector.trust.lock().may_settle(server) {
-            return self.read_by(&mut slot, true, read).await.map(Some);
+            return self.read_by(&mut slot, ReadProof::ForGood, read).await.map(Some);
         }
         // It may be a server that was replaced. Each connection that is made asks for another barrier.
         if was_open {
@@ -137,7 +160,7 @@ impl ReaderLane {
     async fn read_by<T>(
         &self,
         slot: &mut ReaderSlot,
-        for_good: bool,
+        proof: ReadProof,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
     ) -> Result<T, StoreError> {
         let link = slot.link.as_mut().ok_or_else(super::closed)?;
@@ -146,7 +169,11 @@ impl ReaderLane {
             let received = boot_time();
             let judge = |server| {
                 let trust = self.connector.trust.lock();
-                if for_good { trust.judge_for_good(server, received) } else { trust.judge(server, received, received) }
+                match proof {
+                    ReadProof::None => ReadBelief::Believed,
+                    ReadProof::Lately => trust.judge(server, received, received),
+                    ReadProof::ForGood => trust.judge_for_good(server, received),
+                }
             };
             if judge(link.session.server) == ReadBelief::NeedsBarrier {
                 let proof = transact(&link.session, &[(&link.barrier, vec![])]).await;

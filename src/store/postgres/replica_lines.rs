@@ -8,6 +8,7 @@ use super::columns::{holder, holder_column, time};
 use super::session::Session;
 use super::transaction::{CommitFailure, MadeTransaction, Parameters};
 use crate::replica::{BootTime, Incarnation, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
+use crate::store::record;
 
 /// All lines. A read alone: what it shows may be taken back, so nothing is lost by believing it.
 pub(super) const LOOK: &str =
@@ -62,11 +63,31 @@ pub struct ReplicaView {
     pub beaten: BootTime,
     /// What this life may do.
     pub standing: OwnStanding,
+    /// The dead whose rows are anybody's.
+    pub(super) given_up: Vec<Incarnation>,
 }
 
 impl ReplicaView {
-    pub(super) const fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
-        Self { lines, beats: BTreeMap::new(), seen: Some(seen), beaten: seen, standing: OwnStanding::Member }
+    pub(super) fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
+        let (beats, given_up) = (BTreeMap::new(), Vec::new());
+        Self { lines, beats, seen: Some(seen), beaten: seen, standing: OwnStanding::Member, given_up }
+    }
+
+    /// How many lives take something new, beside the one that looks: they keep limits together with it.
+    #[must_use]
+    pub fn taking_beside(&self, own: Incarnation) -> usize {
+        let takes = |one: &&StoredReplica| {
+            let ReplicaLine { incarnation, is_dead, is_leaving, .. } = one.line;
+            incarnation != own && !is_dead && !is_leaving
+        };
+        self.lines.iter().filter(takes).count()
+    }
+
+    /// The newest version of records that all read who live, those that leave included.
+    pub(super) fn record_format(&self) -> u16 {
+        let living = self.lines.iter().filter(|one| !one.line.is_dead);
+        let formats = living.map(|one| u16::try_from(one.line.record_reads).unwrap_or(u16::MAX));
+        formats.fold(record::VERSION, u16::min)
     }
 
     /// Whether rows may be there to be taken over.

@@ -35,7 +35,7 @@ CREATE TABLE tg_task (
     state smallint NOT NULL, lag smallint NOT NULL, scope bytea NOT NULL, parent bytea,
     created bigint NOT NULL, updated bigint NOT NULL, expires bigint NOT NULL,
     ref bytea NOT NULL, idem bytea, size bigint NOT NULL, size_before bigint, open_before boolean,
-    summary bytea NOT NULL, record bytea NOT NULL, PRIMARY KEY (id, owner));
+    summary bytea NOT NULL, record bytea NOT NULL, upstream bytea, PRIMARY KEY (id, owner));
 ALTER TABLE tg_task ALTER COLUMN record SET STORAGE EXTERNAL;
 CREATE UNIQUE INDEX tg_task_name ON tg_task (owner, idem) WHERE idem IS NOT NULL;
 CREATE INDEX tg_task_holder ON tg_task (holder) WHERE holder IS NOT NULL;
@@ -51,6 +51,19 @@ CREATE TABLE tg_usage (
     incarnation bigint, owner bytea, tasks bigint NOT NULL, unsettled bigint NOT NULL, bytes bigint NOT NULL,
     PRIMARY KEY (incarnation, owner));
 ";
+
+/// What a schema of this version lacks that an earlier program made. Such a program neither misses it nor trips over it, so that
+/// both can be there at once.
+const ADDED: &str = "ALTER TABLE tg_task ADD COLUMN IF NOT EXISTS upstream bytea";
+
+/// How the tables are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SchemaState {
+    Missing,
+    /// They lack what is [`ADDED`].
+    Earlier,
+    Whole,
+}
 
 /// Holds the server to what the store needs, whatever its schema is.
 ///
@@ -75,13 +88,13 @@ pub(super) async fn judge_server(session: &Session, durability: Durability) -> R
     Ok(())
 }
 
-/// Makes the schema if there is none, once, however many replicas begin at the same time. A commit that is unsure is no
+/// Makes the schema if there is none, and what it lacks, once, however many replicas begin at the same time. A commit that is unsure is no
 /// mistake here: whoever comes next finds all of it or nothing, and goes on behind a barrier.
 ///
 /// # Errors
 /// `Newer`, `Foreign`, `Refused`, `Away`.
 pub(super) async fn prepare(session: &Session, settings: &PostgresSettings) -> Result<(), PostgresOpenError> {
-    if is_made(session, settings).await? {
+    if state(session, settings).await? == SchemaState::Whole {
         return Ok(());
     }
     let schema = &settings.schema;
@@ -93,12 +106,13 @@ pub(super) async fn prepare(session: &Session, settings: &PostgresSettings) -> R
     };
     make.await.map_err(|error| refused(&error))?;
     // Another one may have made it in the meantime.
-    let made = match is_made(session, settings).await {
-        Ok(false) => {
-            let insert = format!("INSERT INTO tg_meta (schema_version) VALUES ({VERSION});");
-            session.client.batch_execute(&format!("{TABLES} {insert}")).await.map_err(|error| refused(&error))
+    let run = async |sql: &str| session.client.batch_execute(sql).await.map_err(|error| refused(&error));
+    let made = match state(session, settings).await {
+        Ok(SchemaState::Missing) => {
+            run(&format!("{TABLES} INSERT INTO tg_meta (schema_version) VALUES ({VERSION});")).await
         }
-        Ok(true) => Ok(()),
+        Ok(SchemaState::Earlier) => run(ADDED).await,
+        Ok(SchemaState::Whole) => Ok(()),
         Err(error) => Err(error),
     };
     let end = if made.is_ok() { "COMMIT" } else { "ROLLBACK" };
@@ -106,21 +120,28 @@ pub(super) async fn prepare(session: &Session, settings: &PostgresSettings) -> R
     made
 }
 
-async fn is_made(session: &Session, settings: &PostgresSettings) -> Result<bool, PostgresOpenError> {
+async fn state(session: &Session, settings: &PostgresSettings) -> Result<SchemaState, PostgresOpenError> {
     let schema = &settings.schema;
     let sql = "SELECT to_regclass($1) IS NOT NULL, EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-               WHERE n.nspname = $2 AND c.relname LIKE 'tg\\_%')";
-    let row = session.client.query_one(sql, &[&format!("{schema}.tg_meta"), schema]).await;
+               WHERE n.nspname = $2 AND c.relname LIKE 'tg\\_%'), EXISTS (SELECT FROM pg_attribute \
+               WHERE attrelid = to_regclass($3) AND attname = 'upstream' AND NOT attisdropped)";
+    let (meta, tasks) = (format!("{schema}.tg_meta"), format!("{schema}.tg_task"));
+    let row = session.client.query_one(sql, &[&meta, schema, &tasks]).await;
     let row = row.map_err(|error| refused(&error))?;
     let has = |at| row.try_get::<_, bool>(at).map_err(|error| refused(&error));
     if !has(0)? {
-        return if has(1)? { Err(PostgresOpenError::Foreign { schema: schema.clone() }) } else { Ok(false) };
+        let is_foreign = has(1)?;
+        return if is_foreign {
+            Err(PostgresOpenError::Foreign { schema: schema.clone() })
+        } else {
+            Ok(SchemaState::Missing)
+        };
     }
     let found = session.client.query_opt("SELECT schema_version FROM tg_meta", &[]).await;
     let found = found.map_err(|error| refused(&error))?;
     let found = found.map(|row| row.try_get::<_, i32>(0)).transpose().map_err(|error| refused(&error))?;
     match found {
-        Some(VERSION) => Ok(true),
+        Some(VERSION) => Ok(if has(2)? { SchemaState::Whole } else { SchemaState::Earlier }),
         Some(found) if found > VERSION => Err(PostgresOpenError::Newer { found, known: VERSION }),
         Some(_) | None => Err(PostgresOpenError::Foreign { schema: schema.clone() }),
     }

@@ -44,7 +44,8 @@ const MOVING: [(&str, &str); 9] = [
     ("idem", "bytea"),
 ];
 /// Those that stay as they were made.
-const STAYING: [(&str, &str); 4] = [("scope", "bytea"), ("parent", "bytea"), ("created", "int8"), ("ref", "bytea")];
+const STAYING: [(&str, &str); 5] =
+    [("scope", "bytea"), ("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
 /// What stands beside them: the revision that a row must have, none for a new one; whether its holder writes; by how much it
 /// may grow; and whether it needs a holder from then on.
 const RULES: [(&str, &str); 4] =
@@ -119,8 +120,23 @@ fn sweep() -> String {
     )
 }
 
-/// Takes over rows of dead lives, `$3` of them and their subtasks: a subtask comes with its parent where that is a dead
-/// life's too. A life that is dead itself takes none.
+/// Whether a row `t` of a dead life may be taken over, with the two arrays of [`super::task_write::ClaimableRows`] behind `$N`. A
+/// row that a program wrote which did not say the upstream is anybody's.
+fn is_claimable(upstreams: u8) -> String {
+    format!("(t.upstream = ANY (${upstreams}) OR t.upstream IS NULL OR t.holder = ANY (${}))", upstreams + 1)
+}
+
+/// Whether there is anything to take over: `$1`, `$2` as [`is_claimable`] has them.
+pub(super) fn has_claimable() -> String {
+    format!(
+        "SELECT EXISTS (SELECT FROM tg_task t
+            WHERE t.holder = ANY (ARRAY(SELECT incarnation FROM tg_replica WHERE dead)) AND {})",
+        is_claimable(1)
+    )
+}
+
+/// Takes over rows of dead lives, `$5` of them and their subtasks: a subtask comes with its parent where that is a dead
+/// life's too. `$3`, `$4` as [`is_claimable`] has them. A life that is dead itself takes none.
 fn claim() -> String {
     format!(
         "WITH RECURSIVE {GUARD},
@@ -128,10 +144,11 @@ fn claim() -> String {
             SELECT array_agg(incarnation) AS all FROM tg_replica WHERE dead
             AND EXISTS (SELECT FROM guard) AND EXISTS (SELECT FROM tg_replica WHERE incarnation = $1 AND NOT dead)),
         picked AS (
-            SELECT t.id, t.owner FROM tg_task t WHERE t.holder = ANY ((SELECT dead.all FROM dead)::bigint[]) AND NOT EXISTS (
+            SELECT t.id, t.owner FROM tg_task t WHERE t.holder = ANY ((SELECT dead.all FROM dead)::bigint[]) AND {}
+            AND NOT EXISTS (
                 SELECT FROM tg_task p WHERE p.id = t.parent AND p.owner = t.owner
                 AND p.holder = ANY ((SELECT dead.all FROM dead)::bigint[]))
-            ORDER BY t.id LIMIT $3 FOR UPDATE OF t SKIP LOCKED),
+            ORDER BY t.id LIMIT $5 FOR UPDATE OF t SKIP LOCKED),
         tree AS (
             SELECT id, owner FROM picked
             UNION SELECT c.id, c.owner FROM tree JOIN tg_task c ON c.owner = tree.owner AND c.parent = tree.id
@@ -141,7 +158,8 @@ fn claim() -> String {
             WHERE t.id = tree.id AND t.owner = tree.owner AND t.holder = ANY ((SELECT dead.all FROM dead)::bigint[])
             RETURNING t.id, t.owner, t.rev, t.holder)
         SELECT true, NULL::bytea, NULL::bytea, NULL::bigint, NULL::bigint FROM guard
-        UNION ALL SELECT false, id, owner, rev, holder FROM changed"
+        UNION ALL SELECT false, id, owner, rev, holder FROM changed",
+        is_claimable(3)
     )
 }
 

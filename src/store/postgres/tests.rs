@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::replica::{Incarnation, LeaseTerms};
-use crate::store::contract::{self, StoreOpener, task};
-use crate::task::Timestamp;
+use crate::store::contract::{self, StoreOpener, known, task};
+use crate::task::{Executed, Failure, GatewayFault, Outcome, Phase, Reason, Timestamp};
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 

@@ -6,8 +6,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use super::batch::{RETIRED_SUMS_MAX, TaskWrite, WriteOutcome};
+use super::batch::{RETIRED_SUMS_MAX, WriteOutcome};
 use super::columns::count;
+use super::task_write::TaskWrite;
 use super::writer::PendingWrite;
 use crate::replica::Incarnation;
 use crate::store::tasks::StoreError;

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, TaskWrite, WriteOutcome, WriterIdentity};
+use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, WriteOutcome, WriterIdentity};
 use super::columns::holder_column;
 use super::health::PostgresHealth;
 use super::hints;
@@ -25,6 +25,7 @@ use super::session::{DatabaseConnector, Session, back_off};
 use super::state::StoreState;
 use super::statements::{OWN_SUMS, TAKE_LANE, WriterStatements};
 use super::sums::SumChange;
+use super::task_write::TaskWrite;
 use super::transaction::{CommitFailure, count_barrier, transact};
 use crate::metric;
 use crate::store::tasks::StoreError;

@@ -10,17 +10,14 @@ use ::bytes::Bytes;
 
 use super::bytes::{RecordReader, RecordWriter};
 use super::{
-    CHECKSUM_LEN, HEAD_LEN, RecordError, checksum_of, put_chosen, put_fault, put_origin, put_shown, put_tree,
-    take_chosen, take_fault, take_origin, take_shown, take_tree,
+    CHECKSUM_LEN, HEAD_LEN, RecordError, VERSION, checksum_of, put_chosen, put_fault, put_origin, put_shown, put_tree,
+    take_chosen, take_fault, take_origin, take_shown, take_tree, version_of,
 };
 use crate::task::{Summary, SummaryPhase, TaskKey, TreePlace};
 
-/// What is written now.
-pub const VERSION: u16 = 2;
-
-/// The bytes of a summary that stands beside `columns`.
+/// The bytes of a summary that stands beside `columns`, for programs that read up to the version `newest`.
 #[must_use]
-pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
+pub fn encode(summary: &Summary, columns: &[u8], newest: u16) -> Vec<u8> {
     // Whole on purpose: a member that is added later does not build until it stands here.
     let Summary {
         key: _,
@@ -43,14 +40,16 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     out.time(*updated_at);
     out.span(*ttl);
     out.span(*poll_interval);
-    put_phase(&mut out, phase);
+    put_phase(&mut out, phase, newest);
     out.maybe(status_message.as_deref(), RecordWriter::text);
     out.maybe(failure.as_deref(), RecordWriter::text);
     put_chosen(&mut out, chosen.as_ref());
     put_tree(&mut out, tree);
     let mut bytes = out.into_bytes();
-    bytes[..2].copy_from_slice(&VERSION.to_be_bytes());
-    let sum = checksum_of(VERSION, &[columns, &bytes[HEAD_LEN..]]);
+    let fault = if let SummaryPhase::Faulted(fault) = phase { Some(fault) } else { None };
+    let version = version_of(fault, newest);
+    bytes[..2].copy_from_slice(&version.to_be_bytes());
+    let sum = checksum_of(version, &[columns, &bytes[HEAD_LEN..]]);
     bytes[2..HEAD_LEN].copy_from_slice(&sum);
     bytes
 }
@@ -92,7 +91,7 @@ fn take(key: &TaskKey, body: &mut RecordReader, version: u16) -> Option<Summary>
     })
 }
 
-fn put_phase(out: &mut RecordWriter, phase: &SummaryPhase) {
+fn put_phase(out: &mut RecordWriter, phase: &SummaryPhase, newest: u16) {
     match phase {
         SummaryPhase::Queued => out.byte(0),
         SummaryPhase::Working => out.byte(1),
@@ -104,7 +103,7 @@ fn put_phase(out: &mut RecordWriter, phase: &SummaryPhase) {
         SummaryPhase::Refused => out.byte(4),
         SummaryPhase::Faulted(fault) => {
             out.byte(5);
-            put_fault(out, fault);
+            put_fault(out, fault, newest);
         }
         SummaryPhase::Cancelled => out.byte(6),
     }

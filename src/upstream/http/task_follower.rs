@@ -285,6 +285,7 @@ impl TaskFollower<'_> {
             | Reason::DeadlineExceeded
             | Reason::TtlExpired
             | Reason::GatewayRestart
+            | Reason::ReplicaLost
             | Reason::Poison
             | Reason::TooManyTasks
             | Reason::TooManyListeners

@@ -138,8 +138,8 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.settle_doubt(key, now)).await
     }
 
-    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.life.living(self.inner.claim(limit)).await
+    async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
+        self.life.living(self.inner.claim(limit, upstreams)).await
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {

@@ -31,7 +31,7 @@ fn named(world: &World, renamed: Option<(&str, &str)>) -> Arc<dyn Upstream> {
 }
 
 fn origins(world: &World, upstream: Arc<dyn Upstream>) -> CallTargets {
-    CallTargets::default().with(world.target(upstream))
+    CallTargets::new([world.target(upstream)])
 }
 
 /// A task of the tool that clients know as `job`.

@@ -255,8 +255,8 @@ impl TaskStore for GatedStore {
         self.with(Method::SettleDoubt, settled).await
     }
 
-    async fn claim(&self, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.with(Method::Claim, self.inner().claim(limit)).await
+    async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
+        self.with(Method::Claim, self.inner().claim(limit, upstreams)).await
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {

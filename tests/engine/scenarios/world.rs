@@ -166,7 +166,7 @@ impl World {
 
     /// What recovery makes calls with.
     pub(crate) fn origins(&self) -> CallTargets {
-        CallTargets::default().with(self.target(Arc::new(Mortal::new(&self.upstream, &self.life, self.rules.durable))))
+        CallTargets::new([self.target(Arc::new(Mortal::new(&self.upstream, &self.life, self.rules.durable)))])
     }
 
     /// What calls are made with at this server.

@@ -86,14 +86,14 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
         }
         let store = open(&folder).await;
         let keys: Vec<_> = good.iter().map(|task| task.key.clone()).collect();
-        for key in store.claim(99).await.unwrap() {
+        for key in store.claim(99, &known()).await.unwrap() {
             let found = store.load(&key, START).await;
             match found {
                 Ok(row) => assert_eq!(key == live.key, is_condemned(&row.unwrap().task)),
                 Err(error) => assert!(is_newer && key == live.key, "{error}"),
             }
         }
-        assert!(store.claim(99).await.unwrap().is_empty(), "nobody looks at it again");
+        assert!(store.claim(99, &known()).await.unwrap().is_empty(), "nobody looks at it again");
         let page = store.page(&live.key.owner, None, 99, START).await.unwrap();
         assert_eq!((page.tasks.len(), page.has_more), (12, false));
         assert_eq!(store.survey(None, 99, START).await.unwrap().tasks.len(), 12);
@@ -111,7 +111,7 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
         store.close().await;
         let store = open(&folder).await;
         assert_eq!(store.usage().tasks, if is_newer { 6 } else { 5 });
-        let left = store.claim(99).await.unwrap();
+        let left = store.claim(99, &known()).await.unwrap();
         assert_eq!(left.len(), usize::from(is_newer), "{left:?}");
     }
 }

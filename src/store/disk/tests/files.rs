@@ -113,7 +113,7 @@ async fn a_store_that_is_opened_again_knows_the_same_sums_and_the_same_open_rows
     store.close().await;
     let again = open(&folder).await;
     assert_eq!((again.usage(), of_owners(&again)), (all, of_each));
-    assert_eq!(again.claim(100).await.unwrap().len(), 6);
+    assert_eq!(again.claim(100, &known()).await.unwrap().len(), 6);
 }
 
 /// B171: the lock's file may be removed by somebody who tidies up; the folder is locked, not the name.

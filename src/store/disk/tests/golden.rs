@@ -148,7 +148,7 @@ pub(super) async fn holds_every_row(store: &DiskStore) {
     let mut open: Vec<_> = tasks.iter().filter(|task| !task.is_settled() || task.recovery.is_untold).collect();
     open.sort_unstable_by_key(|task| &task.key);
     let open: Vec<_> = open.into_iter().map(|task| task.key.clone()).collect();
-    assert_eq!(store.claim(99).await.unwrap(), open);
+    assert_eq!(store.claim(99, &known()).await.unwrap(), open);
     let newest: Vec<_> = tasks.iter().rev().map(Summary::of).collect();
     assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, newest);
     let bytes = tasks.iter().map(Task::stored_bytes).sum();
@@ -195,7 +195,7 @@ async fn whoever_changes_what_is_written_raises_the_schema_and_keeps_a_file_of_i
     let versions = versions();
     let schemas: Vec<i32> = versions.iter().map(|(schema, _)| *schema).collect();
     assert_eq!(schemas, (1..=SCHEMA).collect::<Vec<_>>(), "one line, and one file, for each schema");
-    let now = format!("record {} summary {}", record::VERSION, record::summary::VERSION);
+    let now = format!("record {0} summary {0}", record::WRITTEN_MIN);
     assert_eq!(versions.last().unwrap().1, now, "raise SCHEMA, and add a line and a file");
     let folder = tempfile::tempdir().unwrap();
     open(&folder).await.close().await;

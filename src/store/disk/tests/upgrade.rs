@@ -179,7 +179,7 @@ async fn an_upgrade_of_many_rows_is_measured() {
                 at(outline.created_at),
                 at(outline.expires_at),
                 number(outline.bytes),
-                record::encode(&one)
+                record::encode(&one, record::WRITTEN_MIN)
             ])
             .unwrap();
     }

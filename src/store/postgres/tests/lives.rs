@@ -42,7 +42,7 @@ async fn what_a_life_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it(
     wait_a_day(server, &schema);
     pass().await;
     assert_eq!(lines(server, &schema), [2, 2, 3], "rows name it");
-    while !store.claim(100).await.unwrap().is_empty() {}
+    while !store.claim(100, &known()).await.unwrap().is_empty() {}
     pass().await;
     assert_eq!(lines(server, &schema), [2, 2, 2], "its sums are another's");
     assert_eq!(usage(), before);
@@ -89,7 +89,7 @@ async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once
     let late = task("a", 1);
     dead.insert(&late).await.expect("it does not know yet");
     until("the death is seen", || store.view.borrow().has_dead()).await;
-    assert_eq!(store.claim(9).await.unwrap(), std::slice::from_ref(&late.key));
+    assert_eq!(store.claim(9, &known()).await.unwrap(), std::slice::from_ref(&late.key));
     let late = dead.replace(Revision(1), WriteRole::Holder, &late).await;
     assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
     wait_a_day(server, &schema);
@@ -127,7 +127,7 @@ async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
     let two = task("a", 2).key;
     let holders = async || asked.holders(&[two.clone(), task("b", 9).key, task("a", 1).key]).await.unwrap();
     assert_eq!(holders().await, [Some(gone.holder()), None, Some(asked.holder())]);
-    while !asked.claim(100).await.unwrap().is_empty() {}
+    while !asked.claim(100, &known()).await.unwrap().is_empty() {}
     assert_eq!(holders().await, [Some(asked.holder()), None, Some(asked.holder())]);
     assert_eq!(forget(&name).await, ReplicaForgetting::Forgotten(1));
     assert_eq!(lines(server, &schema), [1, 1, 1], "at once, a moment after its death");
@@ -156,5 +156,97 @@ async fn lives_that_died_are_forgotten_beside_one_of_their_name_that_lives() {
     assert_eq!(store.forget(&schema).await.unwrap(), ReplicaForgetting::Alive);
     assert_eq!(lines(server, &schema)[0], 1);
     store.insert(&task("a", 1)).await.unwrap();
+    store.close().await;
+}
+
+/// N6.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_of_an_upstream_that_a_life_lacks_is_left_to_others_for_as_long_as_calls_go_on_alone() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let terms = LeaseTerms::new(Duration::from_secs(4), Duration::from_secs(5)).unwrap();
+    let dead = open_with(PostgresSettings { terms, ..settings(server, &schema) }).await.unwrap();
+    let made = task("a", 1);
+    dead.insert(&made).await.unwrap();
+    let mut other = PostgresSettings { terms, ..settings(server, &schema) };
+    other.replica.name.push('+');
+    let store = open_with(other).await.unwrap();
+    assert!(store.declare_dead(dead.holder(), None).await.unwrap());
+    assert!(store.claim(9, &[Arc::from("else")]).await.unwrap().is_empty());
+    until("nobody else comes for it", || !store.view.borrow().given_up.is_empty()).await;
+    assert_eq!(store.claim(9, &[Arc::from("else")]).await.unwrap(), std::slice::from_ref(&made.key));
+    for store in [dead, store] {
+        store.close().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_of_the_dead_that_left_no_rows_cost_no_commits() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [dead, store] = two(server, &schema).await;
+    assert!(store.declare_dead(dead.holder(), None).await.unwrap());
+    let writes = || server.psql(&format!("SELECT sum(writes) FROM {schema}.tg_lane"));
+    let before = writes();
+    for _ in 0..3 {
+        assert!(store.claim(9, &known()).await.unwrap().is_empty());
+    }
+    assert_eq!(writes(), before);
+    for store in [dead, store] {
+        store.close().await;
+    }
+}
+
+/// As an earlier program made it: what that program writes beside a later one is anybody's.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_tables_lack_is_added() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    open_with(settings(server, &schema)).await.unwrap().close().await;
+    server.psql(&format!("ALTER TABLE {schema}.tg_task DROP COLUMN upstream"));
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let made = task("a", 1);
+    store.insert(&made).await.unwrap();
+    server.psql(&format!("UPDATE {schema}.tg_task SET upstream = NULL"));
+    store.close().await;
+    let next = open_with(settings(server, &schema)).await.unwrap();
+    assert_eq!(next.claim(9, &[Arc::from("else")]).await.unwrap(), [made.key]);
+    next.close().await;
+}
+
+/// Upgrade by halves: what one that lives cannot read is not written.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_are_written_as_all_who_live_read_them() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let older = server.psql(&format!(
+        "INSERT INTO {schema}.tg_replica (name, address, version, record_reads, config_digest, key_print)
+        VALUES ('older', '', '0.0.9', 2, '', '') RETURNING incarnation"
+    ));
+    let reads = |newest: u16| store.view.borrow().record_format() == newest;
+    until("the older one is seen", || reads(2)).await;
+    let settled = |id| {
+        let failure = Failure::Gateway(GatewayFault::new(Reason::ReplicaLost, Executed::Unknown));
+        Task { phase: Phase::Settled(Outcome::Faulted(failure)), ..task("a", id) }
+    };
+    let written = |id: u8| {
+        let version = format!(
+            "SELECT get_byte(record, 1), get_byte(summary, 1) FROM {schema}.tg_task WHERE get_byte(id, 15) = {id}"
+        );
+        server.psql(&version)
+    };
+    store.insert(&settled(1)).await.unwrap();
+    assert_eq!(written(1), "2|2");
+    let older = Incarnation(older.lines().next().unwrap().parse().unwrap());
+    assert!(store.declare_dead(older, None).await.unwrap());
+    until("it is gone", || reads(3)).await;
+    store.insert(&settled(2)).await.unwrap();
+    assert_eq!(written(2), "3|3");
+    for (id, said) in [(1, Reason::GatewayRestart), (2, Reason::ReplicaLost)] {
+        let found = store.load(&task("a", id).key, START).await.unwrap().unwrap();
+        let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &found.task.phase else { panic!("{found:?}") };
+        assert_eq!(fault.reason, said);
+    }
     store.close().await;
 }

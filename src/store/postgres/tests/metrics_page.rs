@@ -50,7 +50,7 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
 
     assert!(store.declare_dead(old.holder(), None).await.unwrap());
     until("the death is seen", || store.view.borrow().has_dead()).await;
-    assert_eq!(store.claim(9).await.unwrap(), std::slice::from_ref(&one.key));
+    assert_eq!(store.claim(9, &known()).await.unwrap(), std::slice::from_ref(&one.key));
     assert_eq!(value(page, metric::REPLICA_CLAIMED), 1.0);
     let late = old.replace(first, WriteRole::Holder, &one).await;
     assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");

@@ -69,8 +69,8 @@ use live_calls::LiveCalls;
 use operators::OperatorsView;
 pub use program::{ServedConfig, serve};
 use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
-use replica::ReplicaListener;
 pub use replica::ReplicaSetup;
+use replica::{ReplicaFollower, ReplicaListener};
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
 use task_store::{LifeEnd, OpenedStore, SharedLife};
@@ -202,7 +202,9 @@ impl Gateway {
         // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
-        replica::follow(shared.as_ref(), parts.homes.as_ref(), &parts.life);
+        if let Some(follower) = ReplicaFollower::of(shared.as_ref(), &started, &parts) {
+            parts.life.tracker.spawn(parts.life.stop.clone().run_until_cancelled_owned(follower.run()));
+        }
         Ok(Self {
             clients,
             admin,

@@ -126,6 +126,8 @@ pub struct ReplicaSettings {
     /// Whom the others' certificates are from.
     pub ca: Option<PathBuf>,
     pub terms: LeaseTerms,
+    /// Whether rates and calls at a time are divided among the gateways.
+    pub divides: bool,
 }
 
 impl StoreSettings {

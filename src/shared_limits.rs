@@ -1,8 +1,11 @@
-//! Holds the limits of principals that are in force, which a reload replaces; and tells the log who meets one.
+//! Holds the limits of principals that are in force, which a reload replaces, and how many gateways keep limits together; and
+//! tells the log who meets one.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -24,6 +27,8 @@ pub struct SharedLimits(Arc<LimitState>);
 struct LimitState {
     table: RwLock<Arc<PrincipalLimitTable>>,
     told: Mutex<HashMap<(Principal, &'static str), RefusalCount>>,
+    /// The gateways beside this one that keep with it what is divided.
+    beside: AtomicUsize,
 }
 
 /// When refusals were logged last, and how many there were since.
@@ -36,7 +41,7 @@ struct RefusalCount {
 impl SharedLimits {
     #[must_use]
     pub fn new(table: Arc<PrincipalLimitTable>) -> Self {
-        Self(Arc::new(LimitState { table: RwLock::new(table), told: Mutex::default() }))
+        Self(Arc::new(LimitState { table: RwLock::new(table), ..LimitState::default() }))
     }
 
     /// Holds from the next request on.
@@ -47,6 +52,18 @@ impl SharedLimits {
     #[must_use]
     pub fn of(&self, principal: &Principal) -> PrincipalLimits {
         self.0.table.read().of(principal)
+    }
+
+    /// Has so many gateways keep together what is divided among them, this one included; whether that is news.
+    pub fn divide_by(&self, gateways: NonZeroUsize) -> bool {
+        let beside = gateways.get() - 1;
+        self.0.beside.swap(beside, Ordering::Relaxed) != beside
+    }
+
+    /// How many gateways keep together what is divided.
+    #[must_use]
+    pub fn gateways(&self) -> NonZeroUsize {
+        NonZeroUsize::MIN.saturating_add(self.0.beside.load(Ordering::Relaxed))
     }
 
     /// How many of `max` places one of several principals may have.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use super::GatewayParts;
 use super::task_store::SharedLife;
 use crate::config::{Config, ReplicaSettings, StoreSettings};
 use crate::face::sealed::Sealer;
@@ -12,10 +13,12 @@ use crate::replica::ReplicaDirectory;
 use crate::server::replica_link::Http2ReplicaLink;
 use crate::server::replicas::{self, ReplicaTls};
 use crate::server::{self, ForwardedCallers, ListenSettings, Routes, RunningListener, StartError};
+use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
 use crate::store::postgres::{PostgresStore, ReplicaView};
 use crate::task::Clock;
 use crate::upstream::TaskScope;
+use crate::upstream::limits::CallPermitsByName;
 
 /// What a gateway is started with that is one of several.
 #[derive(Clone, Debug)]
@@ -55,22 +58,45 @@ fn directory(store: &PostgresStore, view: &ReplicaView) -> ReplicaDirectory {
     ReplicaDirectory::of_lines(store.life().holder, view.lines.iter().map(|one| &one.line))
 }
 
-/// Tells where sessions are at home whenever others come or go, for as long as this life lasts.
-pub(super) fn follow(shared: Option<&SharedLife>, homes: Option<&Arc<SessionHomes>>, life: &TaskScope) {
-    if let (Some(shared), Some(homes)) = (shared, homes) {
-        let following = renew(Arc::clone(&shared.store), Arc::clone(homes));
-        life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(following));
-    }
+/// What depends on who the others are.
+#[derive(Debug)]
+pub(super) struct ReplicaFollower {
+    store: Arc<PostgresStore>,
+    homes: Arc<SessionHomes>,
+    /// What is divided among all, if anything is.
+    divided: Option<(SharedLimits, Arc<CallPermitsByName>)>,
 }
 
-async fn renew(store: Arc<PostgresStore>, homes: Arc<SessionHomes>) {
-    let mut views = store.watch_replicas();
-    loop {
-        // Beats change the view as well; what stays as it was replaces nothing.
-        let seen = directory(&store, &views.borrow_and_update());
-        homes.replace(seen);
-        if views.changed().await.is_err() {
-            return;
+impl ReplicaFollower {
+    /// `None` where there are no others.
+    pub(super) fn of(shared: Option<&SharedLife>, config: &Config, parts: &GatewayParts) -> Option<Self> {
+        let (Some(shared), Some(homes), StoreSettings::Postgres(database)) = (shared, &parts.homes, &config.store)
+        else {
+            return None;
+        };
+        let divided = database.replica.divides.then(|| (parts.limits.clone(), Arc::clone(&parts.permits)));
+        Some(Self { store: Arc::clone(&shared.store), homes: Arc::clone(homes), divided })
+    }
+
+    /// Tells where sessions are at home, and among how many limits are divided, whenever others come or go.
+    pub(super) async fn run(self) {
+        let (own, mut views) = (self.store.life().holder, self.store.watch_replicas());
+        loop {
+            // Beats change the view as well; what stays as it was replaces nothing.
+            let (seen, beside) = {
+                let view = views.borrow_and_update();
+                (directory(&self.store, &view), view.taking_beside(own))
+            };
+            self.homes.replace(seen);
+            if let Some((limits, permits)) = &self.divided
+                && limits.divide_by(NonZeroUsize::MIN.saturating_add(beside))
+            {
+                tracing::info!(gateways = beside + 1, "rates and calls at a time are divided among gateways");
+                permits.call_waiting();
+            }
+            if views.changed().await.is_err() {
+                return;
+            }
         }
     }
 }

@@ -7,7 +7,7 @@
 //! burst.
 
 use std::collections::HashMap;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,7 +63,8 @@ type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<D
 /// What is counted of one principal.
 #[derive(Debug)]
 struct RateCounts {
-    limits: PrincipalLimits,
+    /// What this gateway lets through.
+    limits: RateLimits,
     requests: Limiter,
     /// In units, of which each poll takes as many as its share of a second is worth.
     polls: Limiter,
@@ -71,14 +72,46 @@ struct RateCounts {
     unfinished: Mutex<RecentPeak>,
 }
 
+/// A gateway's part of what one principal may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RateLimits {
+    requests_per_second: NonZeroU32,
+    requests_burst: NonZeroU32,
+    polls_per_task: NonZeroU32,
+    polls_besides: u32,
+    misses_per_minute: NonZeroU32,
+}
+
+impl RateLimits {
+    /// Each part is rounded up: however many gateways there are, each task may be polled once a second at one of them.
+    fn new(limits: PrincipalLimits, gateways: NonZeroUsize) -> Self {
+        let gateways = NonZeroU32::try_from(gateways).unwrap_or(NonZeroU32::MAX);
+        let part =
+            |number: NonZeroU32| NonZeroU32::new(number.get().div_ceil(gateways.get())).unwrap_or(NonZeroU32::MIN);
+        Self {
+            requests_per_second: part(limits.requests_per_second),
+            requests_burst: part(limits.requests_burst),
+            polls_per_task: part(limits.polls_per_task),
+            polls_besides: PrincipalLimits::POLLS_BESIDES.div_ceil(gateways.get()),
+            misses_per_minute: part(MISSES_PER_MINUTE),
+        }
+    }
+
+    /// Polls of somebody who has so many unfinished tasks, whichever gateway runs them.
+    fn polls_per_second(&self, unfinished: usize) -> u32 {
+        let of_tasks = u32::try_from(unfinished).unwrap_or(u32::MAX).saturating_mul(self.polls_per_task.get());
+        of_tasks.saturating_add(self.polls_besides)
+    }
+}
+
 impl RateCounts {
-    fn new(clock: &TokioClock, limits: PrincipalLimits) -> Self {
+    fn new(clock: &TokioClock, limits: RateLimits) -> Self {
         let limiter = |quota| RateLimiter::direct_with_clock(quota, clock.clone());
         Self {
             limits,
             requests: limiter(Quota::per_second(limits.requests_per_second).allow_burst(limits.requests_burst)),
             polls: limiter(Quota::per_second(POLL_UNITS)),
-            misses: limiter(Quota::per_minute(MISSES_PER_MINUTE)),
+            misses: limiter(Quota::per_minute(limits.misses_per_minute)),
             unfinished: Mutex::default(),
         }
     }
@@ -95,8 +128,7 @@ impl RateCounts {
     /// Counts a poll of somebody who has so many unfinished tasks at the moment.
     fn poll(&self, unfinished: usize, now: Duration) -> Result<(), (u32, Duration)> {
         let unfinished = self.unfinished.lock().note(unfinished, now);
-        let of_tasks = u32::try_from(unfinished).unwrap_or(u32::MAX).saturating_mul(self.limits.polls_per_task.get());
-        let per_second = of_tasks.saturating_add(PrincipalLimits::POLLS_BESIDES);
+        let per_second = self.limits.polls_per_second(unfinished);
         let cost = NonZeroU32::new(POLL_UNITS.get() / per_second).unwrap_or(NonZeroU32::MIN);
         match self.polls.check_n(cost) {
             Ok(Ok(())) => Ok(()),
@@ -181,7 +213,7 @@ impl Rates {
         let refused = |limit: &'static str| metrics::counter!(metric::RATE_LIMITED, "limit" => limit);
         let clock = TokioClock(Instant::now());
         Self {
-            beyond: Arc::new(RateCounts::new(&clock, PrincipalLimits::default())),
+            beyond: Arc::new(RateCounts::new(&clock, RateLimits::new(PrincipalLimits::default(), NonZeroUsize::MIN))),
             clock,
             limits,
             principals: Mutex::default(),
@@ -198,7 +230,7 @@ impl Rates {
     pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), RateRefusal> {
         let many = u32::try_from(requests).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
         self.count(principal, |counts, now| {
-            let PrincipalLimits { requests_per_second: per_second, requests_burst: burst, .. } = counts.limits;
+            let RateLimits { requests_per_second: per_second, requests_burst: burst, .. } = counts.limits;
             counts.ask(many, now).map_err(|wait| (RateBound::Requests { per_second, burst }, wait))
         })
     }
@@ -220,7 +252,7 @@ impl Rates {
     pub(super) fn missed(&self, principal: &Principal) -> Result<(), RateRefusal> {
         self.count(principal, |counts, now| {
             let early = |early: governor::NotUntil<Duration>| early.wait_time_from(now);
-            let per_minute = MISSES_PER_MINUTE;
+            let per_minute = counts.limits.misses_per_minute;
             counts.misses.check().map_err(|wait| (RateBound::UnknownTasks { per_minute }, early(wait)))
         })
     }
@@ -253,7 +285,7 @@ impl Rates {
     fn counts(&self, principal: &Principal) -> Option<Arc<RateCounts>> {
         let now = self.clock.now();
         let mut principals = self.principals.lock();
-        let limits = self.limits.of(principal);
+        let limits = RateLimits::new(self.limits.of(principal), self.limits.gateways());
         if let Some(watched) = principals.all.get_mut(principal) {
             watched.last = now;
             if watched.counts.limits != limits {
@@ -339,6 +371,20 @@ mod tests {
         tokio::time::advance(Duration::from_secs(10)).await;
         assert!(rates.admit(&ada, 100).is_ok(), "an array counts as what is in it");
         assert!(rates.admit(&ada, 1).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn gateways_that_keep_rates_together_let_through_a_part_each() {
+        let limits = SharedLimits::default();
+        let (rates, ada) = (Rates::new(limits.clone()), Principal::new("key:ada"));
+        assert!(limits.divide_by(NonZeroUsize::new(3).unwrap()));
+        assert_eq!(admitted(&rates, &ada, 300), 34);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(admitted(&rates, &ada, 300), 17);
+        assert_eq!((0..99).filter(|_| rates.missed(&ada).is_ok()).count(), 7);
+        assert_eq!((0..999).filter(|_| rates.poll(&ada, 100).is_ok()).count(), 117);
+        assert!(limits.divide_by(NonZeroUsize::MIN) && !limits.divide_by(NonZeroUsize::MIN));
+        assert_eq!(admitted(&rates, &ada, 300), 100, "the others are gone");
     }
 
     /// A fleet whose every task is polled each second, and that makes as many polls again, meets no bound; not when all its

@@ -1,4 +1,5 @@
-//! Grants permits for calls at an upstream: how many run at once, and who waits.
+//! Grants permits for calls at an upstream: how many run at once, and who waits. Gateways that keep their limits together have a
+//! part of the places each.
 //!
 //! Knows nothing of what a call is; whoever holds a [`CallPermit`] has a place until it is dropped. Those who wait do so in
 //! a lane for each principal, served in turn, so that many calls of one do not put off those of the others. One of
@@ -22,13 +23,19 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use calls_in_progress::CallsInProgress;
 pub use calls_in_progress::{CallCounts, CallInProgress, CallProspect};
-use state::{CallPermitsState, PermitWaiter};
+use state::{CallPermitsState, PermitWaiter, PlaceDivision};
 
 /// The places of one upstream, resolved. They hold for `tools/call` only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallPermitSettings {
     pub in_flight_max: NonZeroUsize,
     pub queue_max: usize,
+}
+
+impl CallPermitSettings {
+    fn state(self, division: PlaceDivision, limits: SharedLimits) -> CallPermitsState {
+        CallPermitsState::new((self.in_flight_max.get(), division), self.queue_max, limits)
+    }
 }
 
 /// One principal's share of the queue has room for all tasks that it may have by default, however few run at a time: whoever
@@ -81,6 +88,15 @@ impl CallPermitsByName {
         self.shared(upstream, || CallPermits::unmetered(settings, self.limits.clone()))
     }
 
+    /// Gives places to those who wait, after there are more of them.
+    pub fn call_waiting(&self) {
+        let all: Vec<_> = self.all.lock().values().filter_map(Weak::upgrade).collect();
+        for permits in all.into_iter().map(CallPermits) {
+            let called = permits.0.state.lock().call_all();
+            permits.hand_out(called);
+        }
+    }
+
     /// The calls in progress at each upstream that has any.
     #[must_use]
     pub fn in_progress(&self) -> Vec<(Arc<str>, CallCounts)> {
@@ -107,7 +123,7 @@ impl CallPermits {
     #[must_use]
     pub fn new(upstream: Arc<str>, settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
-            state: Mutex::new(CallPermitsState::new(settings.in_flight_max.get(), settings.queue_max, limits)),
+            state: Mutex::new(settings.state(PlaceDivision::Divided, limits)),
             in_progress: CallsInProgress::default(),
             in_flight: metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => Arc::clone(&upstream)),
             queued: metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => Arc::clone(&upstream)),
@@ -115,10 +131,10 @@ impl CallPermits {
         }))
     }
 
-    /// Places of something else than calls, which no metric shows.
+    /// Places of something else than calls, which no metric shows, and which each gateway has for itself.
     pub(crate) fn unmetered(settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
-            state: Mutex::new(CallPermitsState::new(settings.in_flight_max.get(), settings.queue_max, limits)),
+            state: Mutex::new(settings.state(PlaceDivision::Own, limits)),
             in_progress: CallsInProgress::default(),
             in_flight: Gauge::noop(),
             queued: Gauge::noop(),

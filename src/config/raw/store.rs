@@ -85,6 +85,7 @@ pub(in super::super) struct RawReplica {
     pub(in super::super) ca: Option<LocatedValue<PathBuf>>,
     pub(in super::super) lease: Option<LocatedValue<Duration>>,
     pub(in super::super) alone_max: Option<LocatedValue<Duration>>,
+    pub(in super::super) divide: Option<LocatedValue<bool>>,
 }
 
 pub(super) fn read(mut section: Section<'_, '_>) -> RawStore {
@@ -129,8 +130,8 @@ pub(super) fn read_replica(mut section: Section<'_, '_>) -> RawReplica {
         ca: section.read("ca", &PEM_FILE),
         lease: section.read("lease", &DURATION_NOT_ZERO),
         alone_max: section.read("alone_max", &DURATION_NOT_ZERO),
+        divide: section.flag("divide"),
     };
-    section.unbuilt("divide");
     section.close();
     replica
 }

@@ -147,6 +147,7 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
         identity,
         ca: raw.ca.as_ref().map(|file| file.value.clone()),
         terms,
+        divides: value_or(raw.divide.as_ref(), true),
     }
 }
 

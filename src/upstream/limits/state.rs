@@ -12,7 +12,8 @@ use crate::task::Principal;
 /// While a place is free, those who wait have all that they may have.
 #[derive(Debug)]
 pub(super) struct CallPermitsState {
-    max: usize,
+    in_all: usize,
+    division: PlaceDivision,
     queue_max: usize,
     limits: SharedLimits,
     taken: usize,
@@ -27,6 +28,15 @@ pub(super) struct CallPermitsState {
     turns: VecDeque<Principal>,
 }
 
+/// What places are to gateways that have the same server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PlaceDivision {
+    /// Each has its part of them.
+    Divided,
+    /// Each has them all.
+    Own,
+}
+
 #[derive(Debug)]
 pub(super) struct PermitWaiter {
     ticket: u64,
@@ -34,9 +44,10 @@ pub(super) struct PermitWaiter {
 }
 
 impl CallPermitsState {
-    pub(super) fn new(max: usize, queue_max: usize, limits: SharedLimits) -> Self {
+    pub(super) fn new((in_all, division): (usize, PlaceDivision), queue_max: usize, limits: SharedLimits) -> Self {
         Self {
-            max,
+            in_all,
+            division,
             queue_max,
             limits,
             taken: 0,
@@ -48,8 +59,16 @@ impl CallPermitsState {
         }
     }
 
-    pub(super) const fn rebound(&mut self, max: usize, queue_max: usize) {
-        (self.max, self.queue_max) = (max, queue_max);
+    pub(super) const fn rebound(&mut self, in_all: usize, queue_max: usize) {
+        (self.in_all, self.queue_max) = (in_all, queue_max);
+    }
+
+    /// The places that there are here: rounded up, so that there is one.
+    fn max(&self) -> usize {
+        match self.division {
+            PlaceDivision::Divided => self.in_all.div_ceil(self.limits.gateways().get()),
+            PlaceDivision::Own => self.in_all,
+        }
     }
 
     pub(super) const fn waiting(&self) -> usize {
@@ -61,7 +80,7 @@ impl CallPermitsState {
     }
 
     pub(super) fn has_share(&self, owner: &Principal) -> bool {
-        self.held_by(owner) >= self.limits.places(owner, self.max)
+        self.held_by(owner) >= self.limits.places(owner, self.max())
     }
 
     /// Whether nobody else of this owner may wait. Where that is its own doing, the log is told.
@@ -76,10 +95,10 @@ impl CallPermitsState {
 
     /// Takes a place if there is one for this owner.
     pub(super) fn take(&mut self, owner: &Principal) -> bool {
-        if self.taken >= self.max {
+        if self.taken >= self.max() {
             return false;
         }
-        let share = self.limits.places(owner, self.max);
+        let share = self.limits.places(owner, self.max());
         match self.held.entry(owner.clone()) {
             Entry::Occupied(held) if *held.get() >= share => return false,
             Entry::Occupied(mut held) => *held.get_mut() += 1,
@@ -125,7 +144,7 @@ impl CallPermitsState {
     /// The one whose turn it is; its principal goes to the end of the line. Principals that have all they may have
     /// keep their turns: at most one of several has, but where the bound was lowered.
     fn call_next(&mut self) -> Option<(Principal, PermitWaiter)> {
-        if self.taken >= self.max {
+        if self.taken >= self.max() {
             return None;
         }
         let at = self.turns.iter().position(|owner| !self.has_share(owner))?;

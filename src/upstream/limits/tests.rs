@@ -33,6 +33,29 @@ async fn a_full_queue_refuses_at_once_and_a_long_wait_ends() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn gateways_that_keep_limits_together_have_a_part_of_the_places_each() {
+    let limits = SharedLimits::default();
+    let by_name = CallPermitsByName::new(limits.clone());
+    let settings = CallPermitSettings { in_flight_max: NonZeroUsize::new(5).unwrap(), queue_max: 9 };
+    let name = Arc::from("reports");
+    let (calls, programs) = (by_name.of(&name, settings), CallPermits::unmetered(settings, limits.clone()));
+    limits.divide_by(NonZeroUsize::new(3).unwrap());
+    let take = |permits: &CallPermits| -> Vec<_> { (0..9).map_while(|at| permits.try_acquire(&owner(at))).collect() };
+    let held = take(&calls);
+    assert_eq!((held.len(), take(&programs).len()), (2, 5), "programs are each gateway's own");
+    let (late, last) = (owner(7), owner(8));
+    let mut waiting = Box::pin(calls.acquire(&late, None));
+    assert!(futures_util::poll!(&mut waiting).is_pending());
+    limits.divide_by(NonZeroUsize::new(2).unwrap());
+    by_name.call_waiting();
+    let third = waiting.await.unwrap();
+    assert!(calls.try_acquire(&last).is_none());
+    limits.divide_by(NonZeroUsize::MIN);
+    assert!(calls.try_acquire(&last).is_some());
+    drop((held, third));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_abandoned_wait_leaves_its_turn_to_the_next() {
     let permits = permits(1, 1);
     let ada = owner(0);

@@ -314,6 +314,10 @@ const OTHERS: &[(&str, &str)] = &[
         "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\nalone_max = \"7m\"",
     ),
     (
+        "replica.divide",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\ndivide = false",
+    ),
+    (
         "replica.ca",
         "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\nca = \"ca.pem\"",
     ),

@@ -181,6 +181,7 @@ POWER_CUT_IMAGES ?= 2000
 STORED_RESULTS ?= 80000
 REPLICA_SCHEDULES ?= 1000000
 REPLICA_KILLS ?= 100
+REPLICA_FAULTS ?= 700
 soak: setup
 	$(call step,schedules of faults over several replicas: $(REPLICA_SCHEDULES))
 	@REPLICA_SCHEDULES=$(REPLICA_SCHEDULES) cargo test --locked --test engine replicas:: -- --nocapture
@@ -190,6 +191,8 @@ soak: setup
 	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test durability kill_cycles:: -- --nocapture
 	$(call step,gateways with a thousand tasks that are killed beside others: $(REPLICA_KILLS))
 	@REPLICA_KILLS=$(REPLICA_KILLS) cargo test --locked --test durability thousand_tasks -- --nocapture
+	$(call step,faults that befall three gateways and their database: $(REPLICA_FAULTS))
+	@REPLICA_FAULTS=$(REPLICA_FAULTS) cargo test --locked --test durability replicas::courses -- --nocapture
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
 	$(call step,gateways that are replaced: $(REPLACED_GATEWAYS) courses)

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 mod cycle;
-mod dice;
+pub(crate) mod dice;
 pub(crate) mod keeper;
 pub(crate) mod people;
 mod points;

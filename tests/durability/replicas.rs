@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 mod clocks;
+mod courses;
 mod cut_off;
 mod database;
 mod harness;

@@ -21,7 +21,7 @@ const TAKEN_OVER_MAX: Duration = Duration::from_secs(20);
 const CAUGHT_MIN: usize = 8;
 
 /// A call of each kind in turn: its path and flavour, and when it is made.
-fn mixed(nth: u64) -> (Job, &'static str, Flavour, Duration) {
+pub(super) fn mixed(nth: u64) -> (Job, &'static str, Flavour, Duration) {
     let session = Flavour::Core(None);
     let (tool, path, flavour, calls_max) = match nth % 8 {
         0 | 4 | 7 => ("work", RESUMABLE, Flavour::Extension, 1),

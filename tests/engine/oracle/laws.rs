@@ -148,6 +148,7 @@ fn l3_a_task_that_stays_open_is_reported_by_time_of_service() {
         ("open", with(vec![(20_000, polled("t1", 19_990, PollResult::Open))]), &["L3"]),
         ("never polled", with(vec![(20_000, Fact::Ends)]), &["L3"]),
         ("in a short life", with(vec![(300, Fact::Ends), (20_000, Fact::Starts)]), &[]),
+        ("beside one that ended", with(vec![(250, Fact::Starts), (300, Fact::Ends), (20_000, Fact::Starts)]), &["L3"]),
         ("late", with(vec![(20_000, polled("t1", 19_990, settled("failed", "", 19_000)))]), &["L3"]),
     ]);
 }
@@ -214,6 +215,16 @@ fn l8_an_answer_that_arrived_and_was_dropped_or_changed_is_reported() {
         ("too late", vec![arrived.clone(), failed("upstream_closed", 190)], &[]),
         ("no room", vec![arrived.clone(), failed("store_full", 300)], &[]),
         ("killed", vec![arrived.clone(), (210, Fact::Ends), (260, Fact::Starts), failed("gateway_restart", 300)], &[]),
+        (
+            "to one of two that stands still",
+            vec![(150, Fact::Starts), (190, Fact::Ends), arrived.clone(), failed("gateway_restart", 300)],
+            &[],
+        ),
+        (
+            "beside one that is back",
+            vec![(150, Fact::Starts), (160, Fact::Ends), (190, Fact::Starts), arrived.clone(), failed("", 300)],
+            &["L8"],
+        ),
         ("a store that fails", vec![(190, Fact::StoreFails), arrived.clone(), failed("store_failed", 300)], &[]),
         (
             "a store that failed",

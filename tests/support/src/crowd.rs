@@ -20,6 +20,9 @@ const POLL: Duration = Duration::from_millis(40);
 /// Tasks that are looked at together once nobody follows them any more.
 const LOOKS_AT_ONCE: usize = 8;
 
+/// Reasons for which a gateway does not know now how a task stands.
+const PASSING: [&str; 2] = [r#""reason":"store_failed""#, r#""reason":"replica_away""#];
+
 /// Where gateways are, while they serve.
 pub type GatewayAddresses = watch::Receiver<Vec<SocketAddr>>;
 
@@ -192,6 +195,10 @@ impl Crowd {
                 let id = json!({"taskId": handle.task});
                 let answer = self.ask(&handle.wire, &handle.owner, "tasks/result", id).await;
                 let whole = answer.result().or_else(|| answer.error()).filter(|_| answer.is_whole)?;
+                // Said of the gateway, and not of the task.
+                if answer.result().is_none() && PASSING.iter().any(|reason| whole.contains(reason)) {
+                    return None;
+                }
                 // It may expire between the two looks.
                 if whole.contains("-32602") && whole.contains("Task not found") {
                     return Some(PollResult::Missing);

@@ -270,9 +270,11 @@ impl<'a> Replay<'a> {
 
     /// Whether each gateway served, and the store wrote, all the time between two moments.
     fn was_well(&self, from: Duration, to: Duration) -> bool {
-        let mut is_failing = false;
+        let (mut is_failing, mut ended) = (false, 0_usize);
         for Entry { at, fact } in self.entries.iter().filter(|entry| entry.at <= to) {
             match fact {
+                Fact::Starts if *at < from => ended = ended.saturating_sub(1),
+                Fact::Ends if *at < from => ended += 1,
                 Fact::StoreFails => is_failing = true,
                 Fact::StoreHeals => {
                     if *at >= from {
@@ -284,7 +286,7 @@ impl<'a> Replay<'a> {
                 _ => (),
             }
         }
-        !is_failing && self.served(from, to) + ROUNDING >= to - from
+        !is_failing && ended == 0 && self.served(from, to) + ROUNDING >= to - from
     }
 
     /// L1.

@@ -1,0 +1,133 @@
+//! A course of faults in random order over three gateways under load: killed, stopped, cut off, drained, without a database.
+//!
+//! `REPLICA_FAULTS` is how many befall them (3), `KILL_SEED` repeats their order.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use rustix::process::Signal;
+use support::history::{Fact, History};
+use support::postgres::{PostgresServer, ServerStop};
+use tokio::time::sleep;
+
+use super::harness::{PATIENCE, Replica, Site, Terms, client, until};
+use super::killed::mixed;
+use crate::kill_cycles::dice::{Dice, seed};
+
+/// Faults of one course: what clients were told is in memory until it is judged.
+const OF_A_COURSE: u64 = 15;
+/// Clients that make one call after the other.
+const CLIENTS: usize = 10;
+
+/// What is at hand for faults.
+struct Course<'a> {
+    replicas: &'a mut [Replica],
+    history: &'a History,
+    server: &'a PostgresServer,
+}
+
+impl Course<'_> {
+    /// Has a fault happen, and end; says which one.
+    async fn suffer(&mut self, dice: &mut Dice) -> String {
+        let at = usize::try_from(dice.between(0, self.replicas.len() as u64 - 1)).unwrap();
+        let span = Duration::from_millis(dice.between(300, 8_000));
+        let replica = &mut self.replicas[at];
+        let what = match dice.between(0, 6) {
+            0 | 1 => {
+                replica.kill().await;
+                sleep(span).await;
+                replica.start().await;
+                "killed"
+            }
+            2 => {
+                replica.keeper.signal(Signal::TERM);
+                replica.keeper.leaves().await.unwrap();
+                replica.start().await;
+                "drained"
+            }
+            3 => {
+                self.history.record(Fact::Ends);
+                replica.keeper.show(false);
+                replica.keeper.signal(Signal::STOP);
+                sleep(span).await;
+                replica.keeper.signal(Signal::CONT);
+                self.history.record(Fact::Starts);
+                replica.keeper.show(true);
+                "stopped"
+            }
+            4 | 5 => {
+                // Its life may be over without anybody's knowing when.
+                for fact in [Fact::Ends, Fact::StoreFails] {
+                    self.history.record(fact);
+                }
+                replica.cut_off();
+                sleep(span).await;
+                replica.heal();
+                until("it is ready again", async || replica.is_ready().await).await;
+                for fact in [Fact::StoreHeals, Fact::Starts] {
+                    self.history.record(fact);
+                }
+                "cut off"
+            }
+            _ => {
+                self.history.record(Fact::StoreFails);
+                tokio::task::block_in_place(|| self.server.stop(ServerStop::Immediate));
+                sleep(span).await;
+                tokio::task::block_in_place(|| self.server.restart());
+                for replica in &*self.replicas {
+                    until("it is ready again", async || replica.is_ready().await).await;
+                }
+                self.history.record(Fact::StoreHeals);
+                "without a database"
+            }
+        };
+        format!("{} {what} for {span:?}", self.replicas[at].name)
+    }
+}
+
+/// One course: what happened, and how many tasks settled.
+async fn run(server: &PostgresServer, faults: u64, dice: &mut Dice) -> (String, usize) {
+    let mut site = Site::of(3, "course", server, Terms { alone_max: "10s", ..Terms::default() }).await;
+    let (is_over, next) = (AtomicBool::new(false), AtomicU64::new(0));
+    let Site { crowd, replicas, history, tables, .. } = &mut site;
+    let clients = join_all((0..CLIENTS).map(|_| async {
+        while !is_over.load(Ordering::Relaxed) {
+            let (job, path, flavour, _) = mixed(next.fetch_add(1, Ordering::Relaxed));
+            crowd.run(job, client(flavour, path), PATIENCE).await;
+        }
+    }));
+    let faults = async {
+        let mut course = Course { replicas, history, server };
+        let mut told = Vec::new();
+        for _ in 0..faults {
+            sleep(Duration::from_millis(dice.between(500, 3_000))).await;
+            told.push(course.suffer(dice).await);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        told
+    };
+    let (_, told) = tokio::join!(clients, faults);
+    until("all are settled", async || tables.are_all_settled()).await;
+    let tables = site.tables;
+    let settled = site.judge().await;
+    tables.sql("DROP SCHEMA course CASCADE");
+    (told.join(", "), settled)
+}
+
+/// L1 to L8, F71, F75 to F79.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_promises_hold_whatever_befalls_gateways_and_their_database() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    let faults = std::env::var("REPLICA_FAULTS");
+    let mut left: u64 = faults.map_or(3, |count| count.parse().expect("REPLICA_FAULTS is a number"));
+    let mut seed = seed();
+    while left > 0 {
+        let of_this = left.min(OF_A_COURSE);
+        println!("KILL_SEED={seed}, {of_this} faults");
+        let (told, settled) = Box::pin(run(&server, of_this, &mut Dice::new(seed))).await;
+        println!("{told}: {settled} tasks settled");
+        assert!(settled > CLIENTS, "too little was tried");
+        (left, seed) = (left - of_this, seed + 1);
+    }
+}

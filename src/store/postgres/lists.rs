@@ -47,7 +47,8 @@ pub(super) async fn page(
     now: Timestamp,
 ) -> Result<ListLines, Error> {
     let wanted = format!(
-        "SELECT {}, ref FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND (NOT settled OR expires > $4)
+        "SELECT {}, ref FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND created >= 0
+        AND (NOT settled OR expires > $4)
         ORDER BY created, id LIMIT $5",
         super::columns::LISTED
     );

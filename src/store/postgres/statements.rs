@@ -8,6 +8,10 @@
 //!
 //! All writes of a batch are one statement, on arrays of their keys joined on the primary key. What it changed it adds to
 //! this life's sums, and returns.
+//!
+//! Plans are kept, and may have been made while hardly a row was there, where all indexes cost the same. So each lookup leaves the
+//! planner the one index that it is to take: conditions that others could serve stand as `column + 0`, and the index of ages has a
+//! condition that only pages name (see [`super::schema`]).
 
 use tokio_postgres::{Error, Statement};
 
@@ -94,7 +98,7 @@ pub(super) fn batch() -> String {
 /// which the new rows are made; `$4`, `$5` as [`GUARD`] has them.
 const RELEASE: &str = "
 UPDATE tg_task t SET idem = NULL FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) AS n (owner, idem, now)
-WHERE t.owner = n.owner AND t.idem = n.idem AND t.settled AND t.expires <= n.now
+WHERE t.owner = n.owner AND t.idem = n.idem AND t.settled AND t.expires + 0 <= n.now
     AND EXISTS (SELECT FROM tg_lane WHERE incarnation = $4 AND epoch = $5)";
 
 /// How rows stand that could not be written over: `$3`, `$4` are arrays of their ids and owners.
@@ -147,15 +151,15 @@ fn claim() -> String {
             SELECT t.id, t.owner FROM tg_task t WHERE t.holder = ANY ((SELECT dead.all FROM dead)::bigint[]) AND {}
             AND NOT EXISTS (
                 SELECT FROM tg_task p WHERE p.id = t.parent AND p.owner = t.owner
-                AND p.holder = ANY ((SELECT dead.all FROM dead)::bigint[]))
+                AND p.holder + 0 = ANY ((SELECT dead.all FROM dead)::bigint[]))
             ORDER BY t.id LIMIT $5 FOR UPDATE OF t SKIP LOCKED),
         tree AS (
             SELECT id, owner FROM picked
             UNION SELECT c.id, c.owner FROM tree JOIN tg_task c ON c.owner = tree.owner AND c.parent = tree.id
-            WHERE c.parent IS NOT NULL AND c.holder = ANY ((SELECT dead.all FROM dead)::bigint[])),
+            WHERE c.parent IS NOT NULL AND c.holder + 0 = ANY ((SELECT dead.all FROM dead)::bigint[])),
         changed AS (
             UPDATE tg_task t SET holder = $1, rev = t.rev + 1 FROM tree
-            WHERE t.id = tree.id AND t.owner = tree.owner AND t.holder = ANY ((SELECT dead.all FROM dead)::bigint[])
+            WHERE t.id = tree.id AND t.owner = tree.owner AND t.holder + 0 = ANY ((SELECT dead.all FROM dead)::bigint[])
             RETURNING t.id, t.owner, t.rev, t.holder)
         SELECT true, NULL::bytea, NULL::bytea, NULL::bigint, NULL::bigint FROM guard
         UNION ALL SELECT false, id, owner, rev, holder FROM changed",

@@ -77,3 +77,24 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
         assert!((batch..=3 * batch).contains(&index) && table == 0, "{what}: {index} by indexes, {table} others");
     }
 }
+
+/// Where the table is small, or was when the planner last heard of it, all indexes cost the same, and the one with the fewest
+/// levels is taken: one that leads to all rows of an owner, for as long as the plan is kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_index_but_that_of_keys_can_serve_a_lookup_by_key() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let plan = |more: &str| {
+        server.psql(&format!(
+            "BEGIN; SET LOCAL search_path = {schema}; SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off;
+            UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'tg_task_pkey'::regclass; {more};
+            EXPLAIN (COSTS OFF) SELECT * FROM tg_task WHERE id = 'i' AND owner = 'o'; ROLLBACK"
+        ))
+    };
+    let found = plan("SELECT");
+    assert!(found.contains("Seq Scan on tg_task") && !found.contains("Index"), "{found}");
+    let found = plan("CREATE INDEX of_owners ON tg_task (owner, created, id)");
+    assert!(found.contains("Index Scan using of_owners"), "{found}");
+    store.close().await;
+}

@@ -15,6 +15,8 @@ mod baseline;
 mod counted;
 #[path = "gateway/creates.rs"]
 mod creates;
+#[path = "gateway/database.rs"]
+mod database;
 #[path = "gateway/endpoints.rs"]
 mod endpoints;
 #[path = "gateway/fairness.rs"]
@@ -41,10 +43,14 @@ mod parts;
 mod plan;
 #[path = "gateway/report.rs"]
 mod report;
+#[path = "gateway/row_lives.rs"]
+mod row_lives;
 #[path = "gateway/rows.rs"]
 mod rows;
 #[path = "gateway/secure.rs"]
 mod secure;
+#[path = "gateway/shared.rs"]
+mod shared;
 #[path = "gateway/splits.rs"]
 mod splits;
 #[path = "gateway/starts.rs"]
@@ -63,7 +69,7 @@ use tokio::signal::unix::{SignalKind, signal};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The longest that a whole run may take.
-const RUN_MAX: Duration = Duration::from_secs(1_200);
+const RUN_MAX: Duration = Duration::from_secs(1_800);
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -227,9 +227,9 @@ impl Counted<Part> {
     /// Instructions of one request, over `requests` of them.
     async fn of(&mut self, question: Question, requests: usize) -> anyhow::Result<u64> {
         let mut crowd = Crowd::connect(self.server.address, (CLIENTS, Protocol::Http1), question).await?;
-        crowd.round(&self.server, requests.min(WARMING)).await?;
+        crowd.round(&[&self.server], requests.min(WARMING)).await?;
         self.counts.taken().await?;
-        crowd.round(&self.server, requests).await?;
+        crowd.round(&[&self.server], requests).await?;
         Ok(self.counts.taken().await? / requests as u64)
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::line::Line;
-use crate::load::{Round, as_float};
+use crate::load::{Round, as_float, cpu};
 use crate::messages::{self, Client};
 use crate::parts::Part;
 use crate::plan::{Comparison, Size, TASKS, config_with, median, typical};
@@ -49,14 +49,14 @@ pub(crate) async fn compare(
     let (memory, disk) = (Part::gateway(in_memory.path()).await?, Part::gateway(on_disk.path()).await?);
     let bare = DiskStore::open(rows::settings(&folder.path().join("bare"))).await?;
     for part in [&memory, &disk] {
-        round(part, CLIENTS, size.creates.div_ceil(4).max(CLIENTS)).await?;
+        round(&[part], CLIENTS, size.creates.div_ceil(4).max(CLIENTS)).await?;
     }
     let mut found = Found::default();
     let mut numbers = 0..;
     for _ in 0..size.rounds {
-        found.of_memory.push(round(&memory, CLIENTS, size.creates).await?);
-        found.of_disk.push(round(&disk, CLIENTS, size.creates).await?);
-        found.of_one_client.push(round(&disk, 1, size.commits).await?);
+        found.of_memory.push(round(&[&memory], CLIENTS, size.creates).await?);
+        found.of_disk.push(round(&[&disk], CLIENTS, size.creates).await?);
+        found.of_one_client.push(round(&[&disk], 1, size.commits).await?);
         let mut rows = |count| numbers.by_ref().take(count).map(rows::live).collect();
         let (alone, together) = (rows(size.commits), rows(size.creates));
         found.of_one_writer.push(inserts(&bare, alone, 1).await?);
@@ -138,15 +138,15 @@ async fn inserts(store: &Arc<DiskStore>, rows: Vec<Task>, writers: usize) -> any
     Ok(as_float(count) / took.as_secs_f64())
 }
 
-/// Makes `creates` tasks in all, each client the next one as soon as it has a handle.
-pub(crate) async fn round(part: &Part, clients: usize, creates: usize) -> anyhow::Result<Round> {
+/// Makes `creates` tasks in all, each client the next one as soon as it has a handle; the clients share the parts.
+pub(crate) async fn round(parts: &[&Part], clients: usize, creates: usize) -> anyhow::Result<Round> {
     let request: Arc<[u8]> = messages::call(TASKS, Client::OfTasks, SMALL).into();
     let mut lines = Vec::with_capacity(clients);
-    for _ in 0..clients {
+    for part in parts.iter().cycle().take(clients) {
         lines.push(Line::connect(part.address).await?);
     }
     let tracker = TaskTracker::new();
-    let (before, began) = (part.cpu()?, Instant::now());
+    let (before, began) = (cpu(parts)?, Instant::now());
     let making: Vec<_> =
         lines.into_iter().map(|line| tracker.spawn(make(line, Arc::clone(&request), creates / clients))).collect();
     let mut latencies = Vec::with_capacity(creates);
@@ -154,7 +154,7 @@ pub(crate) async fn round(part: &Part, clients: usize, creates: usize) -> anyhow
         latencies.extend(client.await??);
     }
     let took = began.elapsed();
-    Ok(Round::of(latencies, part.cpu()? - before, took))
+    Ok(Round::of(latencies, cpu(parts)? - before, took))
 }
 
 async fn make(mut line: Line, request: Arc<[u8]>, times: usize) -> anyhow::Result<Vec<Duration>> {

@@ -116,12 +116,12 @@ async fn beside_held((gateway, upstream): (&Part, &Part), question: &Question, s
     let mut crowd = Crowd::connect(gateway.address, (CLIENTS, Protocol::Http1), question.clone()).await?;
     let mut alone = Crowd::connect(other.address, (CLIENTS, Protocol::Http1), at_other).await?;
     let warming = size.small.div_ceil(4);
-    crowd.round(gateway, warming).await?;
-    alone.round(&other, warming).await?;
+    crowd.round(&[gateway], warming).await?;
+    alone.round(&[&other], warming).await?;
     let mut ratios = Vec::new();
     for _ in 0..size.rounds {
-        let without = alone.round(&other, size.small).await?.rate;
-        ratios.push(crowd.round(gateway, size.small).await?.rate / without);
+        let without = alone.round(&[&other], size.small).await?.rate;
+        ratios.push(crowd.round(&[gateway], size.small).await?.rate / without);
     }
     let ratio = median(ratios.into_iter());
     Ok(Figure {

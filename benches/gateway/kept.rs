@@ -88,7 +88,7 @@ async fn with(upstream: SocketAddr, size: Size, count: usize) -> anyhow::Result<
     let poll = poll(&gateway, size, count).await?;
     let mut creates = Vec::with_capacity(size.rounds);
     for round in 0..=size.rounds {
-        let made = creates::round(&gateway, MAKERS, size.commits).await?;
+        let made = creates::round(&[&gateway], MAKERS, size.commits).await?;
         // The first one warms up.
         if round > 0 {
             creates.push(made.p99);

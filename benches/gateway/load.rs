@@ -19,7 +19,7 @@ pub(crate) struct Question {
     pub(crate) answer: Vec<u8>,
 }
 
-/// What one round showed of one part.
+/// What one round showed of one part, or of several that do one thing together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round {
     /// CPU time of the part for one request, in microseconds.
@@ -65,14 +65,14 @@ impl Crowd {
         Ok(Self { lines, question: Arc::new(question) })
     }
 
-    /// Asks `requests` times in all, each client again as soon as it has its answer.
+    /// Asks `requests` times in all, each client again as soon as it has its answer. The CPU is that of all `parts`.
     ///
     /// # Errors
     /// If an answer differs from the right one in a single byte.
-    pub(crate) async fn round(&mut self, part: &Part, requests: usize) -> anyhow::Result<Round> {
+    pub(crate) async fn round(&mut self, parts: &[&Part], requests: usize) -> anyhow::Result<Round> {
         let tracker = TaskTracker::new();
         let each = requests / self.lines.len();
-        let (before, began) = (part.cpu()?, Instant::now());
+        let (before, began) = (cpu(parts)?, Instant::now());
         let asking: Vec<_> = self
             .lines
             .drain(..)
@@ -85,7 +85,7 @@ impl Crowd {
             latencies.extend(seen);
         }
         let took = began.elapsed();
-        Ok(Round::of(latencies, part.cpu()? - before, took))
+        Ok(Round::of(latencies, cpu(parts)? - before, took))
     }
 }
 
@@ -103,6 +103,11 @@ async fn ask_repeatedly(
         latencies.push(began.elapsed());
     }
     Ok((line, latencies))
+}
+
+/// CPU time of all of them so far.
+pub(crate) fn cpu(parts: &[&Part]) -> anyhow::Result<Duration> {
+    parts.iter().map(|part| part.cpu()).sum()
 }
 
 pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> f64 {

@@ -1,4 +1,4 @@
-//! What is measured, in order: polls and calls next to bare servers, memory, and the durable store.
+//! What is measured, in order: polls and calls next to bare servers, the durable stores, and memory.
 //!
 //! [`ROWS`] is the plan: a call that is to be measured is one line more.
 
@@ -17,7 +17,10 @@ use crate::messages::{self, Client};
 use crate::parts::{Part, Proxy};
 use crate::report::Figure;
 use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
-use crate::{bare, bare_tasks, creates, endpoints, fairness, held, kept, lists, lives, splits, starts, upstream};
+use crate::{
+    bare, bare_tasks, creates, endpoints, fairness, held, kept, lists, lives, row_lives, shared, splits, starts,
+    upstream,
+};
 
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
 pub(crate) const PLAIN: &str = "/plain/mcp";
@@ -36,7 +39,7 @@ const POLL_BUDGET: f64 = 1.25;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) rounds: usize,
-    clients: usize,
+    pub(crate) clients: usize,
     /// Requests of one round where answers are small, where they are large, and where they are huge.
     pub(crate) small: usize,
     pub(crate) large: usize,
@@ -261,6 +264,10 @@ pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
     let (creates, mut figures) = creates::compare(upstream.address, (size, wanted)).await?;
     comparisons.extend(creates);
     comparisons.extend(lives::compare(upstream.address, (size, wanted)).await?);
+    let (on_database, of_database) = shared::all(upstream.address, (size, wanted)).await?;
+    comparisons.extend(on_database);
+    figures.extend(of_database);
+    figures.extend(row_lives::all((size, wanted)).await?);
     comparisons.extend(lists::compare(upstream.address, (size, wanted)).await?);
     comparisons.extend(splits::compare(upstream.address, (size, wanted)).await?);
     let (at_endpoints, of_lists) = endpoints::all(upstream.address, (size, wanted)).await?;
@@ -398,12 +405,12 @@ pub(crate) async fn compare(
     let mut bare_crowd = Crowd::connect(bare.address, (size.clients, protocol), at_bare).await?;
     let mut crowd = Crowd::connect(measured.address, (size.clients, protocol), at_measured).await?;
     let warming = requests.div_ceil(4).max(size.clients);
-    bare_crowd.round(bare, warming).await?;
-    crowd.round(measured, warming).await?;
+    bare_crowd.round(&[bare], warming).await?;
+    crowd.round(&[measured], warming).await?;
     let (mut of_bare, mut of_measured) = (Vec::new(), Vec::new());
     for _ in 0..size.rounds {
-        of_bare.push(bare_crowd.round(bare, requests).await?);
-        of_measured.push(crowd.round(measured, requests).await?);
+        of_bare.push(bare_crowd.round(&[bare], requests).await?);
+        of_measured.push(crowd.round(&[measured], requests).await?);
     }
     Ok(Comparison::of(what, [(peer, &of_bare), (server, &of_measured)]))
 }
@@ -429,17 +436,7 @@ pub(crate) async fn polls_of(tool: &str, tasks: &Part, gateway: &Part) -> anyhow
     let mut line = Line::connect(gateway.address).await?;
     let task = create(&mut line, tool).await?;
     let poll = messages::poll(TASKS, &task);
-    let ends_at = tokio::time::Instant::now() + PATIENCE;
-    let answer = loop {
-        let answer = line.ask(&poll).await?.to_vec();
-        let seen: Value = serde_json::from_slice(&answer)?;
-        if seen["result"]["status"] == "completed" {
-            check_text(&seen["result"]["result"], tool)?;
-            break answer;
-        }
-        ensure!(tokio::time::Instant::now() < ends_at, "never settled: {seen}");
-        tokio::time::sleep(LOOK_EVERY).await;
-    };
+    let answer = settled(&mut line, &poll, tool).await?;
     let result = std::str::from_utf8(&answer)?
         .strip_prefix(r#"{"jsonrpc":"2.0","id":1,"result":"#)
         .and_then(|rest| rest.strip_suffix('}'))
@@ -450,6 +447,21 @@ pub(crate) async fn polls_of(tool: &str, tasks: &Part, gateway: &Part) -> anyhow
     Ok((question.clone(), question))
 }
 
+/// Polls a task until it has settled with what its tool answers with; returns the answer that says so.
+pub(crate) async fn settled(line: &mut Line, poll: &[u8], tool: &str) -> anyhow::Result<Vec<u8>> {
+    let ends_at = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let answer = line.ask(poll).await?.to_vec();
+        let seen: Value = serde_json::from_slice(&answer)?;
+        if seen["result"]["status"] == "completed" {
+            check_text(&seen["result"]["result"], tool)?;
+            return Ok(answer);
+        }
+        ensure!(tokio::time::Instant::now() < ends_at, "never settled: {seen}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
 /// Calls a tool that becomes a task; returns the task's id.
 pub(crate) async fn create(line: &mut Line, tool: &str) -> anyhow::Result<String> {
     let handle: Value = serde_json::from_slice(line.ask(&messages::call(TASKS, Client::OfTasks, tool)).await?)?;
@@ -458,12 +470,17 @@ pub(crate) async fn create(line: &mut Line, tool: &str) -> anyhow::Result<String
 
 /// What a call is answered with by one side, once it has been found right.
 pub(crate) async fn call_of(row: &Row, request: &[u8], part: &Part) -> anyhow::Result<Question> {
-    let mut line = Line::connect_with(part.address, row.protocol).await?;
+    answer_of(part, row.protocol, request, row.tool).await
+}
+
+/// The same of a call of a tool.
+pub(crate) async fn answer_of(part: &Part, protocol: Protocol, request: &[u8], tool: &str) -> anyhow::Result<Question> {
+    let mut line = Line::connect_with(part.address, protocol).await?;
     let answer = line.ask(request).await?.to_vec();
     let message = answer.strip_prefix(b"event: message\ndata: ").unwrap_or(&answer);
     let seen: Value = serde_json::from_slice(message)?;
     ensure!(seen["id"] == 1, "an answer to nobody: {seen}");
-    check_text(&seen["result"], row.tool)?;
+    check_text(&seen["result"], tool)?;
     Ok(Question { request: request.to_vec(), answer })
 }
 

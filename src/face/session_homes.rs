@@ -200,7 +200,10 @@ impl SessionHomes {
         *request.method_mut() = inbound.method.clone();
         *request.uri_mut() = target.ok()?;
         *request.headers_mut() = beyond_this_hop(&inbound.headers);
-        request.headers_mut().insert(FORWARD, HeaderValue::try_from(self.sealer.seal_forward(&token)?).ok()?);
+        let mut sealed = HeaderValue::try_from(self.sealer.seal_forward(&token)?).ok()?;
+        // No two are alike, and whoever remembers one (RFC 7541) forgets what the next request has again.
+        sealed.set_sensitive(true);
+        request.headers_mut().insert(FORWARD, sealed);
         Some(request)
     }
 }

@@ -55,7 +55,11 @@ CREATE TABLE tg_usage (
 
 /// What a schema of this version lacks that an earlier program made. Such a program neither misses it nor trips over it, so that
 /// both can be there at once.
-const ADDED: &str = "ALTER TABLE tg_task ADD COLUMN IF NOT EXISTS upstream bytea";
+const ADDED: &str = "
+ALTER TABLE tg_task ADD COLUMN IF NOT EXISTS upstream bytea;
+DROP INDEX IF EXISTS tg_task_age;
+CREATE INDEX tg_task_age ON tg_task (owner, created, id) WHERE created >= 0;
+";
 
 /// How the tables are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -203,7 +203,10 @@ async fn what_the_tables_lack_is_added() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     open_with(settings(server, &schema)).await.unwrap().close().await;
-    server.psql(&format!("ALTER TABLE {schema}.tg_task DROP COLUMN upstream"));
+    server.psql(&format!(
+        "SET search_path = {schema}; ALTER TABLE tg_task DROP COLUMN upstream; DROP INDEX tg_task_age;
+        CREATE INDEX tg_task_age ON tg_task (owner, created, id)"
+    ));
     let store = open_with(settings(server, &schema)).await.unwrap();
     let made = task("a", 1);
     store.insert(&made).await.unwrap();
@@ -211,6 +214,9 @@ async fn what_the_tables_lack_is_added() {
     store.close().await;
     let next = open_with(settings(server, &schema)).await.unwrap();
     assert_eq!(next.claim(9, &[Arc::from("else")]).await.unwrap(), [made.key]);
+    let age = server
+        .psql(&format!("SELECT indexdef FROM pg_indexes WHERE schemaname = '{schema}' AND indexname = 'tg_task_age'"));
+    assert!(age.contains("WHERE"), "{age}");
     next.close().await;
 }
 

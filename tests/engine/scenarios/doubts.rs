@@ -289,6 +289,26 @@ async fn a_question_is_put_though_its_task_could_not_be_read_at_first() {
     assert_eq!(events.last().unwrap().1["result"]["content"][0]["text"], "heard", "{events:?}");
 }
 
+/// An error in its place would be the outcome (L25-24), and the call made again: whoever waits for one goes on waiting while the
+/// store cannot be read, settled or not.
+#[tokio::test(start_paused = true)]
+async fn an_outcome_is_waited_for_while_the_store_cannot_be_read() {
+    let world = World::with(Rules::default(), Script::returns(seconds(30), "done"));
+    let caller = Caller::open(&world, json!({})).await;
+    let call = json!({"id": 1, "method": "tools/call", "params": {"name": "work", "task": {}}});
+    let handle = caller.post(call).await.json().await;
+    let wait = json!({"id": 2, "method": "tasks/result", "params": {"taskId": handle["result"]["task"]["taskId"]}});
+    for is_settled in [false, true] {
+        let begun = tokio::time::Instant::now();
+        world.store.faults.strike(Method::Load, StoreFault::Fails, 9);
+        let stream = timeout(seconds(120), caller.post(wait.clone())).await.expect("the stream begins");
+        let events = timeout(seconds(120), stream.events()).await.expect("it ends");
+        assert_eq!(events.last().unwrap().1["result"]["content"][0]["text"], "done", "{is_settled}: {events:?}");
+        assert!(begun.elapsed() > seconds(15), "the store was away: {is_settled}");
+    }
+    world.is_idle().await;
+}
+
 /// A write that nobody knows of, and that was not made, is made anew: no change is done twice, and none is lost.
 #[tokio::test(start_paused = true)]
 async fn a_change_in_doubt_that_was_not_made_is_made_again() {

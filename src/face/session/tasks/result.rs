@@ -1,12 +1,15 @@
 //! Waits for a task's outcome: `tasks/result`, or the call itself where it is answered although it became a task
 //! (SEP-1686). Here is where the task's questions and progress go meanwhile.
 //!
-//! A client that drops the stream cancels nothing (L25-64).
+//! A client that drops the stream cancels nothing (L25-64). An error in the place of the outcome would be taken for it, and the call
+//! made again: as long as the store cannot be read, the client waits as for a task that runs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::StatusCode;
+use tokio::time::Instant;
 
 use super::task_requests::TaskRequestEntry;
 use super::task_subscribers::{ResultStreamError, ResultStreamKind, ResultSubscriber, SubscriberList};
@@ -16,12 +19,13 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
+use crate::engine::retry_delays::RetryDelays;
 use crate::face::answer::Addressee;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::call_stream::{CallMessage, CallMessages, respond};
 use crate::face::http::FaceResponse;
 use crate::face::session::{SessionFaceState, refuse};
-use crate::task::{ChosenId, Executed, GatewayFault, Reason, TaskKey};
+use crate::task::{ChosenId, Executed, GatewayFault, Reason, Task, TaskKey};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Payload, ProtocolVersion, RpcError};
 
@@ -49,19 +53,29 @@ impl OutcomeRequest {
         match self.shared.served.engine.get(&self.key).await {
             Ok(task) if !task.is_settled() => (),
             Err(TaskError::Unknown) => return refuse(&self.addressee, &RequestError::UnknownTask),
-            Ok(_) | Err(_) => return self.whole().await,
+            Err(error) => {
+                tracing::warn!(error = %CauseChain(&error), "an outcome cannot be read, and is waited for");
+                let addressee = self.addressee.clone();
+                return respond(OutcomeWait { is_unread: true, ..OutcomeWait::new(self, None, None) }, addressee).await;
+            }
+            Ok(_) => return self.whole().await,
         }
-        let hearing = match self.addressee.accepted.takes_stream() {
-            true => ResultStreamKind::Messages,
-            false => ResultStreamKind::OutcomeAlone,
-        };
-        let listener = match self.shared.line(&self.key, self.home, None).listen(hearing) {
+        let listener = match self.listen() {
             Ok(listener) => listener,
             Err(ResultStreamError::Closed) => return self.whole().await,
             Err(ResultStreamError::TooMany) => return self.addressee.error(StatusCode::OK, &too_many()),
         };
         let addressee = self.addressee.clone();
-        respond(OutcomeWait { awaiting: self, first: None, listener: Some(listener) }, addressee).await
+        respond(OutcomeWait::new(self, None, Some(listener)), addressee).await
+    }
+
+    /// Hears what the task says from now on.
+    fn listen(&self) -> Result<ResultSubscriber, ResultStreamError> {
+        let hearing = match self.addressee.accepted.takes_stream() {
+            true => ResultStreamKind::Messages,
+            false => ResultStreamKind::OutcomeAlone,
+        };
+        self.shared.line(&self.key, self.home, None).listen(hearing)
     }
 
     /// Answers with `first`, then with what the task says, and with its outcome at last. Where nobody can watch the task,
@@ -69,16 +83,16 @@ impl OutcomeRequest {
     pub(super) async fn answer_from(self, first: Bytes, line: &Arc<SubscriberList>) -> FaceResponse {
         let listener = line.listen(ResultStreamKind::Messages).ok();
         let addressee = self.addressee.clone();
-        respond(OutcomeWait { awaiting: self, first: Some(first), listener }, addressee).await
+        respond(OutcomeWait::new(self, Some(first), listener), addressee).await
     }
 
     /// The outcome as an answer of its own.
     async fn whole(&self) -> FaceResponse {
-        RequestAnswer::from(self.outcome().await).into_response(&self.addressee)
+        RequestAnswer::from(self.outcome(&mut StoreWait::default()).await).into_response(&self.addressee)
     }
 
-    async fn outcome(&self) -> Result<Payload, RpcError> {
-        match self.shared.served.engine.get(&self.key).await {
+    async fn outcome(&self, wait: &mut StoreWait) -> Result<Payload, RpcError> {
+        match wait.for_task(self).await {
             Ok(task) if task.is_settled() => {
                 record_shown(&task);
                 match &self.call {
@@ -100,6 +114,31 @@ impl OutcomeRequest {
     }
 }
 
+/// How long a client waits for a store that cannot be read, and is told nothing.
+const STORE_WAIT_MAX: Duration = Duration::from_secs(300);
+
+/// For how long a store has been waited for that cannot be read.
+#[derive(Debug, Default)]
+struct StoreWait(Option<(Instant, RetryDelays)>);
+
+impl StoreWait {
+    /// How a task stands, as soon as that can be read. Cancel safe: the time that was waited counts.
+    async fn for_task(&mut self, request: &OutcomeRequest) -> Result<Arc<Task>, TaskError> {
+        loop {
+            let read = request.shared.served.engine.get(&request.key).await;
+            if !matches!(read, Err(TaskError::Store(_))) {
+                self.0 = None;
+                return read;
+            }
+            let (since, pauses) = self.0.get_or_insert_with(|| (Instant::now(), RetryDelays::of_readers()));
+            if since.elapsed() >= STORE_WAIT_MAX {
+                return read;
+            }
+            pauses.wait().await;
+        }
+    }
+}
+
 fn too_many() -> RpcError {
     gateway_error(&GatewayFault::new(Reason::TooManyWaiters, Executed::Unknown))
 }
@@ -109,14 +148,29 @@ struct OutcomeWait {
     awaiting: OutcomeRequest,
     /// What is said before all else.
     first: Option<Bytes>,
+    store: StoreWait,
+    /// How the task stands is not known yet, and nobody listens to it.
+    is_unread: bool,
     /// `None` where the task has said all that it will.
     listener: Option<ResultSubscriber>,
+}
+
+impl OutcomeWait {
+    const fn new(awaiting: OutcomeRequest, first: Option<Bytes>, listener: Option<ResultSubscriber>) -> Self {
+        Self { awaiting, first, store: StoreWait(None), is_unread: false, listener }
+    }
 }
 
 impl CallMessages for OutcomeWait {
     async fn next(&mut self) -> Option<CallMessage> {
         if let Some(first) = self.first.take() {
             return Some(CallMessage::event(first));
+        }
+        if self.is_unread {
+            if self.store.for_task(&self.awaiting).await.is_ok_and(|task| !task.is_settled()) {
+                self.listener = self.awaiting.listen().ok();
+            }
+            self.is_unread = false;
         }
         if let Some(listener) = &mut self.listener
             && let Some(message) = listener.next().await
@@ -125,7 +179,7 @@ impl CallMessages for OutcomeWait {
         }
         // Whoever took the call back wants no answer to it (LEG-14).
         let is_wanted = self.awaiting.call.as_ref().is_none_or(|call| !call.request.is_taken_back());
-        if is_wanted { Some(CallMessage::Answer(self.awaiting.outcome().await.into())) } else { None }
+        if is_wanted { Some(CallMessage::Answer(self.awaiting.outcome(&mut self.store).await.into())) } else { None }
     }
 
     /// Progress of the call where its client wants that and the task still runs (L25-46, L25-47), else a comment.

@@ -120,6 +120,13 @@ fn held(faces: &impl PathFaces, inbound: &Inbound, answer: FaceResponse) -> Face
     }
 }
 
+/// Whether a message of a session asks for a task: where the session's home cannot be reached, any other gateway can answer. The
+/// home is asked first, as it has the stream on which the client is told of changes.
+fn is_told_by_the_store(message: &Message) -> bool {
+    let Message::Request(request) = message else { return false };
+    matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)
+}
+
 /// What is asked of a session's home with a message.
 fn errand_of(message: &Message) -> HomeErrand {
     match message {
@@ -150,6 +157,9 @@ async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: B
     }
     let response = match pass_on_message(faces, face, &inbound, &message).await {
         Some(Ok(answer)) => answer,
+        Some(Err(fault)) if fault.executed == Executed::No && is_told_by_the_store(&message) => {
+            serve_one(faces, face, inbound, message).await
+        }
         Some(Err(fault)) => return asker.refuse_away(&fault),
         None => serve_one(faces, face, inbound, message).await,
     };

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::client::call;
+use super::client::{Client, call};
 use super::harness::{Replicas, before};
 use super::upstream::{Once, ScriptedServer, SeenRequest};
 
@@ -44,6 +44,28 @@ async fn gw_04_f85_a_home_that_cannot_be_reached_is_not_taken_for_dead() {
     }
     assert_eq!(server.world.count("tools/call"), 1, "nothing was sent");
     assert_eq!(server.world.count("initialize"), 1, "nobody took the session over");
+}
+
+/// F85. How a task stands is in the store, whoever has the session.
+#[tokio::test]
+async fn tasks_of_a_session_are_told_while_its_home_cannot_be_reached() {
+    let server = ScriptedServer::polite().await;
+    let mut replicas = Replicas::pair(&server).await;
+    let first = replicas.client().await;
+    let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow","arguments":{},"task":{}}}"#;
+    let made = first.post(task).await.json().await;
+    let id = made["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
+    let ask = |client: Client, method: &'static str| {
+        let body = json!({"jsonrpc": "2.0", "id": 2, "method": method, "params": {"taskId": id}});
+        async move { client.post(body.to_string()).await.json().await }
+    };
+    let result = ask(first.clone(), "tasks/result").await;
+    let there = replicas.at(1, &first);
+    replicas.kill(0);
+    assert_eq!(ask(there.clone(), "tasks/get").await["result"]["status"], "completed");
+    assert_eq!(ask(there.clone(), "tasks/result").await["result"], result["result"]);
+    let unknown = ask(there.clone(), "tasks/update").await;
+    assert_eq!(fault(&unknown), ("replica_away", "no"), "{unknown}");
 }
 
 /// F85. As after a restart: the session at the server is the same, and what memory held is not there.

@@ -42,9 +42,8 @@ use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures_util::StreamExt as _;
-use futures_util::stream::{self, BoxStream};
-use tokio::sync::{Mutex, broadcast, mpsc, oneshot, watch};
+use futures_util::stream::BoxStream;
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -447,15 +446,7 @@ impl TaskStore for PostgresStore {
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {
-        let hints = self.state.hints.subscribe();
-        let next = |mut hints: broadcast::Receiver<StoreHint>| async move {
-            match hints.recv().await {
-                Ok(hint) => Some((hint, hints)),
-                Err(broadcast::error::RecvError::Lagged(_)) => Some((StoreHint::Missed, hints)),
-                Err(broadcast::error::RecvError::Closed) => None,
-            }
-        };
-        stream::unfold(hints, next).boxed()
+        hints::stream(self.state.hints.subscribe())
     }
 
     async fn survey(

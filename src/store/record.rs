@@ -10,6 +10,7 @@
 //! readable for ever; its samples are kept with the tests.
 
 mod bytes;
+mod fault;
 pub mod summary;
 #[cfg(test)]
 mod tests;
@@ -21,10 +22,10 @@ use ::bytes::Bytes;
 use aws_lc_rs::digest::{Context, SHA256};
 
 use self::bytes::{RecordReader, RecordWriter};
+use self::fault::{put_fault, take_fault, version_of};
 use crate::task::{
-    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey,
-    Outcome, Phase, Principal, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskId,
-    TaskKey, TaskVisibility, TreePlace,
+    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Digest, Failure, Idempotency, InputKey, Outcome, Phase,
+    Principal, Question, Recovery, SessionScope, StoredCall, Task, TaskId, TaskKey, TaskVisibility, TreePlace,
 };
 use crate::wire::RpcError;
 
@@ -365,141 +366,3 @@ fn take_error(body: &mut RecordReader) -> Option<RpcError> {
     let message = Arc::<str>::as_ref(&body.text()?).to_owned();
     Some(RpcError { code, message, data: body.maybe(RecordReader::payload)? })
 }
-
-/// Beside [`Executed`]: the fault says how a process ended.
-const EXIT_FOLLOWS: u8 = 0x80;
-
-/// The version that says how a task failed, as far as `newest` can.
-fn version_of(fault: Option<&GatewayFault>, newest: u16) -> u16 {
-    let is_new = fault.is_some_and(|fault| is_since_3(sayable(fault.reason, newest)));
-    if is_new { 3 } else { WRITTEN_MIN }
-}
-
-const fn is_since_3(reason: Reason) -> bool {
-    matches!(reason, Reason::ReplicaLost | Reason::StoreLost)
-}
-
-/// A reason, or what a version says that does not know it.
-const fn sayable(reason: Reason, newest: u16) -> Reason {
-    if newest < 3 && is_since_3(reason) { Reason::GatewayRestart } else { reason }
-}
-
-fn put_fault(out: &mut RecordWriter, fault: &GatewayFault, newest: u16) {
-    let GatewayFault { reason, executed, http_status, retry_after, exit } = fault;
-    out.byte(reason_code(sayable(*reason, newest)));
-    let executed = match executed {
-        Executed::No => 0,
-        Executed::Unknown => 1,
-        Executed::Yes => 2,
-    };
-    // Most faults have no exit, and are written as they were before there was one.
-    out.byte(executed | if exit.is_some() { EXIT_FOLLOWS } else { 0 });
-    out.maybe(*http_status, |out, status| out.fixed(&status.to_be_bytes()));
-    out.maybe(*retry_after, RecordWriter::span);
-    if let Some(exit) = exit {
-        let (kind, number) = match exit {
-            ProcessExit::Code(code) => (0, code),
-            ProcessExit::Signal(signal) => (1, signal),
-        };
-        out.byte(kind);
-        out.fixed(&number.to_be_bytes());
-    }
-}
-
-fn take_fault(body: &mut RecordReader) -> Option<GatewayFault> {
-    let code = body.byte()?;
-    let executed = body.byte()?;
-    Some(GatewayFault {
-        reason: REASONS.into_iter().find(|reason| reason_code(*reason) == code)?,
-        executed: match executed & !EXIT_FOLLOWS {
-            0 => Executed::No,
-            1 => Executed::Unknown,
-            2 => Executed::Yes,
-            _ => return None,
-        },
-        http_status: body.maybe(|body| body.fixed().map(u16::from_be_bytes))?,
-        retry_after: body.maybe(RecordReader::span)?,
-        exit: if executed & EXIT_FOLLOWS == 0 { None } else { Some(take_exit(body)?) },
-    })
-}
-
-fn take_exit(body: &mut RecordReader) -> Option<ProcessExit> {
-    let (kind, number) = (body.byte()?, i32::from_be_bytes(body.fixed()?));
-    match kind {
-        0 => Some(ProcessExit::Code(number)),
-        1 => Some(ProcessExit::Signal(number)),
-        _ => None,
-    }
-}
-
-/// Numbers are never given out twice.
-const fn reason_code(reason: Reason) -> u8 {
-    match reason {
-        Reason::UpstreamUnreachable => 0,
-        Reason::UpstreamTls => 1,
-        Reason::UpstreamHttpStatus => 2,
-        Reason::UpstreamAuth => 3,
-        Reason::UpstreamRedirect => 4,
-        Reason::UpstreamMalformed => 5,
-        Reason::UpstreamClosed => 6,
-        Reason::UpstreamSessionLost => 7,
-        Reason::UpstreamTimeout => 8,
-        Reason::UpstreamRefused => 9,
-        Reason::DeadlineExceeded => 10,
-        Reason::ResultTooLarge => 11,
-        Reason::TtlExpired => 12,
-        Reason::GatewayRestart => 13,
-        Reason::TooManyTasks => 14,
-        Reason::TooManyListeners => 15,
-        Reason::TooManyWaiters => 16,
-        Reason::StoreFull => 17,
-        Reason::StoreFailed => 18,
-        Reason::QueueFull => 19,
-        Reason::QueueDeadline => 20,
-        Reason::Draining => 21,
-        Reason::Internal => 22,
-        Reason::StoreCorrupt => 23,
-        Reason::Poison => 24,
-        Reason::UpstreamCircuitOpen => 25,
-        Reason::TooMuchStored => 26,
-        Reason::RateLimited => 27,
-        Reason::ReplicaAway => 28,
-        Reason::ReplicaLost => 29,
-        Reason::StoreLost => 30,
-    }
-}
-
-/// Every reason that has a number; the tests see that none is missing.
-const REASONS: [Reason; 31] = [
-    Reason::UpstreamUnreachable,
-    Reason::UpstreamTls,
-    Reason::UpstreamHttpStatus,
-    Reason::UpstreamAuth,
-    Reason::UpstreamRedirect,
-    Reason::UpstreamMalformed,
-    Reason::UpstreamClosed,
-    Reason::UpstreamSessionLost,
-    Reason::UpstreamTimeout,
-    Reason::UpstreamRefused,
-    Reason::DeadlineExceeded,
-    Reason::ResultTooLarge,
-    Reason::TtlExpired,
-    Reason::GatewayRestart,
-    Reason::TooManyTasks,
-    Reason::TooManyListeners,
-    Reason::TooManyWaiters,
-    Reason::StoreFull,
-    Reason::StoreFailed,
-    Reason::QueueFull,
-    Reason::QueueDeadline,
-    Reason::Draining,
-    Reason::Internal,
-    Reason::StoreCorrupt,
-    Reason::Poison,
-    Reason::UpstreamCircuitOpen,
-    Reason::TooMuchStored,
-    Reason::RateLimited,
-    Reason::ReplicaAway,
-    Reason::ReplicaLost,
-    Reason::StoreLost,
-];

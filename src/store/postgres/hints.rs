@@ -1,7 +1,10 @@
-//! Writes hints as the text of a notification, and reads those of others.
+//! Writes hints as the text of a notification, reads those of others, and passes them on.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, BoxStream};
+use tokio::sync::broadcast;
 
 use super::columns::id_of;
 use crate::replica::Incarnation;
@@ -14,6 +17,18 @@ const TEXT_LEN_MAX: usize = 7_900;
 /// The channel of all gateways that share a schema.
 pub(super) fn channel(schema: &str) -> String {
     format!("taskgate_{schema}")
+}
+
+/// Hints as they come; where too many came at once, that some were missed.
+pub(super) fn stream(hints: broadcast::Receiver<StoreHint>) -> BoxStream<'static, StoreHint> {
+    let next = |mut hints: broadcast::Receiver<StoreHint>| async move {
+        match hints.recv().await {
+            Ok(hint) => Some((hint, hints)),
+            Err(broadcast::error::RecvError::Lagged(_)) => Some((StoreHint::Missed, hints)),
+            Err(broadcast::error::RecvError::Closed) => None,
+        }
+    };
+    stream::unfold(hints, next).boxed()
 }
 
 /// The text of a hint that this life changed a row: the life, and the key. Without a key where that is too long.

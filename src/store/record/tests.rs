@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
+use super::fault::{REASONS, is_since_3, reason_code};
 use super::*;
 use crate::store::contract::task;
-use crate::task::Timestamp;
+use crate::task::{Executed, GatewayFault, ProcessExit, Reason, Timestamp};
 use crate::wire::Payload;
 
 fn payload(text: &str) -> Payload {

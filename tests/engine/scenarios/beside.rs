@@ -110,7 +110,7 @@ async fn f79_a_gateway_that_was_replaced_settles_nothing() {
     one.store.is_declared_ended();
     let failed = timeout(seconds(3), other.settled(&id)).await.expect("the other takes it over");
     let data = &failed["error"]["data"];
-    assert_eq!((&data["reason"], &data["executed"]), (&json!("gateway_restart"), &json!("unknown")));
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("replica_lost"), &json!("unknown")));
     tokio::time::sleep(seconds(9)).await;
     assert_eq!(one.get(&id).await["status"], "failed", "there is one outcome");
     assert_eq!((one.upstream.calls().len(), one.upstream.cancels()), (1, 0));

@@ -4,6 +4,8 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use support::certificates::{Authority, write};
 
+use futures_util::StreamExt as _;
+
 use super::*;
 use crate::task::{Executed, Failure, GatewayFault, Outcome, Phase, Reason};
 

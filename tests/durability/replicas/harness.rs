@@ -265,7 +265,7 @@ impl<'a> Site<'a> {
         let crowd = Crowd::new(Arc::clone(&history), places.subscribe());
         let upstream = |name: &str, ledger: &Ledger| {
             format!(
-                "[upstreams.{name}]\nurl = \"{}\"\ndeadline = \"5m\"\nin_flight_max = 600\n\
+                "[upstreams.{name}]\nurl = \"{}\"\ndeadline = \"5m\"\nin_flight_max = 1800\n\
                  [upstreams.{name}.tasks]\nmode = \"always\"\nttl = \"1h\"\npoll_interval = \"100ms\"\ninput_deadline = \"5m\"\n\
                  [[upstreams.{name}.tools]]\nmatch = \"work_auto\"\nmode = \"auto\"\ngrace = \"60ms\"\n\
                  [[upstreams.{name}.tools]]\nmatch = \"work_safe\"\nafter_crash = \"rerun\"\n",

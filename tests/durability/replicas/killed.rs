@@ -106,7 +106,7 @@ async fn kill_of_many(site: &mut Site<'_>) -> (Duration, [usize; 2]) {
     site.show_only(&[0]);
     stream::iter(0..MANY).map(|_| site.hold_call(RESUMABLE)).buffer_unordered(16).for_each(std::future::ready).await;
     let tables = site.tables;
-    // Their places are kept with what they say first.
+    // Their places are kept with what they say first. A third of in_flight_max run at a time.
     until("places are kept", async || tables.count("tg_task WHERE rev > 1") >= 600).await;
     site.show_only(&[1, 2]);
     let killed = Instant::now();

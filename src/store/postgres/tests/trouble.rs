@@ -174,8 +174,9 @@ async fn a_server_that_becomes_read_only_is_not_used() {
     at.server.configure(&["default_transaction_read_only = on"]);
     at.server.reload();
     let begin = Instant::now();
-    loop {
-        let refused = at.store.insert(&task("a", 2)).await;
+    // Until the server has read that, it takes each.
+    for id in 100.. {
+        let refused = at.store.insert(&task("a", id)).await;
         if let Err(error) = refused {
             assert!(format!("{error:?}").contains("read-only"), "{error:?}");
             break;

@@ -11,7 +11,7 @@ TOOLS := $(TARGET)/tools
 DENY := $(TOOLS)/bin/cargo-deny
 
 # What tests start beside the peers: a program, and its package where that has another name.
-PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium initdb=postgresql
+PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium initdb=postgresql pgbouncer
 
 step = @printf '\n==== %s\n' "$(1)"
 
@@ -76,7 +76,7 @@ setup:
 		# What is installed for the tests serves nothing by itself, not after a restart of the machine either.
 		services=()
 		for program in "$${missing[@]}"; do
-			case "$$program" in nginx|caddy|haproxy) [ ! -d /run/systemd/system ] || services+=("$$program") ;; esac
+			case "$$program" in nginx|caddy|haproxy|pgbouncer) [ ! -d /run/systemd/system ] || services+=("$$program") ;; esac
 		done
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime mask "$${services[@]}"
 		# The tests make servers of their own; the package makes none, and so starts none.

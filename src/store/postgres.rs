@@ -18,6 +18,7 @@ mod lists;
 mod notices;
 mod open_error;
 mod opening;
+mod pooling;
 mod readers;
 mod replica_lines;
 mod row_arrays;
@@ -163,6 +164,7 @@ impl PostgresStore {
             membership,
             is_leaving: leaving.subscribe(),
             end: silence.clone(),
+            has_warned: false,
         };
         tracker.spawn(control.run());
         tracker.spawn(upkeep::run(queue.clone(), end.clone()));

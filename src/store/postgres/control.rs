@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_postgres::{Error, Notification, Statement};
 use tokio_util::sync::CancellationToken;
 
@@ -39,6 +39,9 @@ const OLDEST_TRANSACTION: &str = "SELECT coalesce(max(extract(epoch FROM clock_t
     FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
     AND NOT starts_with(application_name, $1)";
 
+/// How long a hint may take to come back.
+const HINT_WITHIN: Duration = Duration::from_secs(2);
+
 /// Notifications that wait to be read; when there is no room, some are missed.
 const NOTIFICATIONS_MAX: usize = 4_096;
 
@@ -62,11 +65,17 @@ pub(super) struct ReplicaControl {
     pub(super) membership: Membership,
     pub(super) is_leaving: watch::Receiver<bool>,
     pub(super) end: CancellationToken,
+    /// Whether it was said that no hints come.
+    pub(super) has_warned: bool,
 }
 
 struct ControlLink {
     session: Session,
     notifications: mpsc::Receiver<Notification>,
+    /// When a hint for this connection itself was sent.
+    hinted: Option<Instant>,
+    /// Whether any hint has come.
+    hears: bool,
     beat: Statement,
     barrier: Statement,
     look: Statement,
@@ -126,7 +135,18 @@ impl ReplicaControl {
         let declare = client.prepare(DECLARE_DEAD).await.map_err(away)?;
         let barrier = client.prepare(BARRIER).await.map_err(away)?;
         let oldest = client.prepare(OLDEST_TRANSACTION).await.map_err(away)?;
-        Ok(ControlLink { session, notifications, beat, barrier, look, others, declare, oldest })
+        Ok(ControlLink {
+            session,
+            notifications,
+            hinted: None,
+            hears: false,
+            beat,
+            barrier,
+            look,
+            others,
+            declare,
+            oldest,
+        })
     }
 
     /// Beats and looks as long as that goes well, and this life goes on; never `Ok`.
@@ -145,11 +165,18 @@ impl ReplicaControl {
                     tokio::time::timeout(within * 2, self.beat(link)).await.map_err(slow)??;
                     *failures = 0;
                     self.state.control_is(PostgresHealth::Good);
+                    if link.hinted.is_none() {
+                        tokio::time::timeout(within, self.hint_at_itself(link)).await.map_err(slow)??;
+                    }
                 }
                 Ok(()) = self.is_leaving.changed() => beats.reset_immediately(),
-                _ = looks.tick() => tokio::time::timeout(within, self.look(link)).await.map_err(slow)??,
+                _ = looks.tick() => {
+                    tokio::time::timeout(within, self.look(link)).await.map_err(slow)??;
+                    self.make_up_for_hints(link);
+                }
                 _ = surveys.tick() => tokio::time::timeout(within, self.survey(link)).await.map_err(slow)??,
                 heard = link.notifications.recv() => {
+                    link.hears = true;
                     let Some(heard) = heard else { return Err(PostgresHealth::Away("the connection ended".to_owned())) };
                     self.hear(link, &heard);
                 }
@@ -158,6 +185,27 @@ impl ReplicaControl {
                 return Err(PostgresHealth::Fenced);
             }
         }
+    }
+
+    /// Sends what everybody who listens hears, so that it shows whether hints come. It is a commit, so a beat goes first.
+    async fn hint_at_itself(&self, link: &mut ControlLink) -> Result<(), PostgresHealth> {
+        let (channel, text) = (hints::channel(&self.state.settings.schema), hints::keyless(self.state.holder));
+        link.session.client.batch_execute(&format!("NOTIFY {channel}, '{text}'")).await.map_err(away)?;
+        link.hinted = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Whoever follows tasks looks again at each look where hints do not come: something between passes none on.
+    fn make_up_for_hints(&mut self, link: &ControlLink) {
+        if link.hears || link.hinted.is_none_or(|at| at.elapsed() < HINT_WITHIN) {
+            return;
+        }
+        if !std::mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(
+                "notifications of the database do not come, as through some poolers: tasks are looked at each second"
+            );
+        }
+        self.state.heard(StoreHint::Missed);
     }
 
     /// What others say; if there was no room for all of it, some was missed.

@@ -37,7 +37,12 @@ pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
     bytes.extend_from_slice(&key.id.bits().to_be_bytes());
     bytes.extend_from_slice(key.owner.as_str().as_bytes());
     let text = URL_SAFE_NO_PAD.encode(&bytes);
-    if text.len() <= TEXT_LEN_MAX { text } else { URL_SAFE_NO_PAD.encode(holder.0.to_be_bytes()) }
+    if text.len() <= TEXT_LEN_MAX { text } else { keyless(holder) }
+}
+
+/// The same without a key.
+pub(super) fn keyless(holder: Incarnation) -> String {
+    URL_SAFE_NO_PAD.encode(holder.0.to_be_bytes())
 }
 
 /// What a text hints at for a life; `None` for its own. What is no hint says that something is missed.

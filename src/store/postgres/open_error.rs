@@ -41,6 +41,12 @@ pub enum PostgresOpenError {
          there, or say what the store may promise instead"
     )]
     NoStandby,
+    /// Sessions are lent out by the transaction. See [`super::pooling`].
+    #[error(
+        "a pooler between the gateway and the database lends out sessions by the transaction; have it pool by the session \
+         (pgbouncer: pool_mode = session), or connect to the database directly"
+    )]
+    Pooled,
     #[error("the schema has version {found}, which a newer program made; this one knows {known}")]
     Newer { found: i32, known: i32 },
     #[error("the schema {schema:?} has tables of another program's")]
@@ -90,6 +96,7 @@ impl PostgresOpenError {
             | Self::Away(_)
             | Self::OldServer { .. }
             | Self::Unsafe { .. }
+            | Self::Pooled
             | Self::Newer { .. }
             | Self::Foreign { .. }
             | Self::Refused(_) => "store.url",

@@ -11,6 +11,7 @@ use super::columns::{at, holder, holder_column, time};
 use super::control::OTHERS_SUMS;
 use super::health::PostgresHealth;
 use super::open_error::PostgresOpenError;
+use super::pooling;
 use super::replica_lines::{
     DECLARE_DEAD, ReplicaView, StoredReplica, declaration, declaring, generation_of, generation_text, is_declared,
     read_lines,
@@ -61,6 +62,7 @@ pub(super) async fn begin(
     settings: &Arc<PostgresSettings>,
 ) -> Result<Beginning, PostgresOpenError> {
     let session = connector.connect("opening", None).await?;
+    pooling::judge(connector, &session).await?;
     schema::judge_server(&session, settings.durability).await?;
     schema::prepare(&session, settings).await?;
     // What a server shows that was just connected to may be taken back.

@@ -15,7 +15,7 @@ use rustls::ClientConfig;
 use rustls_platform_verifier::Verifier;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_util::task::TaskTracker;
 
@@ -52,22 +52,36 @@ const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
     concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()), inet_server_addr(), current_setting('port'),
         left(pg_walfile_name(pg_current_wal_lsn()), 8))";
 
-/// What the server promises about commits; asked in each transaction.
-const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit')";
+/// What the server promises about commits, and how the session is called that says so; asked in each transaction. The server takes
+/// a setting of whatever name that has a dot.
+const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'), \
+    current_setting('taskgate.session', true)";
+
+/// Codes of statements that are missing, or there already, without this connection's doing.
+const FOREIGN_STATEMENTS: [&str; 2] = ["26000", "42P05"];
 
 /// One connection. Dropping it closes it.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) client: Client,
     pub(super) settings: Arc<PostgresSettings>,
-    /// Asks what the server promises.
+    /// Asks what the server promises, and whether this is still the session that was set up.
     pub(super) promise: Statement,
+    /// What it was called when it was set up.
+    name: String,
     /// The server at its other end.
     pub(super) server: ServerMark,
     pub(super) notices: SessionNotices,
     /// What transactions prove, and doubts take away, for all connections.
     pub(super) trust: SharedReadTrust,
     _driver: SessionDriver,
+}
+
+impl Session {
+    /// Whether the answer to [`Self::promise`] comes from the session of the server's that was set up.
+    pub(super) fn is_same(&self, promised: &Row) -> bool {
+        promised.try_get::<_, Option<&str>>(2).is_ok_and(|found| found == Some(&self.name))
+    }
 }
 
 /// Which reads may be believed, for all connections of this life.
@@ -119,6 +133,10 @@ impl DatabaseConnector {
         session.await.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))
     }
 
+    pub(super) fn write_max(&self) -> Duration {
+        self.settings.write_max
+    }
+
     /// What the name of each of this process's connections begins with, in the server's list.
     pub(super) fn name_of_connections(&self) -> String {
         let name = self.settings.replica.name.chars().filter(char::is_ascii_graphic);
@@ -130,19 +148,21 @@ impl DatabaseConnector {
         let (client, connection) = config.connect(self.tls()?).await.map_err(|error| away(&error))?;
         let notices = SessionNotices::default();
         let driver = SessionDriver(self.tracker.spawn(drive(connection, notices.clone(), listener)).abort_handle());
+        let name = format!("{:032x}", u128::from_be_bytes(crate::random::bytes()));
         let arriving = async {
-            client.batch_execute(&format!("{SESSION} SET search_path = {schema};")).await?;
+            let named = format!("SET taskgate.session = '{name}'; SET search_path = {schema};");
+            client.batch_execute(&format!("{SESSION} {named}")).await?;
             let arrived = client.query_one(ARRIVAL, &[]).await?;
             let promise = client.prepare(PROMISE).await?;
             Ok((arrived.try_get::<_, i64>(0)?, mark(arrived.try_get(1)?), promise))
         };
-        let (left, server, promise) = arriving.await.map_err(|error| away(&error))?;
+        let (left, server, promise) = arriving.await.map_err(|error| arrival_error(&error))?;
         if left > 0 {
             return Err(PostgresOpenError::behind("an earlier statement goes on, as if it waited for a standby"));
         }
         self.trust.lock().connected(boot_time());
         let (settings, trust) = (Arc::clone(&self.settings), Arc::clone(&self.trust));
-        Ok(Session { client, settings, promise, server, notices, trust, _driver: driver })
+        Ok(Session { client, settings, promise, name, server, notices, trust, _driver: driver })
     }
 
     fn config(&self) -> Result<Config, PostgresOpenError> {
@@ -215,6 +235,12 @@ fn mark(server: &str) -> ServerMark {
     let mut hasher = DefaultHasher::new();
     server.hash(&mut hasher);
     ServerMark(hasher.finish())
+}
+
+/// What an error says of a connection that was just made.
+pub(super) fn arrival_error(error: &tokio_postgres::Error) -> PostgresOpenError {
+    let is_foreign = error.code().is_some_and(|code| FOREIGN_STATEMENTS.contains(&code.code()));
+    if is_foreign { PostgresOpenError::Pooled } else { away(error) }
 }
 
 fn away(error: &tokio_postgres::Error) -> PostgresOpenError {

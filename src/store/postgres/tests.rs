@@ -4,6 +4,7 @@ mod bad_input;
 mod lives;
 mod metrics_page;
 mod plan;
+mod pooled;
 mod rules;
 mod trouble;
 

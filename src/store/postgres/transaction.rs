@@ -115,6 +115,8 @@ enum TransactionEnd {
     Failed(Error),
     /// It is not even known whether it was one transaction.
     Unbegun(Error),
+    /// It was made in a session that somebody else may have set up.
+    Elsewhere,
     TimedOut {
         is_answered: bool,
     },
@@ -165,6 +167,7 @@ async fn run(
     let rows = found.into_iter().collect::<Result<Vec<_>, _>>();
     let made = rows.and_then(|rows| Ok((rows, promised?)));
     match made.and_then(|made| committed.map(|()| made)) {
+        Ok((_, promise)) if !session.is_same(&promise) => TransactionEnd::Elsewhere,
         Ok((rows, promise)) => TransactionEnd::Acknowledged { rows, promise },
         Err(error) => TransactionEnd::Failed(error),
     }
@@ -190,6 +193,12 @@ fn judge(session: &Session, ended: TransactionEnd, begun: NoticePlace) -> Result
             });
             (fate(end), None, Some(error))
         }
+        // What it was acknowledged without may not have been said there.
+        TransactionEnd::Elsewhere => {
+            let (doubt, why) =
+                (doubt_of(fate(CommitEnd::Lost { is_commit_sent })), PostgresOpenError::Pooled.to_string());
+            return Err(CommitFailure::Unsure { doubt, why, is_answered: false });
+        }
         // What came behind was then carried out statement by statement.
         TransactionEnd::Unbegun(error) => (fate(CommitEnd::Lost { is_commit_sent }), None, Some(error)),
         TransactionEnd::TimedOut { is_answered } => {
@@ -205,13 +214,17 @@ fn judge(session: &Session, ended: TransactionEnd, begun: NoticePlace) -> Result
 }
 
 fn unsure(fate: WriteFate, error: Option<&Error>, is_answered: bool) -> CommitFailure {
-    let doubt = if let WriteFate::Unsure(doubt) = fate { doubt } else { WriteDoubt::Lost };
+    let doubt = doubt_of(fate);
     let why = match error {
         Some(error) => in_words(error),
         None if is_answered => "commits wait, as if for a standby".to_owned(),
         None => doubt_in_words(doubt).to_owned(),
     };
     CommitFailure::Unsure { doubt, why, is_answered }
+}
+
+const fn doubt_of(fate: WriteFate) -> WriteDoubt {
+    if let WriteFate::Unsure(doubt) = fate { doubt } else { WriteDoubt::Lost }
 }
 
 const fn doubt_in_words(doubt: WriteDoubt) -> &'static str {

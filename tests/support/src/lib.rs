@@ -17,6 +17,7 @@ pub mod kind;
 pub mod ledger;
 pub mod pair_client;
 pub mod peers;
+pub mod pgbouncer;
 pub mod postgres;
 pub mod processes;
 pub mod scripted;

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 /// Names a folder of programs to use instead of those of the system.
 const PROGRAMS_VARIABLE: &str = "TASKGATE_POSTGRES";
 /// Once it is set a server that is missing fails the test.
-const PEERS_VARIABLE: &str = "TASKGATE_PEERS";
+pub(crate) const PEERS_VARIABLE: &str = "TASKGATE_PEERS";
 /// Those that a distribution may have.
 const VERSIONS: std::ops::RangeInclusive<u8> = 14..=19;
 /// How long a server may take to start, to stop, or for one of its programs.
@@ -94,7 +94,12 @@ fn of_the_system(program: &str) -> Option<PathBuf> {
 fn reachable(programs: &Path) -> PathBuf {
     static COPY: OnceLock<(PathBuf, Child)> = OnceLock::new();
     let mut version = command(&programs.join("postgres"));
-    if version.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    if version
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
     {
         return programs.to_owned();
     }
@@ -121,7 +126,7 @@ fn is_root() -> bool {
 }
 
 /// A command that runs as a user whom the server accepts.
-fn command(program: &Path) -> Command {
+pub(crate) fn command(program: &Path) -> Command {
     if !is_root() {
         return Command::new(program);
     }
@@ -144,7 +149,7 @@ fn run(command: &mut Command) {
 }
 
 /// A folder that the server's user owns.
-fn folder() -> PathBuf {
+pub(crate) fn folder() -> PathBuf {
     let made = command(Path::new("mktemp")).args(["-d", "/tmp/taskgate-pg-XXXXXX"]).output().expect("mktemp runs");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     PathBuf::from(String::from_utf8(made.stdout).expect("a path").trim())

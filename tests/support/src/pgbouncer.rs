@@ -1,0 +1,99 @@
+//! Starts pgbouncer in front of a PostgreSQL server: on a free port, with a folder of its own, and gone with whoever started it.
+
+use std::fs;
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::postgres::{PEERS_VARIABLE, PostgresServer, command, folder};
+
+const PROGRAM: &str = "/usr/sbin/pgbouncer";
+const READY_MAX: Duration = Duration::from_secs(60);
+
+/// pgbouncer refuses root as the server does. `$1` is the folder, `$2` the program. It is told which signals to send.
+const KEEPER: &str = r#"
+trap '' INT TERM HUP
+"$2" -q "$1/pgbouncer.ini" > "$1/log" 2>&1 < /dev/null & pid=$!
+while read -r word; do kill -s "$word" "$pid"; done
+exec 2> /dev/null
+kill -s KILL "$pid"; wait "$pid"
+rm -rf "$1"
+"#;
+
+/// A pooler in front of a server.
+#[derive(Debug)]
+pub struct Pooler {
+    folder: PathBuf,
+    port: u16,
+    lines: Vec<String>,
+    keeper: Child,
+}
+
+impl Pooler {
+    /// Starts it with these lines in its configuration; `None` where it is missing.
+    ///
+    /// # Panics
+    /// If it does not start, or is missing and `TASKGATE_PEERS` is set.
+    pub fn start(server: &PostgresServer, lines: &[&str]) -> Option<Self> {
+        if !Path::new(PROGRAM).exists() {
+            assert!(
+                std::env::var_os(PEERS_VARIABLE).is_none(),
+                "pgbouncer is missing: install the package `pgbouncer`"
+            );
+            let _ = std::io::stderr().write_all(b"SKIPPED: pgbouncer is missing\n");
+            return None;
+        }
+        let folder = folder();
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+        let database =
+            format!("postgres = host={} port={} user=postgres dbname=postgres", server.host(), server.port());
+        let first =
+            ["[databases]", &database, "[pgbouncer]", "listen_addr = 127.0.0.1", &format!("listen_port = {port}")];
+        let first = first.iter().chain(&["unix_socket_dir =", "auth_type = any", "default_pool_size = 60"]);
+        let first: Vec<String> = first.map(|line| (*line).to_owned()).collect();
+        let mut keeper = command(Path::new("/bin/sh"));
+        keeper.args(["-c", KEEPER, "keeper"]).arg(&folder).arg(PROGRAM);
+        write(&folder, &first, lines);
+        let keeper = keeper.current_dir("/").process_group(0).stdin(Stdio::piped()).spawn().expect("a shell");
+        let pooler = Self { folder, port, lines: first, keeper };
+        let begin = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(begin.elapsed() < READY_MAX, "pgbouncer does not start: {}", pooler.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Some(pooler)
+    }
+
+    /// Has it read other lines.
+    pub fn configure(&mut self, lines: &[&str]) {
+        write(&self.folder, &self.lines, lines);
+        writeln!(self.keeper.stdin.as_mut().expect("piped"), "HUP").expect("the keeper listens");
+    }
+
+    /// The database behind it, as a URL.
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", self.port)
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+}
+
+fn write(folder: &Path, first: &[String], lines: &[&str]) {
+    let all: Vec<&str> = first.iter().map(String::as_str).chain(lines.iter().copied()).collect();
+    fs::write(folder.join("pgbouncer.ini"), all.join("\n") + "\n").expect("written");
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}

@@ -11,7 +11,7 @@ TOOLS := $(TARGET)/tools
 DENY := $(TOOLS)/bin/cargo-deny
 
 # What tests start beside the peers: a program, and its package where that has another name.
-PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium initdb=postgresql pgbouncer
+PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium initdb=postgresql pgbouncer etcd=etcd-server
 
 step = @printf '\n==== %s\n' "$(1)"
 
@@ -76,7 +76,7 @@ setup:
 		# What is installed for the tests serves nothing by itself, not after a restart of the machine either.
 		services=()
 		for program in "$${missing[@]}"; do
-			case "$$program" in nginx|caddy|haproxy|pgbouncer) [ ! -d /run/systemd/system ] || services+=("$$program") ;; esac
+			case "$$program" in nginx|caddy|haproxy|pgbouncer|etcd-server) [ ! -d /run/systemd/system ] || services+=("$${program%-server}") ;; esac
 		done
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime mask "$${services[@]}"
 		# The tests make servers of their own; the package makes none, and so starts none.
@@ -185,6 +185,7 @@ STORED_RESULTS ?= 80000
 REPLICA_SCHEDULES ?= 1000000
 REPLICA_KILLS ?= 100
 REPLICA_FAULTS ?= 700
+REPLICA_FAILOVERS ?= 5
 soak: setup
 	$(call step,schedules of faults over several replicas: $(REPLICA_SCHEDULES))
 	@REPLICA_SCHEDULES=$(REPLICA_SCHEDULES) cargo test --locked --test engine replicas:: -- --nocapture
@@ -196,6 +197,8 @@ soak: setup
 	@REPLICA_KILLS=$(REPLICA_KILLS) cargo test --locked --test durability thousand_tasks -- --nocapture
 	$(call step,faults that befall three gateways and their database: $(REPLICA_FAULTS))
 	@REPLICA_FAULTS=$(REPLICA_FAULTS) cargo test --locked --test durability replicas::courses -- --nocapture
+	$(call step,leaders of the database that are killed under a thousand tasks: $(REPLICA_FAILOVERS))
+	@REPLICA_FAILOVERS=$(REPLICA_FAILOVERS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability f74_ -- --nocapture
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
 	$(call step,gateways that are replaced: $(REPLACED_GATEWAYS) courses)

@@ -2,7 +2,8 @@
 //! longer than the lease, and cut off from the database or from each other. Servers keep a ledger of what reached them, and
 //! what clients were told by any gateway is held against L1 to L8.
 //!
-//! `REPLICA_KILLS` is how often one with a thousand tasks is killed (1), with the default lease.
+//! `REPLICA_KILLS` is how often one with a thousand tasks is killed (1), with the default lease; `REPLICA_FAILOVERS` how often the
+//! database's leader is killed under so many (1, under fewer).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -10,6 +11,7 @@ mod clocks;
 mod courses;
 mod cut_off;
 mod database;
+mod failover;
 mod harness;
 mod killed;
 mod paused;

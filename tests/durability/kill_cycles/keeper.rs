@@ -76,7 +76,7 @@ impl Keeper {
     pub(crate) fn configure_at(&self, [clients, admin]: [SocketAddr; 2], upstreams: &str) {
         let folder = self.folder.path();
         let text = format!(
-            "[listen]\naddress = \"{clients}\"\n[admin]\naddress = \"{admin}\"\n[limits]\ndrain_max = \"2s\"\n{}{upstreams}",
+            "[listen]\naddress = \"{clients}\"\n[admin]\naddress = \"{admin}\"\n[limits]\ndrain_max = \"2s\"\ntasks_per_principal_max = 2_000\n{}{upstreams}",
             self.head
         );
         let draft = folder.join("draft.toml");

@@ -5,12 +5,11 @@ use std::net::SocketAddr;
 use rustix::process::Signal;
 use serde_json::json;
 use support::postgres::{self, PostgresServer, ServerStop};
+use support::processes::free_address;
 use support::wire_client::Flavour;
 use tokio::time::timeout;
 
-use super::harness::{
-    PATIENCE, PLAIN, Replica, Site, Terms, client, free_address, get, held_job, is_refused_for_now, until,
-};
+use super::harness::{PATIENCE, PLAIN, Replica, Site, Terms, client, get, held_job, is_refused_for_now, until};
 
 /// A gateway that has been started and does not serve yet; where it listens for clients and for operators.
 async fn started_without_database(site: &Site<'_>, name: &'static str) -> (Replica, [SocketAddr; 2]) {
@@ -18,7 +17,7 @@ async fn started_without_database(site: &Site<'_>, name: &'static str) -> (Repli
     let listens = [free_address(), free_address()];
     replica.keeper.configure_at(listens, site.upstreams());
     // Nobody listens at the database's address.
-    replica.to_database.retarget(free_address());
+    replica.to_database[0].retarget(free_address());
     replica.keeper.launch(&[]);
     until("it says why it is not ready", async || {
         let answer = get(listens[1], "/readyz").await;
@@ -44,7 +43,7 @@ async fn f70_a_gateway_whose_database_is_away_at_the_start_waits_for_it() {
     assert_eq!(ended.keeper.ends().await, Some(0), "{}", ended.keeper.said());
     ended.keeper.forget_log();
     let (mut waiting, [clients, admin]) = started_without_database(&site, "b").await;
-    waiting.to_database.retarget(SocketAddr::from(([127, 0, 0, 1], server.port())));
+    waiting.to_database[0].retarget(SocketAddr::from(([127, 0, 0, 1], server.port())));
     assert!(waiting.keeper.serves().await.is_some(), "{}", waiting.keeper.said());
     assert_eq!([waiting.keeper.address(), waiting.keeper.admin()], [clients, admin], "where it listened all the time");
     until("it is ready", async || waiting.is_ready().await).await;

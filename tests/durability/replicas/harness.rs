@@ -3,11 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,7 +20,8 @@ use support::crowd::{Crowd, Job};
 use support::fault_proxy::{Fault, FaultProxy, Verb};
 use support::history::{Bounds, Fact, History, PollResult, story, violations};
 use support::ledger::Ledger;
-use support::postgres::PostgresServer;
+use support::postgres::Database;
+use support::processes::free_address;
 use support::session_client::KEY;
 use support::wire_client::{Answer, Flavour, WireClient, send};
 use taskgate::task::{Clock as _, SystemClock, Timestamp};
@@ -65,15 +66,15 @@ impl Default for Terms {
 /// The tables of one set of tasks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tables<'a> {
-    pub(super) server: &'a PostgresServer,
+    pub(super) server: &'a dyn Database,
     schema: &'static str,
 }
 
-/// One gateway, and its way to the database.
+/// One gateway, and its ways to the database's servers.
 pub(super) struct Replica {
     pub(super) name: &'static str,
     pub(super) keeper: Keeper,
-    pub(super) to_database: FaultProxy,
+    pub(super) to_database: Vec<FaultProxy>,
     /// Where it listens for the others.
     pub(super) internal: SocketAddr,
 }
@@ -105,14 +106,6 @@ pub(super) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
 /// Since 1970, by the machine's own clock.
 pub(super) fn true_time() -> Duration {
     SystemClock.now().since(Timestamp::from_millis(0))
-}
-
-/// An address that nobody listens at: of this machine's own, one that no connection begins from.
-pub(super) fn free_address() -> SocketAddr {
-    static TAKEN: AtomicU8 = AtomicU8::new(1);
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let own = Ipv4Addr::new(127, 128 | high, low, TAKEN.fetch_add(1, Ordering::Relaxed));
-    TcpListener::bind((own, 0)).and_then(|free| free.local_addr()).unwrap()
 }
 
 /// Asks again for as long as a busy machine's database takes too long.
@@ -168,11 +161,11 @@ impl Replica {
 
     /// Nothing that it sends comes to the database any more, until [`Replica::heal`].
     pub(super) fn cut_off(&self) {
-        self.to_database.set(Some(SILENCE));
+        self.to_database.iter().for_each(|server| server.set(Some(SILENCE)));
     }
 
     pub(super) fn heal(&self) {
-        self.to_database.set(None);
+        self.to_database.iter().for_each(|server| server.set(None));
     }
 
     /// What operators are told at `target`.
@@ -257,7 +250,7 @@ pub(super) fn nothing_more_was_sent(site: &Site<'_>, calls: [usize; 2]) {
 
 impl<'a> Site<'a> {
     /// Without gateways yet. `schema` names it everywhere.
-    pub(super) async fn open(schema: &'static str, server: &'a PostgresServer, terms: Terms) -> Self {
+    pub(super) async fn open(schema: &'static str, server: &'a dyn Database, terms: Terms) -> Self {
         let history = Arc::new(History::begin(true_time()));
         let resumable = Ledger::open(Arc::clone(&history), true).await;
         let plain = Ledger::open(Arc::clone(&history), false).await;
@@ -289,7 +282,7 @@ impl<'a> Site<'a> {
     }
 
     /// With so many gateways, `a`, `b` and `c`, that serve.
-    pub(super) async fn of(many: usize, schema: &'static str, server: &'a PostgresServer, terms: Terms) -> Self {
+    pub(super) async fn of(many: usize, schema: &'static str, server: &'a dyn Database, terms: Terms) -> Self {
         let mut site = Self::open(schema, server, terms).await;
         for name in &["a", "b", "c"][..many] {
             let mut replica = site.replica(name).await;
@@ -302,9 +295,10 @@ impl<'a> Site<'a> {
     /// A gateway that is not started yet, with a folder of its own.
     pub(super) async fn replica(&self, name: &'static str) -> Replica {
         let Tables { server, schema } = self.tables;
-        let to_database = FaultProxy::start(SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()))).await;
+        let to_database = join_all(server.addresses().into_iter().map(FaultProxy::start)).await;
         let Terms { lease, alone_max, durability } = self.terms;
-        let (database, address) = (to_database.address, free_address());
+        let hosts: Vec<_> = to_database.iter().map(|server| server.address.to_string()).collect();
+        let (hosts, address) = (hosts.join(","), free_address());
         let sections = move |folder: &Path| {
             let data = folder.join("data");
             fs::create_dir(&data).unwrap();
@@ -313,7 +307,7 @@ impl<'a> Site<'a> {
             fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
             format!(
                 "[replica]\nname = \"{name}\"\naddress = \"{address}\"\nlease = \"{lease}\"\nalone_max = \"{alone_max}\"\n\
-                 [store]\nkind = \"postgres\"\nurl = \"postgres://postgres@{database}/postgres?sslmode=disable\"\n\
+                 [store]\nkind = \"postgres\"\nurl = \"postgres://postgres@{hosts}/postgres?sslmode=disable\"\n\
                  schema = \"{schema}\"\ndurability = \"{durability}\"\nwrite_max = \"2s\"\npath = \"{}\"\n",
                 data.display()
             )
@@ -374,6 +368,12 @@ impl<'a> Site<'a> {
     pub(super) fn release_calls(&self) {
         self.resumable.fallback.release();
         self.plain.fallback.release();
+    }
+
+    /// Servers hold such calls again that come from now on.
+    pub(super) fn hold_calls(&self) {
+        self.resumable.fallback.hold();
+        self.plain.fallback.hold();
     }
 
     /// All tasks that were handed out, with what their calls are known by.

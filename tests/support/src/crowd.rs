@@ -72,7 +72,11 @@ impl Crowd {
     }
 
     async fn ask(&self, wire: &WireClient, owner: &str, method: &str, params: Value) -> Answer {
-        let answer = wire.ask(self.address().await, method, params).await;
+        self.ask_at(self.address().await, wire, owner, method, params).await
+    }
+
+    async fn ask_at(&self, place: SocketAddr, wire: &WireClient, owner: &str, method: &str, params: Value) -> Answer {
+        let answer = wire.ask(place, method, params).await;
         self.history.record(Fact::Read { owner: owner.to_owned(), text: answer.text.clone() });
         answer
     }
@@ -100,12 +104,22 @@ impl Crowd {
         self.call(job, wire).await.0.is_some()
     }
 
+    /// The same at one gateway, by a client that needs no session; how it was answered.
+    pub async fn leave_a_task_at(&self, place: SocketAddr, job: &Job, wire: WireClient) -> Answer {
+        self.call_at(place, job, wire).await.1
+    }
+
     /// Makes a call: its handle, and whether there was an answer.
     async fn call(&self, job: &Job, mut wire: WireClient) -> (Option<Handle>, bool) {
         // A client without a session opens one first; the gateway may die meanwhile.
         while !wire.open(self.address().await).await {
             sleep(POLL).await;
         }
+        let (handle, answer) = self.call_at(self.address().await, job, wire).await;
+        (handle, answer.is_whole)
+    }
+
+    async fn call_at(&self, place: SocketAddr, job: &Job, wire: WireClient) -> (Option<Handle>, Answer) {
         let mut params = json!({"name": job.tool, "arguments": job.arguments});
         params["arguments"]["nonce"] = json!(job.nonce);
         if wire.flavour != Flavour::Extension {
@@ -113,8 +127,8 @@ impl Crowd {
         }
         let (nonce, owner) = (job.nonce.clone(), job.owner.clone());
         self.history.record(Fact::Sends { nonce, owner, calls_max: job.calls_max });
-        let answer = self.ask(&wire, &job.owner, "tools/call", params).await;
-        (self.take(job, &wire, &answer), answer.is_whole)
+        let answer = self.ask_at(place, &wire, &job.owner, "tools/call", params).await;
+        (self.take(job, &wire, &answer), answer)
     }
 
     /// Writes down how a call was answered; its handle, if that was it.

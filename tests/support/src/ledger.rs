@@ -103,6 +103,11 @@ impl LedgerState {
         self.is_released.send_replace(true);
     }
 
+    /// Holds calls that are `held` again, those that come.
+    pub fn hold(&self) {
+        self.is_released.send_replace(false);
+    }
+
     /// Everything that was sent for a call, in order.
     pub fn sent(&self, nonce: &str) -> String {
         self.sent.lock().iter().filter(|(of, _)| of == nonce).map(|(_, text)| text.as_str()).collect()

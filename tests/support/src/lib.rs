@@ -16,6 +16,7 @@ pub mod history;
 pub mod kind;
 pub mod ledger;
 pub mod pair_client;
+pub mod patroni;
 pub mod peers;
 pub mod pgbouncer;
 pub mod postgres;
@@ -29,6 +30,7 @@ pub mod standalone;
 pub mod store_faults;
 pub mod subtask_server;
 pub mod talk;
+mod unprivileged;
 pub mod wire_client;
 
 /// The repository's folder.

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::postgres::{PEERS_VARIABLE, PostgresServer, command, folder};
+use crate::postgres::{PEERS_VARIABLE, PostgresServer};
+use crate::unprivileged::{command, folder};
 
 const PROGRAM: &str = "/usr/sbin/pgbouncer";
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -48,7 +49,7 @@ impl Pooler {
             let _ = std::io::stderr().write_all(b"SKIPPED: pgbouncer is missing\n");
             return None;
         }
-        let folder = folder();
+        let folder = folder("pooler");
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
         let database =
             format!("postgres = host={} port={} user=postgres dbname=postgres", server.host(), server.port());

@@ -1,21 +1,19 @@
 //! Starts PostgreSQL servers: in a folder of their own, reached by a socket in it, and gone with whoever started them.
-//!
-//! The server refuses to run as root, so under root it runs as another user. A shell of that user stands between: it starts and
-//! ends the server by its process id as it is told, and ends it and removes the folder when nobody is left to tell it
-//! anything, however this process ended.
 
-use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
+use std::{fmt, fs};
 
-use parking_lot::Mutex;
 use tokio::time::Instant;
+
+use crate::unprivileged::{ProgramKeeper, command, folder, run};
 
 /// Names a folder of programs to use instead of those of the system.
 const PROGRAMS_VARIABLE: &str = "TASKGATE_POSTGRES";
@@ -25,38 +23,13 @@ pub(crate) const PEERS_VARIABLE: &str = "TASKGATE_PEERS";
 const VERSIONS: std::ops::RangeInclusive<u8> = 14..=19;
 /// How long a server may take to start, to stop, or for one of its programs.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// The user that the server runs as, if this process is root's.
-const USERS: [&str; 2] = ["postgres", "nobody"];
-
-/// What the shell between is told to do. `$1` is the folder, `$2` the server's program.
-const KEEPER: &str = r#"
-trap '' INT TERM HUP
-pid=
-while read -r word; do
-  case "$word" in
-    start) "$2" -D "$1/data" >> "$1/log" 2>&1 < /dev/null & pid=$! ;;
-    *) kill -s "$word" "$pid"; wait "$pid"; pid= ;;
-  esac
-  echo "$word"
-done
-[ -z "$pid" ] || { kill -s QUIT "$pid"; wait "$pid"; }
-rm -rf "$1"
-"#;
-
 /// A PostgreSQL server with a database of the name `postgres`.
 #[derive(Debug)]
 pub struct PostgresServer {
     programs: PathBuf,
     folder: PathBuf,
     port: u16,
-    keeper: Mutex<Keeper>,
-}
-
-#[derive(Debug)]
-struct Keeper {
-    child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    keeper: ProgramKeeper,
 }
 
 /// How a server is stopped.
@@ -104,7 +77,7 @@ fn reachable(programs: &Path) -> PathBuf {
         return programs.to_owned();
     }
     let (copy, _) = COPY.get_or_init(|| {
-        let (copy, whole) = (folder(), programs.parent().expect("a folder of programs"));
+        let (copy, whole) = (folder("pg-programs"), programs.parent().expect("a folder of programs"));
         run(Command::new("cp").args(["-a", "--"]).args([&whole.join("."), &copy]));
         let mut remover = Command::new("/bin/sh");
         remover.args(["-c", "trap '' INT TERM HUP; read -r word; rm -rf \"$1\"", "remover"]).arg(&copy);
@@ -120,39 +93,25 @@ pub fn shared() -> Option<&'static PostgresServer> {
     SHARED.get_or_init(|| PostgresServer::start(&[])).as_ref()
 }
 
-fn is_root() -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+/// What gateways are pointed at.
+pub trait Database: fmt::Debug + Sync {
+    /// Where its servers listen, whichever of them can be written to.
+    fn addresses(&self) -> Vec<SocketAddr>;
+
+    /// Runs statements where they can write, and returns what they printed.
+    ///
+    /// # Panics
+    /// If one fails.
+    fn psql(&self, statements: &str) -> String;
 }
 
-/// A command that runs as a user whom the server accepts.
-pub(crate) fn command(program: &Path) -> Command {
-    if !is_root() {
-        return Command::new(program);
-    }
-    let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let ids = USERS.iter().find_map(|user| {
-        let line = users.lines().find(|line| line.split(':').next() == Some(user))?;
-        let mut fields = line.split(':').skip(2);
-        Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
-    });
-    let (user, group) = ids.expect("a user that is not root");
-    let mut command = Command::new("setpriv");
-    command.args([&format!("--reuid={user}"), &format!("--regid={group}"), "--clear-groups", "--"]).arg(program);
-    command
-}
-
-fn run(command: &mut Command) {
-    let done = command.current_dir("/").stdin(Stdio::null()).output().expect("the program starts");
-    let told = [String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr)].concat();
-    assert!(done.status.success(), "{command:?}: {told}");
-}
-
-/// A folder that the server's user owns.
-pub(crate) fn folder() -> PathBuf {
-    let made = command(Path::new("mktemp")).args(["-d", "/tmp/taskgate-pg-XXXXXX"]).output().expect("mktemp runs");
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    PathBuf::from(String::from_utf8(made.stdout).expect("a path").trim())
+/// Runs statements by `psql`, and returns what it printed.
+pub(crate) fn psql(program: &Path, conninfo: &str, statements: &str) -> String {
+    let mut psql = command(program);
+    psql.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-d", conninfo, "-c", statements]);
+    let done = psql.current_dir("/").stdin(Stdio::null()).output().expect("psql runs");
+    assert!(done.status.success(), "{statements}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).trim().to_owned()
 }
 
 impl PostgresServer {
@@ -191,16 +150,15 @@ impl PostgresServer {
     }
 
     fn begin(programs: PathBuf, fill: impl FnOnce(&Path, &Path)) -> Self {
-        let folder = folder();
+        let folder = folder("pg");
         fill(&programs, &folder.join("data"));
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
-        let mut keeper = command(Path::new("/bin/sh"));
-        keeper.args(["-c", KEEPER, "keeper"]).arg(&folder).arg(programs.join("postgres"));
-        keeper.current_dir("/").process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = keeper.spawn().expect("a shell");
-        let orders = child.stdin.take();
-        let answers = BufReader::new(child.stdout.take().expect("piped"));
-        let server = Self { programs, folder, port, keeper: Mutex::new(Keeper { child, orders, answers }) };
+        let keeper = ProgramKeeper::new(
+            &folder,
+            &programs.join("postgres"),
+            [OsStr::new("-D"), folder.join("data").as_os_str()],
+        );
+        let server = Self { programs, folder, port, keeper };
         server.configure(&[
             "listen_addresses = '127.0.0.1'",
             &format!("port = {port}"),
@@ -260,7 +218,7 @@ impl PostgresServer {
 
     /// Starts the server, however long it takes until it lets anybody in.
     pub fn launch(&self) {
-        self.order("start");
+        self.keeper.start();
     }
 
     /// Starts the server, after it was stopped or at first.
@@ -282,7 +240,7 @@ impl PostgresServer {
 
     /// Stops the server, and waits until it is gone.
     pub fn stop(&self, how: ServerStop) {
-        self.order(match how {
+        self.keeper.end(match how {
             ServerStop::Fast => "INT",
             ServerStop::Immediate => "QUIT",
         });
@@ -292,15 +250,6 @@ impl PostgresServer {
     pub fn promote(&self) {
         let mut promote = command(&self.programs.join("pg_ctl"));
         run(promote.args(["promote", "-w", "-s", "-D"]).arg(self.folder.join("data")));
-    }
-
-    fn order(&self, word: &str) {
-        let mut keeper = self.keeper.lock();
-        let orders = keeper.orders.as_mut().expect("a keeper");
-        writeln!(orders, "{word}").and_then(|()| orders.flush()).expect("the keeper listens");
-        let mut answer = String::new();
-        keeper.answers.read_line(&mut answer).expect("the keeper answers");
-        assert_eq!(answer.trim(), word, "the keeper of the server");
     }
 
     /// A program that asks a server. Those of the system serve for one of another version whose package has none.
@@ -339,18 +288,16 @@ impl PostgresServer {
     /// # Panics
     /// If one fails.
     pub fn psql(&self, statements: &str) -> String {
-        let mut psql = command(&self.client("psql"));
-        psql.args(["-XAtq", "-v", "ON_ERROR_STOP=1", "-d", &self.conninfo(), "-c", statements]);
-        let done = psql.current_dir("/").stdin(Stdio::null()).output().expect("psql runs");
-        assert!(done.status.success(), "{statements}: {}", String::from_utf8_lossy(&done.stderr));
-        String::from_utf8_lossy(&done.stdout).trim().to_owned()
+        psql(&self.client("psql"), &self.conninfo(), statements)
     }
 }
 
-impl Drop for PostgresServer {
-    fn drop(&mut self) {
-        let keeper = self.keeper.get_mut();
-        drop(keeper.orders.take());
-        let _ = keeper.child.wait();
+impl Database for PostgresServer {
+    fn addresses(&self) -> Vec<SocketAddr> {
+        vec![SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))]
+    }
+
+    fn psql(&self, statements: &str) -> String {
+        Self::psql(self, statements)
     }
 }

@@ -1,8 +1,10 @@
-//! Signals processes, and finds those that came from one that was given a mark in its environment.
+//! Signals processes, finds those that came from one, and addresses for them to listen at.
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Sends a signal, named without `SIG`; whether there was such a process.
 pub fn signal(id: u32, name: &str) -> bool {
@@ -11,7 +13,13 @@ pub fn signal(id: u32, name: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Those that live, by process id. At least one process must be visible at all.
+/// Those that a process started and that live, by process id.
+pub fn children(id: u32) -> Vec<u32> {
+    let ids = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    ids.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+}
+
+/// Those that live with a mark in their environment, by process id. At least one process must be visible at all.
 pub fn marked(mark: &Path) -> Vec<u32> {
     let mark = format!("MARK={}", mark.display());
     let all = fs::read_dir("/proc").unwrap().flatten();
@@ -22,4 +30,12 @@ pub fn marked(mark: &Path) -> Vec<u32> {
         environ.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
     };
     ids.into_iter().filter(is_marked).collect()
+}
+
+/// An address that nobody listens at: of this machine's own, one that no connection begins from.
+pub fn free_address() -> SocketAddr {
+    static TAKEN: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let own = Ipv4Addr::new(127, 128 | high, low, TAKEN.fetch_add(1, Ordering::Relaxed));
+    TcpListener::bind((own, 0)).and_then(|free| free.local_addr()).unwrap()
 }

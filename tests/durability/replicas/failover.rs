@@ -1,0 +1,184 @@
+//! The database's leader is killed, and Patroni puts another one in its place, while gateways have calls under way.
+
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use futures_util::stream::{self, StreamExt as _};
+use support::patroni::PatroniCluster;
+use support::wire_client::{Answer, Flavour};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::harness::{PLAIN, RESUMABLE, Site, Terms, client, is_refused_for_now, job, nothing_more_was_sent, until};
+
+/// How many calls run at each kill: in a run of all tests, and where kills are counted.
+const TASKS: (usize, usize) = (400, 1_000);
+/// How long the load goes on before the kill.
+const BEFORE: Duration = Duration::from_secs(1);
+/// The longest that it may take until writes go on. Patroni waits 20 s before it replaces anybody.
+const FAILOVER_MAX: Duration = Duration::from_secs(120);
+/// Clients at each gateway that make calls one after the other, and how long they wait in between.
+const CALLERS: usize = 4;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// When a new call was answered, and how.
+type Told = Vec<(Instant, NewCall)>;
+
+/// What a client is told of a call that is to become a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NewCall {
+    Handed,
+    /// Nothing was sent, and never will be.
+    Refused,
+    /// Its row was on the way to the leader that was killed: whether it is there, and may be sent by whoever finds it, is not known.
+    Unknown,
+}
+
+impl NewCall {
+    fn of(answer: &Answer) -> Self {
+        let is_unknown = answer.text.contains("store_failed") && answer.text.contains(r#""executed":"unknown""#);
+        match answer {
+            Answer { is_whole: true, text, .. } if text.contains("taskId") => Self::Handed,
+            answer if is_refused_for_now(answer) => Self::Refused,
+            Answer { is_whole: true, .. } if is_unknown => Self::Unknown,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// What clients of one gateway are told of new calls.
+struct NewCalls {
+    at: usize,
+    told: watch::Sender<Told>,
+}
+
+impl NewCalls {
+    /// Makes calls one after the other until it is over. Each becomes a task, or is refused for now.
+    async fn make(&self, site: &Site<'_>, label: &str, over: &CancellationToken) {
+        let place = site.replicas[self.at].keeper.address();
+        for number in 0.. {
+            if over.is_cancelled() {
+                return;
+            }
+            let (path, server) = [(RESUMABLE, "up"), (PLAIN, "plain")][number % 2];
+            let job = job(&format!("{server}-{label}-{number}-"), 20);
+            let answer = site.crowd.leave_a_task_at(place, &job, client(Flavour::Extension, path)).await;
+            self.told.send_modify(|told| told.push((Instant::now(), NewCall::of(&answer))));
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// How long after the kill calls became tasks again. The caller bounds it.
+    async fn go_on(&self, killed: Instant) -> Duration {
+        let mut told = self.told.subscribe();
+        let told = told.wait_for(|told| goes_on(told, killed).is_some()).await.unwrap();
+        goes_on(&told, killed).unwrap() - killed
+    }
+}
+
+/// The first handle after the first refusal after the kill.
+fn goes_on(told: &Told, killed: Instant) -> Option<Instant> {
+    let after = told.iter().skip_while(|(at, how)| *at < killed || *how != NewCall::Refused);
+    after.skip_while(|(_, how)| *how != NewCall::Handed).map(|(at, _)| *at).next()
+}
+
+/// Asks a gateway for tasks that run until it is over; how often it was refused for now, which is all else that it may hear.
+async fn polls(site: &Site<'_>, at: usize, tasks: &[String], over: &CancellationToken) -> usize {
+    let mut refused = 0;
+    for task in tasks.iter().cycle() {
+        if over.is_cancelled() {
+            break;
+        }
+        let answer = site.replicas[at].poll(RESUMABLE, task).await;
+        let is_open = answer.json()["result"]["status"] == "working";
+        assert!(answer.is_whole && (is_open || is_refused_for_now(&answer)), "{answer:?}");
+        refused += usize::from(!is_open);
+        sleep(PAUSE).await;
+    }
+    refused
+}
+
+/// Kills the leader's node in the middle of so many calls, which end partly before there is another one, and partly afterwards.
+/// How long new calls were refused by each gateway, and of how many nobody knows. The node is back at the end.
+async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, tasks: usize) -> (Vec<Duration>, usize) {
+    let leader = cluster.agrees().await;
+    site.hold_calls();
+    let known = site.handles().len();
+    // Gateways take turns: each has as many of each server, and none waits for its turn there. Of those that do nothing is sent,
+    // and what is to be sent while there is no database ends with `store_failed`.
+    let calls = (0..tasks).map(|nth| site.hold_call([RESUMABLE, PLAIN][nth / 2 % 2]));
+    stream::iter(calls).buffer_unordered(16).for_each(std::future::ready).await;
+    let open: Vec<_> = site
+        .handles()
+        .split_off(known)
+        .into_iter()
+        .filter(|(nonce, _)| nonce.starts_with("up-"))
+        .map(|(_, task)| task)
+        .collect();
+    let over = CancellationToken::new();
+    let new_calls = [0, 1].map(|at| NewCalls { at, told: watch::Sender::default() });
+    let callers = new_calls.iter().flat_map(|calls| (0..CALLERS).map(move |nth| (calls, nth))).map(|(calls, nth)| {
+        let (site, over) = (&*site, &over);
+        async move { calls.make(site, &format!("new-{round}-{}-{nth}", calls.at), over).await }
+    });
+    let polls = join_all([0, 1].map(|at| polls(site, at, &open, &over)));
+    let course = async {
+        sleep(BEFORE).await;
+        site.records_outage(true);
+        let killed = Instant::now();
+        tokio::task::block_in_place(|| cluster.kill(leader));
+        for replica in &site.replicas {
+            until("it is not ready", async || replica.tells("/readyz").await.status == Some(503)).await;
+        }
+        // What ends now cannot be stored yet; of what had ended before, nobody says otherwise.
+        site.plain.fallback.release();
+        site.crowd.look_again().await;
+        let times = timeout(FAILOVER_MAX, join_all(new_calls.iter().map(|calls| calls.go_on(killed)))).await;
+        let times = times.unwrap_or_else(|_| panic!("writes do not go on: {}", cluster.logs()));
+        for replica in &site.replicas {
+            until("it is ready again", async || replica.is_ready().await).await;
+        }
+        site.records_outage(false);
+        over.cancel();
+        times
+    };
+    let (times, (_, refused)) = join(course, join(join_all(callers), polls)).await;
+    assert!(refused.iter().all(|refused| *refused > 0), "polls of tasks that run are refused: {refused:?}");
+    site.release_calls();
+    until("all are settled", async || site.tables.are_all_settled()).await;
+    cluster.start_again(leader);
+    let next = cluster.agrees().await;
+    assert_ne!(next, leader, "another one leads");
+    let told = new_calls.iter().flat_map(|calls| calls.told.borrow().clone());
+    (times, told.filter(|(_, how)| *how == NewCall::Unknown).count())
+}
+
+/// F74, L1 to L8: each acknowledged task is there, each call is sent once and ends with its server's answer, and no gateway is
+/// replaced, as windows begin anew once there is a database again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_running_call() {
+    let Some(cluster) = PatroniCluster::start().await else { return };
+    let kills = std::env::var("REPLICA_FAILOVERS").map(|kills| kills.parse().expect("REPLICA_FAILOVERS is a number"));
+    let (kills, tasks) = kills.map_or((1, TASKS.0), |kills| (kills, TASKS.1));
+    let site =
+        Site::of(2, "failover", &cluster, Terms { lease: "8s", durability: "replicated", ..Terms::default() }).await;
+    let mut times = Vec::new();
+    for round in 0..kills {
+        times.push(fail_over(&site, &cluster, round, tasks).await);
+        for replica in &site.replicas {
+            assert_eq!(site.tables.lives_of(replica.name).len(), 1, "it was not replaced");
+        }
+        assert_eq!(site.tables.count("tg_replica WHERE dead"), 0, "nobody was taken for dead");
+    }
+    let handles = site.handles();
+    let calls_of = |server: &str| handles.iter().filter(|(nonce, _)| nonce.starts_with(server)).count();
+    println!(
+        "{} tasks; so long after each kill calls became tasks again at each gateway, and of so many nobody knows: {times:?}",
+        handles.len()
+    );
+    nothing_more_was_sent(&site, [calls_of("up-"), calls_of("plain-")]);
+    assert_eq!(site.resumable.fallback.count("resumed"), 0, "whoever ran a call still runs it");
+    assert_eq!(site.completed().await, handles.len(), "no running call is lost");
+    assert_eq!(site.judge().await, handles.len());
+}

@@ -14,6 +14,7 @@ mod control;
 mod forgetting;
 mod health;
 mod hints;
+mod hosts;
 mod lists;
 mod notices;
 mod open_error;

@@ -15,11 +15,14 @@ use rustls::ClientConfig;
 use rustls_platform_verifier::Verifier;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Row, Statement};
+use tokio::time::timeout;
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Row, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_util::task::TaskTracker;
 
 use super::health::PostgresHealth;
+use super::hosts::{each_address, each_host};
 use super::notices::SessionNotices;
 use super::open_error::PostgresOpenError;
 use super::settings::{DatabaseUrl, PostgresSettings, read_url};
@@ -59,6 +62,8 @@ const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), curr
 
 /// Codes of statements that are missing, or there already, without this connection's doing.
 const FOREIGN_STATEMENTS: [&str; 2] = ["26000", "42P05"];
+
+type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
 /// One connection. Dropping it closes it.
 #[derive(Debug)]
@@ -123,18 +128,35 @@ impl DatabaseConnector {
     /// [`super::PostgresStore::open`].
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let settings = &self.settings;
-        let mut config = self.config()?;
-        config.application_name(self.name_of_connections() + duty);
-        // All hosts in turn, and no longer than a write may take for each.
-        let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(1);
-        let opening = self.open(&config, listener);
-        let within = settings.write_max.saturating_mul(hosts.saturating_add(1));
-        let session = tokio::time::timeout(within, opening);
+        let (client, connection) = self.reach(duty).await?;
+        let session = timeout(settings.write_max, self.arrive(client, connection, listener));
         session.await.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))
     }
 
     pub(super) fn write_max(&self) -> Duration {
         self.settings.write_max
+    }
+
+    /// The first host that can be written to. Each address has as long as a write: one that accepts connections and says nothing,
+    /// as where the disk stands still, is passed over, and the others are asked.
+    async fn reach(&self, duty: &str) -> Result<(Client, TlsConnection), PostgresOpenError> {
+        let (config, tls, within) = (self.config()?, self.tls()?, self.settings.write_max);
+        let silent = || PostgresOpenError::Away(PostgresHealth::silent());
+        let mut last = silent();
+        for mut host in each_host(&config) {
+            host.application_name(self.name_of_connections() + duty)
+                .keepalives_idle(Duration::from_secs(10))
+                .keepalives_interval(Duration::from_secs(5))
+                .keepalives_retries(3);
+            for address in timeout(within, each_address(host)).await.unwrap_or_default() {
+                match timeout(within, address.connect(tls.clone())).await {
+                    Ok(Ok(reached)) => return Ok(reached),
+                    Ok(Err(error)) => last = away(&error),
+                    Err(_) => last = silent(),
+                }
+            }
+        }
+        Err(last)
     }
 
     /// What the name of each of this process's connections begins with, in the server's list.
@@ -143,9 +165,14 @@ impl DatabaseConnector {
         format!("taskgate {} {} ", name.take(NAME_LEN_MAX).collect::<String>(), self.token)
     }
 
-    async fn open(&self, config: &Config, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
+    /// Sets up the session of a connection.
+    async fn arrive(
+        &self,
+        client: Client,
+        connection: TlsConnection,
+        listener: Option<Listener>,
+    ) -> Result<Session, PostgresOpenError> {
         let schema = &self.settings.schema;
-        let (client, connection) = config.connect(self.tls()?).await.map_err(|error| away(&error))?;
         let notices = SessionNotices::default();
         let driver = SessionDriver(self.tracker.spawn(drive(connection, notices.clone(), listener)).abort_handle());
         let name = format!("{:032x}", u128::from_be_bytes(crate::random::bytes()));
@@ -182,11 +209,6 @@ impl DatabaseConnector {
             let password = secret(path, "the database's password")?;
             config.password(password.trim_ascii_end());
         }
-        config.connect_timeout(settings.write_max);
-        config
-            .keepalives_idle(Duration::from_secs(10))
-            .keepalives_interval(Duration::from_secs(5))
-            .keepalives_retries(3);
         Ok(config)
     }
 

@@ -1,30 +1,19 @@
 //! Starts pgbouncer in front of a PostgreSQL server: on a free port, with a folder of its own, and gone with whoever started it.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::postgres::{PEERS_VARIABLE, PostgresServer};
-use crate::unprivileged::{command, folder};
+use crate::unprivileged::{ProgramKeeper, folder};
 
 const PROGRAM: &str = "/usr/sbin/pgbouncer";
 const READY_MAX: Duration = Duration::from_secs(60);
-
-/// pgbouncer refuses root as the server does. `$1` is the folder, `$2` the program. It is told which signals to send.
-const KEEPER: &str = r#"
-trap '' INT TERM HUP
-"$2" -q "$1/pgbouncer.ini" > "$1/log" 2>&1 < /dev/null & pid=$!
-while read -r word; do kill -s "$word" "$pid"; done
-exec 2> /dev/null
-kill -s KILL "$pid"; wait "$pid"
-rm -rf "$1"
-"#;
 
 /// A pooler in front of a server.
 #[derive(Debug)]
@@ -32,7 +21,7 @@ pub struct Pooler {
     folder: PathBuf,
     port: u16,
     lines: Vec<String>,
-    keeper: Child,
+    keeper: ProgramKeeper,
 }
 
 impl Pooler {
@@ -57,10 +46,10 @@ impl Pooler {
             ["[databases]", &database, "[pgbouncer]", "listen_addr = 127.0.0.1", &format!("listen_port = {port}")];
         let first = first.iter().chain(&["unix_socket_dir =", "auth_type = any", "default_pool_size = 60"]);
         let first: Vec<String> = first.map(|line| (*line).to_owned()).collect();
-        let mut keeper = command(Path::new("/bin/sh"));
-        keeper.args(["-c", KEEPER, "keeper"]).arg(&folder).arg(PROGRAM);
         write(&folder, &first, lines);
-        let keeper = keeper.current_dir("/").process_group(0).stdin(Stdio::piped()).spawn().expect("a shell");
+        let arguments = [OsString::from("-q"), folder.join("pgbouncer.ini").into_os_string()];
+        let keeper = ProgramKeeper::new(&folder, Path::new(PROGRAM), arguments);
+        keeper.start();
         let pooler = Self { folder, port, lines: first, keeper };
         let begin = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
@@ -73,7 +62,7 @@ impl Pooler {
     /// Has it read other lines.
     pub fn configure(&mut self, lines: &[&str]) {
         write(&self.folder, &self.lines, lines);
-        writeln!(self.keeper.stdin.as_mut().expect("piped"), "HUP").expect("the keeper listens");
+        self.keeper.reload();
     }
 
     /// The database behind it, as a URL.
@@ -90,11 +79,4 @@ impl Pooler {
 fn write(folder: &Path, first: &[String], lines: &[&str]) {
     let all: Vec<&str> = first.iter().map(String::as_str).chain(lines.iter().copied()).collect();
     fs::write(folder.join("pgbouncer.ini"), all.join("\n") + "\n").expect("written");
-}
-
-impl Drop for Pooler {
-    fn drop(&mut self) {
-        drop(self.keeper.stdin.take());
-        let _ = self.keeper.wait();
-    }
 }

@@ -26,6 +26,7 @@ pid=
 while read -r word; do
   case "$word" in
     start) "$@" >> "$folder/log" 2>&1 < /dev/null & pid=$! ;;
+    HUP) kill -s HUP "$pid" ;;
     *) kill -s "$word" "$pid"; wait "$pid" 2> /dev/null; pid= ;;
   esac
   echo "$word"
@@ -127,6 +128,11 @@ impl ProgramKeeper {
 
     pub(crate) fn start(&self) {
         self.order("start");
+    }
+
+    /// Has the program read its configuration anew.
+    pub(crate) fn reload(&self) {
+        self.order("HUP");
     }
 
     /// Sends a signal, named without `SIG`, and waits until the program has ended.

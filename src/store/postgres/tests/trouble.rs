@@ -251,3 +251,21 @@ async fn a_disk_that_was_full_is_tried_again_where_nobody_writes() {
     until("it is tried again", || store.health() == PostgresHealth::Good).await;
     store.close().await;
 }
+
+/// A host that accepts connections and says nothing, as where the disk stands still, keeps nobody from the one that was put in its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_says_nothing_is_passed_over() {
+    let Some(server) = shared() else { return };
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hosts = format!("{},127.0.0.1:{}", silent.local_addr().unwrap(), server.port());
+    let settings = PostgresSettings {
+        url: DatabaseUrl::Here(format!("postgres://postgres@{hosts}/postgres?sslmode=disable")),
+        write_max: Duration::from_secs(1),
+        ..settings(server, &new_schema())
+    };
+    let store = open_with(settings).await.unwrap();
+    let one = task("a", 1);
+    store.insert(&one).await.unwrap();
+    assert!(store.load(&one.key, START).await.unwrap().is_some());
+    store.close().await;
+}

@@ -41,7 +41,7 @@ pub enum PostgresOpenError {
          there, or say what the store may promise instead"
     )]
     NoStandby,
-    /// Sessions are lent out by the transaction. See [`super::pooling`].
+    /// Sessions are lent out by the transaction.
     #[error(
         "a pooler between the gateway and the database lends out sessions by the transaction; have it pool by the session \
          (pgbouncer: pool_mode = session), or connect to the database directly"

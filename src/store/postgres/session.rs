@@ -60,8 +60,9 @@ const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
 const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'), \
     current_setting('taskgate.session', true)";
 
-/// Codes of statements that are missing, or there already, without this connection's doing.
-const FOREIGN_STATEMENTS: [&str; 2] = ["26000", "42P05"];
+/// What only something between says: of statements that are missing, or there already, without this connection's doing; and that
+/// a transaction must not be begun.
+const OF_POOLERS: [&str; 3] = ["26000", "42P05", "08P01"];
 
 type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
@@ -261,8 +262,8 @@ fn mark(server: &str) -> ServerMark {
 
 /// What an error says of a connection that was just made.
 pub(super) fn arrival_error(error: &tokio_postgres::Error) -> PostgresOpenError {
-    let is_foreign = error.code().is_some_and(|code| FOREIGN_STATEMENTS.contains(&code.code()));
-    if is_foreign { PostgresOpenError::Pooled } else { away(error) }
+    let is_of_pooler = error.code().is_some_and(|code| OF_POOLERS.contains(&code.code()));
+    if is_of_pooler { PostgresOpenError::Pooled } else { away(error) }
 }
 
 fn away(error: &tokio_postgres::Error) -> PostgresOpenError {

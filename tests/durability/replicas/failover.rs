@@ -147,6 +147,7 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
     assert!(refused.iter().all(|refused| *refused > 0), "polls of tasks that run are refused: {refused:?}");
     site.release_calls();
     until("all are settled", async || site.tables.are_all_settled()).await;
+    site.crowd.look_again().await;
     cluster.start_again(leader);
     let next = cluster.agrees().await;
     assert_ne!(next, leader, "another one leads");
@@ -161,8 +162,8 @@ async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_runnin
     let Some(cluster) = PatroniCluster::start().await else { return };
     let kills = std::env::var("REPLICA_FAILOVERS").map(|kills| kills.parse().expect("REPLICA_FAILOVERS is a number"));
     let (kills, tasks) = kills.map_or((1, TASKS.0), |kills| (kills, TASKS.1));
-    let site =
-        Site::of(2, "failover", &cluster, Terms { lease: "8s", durability: "replicated", ..Terms::default() }).await;
+    let terms = Terms { lease: "8s", durability: "replicated", settle_max: 2 * FAILOVER_MAX, ..Terms::default() };
+    let site = Site::of(2, "failover", &cluster, terms).await;
     let mut times = Vec::new();
     for round in 0..kills {
         times.push(fail_over(&site, &cluster, round, tasks).await);

@@ -425,17 +425,18 @@ impl<'a> Replay<'a> {
 
     /// L7.
     fn owners_are_alone(&mut self) {
-        let mut owners = BTreeMap::new();
+        let mut nonces: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         let mut found = Vec::new();
         for Entry { fact, .. } in self.entries {
             if let Fact::Sends { nonce, owner, .. } = fact {
-                owners.insert(nonce.as_str(), owner.as_str());
+                nonces.entry(owner).or_default().insert(nonce);
             }
         }
         for Entry { at, fact } in self.entries {
             let Fact::Read { owner, text } = fact else { continue };
-            let foreign = owners.iter().find(|(nonce, of)| **of != owner && text.contains(**nonce));
-            if let Some((nonce, of)) = foreign {
+            let others = nonces.iter().filter(|(of, _)| **of != owner);
+            let foreign = others.flat_map(|(of, nonces)| nonces.iter().map(move |nonce| (nonce, of)));
+            if let Some((nonce, of)) = foreign.into_iter().find(|(nonce, _)| text.contains(**nonce)) {
                 found.push(format!("{owner} read {nonce} of {of} at {at:?}"));
             }
         }

@@ -20,7 +20,6 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use toml::de::DeTable;
 
@@ -35,10 +34,10 @@ pub use server_header::server_headers;
 use crate::engine::ServiceSettings;
 use crate::face::client_login::ResourceName;
 use crate::face::combined::CombinedSettings;
-use crate::replica::{Durability, LeaseTerms};
+use crate::replica::LeaseTerms;
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
-use crate::store::{DatabaseUrl, StoreLimits};
+use crate::store::{DatabaseAccess, StoreLimits};
 use crate::task::{PrincipalAccessTable, PrincipalLimitTable, ToolNames};
 use crate::tls::IdentityFiles;
 use crate::upstream::http::HttpUpstreamSettings;
@@ -95,22 +94,11 @@ pub enum StoreSettings {
     Postgres(Box<DatabaseSettings>),
 }
 
-/// Where the database is that several gateways share, what it promises, and what this one is to the others.
+/// The database that several gateways share, and what this one is to the others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseSettings {
     pub limits: StoreLimits,
-    pub url: DatabaseUrl,
-    pub password_file: Option<PathBuf>,
-    /// Whom its server's certificate is from, instead of the system's roots.
-    pub ca: Option<PathBuf>,
-    pub schema: String,
-    pub durability: Durability,
-    /// How long a write may take until it is unsure.
-    pub write_max: Duration,
-    /// How old the proof may be that what was read is durable.
-    pub read_trust: Duration,
-    /// The store that may be one that lost what it promised, by its generation.
-    pub accept_loss: Option<u128>,
+    pub access: DatabaseAccess,
     pub replica: ReplicaSettings,
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use support::postgres::PostgresServer;
-use taskgate::store::DatabaseUrl;
 use taskgate::store::postgres::{Durability, PostgresSettings, ReplicaDescription};
+use taskgate::store::{DatabaseAccess, DatabaseUrl};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
@@ -74,18 +74,20 @@ impl Database {
     /// What the store itself is opened with.
     pub(crate) fn settings(&self, schema: &str) -> PostgresSettings {
         PostgresSettings {
-            url: DatabaseUrl::Here(self.primary.url()),
-            password_file: None,
-            ca: None,
-            schema: schema.to_owned(),
-            durability: self.durability(),
-            write_max: Duration::from_secs(5),
-            read_trust: Duration::from_secs(1),
+            access: DatabaseAccess {
+                url: DatabaseUrl::Here(self.primary.url()),
+                password_file: None,
+                ca: None,
+                schema: schema.to_owned(),
+                durability: self.durability(),
+                write_max: Duration::from_secs(5),
+                read_trust: Duration::from_secs(1),
+                accept_loss: None,
+            },
             terms: Default::default(),
             stored_bytes_max: usize::MAX,
             replica: ReplicaDescription { name: schema.to_owned(), ..ReplicaDescription::default() },
             prior: None,
-            accept_loss: None,
         }
     }
 

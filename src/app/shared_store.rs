@@ -12,7 +12,7 @@ use super::replica_file::{ReplicaFile, ReplicaFileError};
 use crate::cause::CauseChain;
 use crate::config::{Config, DatabaseSettings, is_replica_name};
 use crate::face::sealed::KeyPrint;
-use crate::replica::{Incarnation, OwnStanding, StoreGeneration};
+use crate::replica::{Incarnation, OwnStanding};
 use crate::server::admin::{Readiness, ReasonWeight};
 use crate::store::postgres::{
     PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, ReplicaDescription, StoredReplica,
@@ -167,18 +167,11 @@ impl SharedStoreOpening {
 /// What a database is opened with by a life that none came before.
 pub(super) fn settings(database: &DatabaseSettings, replica: ReplicaDescription) -> PostgresSettings {
     PostgresSettings {
-        url: database.url.clone(),
-        password_file: database.password_file.clone(),
-        ca: database.ca.clone(),
-        schema: database.schema.clone(),
-        durability: database.durability,
-        write_max: database.write_max,
-        read_trust: database.read_trust,
+        access: database.access.clone(),
         terms: database.replica.terms,
         stored_bytes_max: database.limits.stored_bytes_max,
         replica,
         prior: None,
-        accept_loss: database.accept_loss.map(StoreGeneration),
     }
 }
 

@@ -63,7 +63,8 @@ use self::row_validation::is_there;
 use self::server_words::in_words;
 use self::session::DatabaseConnector;
 pub use self::settings::{
-    DatabaseUrl, Durability, PostgresSettings, PriorLife, ReplicaDescription, check_database_url, is_schema_name,
+    DatabaseAccess, DatabaseUrl, Durability, PostgresSettings, PriorLife, ReplicaDescription, check_database_url,
+    is_schema_name,
 };
 use self::shared_clock::{SharedClock, boot_time};
 use self::state::StoreState;
@@ -120,18 +121,18 @@ impl PostgresStore {
     /// See [`PostgresOpenError`]. Nothing is changed then, apart from a schema that was made, a life before that was declared
     /// dead, and a line that says that this life began, which others find silent.
     pub async fn open(settings: PostgresSettings) -> Result<Arc<Self>, PostgresOpenError> {
-        if !is_schema_name(&settings.schema) {
-            return Err(PostgresOpenError::SchemaName { schema: settings.schema });
+        if !is_schema_name(&settings.access.schema) {
+            return Err(PostgresOpenError::SchemaName { schema: settings.access.schema });
         }
         let settings = Arc::new(settings);
         let tracker = TaskTracker::new();
         let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
-        let within = settings.write_max * 2 + settings.terms.lease();
+        let within = settings.access.write_max * 2 + settings.terms.lease();
         let begun = tokio::time::timeout(within, begin(&connector, &settings)).await;
         let begun = begun.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))?;
         let Beginning { membership, generation, clock, state, view } = begun;
         let (state, clock) = (Arc::new(state), Arc::new(clock));
-        tracing::info!(life = %state.holder, schema = settings.schema, "the database is open");
+        tracing::info!(life = %state.holder, schema = settings.access.schema, "the database is open");
         let link = WriterLink::open(&connector, &state).await?;
         let end = CancellationToken::new();
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
@@ -245,7 +246,7 @@ impl PostgresStore {
             let made = transact(&session, &[declaration(&statement, &values)]).await;
             is_declared(made).map_err(|failure| failure.to_string())
         };
-        let declared = tokio::time::timeout(self.state.settings.write_max * 2, declare).await;
+        let declared = tokio::time::timeout(self.state.settings.access.write_max * 2, declare).await;
         let declared = declared.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
         let is_done = declared.map_err(|why: String| StoreError::Io(io::Error::other(why)))?;
         if is_done {
@@ -266,7 +267,7 @@ impl PostgresStore {
         }
         // Readers and beats end at once; the drivers of connections with them.
         let ended = async { tokio::join!(self.lists.close(), self.tracker.wait()) };
-        let _ = tokio::time::timeout(self.state.settings.write_max, ended).await;
+        let _ = tokio::time::timeout(self.state.settings.access.write_max, ended).await;
         if let Err(error) = self.declare_dead(self.state.holder, None).await {
             tracing::warn!(error = %CauseChain(&error), "the others were not told that this gateway ends");
         }

@@ -7,8 +7,8 @@ use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::{RawConfig, RawDatabase, RawLimits, RawReplica, RawStore, StoreKind};
 use super::super::{DatabaseSettings, ReplicaSettings, StoreSettings};
 use super::{GIB, MIB, count_or, first_place, identity, is_loopback, value_or, words};
-use crate::replica::{Durability, LeaseTerms};
-use crate::store::{DatabaseUrl, StoreLimits, check_database_url};
+use crate::replica::{Durability, LeaseTerms, StoreGeneration};
+use crate::store::{DatabaseAccess, DatabaseUrl, StoreLimits, check_database_url};
 use crate::task::PrincipalLimits;
 
 /// What the schema is called that gateways share.
@@ -67,14 +67,16 @@ fn resolve_database(
     }
     DatabaseSettings {
         limits,
-        url: resolve_url(raw, &place, report),
-        password_file: raw.password_file.as_ref().map(|file| file.value.clone()),
-        ca: raw.ca.as_ref().map(|file| file.value.clone()),
-        schema: value_or(raw.schema.as_ref(), SCHEMA.to_owned()),
-        durability: durability.unwrap_or(Durability::Single),
-        write_max,
-        read_trust: value_or(raw.read_trust.as_ref(), READ_TRUST),
-        accept_loss: raw.accept_loss.as_ref().map(|written| written.value),
+        access: DatabaseAccess {
+            url: resolve_url(raw, &place, report),
+            password_file: raw.password_file.as_ref().map(|file| file.value.clone()),
+            ca: raw.ca.as_ref().map(|file| file.value.clone()),
+            schema: value_or(raw.schema.as_ref(), SCHEMA.to_owned()),
+            durability: durability.unwrap_or(Durability::Single),
+            write_max,
+            read_trust: value_or(raw.read_trust.as_ref(), READ_TRUST),
+            accept_loss: raw.accept_loss.as_ref().map(|written| StoreGeneration(written.value)),
+        },
         replica: resolve_replica(replica, report),
     }
 }

@@ -127,7 +127,7 @@ impl ReplicaControl {
         let session = self.connector.connect("control", Some(sender)).await;
         let session = session.map_err(|error: PostgresOpenError| error.health())?;
         let client = &session.client;
-        let channel = hints::channel(&self.state.settings.schema);
+        let channel = hints::channel(&self.state.settings.access.schema);
         client.batch_execute(&format!("LISTEN {channel}")).await.map_err(away)?;
         let beat = client.prepare(BEAT).await.map_err(away)?;
         let look = client.prepare(LOOK).await.map_err(away)?;
@@ -151,7 +151,7 @@ impl ReplicaControl {
 
     /// Beats and looks as long as that goes well, and this life goes on; never `Ok`.
     async fn beats(&mut self, link: &mut ControlLink, failures: &mut u32) -> Result<(), PostgresHealth> {
-        let within = self.state.settings.write_max;
+        let within = self.state.settings.access.write_max;
         let slow = |_| PostgresHealth::slow();
         let mut beats = tokio::time::interval(self.state.settings.terms.beat_every());
         let mut looks = tokio::time::interval(LOOK_EVERY);
@@ -189,7 +189,7 @@ impl ReplicaControl {
 
     /// Sends what everybody who listens hears, so that it shows whether hints come. It is a commit, so a beat goes first.
     async fn hint_at_itself(&self, link: &mut ControlLink) -> Result<(), PostgresHealth> {
-        let (channel, text) = (hints::channel(&self.state.settings.schema), hints::keyless(self.state.holder));
+        let (channel, text) = (hints::channel(&self.state.settings.access.schema), hints::keyless(self.state.holder));
         link.session.client.batch_execute(&format!("NOTIFY {channel}, '{text}'")).await.map_err(away)?;
         link.hinted = Some(Instant::now());
         Ok(())

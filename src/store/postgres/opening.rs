@@ -63,7 +63,7 @@ pub(super) async fn begin(
 ) -> Result<Beginning, PostgresOpenError> {
     let session = connector.connect("opening", None).await?;
     pooling::judge(connector, &session).await?;
-    schema::judge_server(&session, settings.durability).await?;
+    schema::judge_server(&session, settings.access.durability).await?;
     schema::prepare(&session, settings).await?;
     // What a server shows that was just connected to may be taken back.
     let barrier = session.client.prepare(BARRIER).await.map_err(away)?;
@@ -97,7 +97,7 @@ async fn check_identity(session: &Session, settings: &PostgresSettings) -> Resul
         generation_of(&text).ok_or_else(|| PostgresOpenError::Refused("it has no generation".to_owned()))?;
     let is_known = |prior: &PriorLife| prior.generation == generation && prior.holder <= newest;
     let is_lost = settings.prior.is_some_and(|prior| !is_known(&prior));
-    if is_lost && settings.accept_loss != Some(generation) {
+    if is_lost && settings.access.accept_loss != Some(generation) {
         return Err(PostgresOpenError::Lost { generation: generation_text(generation) });
     }
     Ok(generation)

@@ -182,7 +182,7 @@ impl ReaderLane {
             }
             Ok::<T, PostgresHealth>(found)
         };
-        let done = tokio::time::timeout(self.state.settings.write_max, reading).await;
+        let done = tokio::time::timeout(self.state.settings.access.write_max, reading).await;
         let trouble = match done {
             Ok(Ok(found)) => return Ok(found),
             Ok(Err(trouble)) => {
@@ -222,7 +222,8 @@ impl ReaderLane {
 
     async fn connect(&self) -> Result<ReaderLink, PostgresHealth> {
         let session = self.connector.connect(&self.duty, None).await.map_err(|error| error.health())?;
-        let preparing = tokio::time::timeout(self.state.settings.write_max, session.client.prepare(BARRIER)).await;
+        let preparing =
+            tokio::time::timeout(self.state.settings.access.write_max, session.client.prepare(BARRIER)).await;
         let barrier = preparing.map_err(|_| PostgresHealth::slow())?.map_err(|error| PostgresHealth::of(&error))?;
         Ok(ReaderLink { session, statements: HashMap::new(), barrier })
     }

@@ -102,7 +102,7 @@ pub(super) async fn prepare(session: &Session, settings: &PostgresSettings) -> R
     if state(session, settings).await? == SchemaState::Whole {
         return Ok(());
     }
-    let schema = &settings.schema;
+    let schema = &settings.access.schema;
     let make = async {
         let client = &session.client;
         client.batch_execute("BEGIN").await?;
@@ -126,7 +126,7 @@ pub(super) async fn prepare(session: &Session, settings: &PostgresSettings) -> R
 }
 
 async fn state(session: &Session, settings: &PostgresSettings) -> Result<SchemaState, PostgresOpenError> {
-    let schema = &settings.schema;
+    let schema = &settings.access.schema;
     let sql = "SELECT to_regclass($1) IS NOT NULL, EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                WHERE n.nspname = $2 AND c.relname LIKE 'tg\\_%'), EXISTS (SELECT FROM pg_attribute \
                WHERE attrelid = to_regclass($3) AND attname = 'upstream' AND NOT attisdropped)";

@@ -118,7 +118,7 @@ pub(super) struct DatabaseConnector {
 impl DatabaseConnector {
     pub(super) fn new(settings: Arc<PostgresSettings>, tracker: TaskTracker) -> Self {
         let token = u32::from_be_bytes(crate::random::bytes());
-        let trust = Arc::new(Mutex::new(ReadTrust::new(settings.read_trust, boot_time())));
+        let trust = Arc::new(Mutex::new(ReadTrust::new(settings.access.read_trust, boot_time())));
         Self { settings, tracker, trust, token: format!("{token:08x}") }
     }
 
@@ -130,18 +130,18 @@ impl DatabaseConnector {
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let settings = &self.settings;
         let (client, connection) = self.reach(duty).await?;
-        let session = timeout(settings.write_max, self.arrive(client, connection, listener));
+        let session = timeout(settings.access.write_max, self.arrive(client, connection, listener));
         session.await.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))
     }
 
     pub(super) fn write_max(&self) -> Duration {
-        self.settings.write_max
+        self.settings.access.write_max
     }
 
     /// The first host that can be written to. Each address has as long as a write: one that accepts connections and says nothing,
     /// as where the disk stands still, is passed over, and the others are asked.
     async fn reach(&self, duty: &str) -> Result<(Client, TlsConnection), PostgresOpenError> {
-        let (config, tls, within) = (self.config()?, self.tls()?, self.settings.write_max);
+        let (config, tls, within) = (self.config()?, self.tls()?, self.settings.access.write_max);
         let silent = || PostgresOpenError::Away(PostgresHealth::silent());
         let mut last = silent();
         for mut host in each_host(&config) {
@@ -173,7 +173,7 @@ impl DatabaseConnector {
         connection: TlsConnection,
         listener: Option<Listener>,
     ) -> Result<Session, PostgresOpenError> {
-        let schema = &self.settings.schema;
+        let schema = &self.settings.access.schema;
         let notices = SessionNotices::default();
         let driver = SessionDriver(self.tracker.spawn(drive(connection, notices.clone(), listener)).abort_handle());
         let name = format!("{:032x}", u128::from_be_bytes(crate::random::bytes()));
@@ -199,14 +199,14 @@ impl DatabaseConnector {
             let read = secret_file::read(path, what, SECRET_BYTES_MAX);
             read.map_err(|source| PostgresOpenError::Secret { path: path.to_owned(), source })
         };
-        let mut config = match &settings.url {
+        let mut config = match &settings.access.url {
             DatabaseUrl::Here(url) => read_url(url)?,
             DatabaseUrl::File(path) => {
                 let text = secret(path, "the database's url")?;
                 read_url(std::str::from_utf8(&text).map_err(|_| PostgresOpenError::Url)?)?
             }
         };
-        if let Some(path) = &settings.password_file {
+        if let Some(path) = &settings.access.password_file {
             let password = secret(path, "the database's password")?;
             config.password(password.trim_ascii_end());
         }
@@ -217,7 +217,7 @@ impl DatabaseConnector {
         let wrong = |error: rustls::Error| PostgresOpenError::Tls(tls::in_words(&error));
         let builder = ClientConfig::builder_with_provider(tls::provider());
         let builder = builder.with_safe_default_protocol_versions().map_err(wrong)?;
-        let builder = match &self.settings.ca {
+        let builder = match &self.settings.access.ca {
             Some(path) => builder.with_root_certificates(tls::read_roots(path)?),
             None => {
                 let verifier = Verifier::new(tls::provider()).map_err(wrong)?;

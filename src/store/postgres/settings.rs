@@ -54,9 +54,9 @@ pub struct PriorLife {
     pub holder: Incarnation,
 }
 
-/// What [`super::PostgresStore::open`] is given, resolved.
+/// Where the database is that gateways share, what it promises, and what is expected of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PostgresSettings {
+pub struct DatabaseAccess {
     pub url: DatabaseUrl,
     /// Read again at each connect. Counts more than a password in the URL.
     pub password_file: Option<PathBuf>,
@@ -69,14 +69,20 @@ pub struct PostgresSettings {
     pub write_max: Duration,
     /// How old the proof may be that what a server shows is durable, when a read is answered.
     pub read_trust: Duration,
+    /// The store that may be one that lost what it promised.
+    pub accept_loss: Option<StoreGeneration>,
+}
+
+/// What [`super::PostgresStore::open`] is given, resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PostgresSettings {
+    pub access: DatabaseAccess,
     /// How long gateways wait for each other.
     pub terms: LeaseTerms,
     pub stored_bytes_max: usize,
     pub replica: ReplicaDescription,
     /// A life of this gateway that has certainly ended.
     pub prior: Option<PriorLife>,
-    /// The store that may be one that lost what it promised.
-    pub accept_loss: Option<StoreGeneration>,
 }
 
 /// Longer names, with what is put in front and behind, are no names for PostgreSQL.

@@ -29,19 +29,27 @@ fn new_schema() -> String {
 
 fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
     PostgresSettings {
-        url: DatabaseUrl::Here(server.url()),
-        password_file: None,
-        ca: None,
-        schema: schema.to_owned(),
-        durability: Durability::Single,
-        write_max: Duration::from_secs(5),
-        read_trust: Duration::from_secs(1),
+        access: DatabaseAccess {
+            url: DatabaseUrl::Here(server.url()),
+            password_file: None,
+            ca: None,
+            schema: schema.to_owned(),
+            durability: Durability::Single,
+            write_max: Duration::from_secs(5),
+            read_trust: Duration::from_secs(1),
+            accept_loss: None,
+        },
         terms: LeaseTerms::new(Duration::from_secs(4), Duration::from_secs(300)).unwrap(),
         stored_bytes_max: 64 << 20,
         replica: ReplicaDescription { name: schema.to_owned(), ..ReplicaDescription::default() },
         prior: None,
-        accept_loss: None,
     }
+}
+
+/// The same, with something else of the database's.
+fn with(mut settings: PostgresSettings, change: impl FnOnce(&mut DatabaseAccess)) -> PostgresSettings {
+    change(&mut settings.access);
+    settings
 }
 
 async fn open_with(settings: PostgresSettings) -> Result<Arc<PostgresStore>, PostgresOpenError> {

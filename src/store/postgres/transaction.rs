@@ -133,7 +133,7 @@ pub(super) async fn transact(
     let (place, sent) = (session.notices.place(), boot_time());
     // The time-out is the gateway's own (rule 1): whoever sees the failure drops the connection.
     let is_answered = AtomicBool::new(false);
-    let ended = tokio::time::timeout(session.settings.write_max, run(session, statements, &is_answered)).await;
+    let ended = tokio::time::timeout(session.settings.access.write_max, run(session, statements, &is_answered)).await;
     let timed_out = |_| TransactionEnd::TimedOut { is_answered: is_answered.load(Ordering::Relaxed) };
     let made = judge(session, ended.unwrap_or_else(timed_out), place);
     let mut trust = session.trust.lock();
@@ -177,7 +177,7 @@ async fn run(
 fn judge(session: &Session, ended: TransactionEnd, begun: NoticePlace) -> Result<Vec<Vec<Row>>, CommitFailure> {
     let (is_commit_sent, notices) = (true, session.notices.since(begun));
     let notices: Vec<_> = notices.iter().map(ReceivedNotice::as_sql).collect();
-    let fate = |end| fate(session.settings.durability, end);
+    let fate = |end| fate(session.settings.access.durability, end);
     let (fate, rows, error) = match ended {
         TransactionEnd::Acknowledged { rows, promise } => {
             let text = |at| promise.try_get::<_, String>(at).unwrap_or_default();

@@ -303,10 +303,10 @@ impl WriterLink {
         let settings = &state.settings;
         let session = connector.connect("writer", None).await?;
         let opening = async {
-            schema::judge_server(&session, settings.durability).await?;
+            schema::judge_server(&session, settings.access.durability).await?;
             Self::begin(&session, state).await
         };
-        let opened = tokio::time::timeout(settings.write_max * 2, opening).await;
+        let opened = tokio::time::timeout(settings.access.write_max * 2, opening).await;
         let opened = opened.unwrap_or_else(|_| Err(PostgresOpenError::behind("a commit is not acknowledged")));
         let (statements, epoch) = opened?;
         Ok(Self { session, statements, epoch })
@@ -348,7 +348,7 @@ impl WriterLink {
             return;
         }
         let texts: Vec<String> = changed.iter().map(|key| hints::text(state.holder, key)).collect();
-        let channel = hints::channel(&state.settings.schema);
+        let channel = hints::channel(&state.settings.access.schema);
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&channel, &texts];
         let sent = self.session.client.execute(&self.statements.hint, &values);
         // It is on its way once it was polled, in front of the next batch; the answer is of no interest.

@@ -15,7 +15,7 @@ async fn refusal(settings: PostgresSettings) -> String {
 }
 
 fn at(server: &PostgresServer, url: String) -> PostgresSettings {
-    PostgresSettings { url: DatabaseUrl::Here(url), ..settings(server, &new_schema()) }
+    with(settings(server, &new_schema()), |access| access.url = DatabaseUrl::Here(url))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,7 +40,7 @@ async fn a_server_that_may_lose_what_it_acknowledges_is_refused() {
             }
         }
     }
-    let replicated = PostgresSettings { durability: Durability::Replicated, ..settings(&server, &new_schema()) };
+    let replicated = with(settings(&server, &new_schema()), |access| access.durability = Durability::Replicated);
     let refused = refusal(replicated).await;
     assert!(refused.contains("synchronous_standby_names"), "{refused}");
 }
@@ -77,7 +77,7 @@ async fn a_url_file_is_read_again_at_each_connect() {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     };
     let name = new_schema();
-    let settings = PostgresSettings { url: DatabaseUrl::File(path.clone()), ..settings(server, &name) };
+    let settings = with(settings(server, &name), |access| access.url = DatabaseUrl::File(path.clone()));
     let missing = refusal(settings.clone()).await;
     assert!(missing.contains("url"), "{missing}");
     for wrong in ["mysql://t:secret@db/t", "", "postgres://t:secret@db1/t?sslmode=disable", "postgres:///t"] {
@@ -141,21 +141,21 @@ async fn tls_is_held_to_the_authority_that_is_named() {
     let ca = |name: &str, authority: &Authority| write(folder.path(), name, "CERTIFICATE", authority.certificate());
     let (own, other) = (ca("own.pem", &own), ca("other.pem", &other));
     let url = format!("postgres://postgres@localhost:{}/postgres", server.port());
-    let with = |ca: Option<&std::path::PathBuf>| PostgresSettings { ca: ca.cloned(), ..at(&server, url.clone()) };
-    let store = open_with(with(Some(&own))).await.unwrap();
+    let trusting = |ca: Option<&std::path::PathBuf>| with(at(&server, url.clone()), |access| access.ca = ca.cloned());
+    let store = open_with(trusting(Some(&own))).await.unwrap();
     store.insert(&task("a", 1)).await.unwrap();
     let plain = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE NOT ssl AND application_name LIKE 'taskgate %'";
     assert_eq!(server.psql(plain), "0");
     store.close().await;
     for (what, ca) in [("another authority", Some(&other)), ("the system's authorities", None)] {
-        let refused = refusal(with(ca)).await;
+        let refused = refusal(trusting(ca)).await;
         assert!(refused.contains("certificate"), "{what}: {refused}");
     }
-    let missing = refusal(with(Some(&folder.path().join("missing.pem")))).await;
+    let missing = refusal(trusting(Some(&folder.path().join("missing.pem")))).await;
     assert!(missing.contains("missing.pem"), "{missing}");
     // A name that the certificate does not have.
     let elsewhere = format!("postgres://postgres@127.0.0.1:{}/postgres", server.port());
-    let refused = refusal(PostgresSettings { ca: Some(own), ..at(&server, elsewhere) }).await;
+    let refused = refusal(with(at(&server, elsewhere), |access| access.ca = Some(own))).await;
     assert!(refused.contains("certificate"), "{refused}");
 }
 

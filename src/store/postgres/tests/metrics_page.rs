@@ -31,7 +31,7 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     TaskTracker::new().spawn(connection);
     other.batch_execute("BEGIN; SELECT 1").await.unwrap();
     let schema = new_schema();
-    let quick = PostgresSettings { write_max: Duration::from_secs(1), ..settings(server, &schema) };
+    let quick = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(1));
     let mut beside = quick.clone();
     beside.replica.name.push('+');
     let (old, store) = (open_with(quick).await.unwrap(), open_with(beside).await.unwrap());

@@ -50,7 +50,7 @@ async fn settled_counts(server: &PostgresServer, schema: &str, store: &PostgresS
 async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
-    let patient = PostgresSettings { write_max: Duration::from_secs(30), ..settings(server, &schema) };
+    let patient = with(settings(server, &schema), |access| access.write_max = Duration::from_secs(30));
     let store = open_with(patient).await.unwrap();
     server.psql(&format!("ALTER TABLE {schema}.tg_task SET (autovacuum_enabled = false)"));
     let first = task("a", 2 * BATCH);

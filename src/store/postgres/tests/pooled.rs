@@ -10,7 +10,7 @@ use super::*;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn through(server: &PostgresServer, url: String) -> PostgresSettings {
-    PostgresSettings { url: DatabaseUrl::Here(url), ..settings(server, &new_schema()) }
+    with(settings(server, &new_schema()), |access| access.url = DatabaseUrl::Here(url))
 }
 
 async fn beside(store: &PostgresStore) -> Arc<PostgresStore> {

@@ -27,7 +27,8 @@ impl Waiting {
         let server = PostgresServer::start(&[])?;
         let schema = new_schema();
         let PostgresTimes { write_max, read_trust } = times;
-        let settings = PostgresSettings { write_max, read_trust, ..settings(&server, &schema) };
+        let settings =
+            with(settings(&server, &schema), |access| (access.write_max, access.read_trust) = (write_max, read_trust));
         let store = open_with(settings).await.unwrap();
         store.insert(&task("a", 1)).await.unwrap();
         assert!(store.load(&task("a", 1).key, START).await.unwrap().is_some());
@@ -182,7 +183,7 @@ async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
     let Some(server) = PostgresServer::start(&[]) else { return };
-    let settings = PostgresSettings { durability: Durability::Replicated, ..settings(&server, &new_schema()) };
+    let settings = with(settings(&server, &new_schema()), |access| access.durability = Durability::Replicated);
     let refused = open_with(settings.clone()).await;
     assert!(matches!(refused, Err(PostgresOpenError::NoStandby)), "{refused:?}");
     let standby = PostgresServer::standby_of(&server, "one");
@@ -219,14 +220,13 @@ async fn pair() -> Option<[PostgresServer; 2]> {
 async fn n4_what_an_old_primary_shows_is_believed_no_longer_than_reads_are_trusted() {
     for read_trust in [Duration::ZERO, Duration::from_secs(6)] {
         let Some([old, new]) = pair().await else { return };
-        let settings = PostgresSettings {
-            durability: Durability::Replicated,
-            write_max: Duration::from_secs(1),
-            // No beat gets in between.
-            terms: LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap(),
-            read_trust,
-            ..settings(&old, &new_schema())
-        };
+        let settings = with(settings(&old, &new_schema()), |access| {
+            access.durability = Durability::Replicated;
+            (access.write_max, access.read_trust) = (Duration::from_secs(1), read_trust);
+        });
+        // No beat gets in between.
+        let terms = LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap();
+        let settings = PostgresSettings { terms, ..settings };
         let store = open_with(settings).await.unwrap();
         let one = task("a", 1);
         store.insert(&one).await.unwrap();
@@ -265,13 +265,12 @@ async fn n4_a_barrier_on_the_new_primary_proves_nothing_of_the_old_one() {
     let Some([old, new]) = pair().await else { return };
     let hosts = [&new, &old].map(|server| format!("{}:{}", server.host().replace('/', "%2F"), server.port()));
     let url = format!("postgres://postgres@{}/postgres", hosts.join(","));
-    let settings = PostgresSettings {
-        url: DatabaseUrl::Here(url),
-        write_max: Duration::from_secs(1),
-        terms: LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap(),
-        read_trust: Duration::from_secs(60),
-        ..settings(&old, &new_schema())
-    };
+    let settings = with(settings(&old, &new_schema()), |access| {
+        access.url = DatabaseUrl::Here(url);
+        (access.write_max, access.read_trust) = (Duration::from_secs(1), Duration::from_secs(60));
+    });
+    let terms = LeaseTerms::new(Duration::from_secs(60), Duration::from_secs(300)).unwrap();
+    let settings = PostgresSettings { terms, ..settings };
     let store = open_with(settings).await.unwrap();
     let (one, two) = (task("a", 1), task("a", 2));
     store.insert(&one).await.unwrap();

@@ -28,11 +28,10 @@ impl RoleStore {
         server.let_in(&[&format!("local all {ROLE} scram-sha-256")]);
         let folder = tempfile::tempdir().unwrap();
         write_secret(&folder.path().join("password"), "first\n");
-        let settings = PostgresSettings {
-            url: DatabaseUrl::Here(server.url().replace("postgres@", &format!("{ROLE}@"))),
-            password_file: Some(folder.path().join("password")),
-            ..settings(&server, &new_schema())
-        };
+        let settings = with(settings(&server, &new_schema()), |access| {
+            access.url = DatabaseUrl::Here(server.url().replace("postgres@", &format!("{ROLE}@")));
+            access.password_file = Some(folder.path().join("password"));
+        });
         let store = open_with(settings).await.unwrap();
         store.insert(&task("a", 1)).await.unwrap();
         let begun = Self { server, folder, store };
@@ -147,7 +146,7 @@ async fn readers_that_nobody_lets_in_are_told_and_get_in_by_themselves() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_commits_wait_is_behind_until_they_do_not() {
     let Some(server) = PostgresServer::start(&[]) else { return };
-    let settings = PostgresSettings { write_max: Duration::from_secs(1), ..settings(&server, &new_schema()) };
+    let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
     let store = open_with(settings.clone()).await.unwrap();
     name_standbys(&server, "nobody").await;
     until("beats say so alone", || matches!(store.health(), PostgresHealth::Behind(_))).await;
@@ -258,11 +257,10 @@ async fn a_host_that_says_nothing_is_passed_over() {
     let Some(server) = shared() else { return };
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let hosts = format!("{},127.0.0.1:{}", silent.local_addr().unwrap(), server.port());
-    let settings = PostgresSettings {
-        url: DatabaseUrl::Here(format!("postgres://postgres@{hosts}/postgres?sslmode=disable")),
-        write_max: Duration::from_secs(1),
-        ..settings(server, &new_schema())
-    };
+    let settings = with(settings(server, &new_schema()), |access| {
+        access.url = DatabaseUrl::Here(format!("postgres://postgres@{hosts}/postgres?sslmode=disable"));
+        access.write_max = Duration::from_secs(1);
+    });
     let store = open_with(settings).await.unwrap();
     let one = task("a", 1);
     store.insert(&one).await.unwrap();

@@ -169,6 +169,8 @@ struct PrincipalRates {
 struct WatchedPrincipals {
     all: HashMap<Principal, PrincipalRates>,
     unchecked: usize,
+    /// Of all together whose credential nobody has checked, and for whom there is no room.
+    beyond: Option<Arc<RateCounts>>,
     /// When those who were idle were forgotten last.
     looked: Option<Duration>,
 }
@@ -193,8 +195,6 @@ pub struct Rates {
     clock: TokioClock,
     limits: SharedLimits,
     principals: Mutex<WatchedPrincipals>,
-    /// Of all together whose credential nobody has checked, and for whom there is no room.
-    beyond: Arc<RateCounts>,
     requests_refused: Counter,
     polls_refused: Counter,
     misses_refused: Counter,
@@ -213,7 +213,6 @@ impl Rates {
         let refused = |limit: &'static str| metrics::counter!(metric::RATE_LIMITED, "limit" => limit);
         let clock = TokioClock(Instant::now());
         Self {
-            beyond: Arc::new(RateCounts::new(&clock, RateLimits::new(PrincipalLimits::default(), NonZeroUsize::MIN))),
             clock,
             limits,
             principals: Mutex::default(),
@@ -285,7 +284,8 @@ impl Rates {
     fn counts(&self, principal: &Principal) -> Option<Arc<RateCounts>> {
         let now = self.clock.now();
         let mut principals = self.principals.lock();
-        let limits = RateLimits::new(self.limits.of(principal), self.limits.gateways());
+        let gateways = self.limits.gateways();
+        let limits = RateLimits::new(self.limits.of(principal), gateways);
         if let Some(watched) = principals.all.get_mut(principal) {
             watched.last = now;
             if watched.counts.limits != limits {
@@ -297,7 +297,12 @@ impl Rates {
             principals.forget_idle(now);
         }
         if !principals.has_room_for(principal) {
-            return principal.is_unchecked().then(|| Arc::clone(&self.beyond));
+            return principal.is_unchecked().then(|| {
+                let limits = RateLimits::new(PrincipalLimits::default(), gateways);
+                let counts = principals.beyond.take().filter(|counts| counts.limits == limits);
+                let counts = counts.unwrap_or_else(|| Arc::new(RateCounts::new(&self.clock, limits)));
+                Arc::clone(principals.beyond.insert(counts))
+            });
         }
         let counts = Arc::new(RateCounts::new(&self.clock, limits));
         principals.all.insert(principal.clone(), PrincipalRates { counts: Arc::clone(&counts), last: now });
@@ -458,7 +463,8 @@ mod tests {
     /// Whoever likes can send another credential with each request.
     #[tokio::test(start_paused = true)]
     async fn credentials_that_nobody_has_checked_leave_room_for_everybody_else() {
-        let rates = Rates::new(SharedLimits::default());
+        let limits = SharedLimits::default();
+        let rates = Rates::new(limits.clone());
         let nth = |n: usize| Principal::bearing(format!("Bearer {n}").as_bytes());
         for n in 0..2 * PRINCIPALS_MAX {
             let _ = rates.admit(&nth(n), 1);
@@ -474,8 +480,11 @@ mod tests {
             "those beyond have used up what they have together"
         );
         tokio::time::advance(Duration::from_secs(1)).await;
-        let beyond = (0..100).filter(|n| rates.admit(&nth(2 * PRINCIPALS_MAX + n), 1).is_ok()).count();
-        assert_eq!(beyond, 50, "and have the rate of one");
+        let beyond = || (0..100).filter(|n| rates.admit(&nth(2 * PRINCIPALS_MAX + n), 1).is_ok()).count();
+        assert_eq!(beyond(), 50, "and have the rate of one");
+        limits.divide_by(NonZeroUsize::new(3).unwrap());
+        assert_eq!(beyond(), 34, "of which this gateway has a part");
+        limits.divide_by(NonZeroUsize::MIN);
         tokio::time::advance(IDLE).await;
         assert_eq!(admitted(&rates, &nth(2 * PRINCIPALS_MAX), 300), 100, "idle ones make room");
     }

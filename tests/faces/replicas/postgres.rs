@@ -6,23 +6,25 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
+use serde_json::json;
 use support::postgres::{self, PostgresServer};
+use support::wire_client::{Flavour, WireClient};
 use taskgate::app::Gateway;
-use taskgate::config;
+use taskgate::config::{self, Config};
 use tempfile::TempDir;
+use tokio_util::task::TaskTracker;
 
 use super::client::{Client, KEY, call};
 use super::harness::{before, client_at};
-use super::upstream::{ScriptedServer, in_time};
+use super::upstream::{ScriptedServer, SeenRequest, answer, in_time};
 
 /// A look at the others each second, with time for a busy machine.
 const TAKEN_OVER_MAX: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(200);
 
-async fn start(database: &PostgresServer, name: &str, schema: &str, served: &str) -> (Gateway, TempDir) {
+fn configured(database: &PostgresServer, (name, schema): (&str, &str), folder: &TempDir, served: &str) -> Config {
     // Others are told where it is before it listens, so it needs a port of its own choice.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let folder = tempfile::tempdir().unwrap();
     let text = format!(
         "[store]\nkind = \"postgres\"\nurl = \"{}\"\nschema = \"{schema}\"\ndurability = \"single\"\npath = {:?}\n\
          [replica]\nname = \"{name}\"\naddress = \"127.0.0.1:{port}\"\nlease = \"4s\"\n\
@@ -30,10 +32,15 @@ async fn start(database: &PostgresServer, name: &str, schema: &str, served: &str
         database.url(),
         folder.path(),
     );
+    config::parse("test", &text, &|_| None).unwrap().config
+}
+
+async fn start(database: &PostgresServer, name: &str, schema: &str, served: &str) -> (Gateway, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("seal.key");
     fs::write(&key, KEY).unwrap();
     fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
-    let config = config::parse("test", &text, &|_| None).unwrap().config;
+    let config = configured(database, (name, schema), &folder, served);
     let metrics = PrometheusBuilder::new().build_recorder().handle();
     (in_time(Gateway::start(config, metrics)).await.unwrap(), folder)
 }
@@ -70,4 +77,65 @@ async fn gateways_on_one_database_find_each_others_sessions_and_take_over_those_
     tokio::time::timeout(TAKEN_OVER_MAX, taken_over).await.expect("the session goes on where it is asked for");
     assert_eq!(server.world.count("initialize"), 2, "at the server it is the same");
     two.drain(Some(Duration::ZERO)).await;
+}
+
+/// `[replica] divide`: of two places at a server each gateway has one, until the other gateway has gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_at_a_time_are_divided_among_gateways_that_live() {
+    let Some(database) = postgres::shared() else { return };
+    let server = ScriptedServer::slow(|seen, _| async move {
+        if seen.is_call() {
+            std::future::pending::<()>().await;
+        }
+        None
+    })
+    .await;
+    let served = format!("{}in_flight_max = 2\nqueue_max = 0\n", before(&server));
+    let (one, _folder) = start(database, "a", "divided", &served).await;
+    let (two, _other) = start(database, "b", "divided", &served).await;
+    let client = client_at(two.address()).opened("2025-11-25").await;
+    let calls = TaskTracker::new();
+    let hold = || {
+        let client = client.clone();
+        calls.spawn(async move { client.post(call(1)).await.json().await })
+    };
+    let held = hold();
+    server.world.first(SeenRequest::is_call).await;
+    let refused = in_time(hold()).await.unwrap();
+    assert_eq!(refused["error"]["data"]["reason"], "queue_full", "{refused}");
+    one.drain(Some(Duration::ZERO)).await;
+    let all_its_own = async {
+        loop {
+            let second = hold();
+            tokio::select! {
+                refused = second => assert_eq!(refused.unwrap()["error"]["data"]["reason"], "queue_full"),
+                _ = server.world.nth(1, SeenRequest::is_call) => return,
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    tokio::time::timeout(TAKEN_OVER_MAX, all_its_own).await.expect("it has both places");
+    drop((held, two));
+}
+
+/// F24: who takes over what others leave holds no upstream that a reload replaced.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_sessions_of_an_upstream_that_a_reload_replaced_are_closed() {
+    let Some(database) = postgres::shared() else { return };
+    let server = ScriptedServer::start(|seen| match seen.rpc() {
+        "tools/list" => Some(answer(seen, &json!({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]}))),
+        "tools/call" => Some(answer(seen, &json!({"content": [{"type": "text", "text": "done"}]}))),
+        _ => None,
+    })
+    .await;
+    let (mut gateway, folder) = start(database, "a", "replaced", &before(&server)).await;
+    // Its session at the server is the gateway's own.
+    let client = WireClient { path: "/mcp", ..WireClient::new(Flavour::Extension) };
+    let called = client.ask(gateway.address(), "tools/call", json!({"name": "t", "arguments": {}})).await;
+    assert_eq!(called.json()["result"]["content"][0]["text"], "done", "{called:?}");
+    let changed = configured(database, ("a", "replaced"), &folder, &format!("{}life_signs = false\n", before(&server)));
+    let changes = gateway.reload(changed).unwrap();
+    assert_eq!((changes.opened, changes.retired), (1, 1), "{changes:?}");
+    server.world.first(|seen| seen.method == "DELETE").await;
+    gateway.drain(Some(Duration::ZERO)).await;
 }

@@ -2,13 +2,13 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
+use support::sample_task::working;
 use taskgate::engine::Engine;
 use taskgate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, full_body};
 use taskgate::face::operators::Operators;
@@ -16,10 +16,7 @@ use taskgate::face::stdio;
 use taskgate::face::stream_client::StreamClient;
 use taskgate::shared_limits::SharedLimits;
 use taskgate::store::{MemoryStore, TaskStore as _};
-use taskgate::task::{
-    Attempt, CallOrigin, ClientKind, Clock as _, InputKey, ManualClock, Phase, Principal, Recovery, Summary, Task,
-    TaskId, TaskKey, TaskVisibility, TreePlace,
-};
+use taskgate::task::{Clock as _, ManualClock, Principal, Summary, TaskKey};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -33,26 +30,9 @@ const PLENTY: usize = 1 << 30;
 /// An engine that knows so many tasks of one owner, and the key of one of them.
 async fn engine(tasks: usize) -> (Arc<Engine>, TaskKey) {
     let (store, clock) = (Arc::new(MemoryStore::new(PLENTY)), Arc::new(ManualClock::default()));
-    let made = |number: usize| Task {
-        key: TaskKey {
-            owner: Principal::local(),
-            id: TaskId::from_bits((number as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)),
-        },
-        shown: TaskVisibility::Handle,
-        origin: CallOrigin { upstream: Arc::from("up"), tool: Arc::from("t"), maker: ClientKind::Session },
-        created_at: clock.now(),
-        updated_at: clock.now(),
-        ttl: Duration::from_secs(3_600),
-        keep_result_min: Duration::from_secs(60),
-        poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
-        phase: Phase::Working,
-        next_key: InputKey::default(),
-        status_message: None,
-        recovery: Recovery::default(),
-        idempotency: None,
-        chosen: None,
-        tree: TreePlace::default(),
+    let made = |number: usize| {
+        let id = (number as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        working(Principal::local(), id, clock.now())
     };
     for number in 0..tasks {
         store.insert(&made(number)).await.unwrap();

@@ -6,13 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use support::history::History;
 use support::scripted::in_time;
-use support::session_client::{BOTH, Client, HttpOptions, initialize};
 use support::subtask_server::{SubtaskServer, TOP};
 use support::talk::{RELATED, SessionMessages, SessionUser};
-use tokio_util::task::TaskTracker;
 
 use super::kill_cycles::keeper::Keeper;
 
@@ -28,33 +26,7 @@ async fn keeper(name: &str, tree: &SubtaskServer, environment: &[(&str, &str)]) 
 
 /// A client of 2025-11-25, in a session if it had one before.
 async fn user(keeper: &Keeper, before: Option<&SessionUser>) -> SessionUser {
-    const VERSION: &str = "2025-11-25";
-    let address = keeper.address();
-    let (over, connections) = (HttpOptions::default(), TaskTracker::new());
-    let mut client = Client { address, session: None, version: None, accept: BOTH, over, connections };
-    client.session = match before {
-        Some(before) => before.client.session.clone(),
-        None => {
-            let reply = client.post(initialize(VERSION, &json!({"elicitation": {}}))).await;
-            Some(reply.header("mcp-session-id").unwrap().to_owned())
-        }
-    };
-    client.version = Some(VERSION.to_owned());
-    SessionUser { client }
-}
-
-async fn children(person: &SessionUser, id: &Value, count: usize) -> Vec<Value> {
-    let polled = async {
-        loop {
-            let task = person.task(id).await;
-            let named = task["childTaskIds"].as_array().cloned().unwrap_or_default();
-            if named.len() >= count {
-                return named;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    in_time(polled).await
+    SessionUser::at(keeper.address(), ("2025-11-25", &json!({"elicitation": {}})), before).await
 }
 
 /// SUB-01, SUB-03, L1, L4, UPC-13.
@@ -67,8 +39,8 @@ async fn sub_03_a_killed_gateway_finds_a_servers_tree_and_goes_on_with_it() {
     tree.add(TOP, "done");
     tree.add(TOP, "a");
     tree.add("a", "leaf");
-    let all = children(&person, &top, 2).await;
-    let leaf = children(&person, &all[1], 1).await.remove(0);
+    let all = in_time(person.children(&top, 2)).await;
+    let leaf = in_time(person.children(&all[1], 1)).await.remove(0);
     tree.end("done", "completed", &json!({"content": [], "n": 1}));
     person.until(&all[0], "completed").await;
     tree.ask("leaf", 7);
@@ -77,9 +49,9 @@ async fn sub_03_a_killed_gateway_finds_a_servers_tree_and_goes_on_with_it() {
     tree.add(TOP, "new");
     keeper.start(&[]).await.unwrap();
     let person = user(&keeper, Some(&person)).await;
-    let again = children(&person, &top, 3).await;
+    let again = in_time(person.children(&top, 3)).await;
     assert_eq!(again[..2], all[..], "the same ids, and what came meanwhile behind them");
-    assert_eq!(children(&person, &all[1], 1).await, std::slice::from_ref(&leaf));
+    assert_eq!(in_time(person.children(&all[1], 1)).await, std::slice::from_ref(&leaf));
     assert_eq!(person.task(&all[0]).await["status"], "completed");
     assert_eq!(person.task(&again[2]).await["parentTaskId"], top);
     let mut waiting = SessionMessages::of(person.result(5, &leaf).await);
@@ -107,12 +79,12 @@ async fn f69_subtasks_that_nobody_names_yet_are_taken_up_by_their_parent() {
     let person = user(&keeper, None).await;
     let top = person.start().await["taskId"].clone();
     tree.add(TOP, "a");
-    let first = children(&person, &top, 1).await;
+    let first = in_time(person.children(&top, 1)).await;
     tree.add(TOP, "b");
     keeper.dies().await.unwrap();
     keeper.start(&[]).await.unwrap();
     let person = user(&keeper, Some(&person)).await;
-    let all = children(&person, &top, 2).await;
+    let all = in_time(person.children(&top, 2)).await;
     assert_eq!(all[0], first[0]);
     for (id, server) in [(&all[0], "a"), (&all[1], "b")] {
         assert_eq!(person.task(id).await["status"], "working");

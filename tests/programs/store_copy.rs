@@ -12,17 +12,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::postgres::{self, PostgresServer};
+use support::sample_task::working;
 use support::scripted::in_time;
-use support::session_client::{BOTH, Client, HttpOptions, initialize};
 use support::subtask_server::{SubtaskServer, TOP};
 use support::talk::SessionUser;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore as _};
-use taskgate::task::{
-    Attempt, CallOrigin, ClientKind, InputKey, Phase, Principal, Recovery, Task, TaskId, TaskKey, TaskVisibility,
-    Timestamp, TreePlace,
-};
+use taskgate::task::{Principal, Task, Timestamp};
 use tokio::process::Command;
-use tokio_util::task::TaskTracker;
 
 use super::operations::program::{Call, Folder, Program, Worker, block};
 
@@ -64,31 +60,7 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// A client of 2025-11-25, in a session if it had one before.
 async fn user(address: SocketAddr, before: Option<&SessionUser>) -> SessionUser {
-    const VERSION: &str = "2025-11-25";
-    let (over, connections) = (HttpOptions::default(), TaskTracker::new());
-    let mut client = Client { address, session: None, version: None, accept: BOTH, over, connections };
-    client.session = match before {
-        Some(before) => before.client.session.clone(),
-        None => {
-            let reply = client.post(initialize(VERSION, &json!({"elicitation": {}}))).await;
-            Some(reply.header("mcp-session-id").unwrap().to_owned())
-        }
-    };
-    client.version = Some(VERSION.to_owned());
-    SessionUser { client }
-}
-
-async fn children(person: &SessionUser, id: &Value, count: usize) -> Vec<Value> {
-    let polled = async {
-        loop {
-            let named = person.task(id).await["childTaskIds"].as_array().cloned().unwrap_or_default();
-            if named.len() >= count {
-                return named;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    in_time(polled).await
+    SessionUser::at(address, ("2025-11-25", &json!({"elicitation": {}})), before).await
 }
 
 /// Answers what has come until a task is done: a call is there to be answered a moment after it was seen.
@@ -150,8 +122,8 @@ async fn tasks_of_a_killed_gateway_are_found_and_gone_on_with_on_the_database() 
     tree.add(TOP, "ended");
     tree.add(TOP, "a");
     tree.add("a", "leaf");
-    let below = children(&person, &top, 2).await;
-    let leaf = children(&person, &below[1], 1).await.remove(0);
+    let below = in_time(person.children(&top, 2)).await;
+    let leaf = in_time(person.children(&below[1], 1)).await.remove(0);
     tree.end("ended", "completed", &json!({"content": [], "n": 1}));
     person.until(&below[0], "completed").await;
     tree.ask("leaf", 7);
@@ -175,8 +147,8 @@ async fn tasks_of_a_killed_gateway_are_found_and_gone_on_with_on_the_database() 
     gateway.until(WORK, &running, "failed").await;
     assert_eq!(gateway.task(WORK, "running").await, running);
     let person = user(gateway.clients, Some(&person)).await;
-    assert_eq!(children(&person, &top, 2).await, below);
-    assert_eq!(children(&person, &below[1], 1).await, std::slice::from_ref(&leaf));
+    assert_eq!(in_time(person.children(&top, 2)).await, below);
+    assert_eq!(in_time(person.children(&below[1], 1)).await, std::slice::from_ref(&leaf));
     assert_eq!(person.task(&below[0]).await["status"], "completed");
     assert_eq!(person.task(&leaf).await["parentTaskId"], below[1]);
     for id in ["leaf", "a", TOP] {
@@ -222,34 +194,13 @@ async fn a_gateway_on_the_database_takes_over_what_comes_while_it_runs() {
 
 const ROWS: u128 = 600;
 
-fn settled(id: u128) -> Task {
-    let key = TaskKey { owner: Principal::local(), id: TaskId::from_bits(id) };
-    let now = Timestamp::from_millis(1_700_000_000_000);
-    Task {
-        key,
-        shown: TaskVisibility::Handle,
-        origin: CallOrigin { upstream: "work".into(), tool: "work".into(), maker: ClientKind::Stateless },
-        created_at: now,
-        updated_at: now,
-        ttl: Duration::from_secs(1 << 32),
-        keep_result_min: Duration::ZERO,
-        poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
-        phase: Phase::Working,
-        next_key: InputKey::default(),
-        status_message: None,
-        recovery: Recovery::default(),
-        idempotency: None,
-        chosen: None,
-        tree: TreePlace::default(),
-    }
-}
-
 async fn many(home: &Path) {
     let mut settings = DiskSettings::new(home.join("data"), 1 << 30);
     settings.is_ephemeral = true;
     let store = DiskStore::open(settings).await.unwrap();
-    let tasks: Vec<_> = (1..=ROWS).map(settled).collect();
+    // Made long ago, and there for longer.
+    let (made, ttl) = (Timestamp::from_millis(1_700_000_000_000), Duration::from_secs(1 << 32));
+    let tasks: Vec<_> = (1..=ROWS).map(|id| Task { ttl, ..working(Principal::local(), id, made) }).collect();
     for made in futures_util::future::join_all(tasks.iter().map(|task| store.insert(task))).await {
         made.unwrap();
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use support::sample_task::working;
 use taskgate::store::{DiskSettings, DiskStore, MemoryStore, Revision, StoreError, TaskStore, WriteRole};
 use taskgate::task::{
-    Attempt, CallOrigin, ClientKind, Digest, Event, Idempotency, InputKey, ListFilter, Phase, Principal, Recovery,
-    ShortReference, Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace, transition,
+    Digest, Event, Idempotency, ListFilter, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp, transition,
 };
 
 use super::dropped::{cut, methods};
@@ -24,24 +24,8 @@ fn later() -> Timestamp {
 }
 
 fn task() -> Task {
-    Task {
-        key: TaskKey { owner: Principal::new("someone"), id: TaskId::from_bits(1) },
-        shown: TaskVisibility::Handle,
-        origin: CallOrigin { upstream: Arc::from("u"), tool: Arc::from("t"), maker: ClientKind::Stateless },
-        created_at: NOW,
-        updated_at: NOW,
-        ttl: Duration::from_secs(3600),
-        keep_result_min: Duration::from_secs(60),
-        poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
-        phase: Phase::Working,
-        next_key: InputKey::default(),
-        status_message: None,
-        recovery: Recovery::default(),
-        idempotency: Some(Idempotency { key: NAME, call: NAME }),
-        chosen: None,
-        tree: TreePlace::default(),
-    }
+    let idempotency = Some(Idempotency { key: NAME, call: NAME });
+    Task { idempotency, ..working(Principal::new("someone"), 1, NOW) }
 }
 
 fn settled() -> Task {

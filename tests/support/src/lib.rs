@@ -21,6 +21,7 @@ pub mod peers;
 pub mod pgbouncer;
 pub mod postgres;
 pub mod processes;
+pub mod sample_task;
 pub mod scripted;
 pub mod served;
 pub mod serving;

@@ -4,9 +4,8 @@ use std::ffi::OsStr;
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 use std::{fmt, fs};
@@ -65,7 +64,7 @@ fn of_the_system(program: &str) -> Option<PathBuf> {
 /// A folder of programs, where the server's user may run them: whoever built the repository may have it in a folder that no other
 /// user may look into, as root's home is. Then it is a copy, which is gone with this process.
 fn reachable(programs: &Path) -> PathBuf {
-    static COPY: OnceLock<(PathBuf, Child)> = OnceLock::new();
+    static COPY: OnceLock<(PathBuf, ProgramKeeper)> = OnceLock::new();
     let mut version = command(&programs.join("postgres"));
     if version
         .arg("--version")
@@ -79,9 +78,8 @@ fn reachable(programs: &Path) -> PathBuf {
     let (copy, _) = COPY.get_or_init(|| {
         let (copy, whole) = (folder("pg-programs"), programs.parent().expect("a folder of programs"));
         run(Command::new("cp").args(["-a", "--"]).args([&whole.join("."), &copy]));
-        let mut remover = Command::new("/bin/sh");
-        remover.args(["-c", "trap '' INT TERM HUP; read -r word; rm -rf \"$1\"", "remover"]).arg(&copy);
-        let remover = remover.current_dir("/").process_group(0).stdin(Stdio::piped()).spawn().expect("a shell");
+        // It is never started: what it is there for is its folder, which goes with this process.
+        let remover = ProgramKeeper::new(&copy, Path::new("true"), [""; 0]);
         (copy, remover)
     });
     copy.join(programs.file_name().expect("a folder of programs"))

@@ -1,12 +1,16 @@
 //! What the tests speak with: a gateway, a client that knows tasks, a server whose calls are the test's to answer.
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
+use tokio_util::task::TaskTracker;
 
 use crate::scripted::in_time;
 use crate::scripted::{BodySender, ScriptedServer, SeenRequest};
-use crate::session_client::{Client, Reply, TestGateway};
+use crate::session_client::{BOTH, Client, HttpOptions, Reply, TestGateway};
 
 pub const RELATED: &str = "io.modelcontextprotocol/related-task";
 
@@ -115,6 +119,32 @@ impl SessionUser {
         Self { client }
     }
 
+    /// A client at an address, in a session if it had one before.
+    pub async fn at(address: SocketAddr, (version, capabilities): (&str, &Value), before: Option<&Self>) -> Self {
+        let (over, connections) = (HttpOptions::default(), TaskTracker::new());
+        let mut client = Client { address, session: None, version: None, accept: BOTH, over, connections };
+        client.session = match before {
+            Some(before) => before.client.session.clone(),
+            None => {
+                let reply = client.post(crate::session_client::initialize(version, capabilities)).await;
+                Some(reply.header("mcp-session-id").unwrap().to_owned())
+            }
+        };
+        client.version = Some(version.to_owned());
+        Self { client }
+    }
+
+    /// The subtasks of a task, as soon as there are so many.
+    pub async fn children(&self, id: &Value, count: usize) -> Vec<Value> {
+        loop {
+            let named = self.task(id).await["childTaskIds"].as_array().cloned().unwrap_or_default();
+            if named.len() >= count {
+                return named;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Sends a request; the answer with its head.
     pub async fn request(&self, id: u32, method: &str, params: &Value) -> Reply {
         let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
@@ -152,7 +182,7 @@ impl SessionUser {
                 if task["status"] == status {
                     return task;
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
         in_time(polled).await

@@ -15,7 +15,7 @@ PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium init
 
 step = @printf '\n==== %s\n' "$(1)"
 
-# Nothing is built twice where everything is built once: what a second build would go by is not written.
+# CI builds once, so it writes nothing for incremental builds.
 export CARGO_INCREMENTAL ?= $(if $(CI),0,1)
 
 LOG := $(TARGET)/reports/tests.log

@@ -22,7 +22,7 @@ const ROWS_AT_ONCE: usize = 256;
 /// What they may have together; a row that is larger comes alone.
 const BYTES_AT_ONCE: usize = 8 << 20;
 
-/// Whose rows went where.
+/// How many rows were copied, and why the others were not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyCounts {
     pub copied: Usage,
@@ -109,14 +109,11 @@ impl<'a> StoreCopy<'a> {
     /// If a store fails, or the target is full. What was copied stays.
     pub async fn run(&mut self, stop: &CancellationToken) -> Result<bool, CopyError> {
         let mut after = None;
-        let mut single = Vec::new();
         while !stop.is_cancelled() {
             let rows = self.source.page(after, ROWS_AT_ONCE, self.now).await.map_err(CopyError::Source)?;
-            let Some(last) = rows.last() else {
-                self.put(single).await?;
-                return Ok(true);
-            };
+            let Some(last) = rows.last() else { return Ok(true) };
             after = Some((last.key.owner.clone(), last.created_at, last.key.id));
+            let mut single = Vec::new();
             for row in rows {
                 if row.is_gone {
                     self.counts.gone += 1;
@@ -128,7 +125,7 @@ impl<'a> StoreCopy<'a> {
                     self.put_tree(row).await?;
                 }
             }
-            self.put(std::mem::take(&mut single)).await?;
+            self.put(single).await?;
         }
         Ok(false)
     }

@@ -442,7 +442,7 @@ impl TaskStore for PostgresStore {
         }
         let rows = ClaimableRows::of(upstreams, &self.view.borrow().given_up);
         // Lines of the dead are there for long, and rows of theirs hardly ever. That need not be true for good, and costs no commit.
-        if !self.lists.lane()?.glance(async |link| lists::has_claimable(link, &rows).await).await? {
+        if !self.lists.lane()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {
             return Ok(Vec::new());
         }
         let claimed = self.write(TaskWrite::Claim { limit, rows }).await?;

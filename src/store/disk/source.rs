@@ -6,13 +6,13 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, params};
+use url::Url;
 
 use super::columns::{at, id, id_of, is_damage, number, time};
 use super::folder::{self, FolderLock};
@@ -201,25 +201,19 @@ fn open_unchanged(path: &Path) -> rusqlite::Result<Connection> {
         conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         conn
     } else {
-        Connection::open_with_flags(immutable(path), flags | OpenFlags::SQLITE_OPEN_URI)?
+        let uri = immutable(path).ok_or_else(|| rusqlite::Error::InvalidPath(path.to_owned()))?;
+        Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI)?
     };
     schema::make_wary(&conn)?;
     conn.pragma_update(None, "query_only", true)?;
     Ok(conn)
 }
 
-/// The URI of a file that nobody changes.
-fn immutable(path: &Path) -> String {
-    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut uri = "file:".to_owned();
-    for byte in path.as_os_str().as_bytes() {
-        if byte.is_ascii_alphanumeric() || b"/-_.".contains(byte) {
-            uri.push(char::from(*byte));
-        } else {
-            uri.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    uri + "?immutable=1"
+/// The URI of a file that nobody changes; `None` of a path that is not whole.
+fn immutable(path: &Path) -> Option<String> {
+    let mut uri = Url::from_file_path(fs::canonicalize(path).ok()?).ok()?;
+    uri.set_query(Some("immutable=1"));
+    Some(uri.into())
 }
 
 /// Keys come from an index, so that a row of which not even the columns can be read is named like every other.

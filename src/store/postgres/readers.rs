@@ -121,11 +121,11 @@ impl ReaderLane {
         self.read_by(&mut slot, ReadProof::Lately, read).await
     }
 
-    /// Reads what may be taken back: for whoever asks again, and answers nobody by it.
+    /// Reads what may be taken back, without a barrier: for whoever asks again, and answers nobody by it.
     ///
     /// # Errors
     /// `Io`.
-    pub(super) async fn glance<T>(
+    pub(super) async fn read_unproven<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
     ) -> Result<T, StoreError> {

@@ -29,6 +29,9 @@ use crate::task::{ChosenId, Executed, GatewayFault, Reason, Task, TaskKey};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Payload, ProtocolVersion, RpcError};
 
+/// How long a client waits for a store that cannot be read, and is told nothing.
+const STORE_WAIT_MAX: Duration = Duration::from_secs(300);
+
 /// One request for an outcome.
 pub(super) struct OutcomeRequest {
     pub(super) shared: Arc<SessionFaceState>,
@@ -113,9 +116,6 @@ impl OutcomeRequest {
         }
     }
 }
-
-/// How long a client waits for a store that cannot be read, and is told nothing.
-const STORE_WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// For how long a store has been waited for that cannot be read.
 #[derive(Debug, Default)]

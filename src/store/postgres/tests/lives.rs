@@ -159,7 +159,7 @@ async fn lives_that_died_are_forgotten_beside_one_of_their_name_that_lives() {
     store.close().await;
 }
 
-/// N6.
+/// N06.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_of_an_upstream_that_a_life_lacks_is_left_to_others_for_as_long_as_calls_go_on_alone() {
     let Some(server) = shared() else { return };

@@ -1,11 +1,11 @@
 //! The database of gateways that share one: a server, with or without a synchronous standby, on the same machine.
 
 use std::fs::{self, Permissions};
-use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use support::ports::reserved_address;
 use support::postgres::PostgresServer;
 use taskgate::store::postgres::{Durability, PostgresSettings, ReplicaDescription};
 use taskgate::store::{DatabaseAccess, DatabaseUrl};
@@ -60,7 +60,7 @@ impl Database {
         fs::write(&key, "5a".repeat(32))?;
         fs::set_permissions(&key, Permissions::from_mode(0o600))?;
         // The others are told where it is before it listens.
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let port = reserved_address().port();
         let durability = if self.standby.is_some() { "replicated" } else { "single" };
         let text = format!(
             "store.kind = \"postgres\"\nstore.url = \"{}\"\nstore.schema = \"{schema}\"\nstore.durability = \"{durability}\"\n\

@@ -11,12 +11,11 @@ use support::scripted as upstream;
 use support::session_client as client;
 
 use std::fmt::Write as _;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use client::TestGateway;
 use serde_json::{Value, json};
 use speaker::{Kind, PairClient};
-use tokio::net::TcpListener;
 use upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer};
 
 /// Clients whose answers show what an endpoint shows.
@@ -41,12 +40,6 @@ fn says_hello(name: &str, seen: &SeenRequest) -> Option<ScriptedReply> {
 
 fn tool(name: &str) -> Value {
     json!({"name": name, "inputSchema": {"type": "object"}})
-}
-
-/// An address that refuses connections.
-async fn closed() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    listener.local_addr().unwrap()
 }
 
 /// These servers at one path, in this order; `keys` stand in the endpoint's block.

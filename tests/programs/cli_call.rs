@@ -13,24 +13,21 @@ mod script;
 use support::peers::gateway;
 use support::peers::install;
 use support::peers::process;
+use support::ports::reserved_address;
 use support::processes;
 
-use std::net::Ipv4Addr;
 use std::process::Stdio;
 
 use extension::{cancelled, completed, handle, working};
 use script::{Server, Step, bounded, error, text};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt as _, BufReader};
-use tokio::net::TcpListener;
 use tokio::process::Command;
 use tokio::sync::mpsc;
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_a_lost_call() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
-    drop(listener);
+    let url = format!("http://{}/mcp", reserved_address());
     let output = program(&["call", &url, "greet"]).output();
     assert_eq!(bounded(output).await.unwrap().status.code(), Some(69));
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use support::ports::reserved_address;
 use support::scripted as upstream;
 use support::served;
 
@@ -170,9 +171,7 @@ async fn a_list_without_end_is_read_up_to_a_bound() {
 
 #[tokio::test]
 async fn where_nothing_speaks_mcp_the_exit_code_and_the_words_say_so() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let nobody = format!("http://{}/mcp", listener.local_addr().unwrap());
-    drop(listener);
+    let nobody = format!("http://{}/mcp", reserved_address());
     // Answers nothing at all.
     let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let silence = format!("http://{}/mcp", silent.local_addr().unwrap());

@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use support::ports::reserved_address;
 use support::postgres::{self, PostgresServer};
 use support::sample_task::working;
 use support::scripted::in_time;
@@ -269,8 +270,7 @@ async fn a_mistake_is_named_and_nothing_is_written() {
     fs::create_dir(home.join("empty")).unwrap();
     let rest = "[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n\
                 [upstreams.work]\nurl = \"http://127.0.0.1:9/mcp\"\n";
-    // Nobody listens there once it is free.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let nobody = reserved_address().port();
     let url = format!("postgres://postgres@127.0.0.1:{nobody}/postgres?sslmode=disable");
     for (name, store) in [
         ("disk.toml", "kind = \"disk\"\npath = \"other\"".to_owned()),

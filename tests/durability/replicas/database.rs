@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use rustix::process::Signal;
 use serde_json::json;
+use support::ports::reserved_address;
 use support::postgres::{self, PostgresServer, ServerStop};
-use support::processes::free_address;
 use support::wire_client::Flavour;
 use tokio::time::timeout;
 
@@ -14,10 +14,9 @@ use super::harness::{PATIENCE, PLAIN, Replica, Site, Terms, client, get, held_jo
 /// A gateway that has been started and does not serve yet; where it listens for clients and for operators.
 async fn started_without_database(site: &Site<'_>, name: &'static str) -> (Replica, [SocketAddr; 2]) {
     let mut replica = site.replica(name).await;
-    let listens = [free_address(), free_address()];
+    let listens = [reserved_address(), reserved_address()];
     replica.keeper.configure_at(listens, site.upstreams());
-    // Nobody listens at the database's address.
-    replica.to_database[0].retarget(free_address());
+    replica.to_database[0].retarget(reserved_address());
     replica.keeper.launch(&[]);
     until("it says why it is not ready", async || {
         let answer = get(listens[1], "/readyz").await;

@@ -20,8 +20,8 @@ use support::crowd::{Crowd, Job};
 use support::fault_proxy::{Fault, FaultProxy, Verb};
 use support::history::{Bounds, Fact, History, PollResult, story, violations};
 use support::ledger::Ledger;
+use support::ports::reserved_address;
 use support::postgres::Database;
-use support::processes::free_address;
 use support::session_client::KEY;
 use support::wire_client::{Answer, Flavour, WireClient, send};
 use taskgate::task::{Clock as _, SystemClock, Timestamp};
@@ -302,7 +302,7 @@ impl<'a> Site<'a> {
         let to_database = join_all(server.addresses().into_iter().map(FaultProxy::start)).await;
         let Terms { lease, alone_max, durability, .. } = self.terms;
         let hosts: Vec<_> = to_database.iter().map(|server| server.address.to_string()).collect();
-        let (hosts, address) = (hosts.join(","), free_address());
+        let (hosts, address) = (hosts.join(","), reserved_address());
         let sections = move |folder: &Path| {
             let data = folder.join("data");
             fs::create_dir(&data).unwrap();

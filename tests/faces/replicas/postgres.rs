@@ -1,12 +1,12 @@
 //! Gateways that know of one another by their database alone.
 
 use std::fs::{self, Permissions};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::json;
+use support::ports::reserved_address;
 use support::postgres::{self, PostgresServer};
 use support::wire_client::{Flavour, WireClient};
 use taskgate::app::Gateway;
@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 fn configured(database: &PostgresServer, (name, schema): (&str, &str), folder: &TempDir, served: &str) -> Config {
     // Others are told where it is before it listens, so it needs a port of its own choice.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = reserved_address().port();
     let text = format!(
         "[store]\nkind = \"postgres\"\nurl = \"{}\"\nschema = \"{schema}\"\ndurability = \"single\"\npath = {:?}\n\
          [replica]\nname = \"{name}\"\naddress = \"127.0.0.1:{port}\"\nlease = \"4s\"\n\

@@ -7,9 +7,11 @@ use futures_util::future::join_all;
 use serde_json::json;
 use tokio::time::Instant;
 
+use support::ports::reserved_address;
+
 use super::speaker::Kind;
 use super::upstream::{ScriptedReply, ScriptedServer, SeenRequest, json_text};
-use super::{KINDS, at_one_path, client_of, closed, hello, said, says_hello, tools};
+use super::{KINDS, at_one_path, client_of, hello, said, says_hello, tools};
 
 /// How long an endpoint waits for one of its upstreams to say what it has.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -21,7 +23,7 @@ async fn one_of_twenty_servers_is_away_and_nineteen_are_there() {
     let servers = join_all((0..20).map(|n| async move { hello(&format!("s{n}"), |_| None).await })).await;
     let mut addresses: Vec<_> =
         servers.iter().enumerate().map(|(n, server)| (format!("s{n}"), server.address)).collect();
-    addresses[6].1 = closed().await;
+    addresses[6].1 = reserved_address();
     let gate = at_one_path(&addresses, "").await;
     let there: Vec<_> = (0..20).filter(|n| *n != 6).map(|n| format!("s{n}__hello")).collect();
     for kind in KINDS {
@@ -92,7 +94,7 @@ async fn a_resource_that_nobody_lists_is_found_though_a_server_is_away() {
     })
     .await;
     *two.world.introduction.lock() = json!({"capabilities": {"tools": {}, "resources": {}}});
-    let gate = at_one_path(&[("one".to_owned(), closed().await), ("two".to_owned(), two.address)], "").await;
+    let gate = at_one_path(&[("one".to_owned(), reserved_address()), ("two".to_owned(), two.address)], "").await;
     for kind in KINDS {
         let mut client = client_of(kind, &gate).await;
         let read = client.ask("resources/read", json!({"uri": "hidden://two"})).await.unwrap();
@@ -125,7 +127,7 @@ async fn a_resource_of_two_servers_is_the_seconds_while_the_first_is_away() {
     };
     let (one, two) = (server("one").await, server("two").await);
     let addresses = |first| [("one".to_owned(), first), ("two".to_owned(), two.address)];
-    for (first, owner) in [(one.address, "one"), (closed().await, "two")] {
+    for (first, owner) in [(one.address, "one"), (reserved_address(), "two")] {
         let gate = at_one_path(&addresses(first), "").await;
         for kind in [Kind::Session, Kind::Stateless] {
             let mut client = client_of(kind, &gate).await;

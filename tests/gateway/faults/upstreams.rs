@@ -10,6 +10,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use support::ports::reserved_address;
+
 use super::certificates::{self, Authority};
 use super::client::TestGateway;
 use super::fault_proxy::{Fault, FaultProxy, Verb};
@@ -24,10 +26,7 @@ async fn f26_an_upstream_that_refuses_connections_ran_nothing() {
     let stage = Stage::new(false, "").await;
     let id = stage.start("before", json!({})).await;
     assert_eq!(end(&stage.settled(&id).await), "completed");
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let closed = listener.local_addr().unwrap();
-    drop(listener);
-    let gate = TestGateway::with(closed, "[upstreams.up.tasks]\nmode = \"never\"").await;
+    let gate = TestGateway::with(reserved_address(), "[upstreams.up.tasks]\nmode = \"never\"").await;
     let call = json!({"name": "work", "arguments": {}});
     let answer = wire().ask(gate.gateway.address(), "tools/call", call).await;
     let data = answer.json()["error"]["data"].take();

@@ -1,8 +1,8 @@
 //! Questions of real servers, answered by the program itself.
 
-use std::net::{Ipv4Addr, TcpListener};
-
 use tokio::process::Command;
+
+use support::ports::reserved_address;
 
 use super::gateway::Gateway;
 use super::install::Peers;
@@ -10,21 +10,12 @@ use super::process::Child;
 use super::script::bounded;
 use super::typing;
 
-/// How often a port that somebody else took in between is replaced.
-const PORT_TRIES: usize = 5;
-
 /// Starts a server that is told its port, and returns its address.
 async fn start(name: &str, ready: &str, command: impl Fn(&str) -> Command) -> (Child, String) {
-    let mut last = String::new();
-    for _ in 0..PORT_TRIES {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port().to_string();
-        let mut child = Child::start(name, command(&port)).unwrap();
-        match child.line(ready).await {
-            Ok(_) => return (child, format!("http://127.0.0.1:{port}/mcp")),
-            Err(error) => last = error,
-        }
-    }
-    panic!("{last}");
+    let address = reserved_address();
+    let mut child = Child::start(name, command(&address.port().to_string())).unwrap();
+    child.line(ready).await.unwrap();
+    (child, format!("http://{address}/mcp"))
 }
 
 /// Makes a call, and compares the code, what stdout begins with, and lines of stderr in their order.

@@ -1,10 +1,9 @@
 //! What operators see of upstreams that fail: a line in the log, a counter, their state on the pages.
 
-use std::net::Ipv4Addr;
-
 use http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+
+use support::ports::reserved_address;
 
 use super::program::{Call, Folder, Program, send};
 use super::upstream::{ScriptedServer, status, whole};
@@ -29,9 +28,7 @@ async fn failures(program: &Program, reason: &str) -> u64 {
 
 #[tokio::test]
 async fn an_upstream_that_is_down_is_told_once_counted_always_and_seen_on_the_pages() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let address = reserved_address();
     let folder = Folder::new();
     folder.write(&format!("[upstreams.up]\nurl = \"http://{address}/s3cret?key=s3cret\"\n"));
     let program = Program::serve(&folder).await;

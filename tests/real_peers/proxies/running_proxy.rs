@@ -11,7 +11,7 @@ use http::Version;
 use support::certificates::Authority;
 use support::peers::install::program;
 use support::peers::process::Child;
-use support::peers::upstream::free_address;
+use support::ports::reserved_address;
 use support::session_client::{Client, HttpOptions};
 use support::talk::ManualSetup;
 use tempfile::TempDir;
@@ -26,7 +26,6 @@ const GATEWAY: &str = "127.0.0.1:8080";
 /// What comes with the distribution's package.
 const HAPROXY_FILE: &str = "/etc/haproxy/haproxy.cfg";
 
-const START_TRIES: usize = 5;
 const READY_CHECKS: usize = 1_500;
 const READY_CHECK_PERIOD: Duration = Duration::from_millis(20);
 
@@ -169,17 +168,13 @@ impl RunningProxy {
             let both = fs::read_to_string(&files.certificate).unwrap() + &fs::read_to_string(&files.key).unwrap();
             fs::write(&files.certificate, both).unwrap();
         }
-        for _ in 0..START_TRIES {
-            let address = free_address().unwrap();
-            let text = proxy.configuration(setup, (address, gateway), folder.path());
-            fs::write(folder.path().join("proxy.conf"), text).unwrap();
-            let name = format!("{test}-{}-{setup:?}", proxy.name()).to_lowercase();
-            let mut child = Child::start(&name, proxy.command(&program, folder.path())).unwrap();
-            if is_ready(&mut child, address).await {
-                return Self { address, authority, setup, _child: child, _folder: folder };
-            }
-        }
-        panic!("{} does not start: see the logs of {test}", proxy.name());
+        let address = reserved_address();
+        let text = proxy.configuration(setup, (address, gateway), folder.path());
+        fs::write(folder.path().join("proxy.conf"), text).unwrap();
+        let name = format!("{test}-{}-{setup:?}", proxy.name()).to_lowercase();
+        let mut child = Child::start(&name, proxy.command(&program, folder.path())).unwrap();
+        assert!(is_ready(&mut child, address).await, "{} does not start: see the logs of {test}", proxy.name());
+        Self { address, authority, setup, _child: child, _folder: folder }
     }
 
     /// A client without a session, as far as the proxy can be spoken to so.
@@ -191,7 +186,7 @@ impl RunningProxy {
     }
 }
 
-/// Whether it takes connections; `false` if it ended, as where somebody took its port.
+/// Whether it takes connections; `false` if it ended.
 async fn is_ready(child: &mut Child, address: SocketAddr) -> bool {
     for _ in 0..READY_CHECKS {
         if child.has_ended() {

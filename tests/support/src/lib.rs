@@ -19,6 +19,7 @@ pub mod pair_client;
 pub mod patroni;
 pub mod peers;
 pub mod pgbouncer;
+pub mod ports;
 pub mod postgres;
 pub mod processes;
 pub mod sample_task;

@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use crate::peers::install::{Peers, program};
+use crate::ports::reserved_address;
 use crate::postgres::{self, Database, psql};
-use crate::processes::{children, free_address, signal};
+use crate::processes::{children, signal};
 use crate::unprivileged::{ProgramKeeper, folder};
 use crate::wire_client::send;
 
@@ -145,7 +146,7 @@ impl Database for PatroniCluster {
 
 impl PatroniNode {
     fn new(nth: usize, programs: &Path, peers: &Peers, agreed: SocketAddr) -> Self {
-        let (folder, database, control) = (folder("patroni"), free_address(), free_address());
+        let (folder, database, control) = (folder("patroni"), reserved_address(), reserved_address());
         let config = folder.join("patroni.yml");
         // A JSON text is a YAML text, too.
         let text = settings(nth, programs, (&folder, database, control), agreed).to_string();
@@ -164,7 +165,7 @@ impl PatroniNode {
 
 /// An etcd, and where it listens.
 fn start_etcd(program: &Path) -> (ProgramKeeper, SocketAddr) {
-    let (folder, clients, peers) = (folder("etcd"), free_address(), free_address());
+    let (folder, clients, peers) = (folder("etcd"), reserved_address(), reserved_address());
     let (data, clients_url, peers_url) =
         (folder.join("etcd").display().to_string(), format!("http://{clients}"), format!("http://{peers}"));
     let arguments = [

@@ -3,12 +3,13 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::Write as _;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::ports::reserved_address;
 use crate::postgres::{PEERS_VARIABLE, PostgresServer};
 use crate::unprivileged::{ProgramKeeper, folder};
 
@@ -39,7 +40,7 @@ impl Pooler {
             return None;
         }
         let folder = folder("pooler");
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+        let port = reserved_address().port();
         let database =
             format!("postgres = host={} port={} user=postgres dbname=postgres", server.host(), server.port());
         let first =

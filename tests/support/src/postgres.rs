@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write as _;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,6 +12,7 @@ use std::{fmt, fs};
 
 use tokio::time::Instant;
 
+use crate::ports::reserved_address;
 use crate::unprivileged::{ProgramKeeper, command, folder, run};
 
 /// Names a folder of programs to use instead of those of the system.
@@ -150,7 +151,7 @@ impl PostgresServer {
     fn begin(programs: PathBuf, fill: impl FnOnce(&Path, &Path)) -> Self {
         let folder = folder("pg");
         fill(&programs, &folder.join("data"));
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+        let port = reserved_address().port();
         let keeper = ProgramKeeper::new(
             &folder,
             &programs.join("postgres"),

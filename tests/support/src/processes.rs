@@ -1,10 +1,8 @@
-//! Signals processes, finds those that came from one, and addresses for them to listen at.
+//! Signals processes, and finds those that came from one.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Sends a signal, named without `SIG`; whether there was such a process.
 pub fn signal(id: u32, name: &str) -> bool {
@@ -30,12 +28,4 @@ pub fn marked(mark: &Path) -> Vec<u32> {
         environ.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
     };
     ids.into_iter().filter(is_marked).collect()
-}
-
-/// An address that nobody listens at: of this machine's own, one that no connection begins from.
-pub fn free_address() -> SocketAddr {
-    static TAKEN: AtomicU8 = AtomicU8::new(1);
-    let [.., high, low] = std::process::id().to_be_bytes();
-    let own = Ipv4Addr::new(127, 128 | high, low, TAKEN.fetch_add(1, Ordering::Relaxed));
-    TcpListener::bind((own, 0)).and_then(|free| free.local_addr()).unwrap()
 }

@@ -11,8 +11,9 @@ use taskgate::task::{Principal, Reason};
 use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, UpstreamTlsFiles};
 use taskgate::upstream::{Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Upstream};
 use taskgate::wire::{Payload, ProtocolVersion};
-use tokio::net::TcpListener;
 use tokio::sync::Mutex;
+
+use support::ports::reserved_address;
 
 use super::server::{
     BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, json_text, polite, status,
@@ -268,9 +269,7 @@ async fn a_fixed_version_is_asked_for() {
 
 #[tokio::test]
 async fn an_upstream_that_is_down_is_unreachable_and_the_call_was_not_run() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/mcp", listener.local_addr().unwrap()).parse().unwrap();
-    drop(listener);
+    let url = format!("http://{}/mcp", reserved_address()).parse().unwrap();
     let begun = try_begin(&upstream(&url), call(&json!({})), context()).await;
     assert_eq!(refused(begun), "UpstreamUnreachable No", "F26");
 }

@@ -8,6 +8,7 @@ use futures_util::StreamExt as _;
 
 use super::*;
 use crate::task::{Executed, Failure, GatewayFault, Outcome, Phase, Reason};
+use support::ports::reserved_address;
 
 async fn refusal(settings: PostgresSettings) -> String {
     let refused = open_with(settings).await;
@@ -107,7 +108,7 @@ async fn a_url_file_is_read_again_at_each_connect() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_host_that_can_be_written_to_is_used() {
     let Some(server) = shared() else { return };
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).unwrap().port();
+    let nobody = reserved_address().port();
     let port = server.port();
     let url = format!("postgres://postgres@127.0.0.1:{nobody},127.0.0.1:{port}/postgres?sslmode=disable");
     let store = open_with(at(server, url)).await.unwrap();

@@ -1,14 +1,12 @@
 //! The servers that stand behind the gateway: of others, and unmodified, but for the demo server.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 
 use tokio::process::Command;
 
 use super::install::{Peers, Pins};
 use super::process::Child;
-
-/// How often a port that somebody else took in between is replaced.
-const PORT_TRIES: usize = 5;
+use crate::ports::reserved_address;
 
 /// A server program, which serves `/mcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,20 +143,14 @@ pub struct PeerServer {
 }
 
 impl PeerServer {
-    /// Starts `program` for `test`, on a free port: not every server can look for one itself.
+    /// Starts `program` for `test`, on a port of our choice: not every server can look for one itself.
     ///
     /// # Errors
     /// If it does not say that it is ready.
     pub async fn start(program: Program, peers: &Peers, test: &'static str) -> Result<Self, String> {
-        let mut last = String::new();
-        for _ in 0..PORT_TRIES {
-            let address = free_address().map_err(|error| format!("no free port: {error}"))?;
-            match launch(program, peers, (address, test)).await {
-                Ok(child) => return Ok(Self { program, address, test, child }),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
+        let address = reserved_address();
+        let child = launch(program, peers, (address, test)).await?;
+        Ok(Self { program, address, test, child })
     }
 
     /// Lets it crash, and starts it again at the same address: all that it knew is lost.
@@ -181,12 +173,4 @@ async fn launch(program: Program, peers: &Peers, (address, test): (SocketAddr, &
         Child::start(&format!("{test}-upstream-{}", program.name()), program.command(peers, address.port()))?;
     child.line(program.ready()).await?;
     Ok(child)
-}
-
-/// A port that nobody has, until somebody takes it.
-///
-/// # Errors
-/// If there is none.
-pub fn free_address() -> std::io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }

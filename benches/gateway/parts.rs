@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use support::ports::reserved_address;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::net::TcpStream;
@@ -24,8 +25,6 @@ const LOG: &str = "bench.log";
 /// Under valgrind a start takes long.
 const START_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often another port is tried where one was taken.
-const PROXY_ATTEMPTS: usize = 5;
 
 /// Every held call is a socket or two: a process may have as many as the system admits at all.
 const WITH_MANY_FILES: &str = r#"ulimit -n "$(ulimit -H -n)" && exec "$0" "$@""#;
@@ -77,34 +76,32 @@ impl Part {
 
     /// Another reverse proxy, with one process; `None` where there is none on `PATH`, or it does not start.
     pub(crate) async fn proxy(proxy: Proxy, upstream: SocketAddr) -> anyhow::Result<Option<Self>> {
-        for _ in 0..PROXY_ATTEMPTS {
-            let folder = TempDir::new()?;
-            // It knows no port 0: somebody else may take this one before it does.
-            let address = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
-            let file = folder.path().join("proxy.conf");
-            std::fs::write(&file, proxy.config(address, upstream))?;
-            let spawned = Command::new(proxy.program())
-                .args(proxy.arguments(folder.path(), &file))
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(log()?)
-                .kill_on_drop(true)
-                .spawn();
-            let mut child = match spawned {
-                Ok(child) => child,
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(error).with_context(|| format!("{} does not start", proxy.program())),
-            };
-            let pid = child.id().with_context(|| format!("{} ended at once", proxy.program()))?;
-            let process = PathBuf::from(format!("/proc/{pid}"));
-            let ends_at = tokio::time::Instant::now() + START_MAX;
-            while child.try_wait()?.is_none() && tokio::time::Instant::now() < ends_at {
-                if TcpStream::connect(address).await.is_ok() {
-                    let (pid, folder) = (Some(pid), Some(folder));
-                    return Ok(Some(Self { address, pid, process, _child: child, output: None, _folder: folder }));
-                }
-                tokio::time::sleep(LOOK_EVERY).await;
+        let folder = TempDir::new()?;
+        // It knows no port 0.
+        let address = reserved_address();
+        let file = folder.path().join("proxy.conf");
+        std::fs::write(&file, proxy.config(address, upstream))?;
+        let spawned = Command::new(proxy.program())
+            .args(proxy.arguments(folder.path(), &file))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log()?)
+            .kill_on_drop(true)
+            .spawn();
+        let mut child = match spawned {
+            Ok(child) => child,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| format!("{} does not start", proxy.program())),
+        };
+        let pid = child.id().with_context(|| format!("{} ended at once", proxy.program()))?;
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        let ends_at = tokio::time::Instant::now() + START_MAX;
+        while child.try_wait()?.is_none() && tokio::time::Instant::now() < ends_at {
+            if TcpStream::connect(address).await.is_ok() {
+                let (pid, folder) = (Some(pid), Some(folder));
+                return Ok(Some(Self { address, pid, process, _child: child, output: None, _folder: folder }));
             }
+            tokio::time::sleep(LOOK_EVERY).await;
         }
         Ok(None)
     }

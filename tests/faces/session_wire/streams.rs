@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::json;
+use support::ports::reserved_address;
 
 use super::client::{TestGateway, call};
 use super::upstream::{BodySender, Once, ScriptedServer, SeenRequest};
@@ -363,10 +364,10 @@ async fn a_shutdown_ends_the_clients_streams_in_order_and_waits_for_calls() {
 /// Some clients give up on their stream for good when it is refused twice.
 #[tokio::test]
 async fn a_stream_waits_for_an_upstream_that_is_away() {
-    let server = ScriptedServer::polite().await;
+    let address = reserved_address();
+    let server = ScriptedServer::start_at(address, None, |_| None).await;
     let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
-    let address = server.address;
     drop(server);
     let (events, stream) = Once::events();
     events.raw("data: {}\n\n");

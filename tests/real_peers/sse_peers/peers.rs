@@ -1,11 +1,12 @@
 //! Real servers and real clients as programs, and `taskgate probe` in front of one.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
 use support::peers::install;
+use support::ports::reserved_address;
 use taskgate::config;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -60,7 +61,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start(peers: &Peers, command: &[&str], path: &str) -> Self {
-        let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let address = reserved_address();
         let child = launch(peers, command, address).await;
         Self { child, address, url: format!("http://{address}{path}") }
     }

@@ -1,5 +1,6 @@
 //! The gateway as a user runs it: the program with a configuration file.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,10 +12,11 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::process::Child;
+use crate::ports::reserved_address;
 
 const METRICS_MAX: Duration = Duration::from_secs(10);
 
-/// A gateway in front of some upstreams, on free ports of this machine.
+/// A gateway in front of some upstreams.
 #[derive(Debug)]
 pub struct Gateway {
     setup: Setup,
@@ -34,6 +36,8 @@ struct Setup {
     name: String,
     upstreams: String,
     count: usize,
+    /// Where it serves, in each of its lives.
+    address: SocketAddr,
     /// Holds its configuration, and all that it keeps.
     dir: TempDir,
 }
@@ -45,8 +49,9 @@ impl Gateway {
     /// If it does not say where it listens.
     pub async fn start(name: &str, upstreams: &str, count: usize) -> Result<Self, String> {
         let dir = tempfile::tempdir().map_err(|error| format!("no folder for {name}: {error}"))?;
-        let setup = Setup { name: name.to_owned(), upstreams: upstreams.to_owned(), count, dir };
-        let running = setup.launch("127.0.0.1:0").await?;
+        let setup =
+            Setup { name: name.to_owned(), upstreams: upstreams.to_owned(), count, address: reserved_address(), dir };
+        let running = setup.launch().await?;
         Ok(Self { setup, running })
     }
 
@@ -56,9 +61,7 @@ impl Gateway {
     /// As [`Gateway::start`].
     pub async fn restart(&mut self) -> Result<(), String> {
         self.running.child.kill().await?;
-        let authority = self.running.urls.first().and_then(|url| url.split('/').nth(2)).map(str::to_owned);
-        let authority = authority.ok_or_else(|| format!("{} serves nothing", self.setup.name))?;
-        self.running = self.setup.launch(&authority).await?;
+        self.running = self.setup.launch().await?;
         Ok(())
     }
 
@@ -98,9 +101,9 @@ impl Gateway {
 }
 
 impl Setup {
-    async fn launch(&self, address: &str) -> Result<Running, String> {
+    async fn launch(&self) -> Result<Running, String> {
         let file = self.dir.path().join("taskgate.toml");
-        let (listen, store) = (format!("address = \"{address}\""), self.dir.path().join("data"));
+        let (listen, store) = (format!("address = \"{}\"", self.address), self.dir.path().join("data"));
         let admin = "address = \"127.0.0.1:0\"";
         let own = format!(
             "[listen]\n{listen}\n\n[admin]\n{admin}\n\n[store]\npath = \"{}\"\nephemeral = true\n\n",

@@ -58,6 +58,23 @@ impl TaskError {
     }
 }
 
+impl TaskError {
+    /// Whether the store may do it when it is asked again.
+    pub(super) const fn is_passing(&self) -> bool {
+        match self {
+            Self::Contended | Self::Store(StoreError::Io(_) | StoreError::Unsure(_)) => true,
+            Self::Unknown
+            | Self::Store(
+                StoreError::Conflict
+                | StoreError::Fenced
+                | StoreError::Exists
+                | StoreError::Full { .. }
+                | StoreError::OwnerFull,
+            ) => false,
+        }
+    }
+}
+
 /// A task after an event.
 #[derive(Clone, Debug)]
 pub(super) struct AppliedEvent {

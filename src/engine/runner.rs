@@ -13,6 +13,7 @@ mod call_stage;
 mod checkpoint;
 mod children;
 mod client;
+mod dispatch;
 mod element_rows;
 mod elements;
 mod exchange_stage;
@@ -50,6 +51,7 @@ use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
 use self::call_stage::CallStage;
 use self::checkpoint::Checkpoint;
 use self::client::{AttachedClients, GraceBuffer, progress_text};
+use self::dispatch::UnmarkedCall;
 use self::exchange_stage::{ExchangeStage, StageEvent};
 use self::live_runners::RunnerCommand;
 use self::questions::CallQuestions;
@@ -63,7 +65,6 @@ use super::admission::TaskPermit;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, RoundSupport, TaskNotice};
 use crate::cause::CauseChain;
 use crate::failpoint;
-use crate::store::WriteRole;
 use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskVisibility};
 use crate::upstream::limits::CallInProgress;
 use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
@@ -112,6 +113,8 @@ struct Runner {
     dispatched: Option<Instant>,
     /// From dispatch on.
     deadline: Option<Instant>,
+    /// Set while the store keeps the call from being sent.
+    unmarked: Option<Box<UnmarkedCall>>,
     /// What waits for the grace period's end.
     held: GraceBuffer,
     place: Option<TaskPermit>,
@@ -170,6 +173,7 @@ impl Runner {
             queue_end: None,
             dispatched: None,
             deadline: None,
+            unmarked: None,
             held: GraceBuffer::default(),
             place,
             row: None,
@@ -249,6 +253,7 @@ impl Runner {
         let may_leave = !self.has_handle() && self.client.is_there();
         let may_be_left = !self.stays && self.has_handle();
         let next_due = self.next_due();
+        let may_be_sent = self.unmarked.is_none();
         let row = &mut self.row;
         let orders = async {
             match row {
@@ -263,7 +268,7 @@ impl Runner {
             // Before whatever else there is: the permit of one that ended must not send the next.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(self.deadline) => RunnerEvent::DeadlineOver,
-            event = self.stage.next() => RunnerEvent::Upstream(event),
+            event = self.stage.next(), if may_be_sent => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,
             () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
         }
@@ -317,7 +322,7 @@ impl Runner {
         match self.promote(None).await {
             Ok(next) => next,
             // A later life may find its row and send it: it must not be sent by this one, too.
-            Err(fault) if fault.executed != Executed::No && self.stage.is_waiting() => self.end(lost(fault)).await,
+            Err(fault) if fault.executed != Executed::No && self.is_waiting() => self.end(lost(fault)).await,
             Err(fault) => self.stay_plain(fault.reason).await,
         }
     }
@@ -335,38 +340,6 @@ impl Runner {
         self.client.tell(CallEvent::StaysPlain).await;
         self.client.release(std::mem::take(&mut self.held)).await;
         RunnerFlow::Continue
-    }
-
-    fn place_taken(&mut self) {
-        self.queue_end = None;
-        self.dispatched = Some(Instant::now());
-        self.deadline = Some(Instant::now() + self.spec.policy.deadline);
-    }
-
-    async fn dispatched(&mut self) -> RunnerFlow {
-        self.place_taken();
-        match self.row_key() {
-            Some(key) => {
-                // The row says `working` before the first byte goes out (GW-37).
-                match self.engine.apply_all(&key, WriteRole::Holder, self.sending()).await {
-                    Ok(applied) if applied.changed => {
-                        self.is_sending();
-                        failpoint::hit("intent-durable");
-                        RunnerFlow::Continue
-                    }
-                    // It was settled while it waited: nothing is sent after an acknowledged cancel (L6).
-                    Ok(_) => {
-                        self.mark_told().await;
-                        RunnerFlow::Stop
-                    }
-                    Err(error) => {
-                        tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
-                        self.end(lost(GatewayFault::new(Reason::StoreFailed, self.executed_so_far()))).await
-                    }
-                }
-            }
-            None => RunnerFlow::Continue,
-        }
     }
 
     async fn heard(&mut self, event: ExchangeEvent) -> RunnerFlow {

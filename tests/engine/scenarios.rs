@@ -42,6 +42,7 @@ mod splitting;
 mod stores;
 mod streaming;
 mod trees;
+mod unmarked;
 mod world;
 
 use support::store_faults;

@@ -170,7 +170,7 @@ impl Runner {
     pub(super) async fn end_with_gateway(&mut self) -> RunnerFlow {
         self.is_let_go().await;
         if !self.has_handle() && self.client.is_there() {
-            let executed = if self.stage.is_waiting() { self.executed_so_far() } else { Executed::Unknown };
+            let executed = if self.is_waiting() { self.executed_so_far() } else { Executed::Unknown };
             self.client.release(std::mem::take(&mut self.held)).await;
             let fault = self.engine.calls_end.fault(executed);
             self.client.end(CallEnd::Outcome(lost(fault))).await;
@@ -196,6 +196,6 @@ impl Runner {
 
     /// Whether no life has sent the call yet.
     fn is_unsent(&self) -> bool {
-        self.stage.is_waiting() && self.deadline.is_none()
+        self.is_waiting() && self.deadline.is_none()
     }
 }

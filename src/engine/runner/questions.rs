@@ -265,7 +265,7 @@ impl Runner {
     /// Hands answers to the upstream, each once.
     pub(super) async fn deliver(&mut self, answers: Vec<(Payload, Answer)>) -> RunnerFlow {
         // A call that is to be sent again asks again: what was said to the exchange before goes nowhere.
-        let Some(key) = self.row_key().filter(|_| !self.stage.is_waiting()) else { return RunnerFlow::Continue };
+        let Some(key) = self.row_key().filter(|_| !self.is_waiting()) else { return RunnerFlow::Continue };
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
             self.inputs.close(&ask);

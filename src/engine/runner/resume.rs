@@ -31,7 +31,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::LoggedTask;
-use crate::task::{Event, Executed, GatewayFault, Phase, Task, TaskKey, Timestamp};
+use crate::task::{Attempt, Event, Executed, GatewayFault, Phase, Task, TaskKey, Timestamp};
 use crate::upstream::ResumeToken;
 
 /// How often a subtask is looked at before its parent waits for what others do with it.
@@ -147,6 +147,7 @@ impl Runner {
             queue_end: None,
             dispatched,
             deadline,
+            unmarked: None,
             held: GraceBuffer::default(),
             row: Some(row),
             inputs,
@@ -245,11 +246,17 @@ impl Runner {
         }
     }
 
+    /// The try that is about to be sent.
+    pub(super) const fn attempt_to_send(&self) -> Attempt {
+        if self.unproven.is_some() { Attempt(self.attempt.0 + 1) } else { self.attempt }
+    }
+
     /// The row says that the call is about to be sent.
     pub(super) fn is_sending(&mut self) {
+        let next = self.attempt_to_send();
         if let Some(unproven) = &mut self.unproven {
             *unproven = UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true };
-            self.attempt.0 += 1;
+            self.attempt = next;
             self.inputs = CallQuestions::default();
             self.checkpoint.is_written(None);
             tracing::warn!(attempt = self.attempt.0, "a call is sent again");
@@ -268,7 +275,7 @@ impl Runner {
 
     /// The same once the call was up for long enough.
     pub(super) async fn is_steady(&mut self) {
-        let is_up = !self.stage.is_waiting();
+        let is_up = !self.is_waiting();
         if is_up && self.unproven.as_ref().is_some_and(|unproven| unproven.since.elapsed() >= STEADY_AFTER) {
             self.is_alive().await;
         }

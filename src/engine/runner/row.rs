@@ -21,7 +21,7 @@ use crate::task::{
     Task, TaskKey, TaskVisibility, Timestamp, transition,
 };
 
-/// How soon an outcome that was not stored is stored again, first and at last.
+/// How soon what was not stored is stored again, first and at last.
 const STORE_RETRY_FIRST: Duration = Duration::from_millis(100);
 const STORE_RETRY_LAST: Duration = Duration::from_secs(5);
 
@@ -203,7 +203,7 @@ impl Runner {
     async fn drop_orphan(&mut self) -> RunnerFlow {
         if let Some(row) = self.row.take() {
             // First the row, since a child without its parent is gone.
-            let mut pauses = RetryDelays::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
+            let mut pauses = store_retries();
             while let Err(error) = self.engine.store.remove(&row.key).await {
                 tracing::warn!(error = %CauseChain(&error), "a task that nobody knows is not dropped yet");
                 // Its upstream need not wait for that, and a later life must not send it.
@@ -315,11 +315,11 @@ impl Runner {
     /// Stores an outcome, however long the store fails: one that is dropped is lost (L8). Whoever ends the process ends
     /// this, and the task is left to a later life.
     async fn apply_outcome(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
-        let mut pauses = RetryDelays::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
+        let mut pauses = store_retries();
         let mut has_failed = false;
         loop {
             match self.engine.apply(key, WriteRole::Holder, event.clone()).await {
-                Err(error @ (TaskError::Store(StoreError::Io(_) | StoreError::Unsure(_)) | TaskError::Contended)) => {
+                Err(error) if error.is_passing() => {
                     tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an outcome is not stored yet");
                     has_failed = true;
                     pauses.wait().await;
@@ -348,6 +348,11 @@ impl Runner {
             self.client.end(end).await;
         }
     }
+}
+
+/// The pauses before what has to be stored is stored again, for as long as the store fails.
+pub(super) const fn store_retries() -> RetryDelays {
+    RetryDelays::new(STORE_RETRY_FIRST, STORE_RETRY_LAST)
 }
 
 /// Sees to it that a row that was refused is not there. Where that cannot be had now, the error goes on saying so: a later

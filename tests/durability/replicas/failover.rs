@@ -22,6 +22,9 @@ const FAILOVER_MAX: Duration = Duration::from_secs(120);
 const CALLERS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What a gateway says of a task that gets its place meanwhile.
+const WAITS: &str = "a task could not be marked as sent yet and waits for the store";
+
 /// When a new call was answered, and how.
 type Told = Vec<(Instant, NewCall)>;
 
@@ -105,10 +108,15 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
     let leader = cluster.agrees().await;
     site.hold_calls();
     let known = site.handles().len();
-    // Gateways take turns: each has as many of each server, and none waits for its turn there. Of those that do nothing is sent,
-    // and what is to be sent while there is no database ends with `store_failed`.
-    let calls = (0..tasks).map(|nth| site.hold_call([RESUMABLE, PLAIN][nth / 2 % 2]));
-    stream::iter(calls).buffer_unordered(16).for_each(std::future::ready).await;
+    // In the first round one gateway has all of them, more than run there at a time: some get their places while there is no
+    // database. In the next one each has half of them, and all run.
+    let at: &[usize] = if round.is_multiple_of(2) { &[1] } else { &[0, 1] };
+    for gateway in at {
+        site.show_only(&[*gateway]);
+        let calls = (0..tasks / at.len()).map(|nth| site.hold_call([RESUMABLE, PLAIN][nth % 2]));
+        stream::iter(calls).buffer_unordered(16).for_each(std::future::ready).await;
+    }
+    site.show_only(&[0, 1]);
     let open: Vec<_> = site
         .handles()
         .split_off(known)
@@ -162,7 +170,9 @@ async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_runnin
     let Some(cluster) = PatroniCluster::start().await else { return };
     let kills = std::env::var("REPLICA_FAILOVERS").map(|kills| kills.parse().expect("REPLICA_FAILOVERS is a number"));
     let (kills, tasks) = kills.map_or((1, TASKS.0), |kills| (kills, TASKS.1));
-    let terms = Terms { lease: "8s", durability: "replicated", settle_max: 2 * FAILOVER_MAX, ..Terms::default() };
+    // One gateway has half of these places.
+    let (settle_max, in_flight_max) = (2 * FAILOVER_MAX, tasks * 4 / 5);
+    let terms = Terms { lease: "8s", durability: "replicated", settle_max, in_flight_max, ..Terms::default() };
     let site = Site::of(2, "failover", &cluster, terms).await;
     let mut times = Vec::new();
     for round in 0..kills {
@@ -180,6 +190,7 @@ async fn f74_a_failover_of_the_database_loses_no_acknowledged_task_and_no_runnin
     );
     nothing_more_was_sent(&site, [calls_of("up-"), calls_of("plain-")]);
     assert_eq!(site.resumable.fallback.count("resumed"), 0, "whoever ran a call still runs it");
-    assert_eq!(site.completed().await, handles.len(), "no running call is lost");
+    assert_eq!(site.completed().await, handles.len(), "no call is lost, whether it ran or waited for its turn");
+    assert!(site.replicas[1].keeper.said().contains(WAITS), "no task got its place while there was no database");
     assert_eq!(site.judge().await, handles.len());
 }

@@ -59,11 +59,14 @@ pub(super) struct Terms {
     pub(super) durability: &'static str,
     /// Time of service until a task must be seen to be settled, calls that are held and outages included (L3).
     pub(super) settle_max: Duration,
+    /// How many calls run at each server, at all gateways together.
+    pub(super) in_flight_max: usize,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { lease: "4s", alone_max: "5m", durability: "single", settle_max: SETTLE_MAX }
+        let (settle_max, in_flight_max) = (SETTLE_MAX, 1_800);
+        Self { lease: "4s", alone_max: "5m", durability: "single", settle_max, in_flight_max }
     }
 }
 
@@ -260,9 +263,10 @@ impl<'a> Site<'a> {
         let plain = Ledger::open(Arc::clone(&history), false).await;
         let places = watch::Sender::default();
         let crowd = Crowd::new(Arc::clone(&history), places.subscribe());
+        let in_flight_max = terms.in_flight_max;
         let upstream = |name: &str, ledger: &Ledger| {
             format!(
-                "[upstreams.{name}]\nurl = \"{}\"\ndeadline = \"5m\"\nin_flight_max = 1800\n\
+                "[upstreams.{name}]\nurl = \"{}\"\ndeadline = \"5m\"\nin_flight_max = {in_flight_max}\n\
                  [upstreams.{name}.tasks]\nmode = \"always\"\nttl = \"1h\"\npoll_interval = \"100ms\"\ninput_deadline = \"5m\"\n\
                  [[upstreams.{name}.tools]]\nmatch = \"work_auto\"\nmode = \"auto\"\ngrace = \"60ms\"\n\
                  [[upstreams.{name}.tools]]\nmatch = \"work_safe\"\nafter_crash = \"rerun\"\n",

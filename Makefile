@@ -189,6 +189,7 @@ REPLICA_SCHEDULES ?= 1000000
 REPLICA_KILLS ?= 100
 REPLICA_FAULTS ?= 700
 REPLICA_FAILOVERS ?= 5
+BALANCED_PAIRS ?= 42
 soak: setup
 	$(call step,schedules of faults over several replicas: $(REPLICA_SCHEDULES))
 	@REPLICA_SCHEDULES=$(REPLICA_SCHEDULES) cargo test --locked --test engine replicas:: -- --nocapture
@@ -202,6 +203,8 @@ soak: setup
 	@REPLICA_FAULTS=$(REPLICA_FAULTS) cargo test --locked --test durability replicas::courses -- --nocapture
 	$(call step,leaders of the database that are killed under a thousand tasks: $(REPLICA_FAILOVERS))
 	@REPLICA_FAILOVERS=$(REPLICA_FAILOVERS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability f74_ -- --nocapture
+	$(call step,pairs behind balancers: $(BALANCED_PAIRS))
+	@BALANCED_PAIRS=$(BALANCED_PAIRS) cargo test --locked --test gateway pairs::balanced -- --nocapture
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
 	$(call step,gateways that are replaced: $(REPLACED_GATEWAYS) courses)

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod gone;
-mod harness;
 mod link;
 mod postgres;
 mod refusals;
@@ -13,5 +12,6 @@ mod sse;
 mod tls;
 
 use support::certificates;
+use support::replicas as harness;
 use support::scripted as upstream;
 use support::session_client as client;

@@ -53,7 +53,7 @@ async fn at_one_path(servers: &[(String, SocketAddr)], keys: &str) -> TestGatewa
 }
 
 async fn client_of(kind: Kind, gate: &TestGateway) -> PairClient {
-    PairClient::new(kind, gate, |_| 0).await.unwrap()
+    PairClient::new(kind, gate.stranger(), |_| 0).await.unwrap()
 }
 
 /// The names of all tools that a client is shown, page by page.

@@ -2,11 +2,14 @@
 //! them, on the wire.
 //!
 //! `server` is one scripted server in six kinds, `speaker` one client in seven; `cases` says what must come of a pair.
-//! `mixed` puts servers of five kinds behind one path. The tables go to `target/reports` and stand in `docs/compatibility.md`.
+//! `balanced` puts two gateways behind a balancer, `mixed` servers of five kinds behind one path. The tables go to
+//! `target/reports` and stand in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod balanced;
 mod cases;
+mod front;
 mod mixed;
 mod server;
 
@@ -20,8 +23,9 @@ use std::fmt::Write as _;
 use std::sync::{Arc, OnceLock};
 
 use cases::{Case, Cell};
-use client::TestGateway;
+use front::{Front, FrontKind};
 use futures_util::StreamExt as _;
+use futures_util::future::try_join_all;
 use served::Served;
 use speaker::PairClient;
 use tokio::runtime::Runtime;
@@ -43,39 +47,46 @@ struct Row {
     cells: Vec<(Case, Cell)>,
 }
 
-async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
+async fn row(client: speaker::Kind, kind: server::Kind, front: FrontKind) -> Row {
     let mut cells = Vec::new();
     for case in Case::ALL {
         let cell = match cases::why_not(client, kind, case) {
             Some(why) => Cell::NotApplicable(why),
-            None => {
-                // A gateway of its own, so that no case sees another's.
-                let (upstream, ledger) = server::start(kind).await;
-                let is_queued = case == Case::CancelQueued;
-                let drafts = client.draft().map(|draft| format!("drafts = [\"{draft}\"]\n")).unwrap_or_default();
-                // No server has subtasks of its own: those that there are come of a call that is split.
-                let split = if client == speaker::Kind::Subtasks { SPLIT } else { "" };
-                let task_keys = task_keys("up");
-                let keys = format!("{}{task_keys}{drafts}{split}", if is_queued { "in_flight_max = 1\n" } else { "" });
-                let url = format!("http://{}/mcp", upstream.address);
-                let is_gateway = kind == server::Kind::Gateway;
-                let inner = if is_gateway { Some(Served::before(&url, &task_keys).await) } else { None };
-                let gate = TestGateway::open("", inner.as_ref().map_or(&url, |inner| &inner.url), &keys).await;
-                let run = async {
-                    let begun = Arc::clone(&ledger);
-                    let mut speaker = PairClient::new(client, &gate, move |tool| begun.runs(tool)).await?;
-                    if is_queued {
-                        let mut blocker = PairClient::new(client, &gate, |_| 0).await?;
-                        return cases::run_queued(client, kind, (&mut speaker, &mut blocker), &ledger).await;
-                    }
-                    cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await
-                };
-                Cell::of(run).await
-            }
+            None => cell(client, kind, case, front).await,
         };
         cells.push((case, cell));
     }
     Row { client, server: kind, cells }
+}
+
+/// One case at gateways of its own, so that none sees another's.
+async fn cell(client: speaker::Kind, kind: server::Kind, case: Case, front: FrontKind) -> Cell {
+    let (upstream, ledger) = server::start(kind).await;
+    let is_queued = case == Case::CancelQueued;
+    let drafts = client.draft().map(|draft| format!("drafts = [\"{draft}\"]\n")).unwrap_or_default();
+    // No server has subtasks of its own: those that there are come of a call that is split.
+    let split = if client == speaker::Kind::Subtasks { SPLIT } else { "" };
+    let task_keys = task_keys("up");
+    let keys = format!("{}{task_keys}{drafts}{split}", if is_queued { "in_flight_max = 1\n" } else { "" });
+    let url = format!("http://{}/mcp", upstream.address);
+    let is_gateway = kind == server::Kind::Gateway;
+    let inner = if is_gateway { Some(Served::before(&url, &task_keys).await) } else { None };
+    let front = Front::before(front, inner.as_ref().map_or(&url, |inner| &inner.url), &keys).await;
+    let run = async {
+        let begun = Arc::clone(&ledger);
+        let mut speaker = PairClient::new(client, front.stranger(), move |tool| begun.runs(tool)).await?;
+        if is_queued {
+            let blockers = front.one_at_each().into_iter().map(|stranger| PairClient::new(client, stranger, |_| 0));
+            let mut blockers = try_join_all(blockers).await?;
+            return cases::run_queued(client, kind, (&mut speaker, &mut blockers), &ledger).await;
+        }
+        cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await
+    };
+    let shared = async {
+        let way = run.await?;
+        front.check_shares().map(|()| way)
+    };
+    Cell::of(shared).await
 }
 
 /// All rows. They are run once, by whichever test comes first.
@@ -84,7 +95,8 @@ fn rows() -> &'static [Row] {
     ROWS.get_or_init(|| {
         Runtime::new().unwrap().block_on(async {
             let pairs = speaker::Kind::ALL.into_iter().flat_map(|client| server::Kind::ALL.map(|kind| (client, kind)));
-            futures_util::stream::iter(pairs).map(|(client, kind)| row(client, kind)).buffered(AT_ONCE).collect().await
+            let rows = futures_util::stream::iter(pairs).map(|(client, kind)| row(client, kind, FrontKind::OneGateway));
+            rows.buffered(AT_ONCE).collect().await
         })
     })
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use tokio::time::{Instant, sleep};
 
 use super::server::{self, Ledger};
@@ -213,18 +214,19 @@ pub(crate) async fn run(
     Ok(if story.is_task { Way::Task } else { Way::Plain })
 }
 
-/// Cancels a call that waits while another one has the only place.
+/// Cancels a call that waits while others have the only place of each gateway.
 pub(crate) async fn run_queued(
     client: speaker::Kind,
     kind: server::Kind,
-    (speaker, blocker): (&mut PairClient, &mut PairClient),
+    (speaker, blockers): (&mut PairClient, &mut [PairClient]),
     ledger: &Arc<Ledger>,
 ) -> Result<Way, String> {
     let case = Case::CancelQueued;
-    let holding = blocker.call(HOLDING, UserBehaviour::Patient);
+    let places = blockers.len();
+    let holding = try_join_all(blockers.iter_mut().map(|blocker| blocker.call(HOLDING, UserBehaviour::Patient)));
     let cancelling = async {
         let begun = Instant::now();
-        while ledger.runs(HOLDING) == 0 {
+        while ledger.runs(HOLDING) < places {
             if begun.elapsed() > TOLD_MAX {
                 return Err("the first call never began".to_owned());
             }
@@ -248,11 +250,9 @@ pub(crate) async fn run_queued(
         }
     };
     let (held, way) = tokio::join!(holding, cancelling);
-    match held?.ending {
-        Ending::Result(_) => way,
-        other @ (Ending::ToolError(_) | Ending::Error(_) | Ending::Cancelled | Ending::Left) => {
-            Err(format!("the call that had the place: {other:?}"))
-        }
+    match held?.into_iter().find(|held| !matches!(held.ending, Ending::Result(_))) {
+        None => way,
+        Some(held) => Err(format!("a call that had a place: {:?}", held.ending)),
     }
 }
 

@@ -77,14 +77,16 @@ async fn column(client: speaker::Kind, case: Case) -> (speaker::Kind, Case, Vec<
     }))
     .await;
     let gate = TestGateway::serving(&served(&members, case)).await;
-    let (speaker, blocker) =
-        match tokio::try_join!(PairClient::new(client, &gate, |_| 0), PairClient::new(client, &gate, |_| 0)) {
-            Ok(both) => both,
-            Err(why) => {
-                let wrong = |kind| (kind, Cell::Wrong(why.clone()));
-                return (client, case, MEMBERS.map(wrong).into());
-            }
-        };
+    let (speaker, blocker) = match tokio::try_join!(
+        PairClient::new(client, gate.stranger(), |_| 0),
+        PairClient::new(client, gate.stranger(), |_| 0)
+    ) {
+        Ok(both) => both,
+        Err(why) => {
+            let wrong = |kind| (kind, Cell::Wrong(why.clone()));
+            return (client, case, MEMBERS.map(wrong).into());
+        }
+    };
     let calling = members.iter().enumerate().map(|(at, member)| {
         let first_id = IDS * (at as u64 + 1);
         let hand = |of: &PairClient| {
@@ -107,12 +109,12 @@ async fn cell(
     case: Case,
     client: speaker::Kind,
     (kind, server, ledger): &Member,
-    (mut speaker, mut blocker): (PairClient, PairClient),
+    (mut speaker, blocker): (PairClient, PairClient),
 ) -> Cell {
     match cases::why_not(client, *kind, case) {
         Some(why) => Cell::NotApplicable(why),
         None if case == Case::CancelQueued => {
-            Cell::of(cases::run_queued(client, *kind, (&mut speaker, &mut blocker), ledger)).await
+            Cell::of(cases::run_queued(client, *kind, (&mut speaker, &mut [blocker]), ledger)).await
         }
         None => Cell::of(cases::run(case, client, *kind, &mut speaker, ledger, server)).await,
     }

@@ -158,10 +158,13 @@ impl Ledger {
         job.end = Some(end);
     }
 
-    /// Ends the only run of a tool that waits.
+    /// Ends all runs of a tool that waits.
     pub(crate) fn release(&self, tool: &str) {
-        let number = self.jobs.lock().iter().position(|job| job.tool == tool);
-        self.end(number.expect("it runs"));
+        let jobs = self.jobs.lock();
+        let runs: Vec<_> =
+            jobs.iter().enumerate().filter(|(_, job)| job.tool == tool).map(|(number, _)| number).collect();
+        drop(jobs);
+        runs.into_iter().for_each(|number| self.end(number));
     }
 
     fn answered(&self, number: usize, key: &str, answer: Value) {

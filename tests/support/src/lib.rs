@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 pub mod alone;
+pub mod balancer;
 pub mod certificates;
 pub mod checks;
 pub mod clock_shift;
@@ -22,6 +23,7 @@ pub mod pgbouncer;
 pub mod ports;
 pub mod postgres;
 pub mod processes;
+pub mod replicas;
 pub mod sample_task;
 pub mod scripted;
 pub mod served;

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 pub use crate::kind::Kind;
-use crate::session_client::{Client, Reply, TestGateway};
+use crate::session_client::{Client, Reply};
 use messages::{Messages, ending};
 
 /// What the person at the client does.
@@ -94,13 +94,12 @@ async fn under_way(runs: &Runs, tool: &str) -> Result<(), String> {
 }
 
 impl PairClient {
-    /// A client before this gate. `runs` tells it when a call is under way, so that whoever cancels or leaves does so then.
+    /// A client that goes where this one does, which has no session. `runs` tells it when a call is under way, so that whoever cancels or leaves does so then.
     pub async fn new(
         kind: Kind,
-        gate: &TestGateway,
+        mut client: Client,
         runs: impl Fn(&str) -> usize + Send + Sync + 'static,
     ) -> Result<Self, String> {
-        let mut client = gate.stranger();
         let mut next_id = 1;
         if kind.is_stateless() {
             client.version = Some("2026-07-28".to_owned());

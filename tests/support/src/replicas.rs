@@ -16,40 +16,46 @@ use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{Clock, ManualClock, Timestamp};
 use tempfile::TempDir;
 
-use super::client::{Client, HttpOptions, KEY};
-use super::upstream::{ScriptedServer, in_time};
+use crate::scripted::{ScriptedServer, in_time};
+use crate::session_client::{BOTH, Client, HttpOptions, KEY};
 
 /// What the clocks of all replicas say.
-pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_785_196_800_000);
+pub const NOW: Timestamp = Timestamp::from_millis(1_785_196_800_000);
 
 /// One gateway of several.
-pub(crate) struct Replica {
-    pub(crate) gateway: Gateway,
-    pub(crate) incarnation: Incarnation,
+pub struct Replica {
+    pub gateway: Gateway,
+    pub incarnation: Incarnation,
     _folder: TempDir,
 }
 
-/// The gateways of one store.
-pub(crate) struct Replicas {
-    pub(crate) all: Vec<Replica>,
+/// The gateways of one store, which go by one clock.
+pub struct Replicas<C = ManualClock> {
+    pub all: Vec<Replica>,
     store: Arc<MemoryStore>,
-    pub(crate) clock: Arc<ManualClock>,
+    pub clock: Arc<C>,
 }
 
 /// The section of one upstream, which is served at `/mcp` and at `/up/sse`.
-pub(crate) fn before(server: &ScriptedServer) -> String {
+pub fn before(server: &ScriptedServer) -> String {
     format!("[upstreams.up]\nurl = \"{}\"\npath = \"/mcp\"\nsse_path = \"/up/sse\"\n", server.url())
 }
 
 impl Replicas {
     /// Two that know each other, in front of one server.
-    pub(crate) async fn pair(server: &ScriptedServer) -> Self {
+    pub async fn pair(server: &ScriptedServer) -> Self {
         Self::serving(2, &before(server), &[]).await
     }
 
     /// So many; what is served begins in the section of the listener. Those that have certificates show them.
-    pub(crate) async fn serving(many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
-        let clock = Arc::new(ManualClock::at(NOW));
+    pub async fn serving(many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
+        Self::going_by(Arc::new(ManualClock::at(NOW)), many, served, tls).await
+    }
+}
+
+impl<C: Clock + 'static> Replicas<C> {
+    /// The same by another clock.
+    pub async fn going_by(clock: Arc<C>, many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
         let mut replicas = Self { all: Vec::new(), store: Arc::new(MemoryStore::new(64 << 20)), clock };
         for at in 0..many {
             let replica = replicas.start(served, tls.get(at).cloned()).await;
@@ -71,7 +77,7 @@ impl Replicas {
         config.folder = folder.path().to_path_buf();
         let store = Arc::new(self.store.join());
         let incarnation = store.holder();
-        let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(&self.clock);
+        let clock: Arc<dyn Clock> = Arc::<C>::clone(&self.clock);
         let address = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         let directory = ReplicaDirectory::alone(incarnation);
         let setup = ReplicaSetup { store, clock, address, tls, directory };
@@ -81,54 +87,54 @@ impl Replicas {
     }
 
     /// Tells each of all that are there.
-    pub(crate) fn introduce(&self) {
+    pub fn introduce(&self) {
         let living: Vec<_> = self.all.iter().map(|one| one.member(one.gateway.replica_address())).collect();
         self.all.iter().for_each(|one| one.sees(living.clone()));
     }
 
     /// Ends one without a word.
-    pub(crate) fn kill(&mut self, at: usize) {
+    pub fn kill(&mut self, at: usize) {
         drop(self.all.remove(at));
     }
 
     /// A client at one of them, without a session.
-    pub(crate) fn stranger(&self, at: usize) -> Client {
+    pub fn stranger(&self, at: usize) -> Client {
         client_at(self.all[at].gateway.address())
     }
 
     /// A client whose session was begun at the first one.
-    pub(crate) async fn client(&self) -> Client {
+    pub async fn client(&self) -> Client {
         self.client_of("2025-11-25").await
     }
 
-    pub(crate) async fn client_of(&self, version: &str) -> Client {
+    pub async fn client_of(&self, version: &str) -> Client {
         self.stranger(0).opened(version).await
     }
 
     /// The same client, at another one.
-    pub(crate) fn at(&self, at: usize, client: &Client) -> Client {
+    pub fn at(&self, at: usize, client: &Client) -> Client {
         Client { address: self.all[at].gateway.address(), ..client.clone() }
     }
 }
 
 impl Replica {
-    pub(crate) const fn member(&self, address: Option<SocketAddr>) -> ReplicaMember {
+    pub const fn member(&self, address: Option<SocketAddr>) -> ReplicaMember {
         ReplicaMember { incarnation: self.incarnation, address, is_leaving: false }
     }
 
     /// What it knows of the living from now on.
-    pub(crate) fn sees(&self, living: Vec<ReplicaMember>) {
+    pub fn sees(&self, living: Vec<ReplicaMember>) {
         self.gateway.session_homes().unwrap().replace(ReplicaDirectory::new(self.incarnation, living));
     }
 }
 
 /// A client at an address, without a session.
-pub(crate) fn client_at(address: SocketAddr) -> Client {
-    let (accept, connections) = (super::client::BOTH, tokio_util::task::TaskTracker::new());
+pub fn client_at(address: SocketAddr) -> Client {
+    let (accept, connections) = (BOTH, tokio_util::task::TaskTracker::new());
     Client { address, session: None, version: None, accept, over: HttpOptions::default(), connections }
 }
 
 /// Seals as every replica does.
-pub(crate) fn sealer() -> Sealer {
+pub fn sealer() -> Sealer {
     Sealer::new(SealingKeys::parse(KEY).unwrap())
 }

@@ -6,12 +6,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+use std::sync::Arc;
+
 use super::matrix::cases;
 use super::matrix::client;
 use super::matrix::tap;
+use support::balancer::{Balancer, BalancerMode};
 use support::peers::gateway;
 use support::peers::install;
 use support::peers::upstream;
+use support::replicas::Replicas;
+use taskgate::task::SystemClock;
 
 use cases::{Case, GRACE, POLL_INTERVAL};
 use client::Client;
@@ -21,19 +26,54 @@ use tap::Tap;
 use tokio::runtime::Runtime;
 use upstream::{PeerServer, Program};
 
+/// What clients come to.
+enum Front {
+    One(Box<Gateway>),
+    /// Two on one store.
+    Balanced {
+        _gateways: Replicas<SystemClock>,
+        balancer: Balancer,
+    },
+}
+
+impl Front {
+    async fn start(balanced: Option<BalancerMode>, name: &str, config: &str) -> Result<Self, String> {
+        let Some(mode) = balanced else { return Ok(Self::One(Box::new(Gateway::start(name, config, 1).await?))) };
+        let replicas = Replicas::going_by(Arc::new(SystemClock), 2, config, &[]).await;
+        let addresses = replicas.all.iter().map(|one| one.gateway.address()).collect();
+        Ok(Self::Balanced { balancer: Balancer::before(addresses, mode).await, _gateways: replicas })
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Self::One(gateway) => gateway.url("up").to_owned(),
+            Self::Balanced { balancer, .. } => format!("http://{}/up/mcp", balancer.address),
+        }
+    }
+
+    /// What a balancer sent to each, where it should have sent as much to the one as to the other.
+    fn unequal_shares(&self) -> Option<String> {
+        let Self::Balanced { balancer, .. } = self else { return None };
+        let sent = balancer.sent();
+        let is_equal = balancer.mode() == BalancerMode::Affine || sent[0].abs_diff(sent[1]) <= 1;
+        (!is_equal || sent.contains(&0)).then(|| format!("the gateways were sent {sent:?} requests"))
+    }
+}
+
 /// Every case of every client with one server, which has the same tools as the FastMCP server of the matrix.
-async fn failures(peers: &Peers, program: Program) -> Result<Vec<String>, String> {
+async fn failures(peers: &Peers, program: Program, balanced: Option<BalancerMode>) -> Result<Vec<String>, String> {
     let server = PeerServer::start(program, peers, "stateless-matrix").await?;
     let tap = Tap::start(server.address).await?;
     let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
     let config = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n\n[upstreams.up.tasks]\n{tasks}\n", tap.address());
-    let gateway = Gateway::start(&format!("stateless-matrix-{}", program.name()), &config, 1).await?;
+    let front = Front::start(balanced, &format!("stateless-matrix-{}", program.name()), &config).await?;
+    let url = front.url();
     let mut failures = Vec::new();
     for client in Client::ALL {
         // Its tools ask nothing.
         for case in [Case::Fast, Case::Slow, Case::Cancel, Case::ToolError, Case::ProtocolError] {
             let call = client.call("fastmcp", case).expect("every upstream has these");
-            let made = client.make(peers, gateway.url("up"), call).await;
+            let made = client.make(peers, &url, call).await;
             let place = format!("{} × {} × {}", client.title(), program.title(), case.title());
             failures.extend(made.err().map(|why| format!("{place}: {why}")));
         }
@@ -44,24 +84,41 @@ async fn failures(peers: &Peers, program: Program) -> Result<Vec<String>, String
     if (tap.count("\"tasks/cancel\"") > 0) != (program == Program::FastMcp4Tasks) {
         failures.push("a task of the upstream's is cancelled by its name, and only that".to_owned());
     }
+    failures.extend(front.unequal_shares());
     Ok(failures)
 }
 
 #[track_caller]
-fn check(program: Program) {
+fn check(program: Program, balanced: Option<BalancerMode>) {
     let Some(peers) = Peers::find("real clients and a real server of 2026-07-28") else { return };
-    let failures = Runtime::new().unwrap().block_on(failures(&peers, program)).unwrap();
+    let failures = Runtime::new().unwrap().block_on(failures(&peers, program, balanced)).unwrap();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// GW-30: before servers without tasks.
 #[test]
 fn every_client_is_served_in_front_of_a_server_without_tasks() {
-    check(Program::FastMcp4);
+    check(Program::FastMcp4, None);
 }
 
 /// GW-11: before servers with the extension.
 #[test]
 fn every_client_is_served_in_front_of_a_server_with_tasks_of_its_own() {
-    check(Program::FastMcp4Tasks);
+    check(Program::FastMcp4Tasks, None);
+}
+
+/// F52: tasks that the gateways make are polled at each in turn.
+#[test]
+fn every_client_is_served_by_two_gateways_in_turn() {
+    check(Program::FastMcp4, Some(BalancerMode::InTurn));
+}
+
+#[test]
+fn every_client_is_served_by_two_gateways_in_turn_before_a_server_with_tasks_of_its_own() {
+    check(Program::FastMcp4Tasks, Some(BalancerMode::InTurn));
+}
+
+#[test]
+fn every_client_is_served_by_two_gateways_that_keep_its_connections() {
+    check(Program::FastMcp4, Some(BalancerMode::Affine));
 }

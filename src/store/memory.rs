@@ -33,6 +33,7 @@ const STEP: usize = 64;
 pub struct MemoryStore {
     rows: Arc<MemoryRows>,
     holder: Incarnation,
+    reach: Reach,
 }
 
 impl MemoryStore {
@@ -40,19 +41,19 @@ impl MemoryStore {
     /// [`crate::task::model::ROW_BYTES_MIN`].
     #[must_use]
     pub fn new(stored_bytes_max: usize) -> Self {
-        Self::begin(Arc::new(MemoryRows::new(stored_bytes_max)))
+        Self::begin(Arc::new(MemoryRows::new(stored_bytes_max)), Reach::Process)
     }
 
-    fn begin(rows: Arc<MemoryRows>) -> Self {
+    fn begin(rows: Arc<MemoryRows>, reach: Reach) -> Self {
         let holder = rows.lives.begin();
-        Self { rows, holder }
+        Self { rows, holder, reach }
     }
 
     /// The same rows for another life beside this one, in the same process: what several gateways have in a store that they
     /// share.
     #[must_use]
     pub fn join(&self) -> Self {
-        Self::begin(Arc::clone(&self.rows))
+        Self::begin(Arc::clone(&self.rows), Reach::Shared)
     }
 
     /// Declares a life ended: from then on what it holds can be claimed. It may not know, and go on.
@@ -265,7 +266,7 @@ impl TaskStore for MemoryStore {
     }
 
     fn reach(&self) -> Reach {
-        Reach::Process
+        self.reach
     }
 
     async fn survey(

@@ -264,7 +264,11 @@ impl TaskStore for GatedStore {
     }
 
     fn reach(&self) -> Reach {
-        if self.is_shared.load(Ordering::Relaxed) { Reach::Shared } else { self.inner().reach() }
+        match &self.memory {
+            // Its lives have followed one another.
+            Some(_) if !self.is_shared.load(Ordering::Relaxed) => Reach::Process,
+            Some(_) | None => self.inner().reach(),
+        }
     }
 
     fn holder(&self) -> Incarnation {

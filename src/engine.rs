@@ -30,8 +30,8 @@ pub use admission::TaskAdmission;
 pub use apply::TaskError;
 use apply::record_shown;
 pub use call::{
-    Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RoundRetry, RoundSupport, TaskNotice,
-    TaskNoticeSink, declared_questions,
+    Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RetryRefusal, RoundRetry, RoundSupport,
+    TaskNotice, TaskNoticeSink, declared_questions,
 };
 pub use calls_end::CallsEnd;
 pub use change_subscribers::ChangeSubscribers;
@@ -117,11 +117,11 @@ impl Engine {
     /// [`Engine::call`] does. Dropping the stream before it showed anything final cancels the call, unless another
     /// client waits for it too.
     ///
-    /// `None` if nobody runs the call any more, or too many come back for it at once: see [`Engine::held`].
-    #[must_use]
-    pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Option<CallStream> {
+    /// # Errors
+    /// If nobody here runs the call, or too many come back for it at once: see [`Engine::held`].
+    pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Result<CallStream, RetryRefusal> {
         let (seat, stream) = CallStream::new();
-        self.live.retry(key, seat, retry).then_some(stream)
+        self.live.retry(key, seat, retry).map(|()| stream)
     }
 
     pub(crate) fn mint_key(&self, owner: &Principal) -> TaskKey {

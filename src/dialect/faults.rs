@@ -382,7 +382,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::QueueDeadline => "The call waited too long for a place at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",
         Reason::StoreLost => "The task store lost what it had acknowledged; the tool may or may not have completed",
-        Reason::ReplicaAway => "The gateway where this session is at home did not answer; try again in a moment",
+        Reason::ReplicaAway => "The gateway that has this session or call did not answer; try again in a moment",
         Reason::Internal => "The gateway failed",
     }
 }

@@ -148,6 +148,15 @@ pub struct RoundRetry {
     pub questions: QuestionFilter,
 }
 
+/// Why a held call is not gone on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryRefusal {
+    /// Nobody in this process runs it.
+    NotHere,
+    /// Too many come back for it at once.
+    TooMany,
+}
+
 impl std::fmt::Debug for RoundRetry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Retry").field("answers", &self.answers.len()).field("plan", &self.plan).finish_non_exhaustive()

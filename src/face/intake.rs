@@ -1,5 +1,5 @@
 //! Takes one request of a path: counts it, reads its message, tells which kind of client it comes from, has it passed on where its
-//! session is at home at another replica, and answers what no face serves.
+//! session, or the held call that it goes on with, is at home at another replica, and answers what no face serves.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound};
 use super::served::Served;
 use super::session::refuse;
-use super::session_homes;
+use super::session_homes::{self, ForwardReason};
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
 use crate::dialect::faults::{gateway_error, rate_error};
@@ -179,15 +179,34 @@ async fn serve_one(faces: &impl PathFaces, face: Face, inbound: Box<Inbound>, me
     }
 }
 
-/// Has a message of a session answered where the session is at home. One that begins a session has none.
+/// Has a message answered where its session is at home, or the held call that it goes on with. One that begins a session has none.
 async fn pass_on_message(
     faces: &impl PathFaces,
     face: Face,
     inbound: &Inbound,
     message: &Message,
 ) -> Option<Result<FaceResponse, GatewayFault>> {
-    let begins = matches!(message, Message::Request(request) if request.method == method::INITIALIZE);
-    if begins || face == Face::Stateless { None } else { pass_on(faces, inbound, errand_of(message)).await }
+    match (face, message) {
+        (Face::Session, Message::Request(request)) if request.method == method::INITIALIZE => None,
+        (Face::Session, _) => pass_on(faces, inbound, errand_of(message)).await,
+        (Face::Stateless, Message::Request(request)) => pass_on_answers(faces, inbound, request).await,
+        (Face::Stateless, Message::Notification(_) | Message::Response(_)) => None,
+    }
+}
+
+/// Has the answers to questions of a held call taken where the call is held; `None` where that is here, and where it is lost with
+/// the replica that held it.
+async fn pass_on_answers(
+    faces: &impl PathFaces,
+    inbound: &Inbound,
+    request: &Request,
+) -> Option<Result<FaceResponse, GatewayFault>> {
+    let Served { homes, sealer, .. } = faces.served();
+    let homes = homes.as_ref()?;
+    let state = request.params.object().filter(|_| method::may_ask(&request.method))?.get_string("requestState")?;
+    let home = sealer.open_state_home(&state, &inbound.principal)?;
+    // On the heap as above.
+    Box::pin(homes.pass_on_to(inbound, home, ForwardReason::HeldCall)).await
 }
 
 /// Counts requests that come together, unless somebody has.
@@ -302,7 +321,7 @@ impl RefusableRequest {
         }
     }
 
-    /// The same where the session's home cannot be reached: 503 for what has no id.
+    /// The same where the home of its session or call cannot be reached: 503 for what has no id.
     fn refuse_away(&self, fault: &GatewayFault) -> FaceResponse {
         if self.addressee.id.is_none() { unreachable_home() } else { self.refuse_for_now(fault) }
     }

@@ -24,7 +24,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::random;
 use crate::replica::Incarnation;
-use crate::task::Timestamp;
+use crate::task::{Principal, Timestamp};
 pub use forward_token::{ForwardToken, digest_of_request};
 pub use keys::{KEY_LEN, KeyError, KeyPrint, SealingKeys};
 pub use session_token::{SessionToken, digest_of};
@@ -236,6 +236,13 @@ impl Sealer {
         let token = StateToken::decode(&self.open(TokenPurpose::RequestState, sealed)?)?;
         let holds = token.scope == *scope && now.since(token.issued_at) <= expires_after;
         holds.then_some(token.content)
+    }
+
+    /// Where the call is held that a `requestState` goes on with, if that is in it and it was given out to this principal. What
+    /// else it holds is compared there.
+    #[must_use]
+    pub fn open_state_home(&self, sealed: &str, principal: &Principal) -> Option<Incarnation> {
+        StateToken::decode(&self.open(TokenPurpose::RequestState, sealed)?)?.home_for(principal)
     }
 }
 

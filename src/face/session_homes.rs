@@ -1,7 +1,8 @@
-//! Passes requests on to the replica where their session, or their stream of HTTP+SSE, is at home.
+//! Passes requests on to the replica where their session, their stream of HTTP+SSE, or the held call that they go on with, is at
+//! home.
 //!
 //! What memory holds about a session is in one process: its streams, the calls that are held for it, its session at the server.
-//! Which one that is stands in the session's id. A request goes one hop at most: what another replica passed on is answered where
+//! Which one that is stands in the session's id, the stream's address, the call's `requestState`. A request goes one hop at most: what another replica passed on is answered where
 //! it arrives, as after a restart where the session is not at home there either.
 //!
 //! Knows no sockets: a [`ReplicaLink`] takes a request to another replica, and its listener opens what is sealed here.
@@ -38,7 +39,7 @@ const UNKNOWN_TASK: &str = "unknown-task";
 const OF_ONE_HOP: [HeaderName; 7] = [CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TE, TRANSFER_ENCODING, UPGRADE];
 const OF_ONE_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 
-/// When a client may try again whose session's home could not be reached.
+/// When a client may try again whose request's home could not be reached.
 const AWAY_RETRY: Duration = Duration::from_secs(1);
 
 /// Takes requests to other replicas.
@@ -66,12 +67,14 @@ pub enum ForwardFailure {
 
 /// What a request is passed on for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ForwardReason {
+pub(super) enum ForwardReason {
     Session,
     Stream,
+    /// A stateless client's call that is held between two rounds of questions.
+    HeldCall,
 }
 
-/// Where sessions are at home, where there are several replicas.
+/// Where sessions are at home, and what else one replica has in memory alone, where there are several.
 pub struct SessionHomes {
     directory: ArcSwap<ReplicaDirectory>,
     sealer: Arc<Sealer>,
@@ -132,8 +135,7 @@ impl SessionHomes {
 
     /// Where the session of a request is at home, if that is not here.
     pub(super) fn elsewhere(&self, inbound: &Inbound, errand: HomeErrand) -> Option<ReplicaPeer> {
-        // What was counted comes from another replica, or belongs to a session that is here; so does what came on a stream.
-        if inbound.is_counted || inbound.carriage == MessageChannel::Stream {
+        if !may_go_on(inbound) {
             return None;
         }
         let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
@@ -144,14 +146,15 @@ impl SessionHomes {
         }
     }
 
-    /// Passes on a message for a stream that was opened at `home`; `None` where that is here, or gone.
-    pub(super) async fn pass_on_to_stream(
+    /// Passes on a request for what was begun at `home`, and ends with it; `None` where that is here, or gone.
+    pub(super) async fn pass_on_to(
         &self,
         inbound: &Inbound,
         home: Incarnation,
+        reason: ForwardReason,
     ) -> Option<Result<FaceResponse, GatewayFault>> {
-        let peer = self.directory.load().peer(home).filter(|_| !inbound.is_counted)?;
-        Some(self.forward(inbound, peer, ForwardReason::Stream).await)
+        let peer = self.directory.load().peer(home).filter(|_| may_go_on(inbound))?;
+        Some(self.forward(inbound, peer, reason).await)
     }
 
     async fn forward(
@@ -173,6 +176,7 @@ impl SessionHomes {
         let reason = match reason {
             ForwardReason::Session => "session",
             ForwardReason::Stream => "stream",
+            ForwardReason::HeldCall => "held_call",
         };
         metrics::counter!(metric::FORWARDED, "reason" => reason, "outcome" => outcome).increment(1);
         carried.map_err(|failure| match failure {
@@ -214,7 +218,13 @@ impl fmt::Debug for SessionHomes {
     }
 }
 
-/// Nothing was done, as the session's home cannot be reached. It is not dead for that.
+/// Whether a request may go to another replica. What was counted comes from one, or belongs to a session that is here; so does
+/// what came on a stream.
+fn may_go_on(inbound: &Inbound) -> bool {
+    !inbound.is_counted && inbound.carriage == MessageChannel::Request
+}
+
+/// Nothing was done, as the home cannot be reached. It is not dead for that.
 pub(super) fn away() -> GatewayFault {
     GatewayFault { retry_after: Some(AWAY_RETRY), ..GatewayFault::new(Reason::ReplicaAway, Executed::No) }
 }

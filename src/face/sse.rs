@@ -27,6 +27,7 @@ use super::revocable_body::ending_with;
 use super::sealed::{StreamToken, TokenPurpose};
 use super::served::Served;
 use super::session::refuse;
+use super::session_homes::ForwardReason;
 use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::shared_limits::SharedLimits;
@@ -137,7 +138,7 @@ impl SseEndpoint {
         let token = opened.and_then(|plain| StreamToken::decode(&plain));
         if let (Some(homes), Some(home)) = (&self.sse.served.homes, token.and_then(|token| token.home))
             // On the heap, as a gateway that is alone never needs it.
-            && let Some(passed) = Box::pin(homes.pass_on_to_stream(&inbound, home)).await
+            && let Some(passed) = Box::pin(homes.pass_on_to(&inbound, home, ForwardReason::Stream)).await
         {
             return passed.unwrap_or_else(|_| unreachable_home());
         }

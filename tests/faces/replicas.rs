@@ -7,6 +7,7 @@ mod gone;
 mod link;
 mod postgres;
 mod refusals;
+mod rounds;
 mod sessions;
 mod sse;
 mod tls;

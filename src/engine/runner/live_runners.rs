@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::engine::call::{CallStreamSender, RoundRetry};
+use crate::engine::call::{CallStreamSender, RetryRefusal, RoundRetry};
 use crate::task::{Answer, TaskKey};
 use crate::wire::Payload;
 
@@ -143,9 +143,18 @@ impl LiveRunners {
         });
     }
 
-    /// Whether a client that came back was handed to the runner.
-    pub(in crate::engine) fn retry(&self, key: &TaskKey, seat: CallStreamSender, retry: RoundRetry) -> bool {
-        self.put(key, |waiting| push(&mut waiting.retries, (seat, retry), RETRIES_MAX)) == Some(true)
+    /// Hands a client that came back to the runner.
+    pub(in crate::engine) fn retry(
+        &self,
+        key: &TaskKey,
+        seat: CallStreamSender,
+        retry: RoundRetry,
+    ) -> Result<(), RetryRefusal> {
+        match self.put(key, |waiting| push(&mut waiting.retries, (seat, retry), RETRIES_MAX)) {
+            Some(true) => Ok(()),
+            Some(false) => Err(RetryRefusal::TooMany),
+            None => Err(RetryRefusal::NotHere),
+        }
     }
 }
 

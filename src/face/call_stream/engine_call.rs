@@ -18,6 +18,7 @@ use crate::engine::{CallEnd, CallEvent, CallStream};
 use crate::face::answer::{Addressee, LARGE};
 use crate::face::http::{FaceResponse, joined_body};
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
+use crate::replica::Incarnation;
 use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task};
 use crate::wire::framing::BodyPart;
 use crate::wire::{Payload, RpcError, envelope, method, rpc_error};
@@ -44,6 +45,8 @@ pub struct CallView<D> {
 pub struct RoundSeal {
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
+    /// Where the call is held, where there are several replicas.
+    pub home: Option<Incarnation>,
     /// Made of the whole request, and so only for a call that asks something, or whose answer outlives its request.
     pub scope: LazyLock<StateScope, Box<dyn FnOnce() -> StateScope + Send>>,
 }
@@ -57,7 +60,7 @@ impl fmt::Debug for RoundSeal {
 impl RoundSeal {
     /// A `requestState`; `None` if the request's scope alone is too long for one, which no checked request's is.
     fn seal(&self, task: &Task, round: u32) -> Option<String> {
-        let content = StateContent::Task { id: task.key.id, round };
+        let content = StateContent::Task { id: task.key.id, round, home: self.home };
         let token = StateToken { scope: LazyLock::force(&self.scope).clone(), issued_at: self.clock.now(), content };
         self.sealer.seal_state(&token).ok()
     }

@@ -5,6 +5,7 @@
 
 use super::layout::{TokenReader, hex_digest, put};
 use super::session_token::digest_of;
+use crate::replica::Incarnation;
 use crate::task::{Principal, TaskId, Timestamp};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, canonical};
@@ -15,6 +16,7 @@ const LAYOUT: u8 = 1;
 const UPSTREAM_NONE: u8 = 1;
 const UPSTREAM: u8 = 2;
 const TASK: u8 = 3;
+const TASK_AT_HOME: u8 = 4;
 
 /// The params that make a request the one that it is; the rest may differ from round to round.
 const SALIENT: [&str; 3] = ["name", "uri", "arguments"];
@@ -59,8 +61,8 @@ pub enum StateContent {
     /// The same request at the upstream, with its own `requestState` as it wrote it (a JSON string);
     /// `None` where it gave none.
     Upstream(Option<Payload>),
-    /// A call that the gateway holds.
-    Task { id: TaskId, round: u32 },
+    /// A call that the gateway holds. `home` is the replica where it is held, where there are several.
+    Task { id: TaskId, round: u32, home: Option<Incarnation> },
 }
 
 impl StateToken {
@@ -77,10 +79,12 @@ impl StateToken {
                 out.push(UPSTREAM);
                 put(&mut out, state.bytes());
             }
-            StateContent::Task { id, round } => {
-                out.push(TASK);
+            StateContent::Task { id, round, home } => {
+                // A gateway that is alone writes what it wrote before there were homes.
+                out.push(if home.is_some() { TASK_AT_HOME } else { TASK });
                 out.extend_from_slice(&id.bits().to_be_bytes());
                 out.extend_from_slice(&round.to_be_bytes());
+                out.extend(home.iter().flat_map(|home| home.0.to_be_bytes()));
             }
         }
         out
@@ -100,13 +104,22 @@ impl StateToken {
         let content = match kind {
             UPSTREAM_NONE => StateContent::Upstream(None),
             UPSTREAM => StateContent::Upstream(Some(rest.payload()?)),
-            TASK => StateContent::Task {
+            TASK | TASK_AT_HOME => StateContent::Task {
                 id: TaskId::from_bits(u128::from_be_bytes(rest.take()?)),
                 round: u32::from_be_bytes(rest.take()?),
+                home: if kind == TASK { None } else { Some(Incarnation(u64::from_be_bytes(rest.take()?))) },
             },
             _ => return None,
         };
         rest.is_empty().then_some(Self { scope, issued_at, content })
+    }
+
+    /// Where the call is held that goes on, if that is in it and the state was given out to this principal.
+    pub(super) fn home_for(&self, principal: &Principal) -> Option<Incarnation> {
+        match self.content {
+            StateContent::Task { home, .. } => home.filter(|_| self.scope.principal == digest_of(principal)),
+            StateContent::Upstream(_) => None,
+        }
     }
 }
 
@@ -147,7 +160,8 @@ mod tests {
             StateContent::Upstream(None),
             StateContent::Upstream(Some(own)),
             StateContent::Upstream(Some(Payload::of(""))),
-            StateContent::Task { id: TaskId::from_bits(u128::MAX - 3), round: 7 },
+            StateContent::Task { id: TaskId::from_bits(u128::MAX - 3), round: 7, home: None },
+            StateContent::Task { id: TaskId::from_bits(3), round: 1, home: Some(Incarnation(9)) },
         ] {
             let sealed = seal(content.clone());
             let plain = sealer().open(TokenPurpose::RequestState, &sealed).unwrap();
@@ -162,7 +176,7 @@ mod tests {
     /// T-24, MOD-28, B135.
     #[test]
     fn t_24_a_state_opens_for_its_own_request_alone() {
-        let content = StateContent::Task { id: TaskId::from_bits(1), round: 0 };
+        let content = StateContent::Task { id: TaskId::from_bits(1), round: 0, home: Some(Incarnation(9)) };
         let sealed = seal(content.clone());
         let mut forged = sealed.clone().into_bytes();
         forged[40] = if forged[40] == b'A' { b'B' } else { b'A' };
@@ -193,6 +207,30 @@ mod tests {
         ] {
             let opened = sealer().open_state(sealed, &scope, now, HOUR);
             assert_eq!(opened, opens.then(|| content.clone()), "{what}");
+        }
+    }
+
+    /// SEC-17.
+    #[test]
+    fn the_home_of_a_held_call_is_told_to_its_own_client_alone() {
+        let held = |home| seal(StateContent::Task { id: TaskId::from_bits(1), round: 1, home });
+        let there = Some(Incarnation(9));
+        let (at_home, alone) = (held(there), held(None));
+        let ends_in = |sealed: &str, bytes: &[u8]| {
+            let plain = sealer().open(TokenPurpose::RequestState, sealed).unwrap();
+            plain.ends_with(bytes)
+        };
+        assert!(ends_in(&at_home, &9_u64.to_be_bytes()) && ends_in(&alone, &1_u32.to_be_bytes()));
+        let (own, other) = (Principal::local(), Principal::new("key:b"));
+        let passed_through = seal(StateContent::Upstream(Some(Payload::of("s"))));
+        for (what, sealed, principal, expected) in [
+            ("its own", &*at_home, &own, there),
+            ("another's", &at_home, &other, None),
+            ("of a gateway that is alone", &alone, &own, None),
+            ("of no held call", &passed_through, &own, None),
+            ("cut", &at_home[1..], &own, None),
+        ] {
+            assert_eq!(sealer().open_state_home(sealed, principal), expected, "{what}");
         }
     }
 

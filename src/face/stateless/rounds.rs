@@ -7,7 +7,7 @@ use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{RequestError, inputs};
-use crate::engine::{Askable, CallEnd, CallEvent, QuestionFilter, RoundRetry, TaskError};
+use crate::engine::{Askable, CallEnd, CallEvent, QuestionFilter, RetryRefusal, RoundRetry, TaskError};
 use crate::face::call_stream::engine_call::RoundSeal;
 use crate::face::sealed::{StateContent, StateScope};
 use crate::task::model::LINGER;
@@ -57,6 +57,7 @@ impl StatelessFace {
             RoundSeal {
                 sealer: Arc::clone(&self.served.sealer),
                 clock: Arc::clone(&self.served.clock),
+                home: self.served.home(),
                 scope: LazyLock::new(Box::new(move || StateScope::of(&upstream, &principal, &method, &params))),
             }
         })
@@ -121,11 +122,15 @@ impl StatelessFace {
         }
         let retry = RoundRetry { answers, plan, questions: questions_for(&inquiry.said) };
         match self.served.engine.retry(&key, retry) {
-            Some(stream) => Ok(HeldCallResumption::Going(stream)),
-            // It ended just now, or too many come back for it at once.
-            None => match end_of(&self.held(&key).await?, takes_tasks)? {
-                Some(over) => Ok(HeldCallResumption::Over(over)),
-                None => Err(HeldCallRefusal::Fault(GatewayFault::new(Reason::QueueFull, Executed::Unknown))),
+            Ok(stream) => Ok(HeldCallResumption::Going(stream)),
+            // It may have ended just now.
+            Err(refusal) => match (end_of(&self.held(&key).await?, takes_tasks)?, refusal) {
+                (Some(over), _) => Ok(HeldCallResumption::Over(over)),
+                // Lost with the process that ran it, which nobody has written down yet (T-56).
+                (None, RetryRefusal::NotHere) => Err(RequestError::State.into()),
+                (None, RetryRefusal::TooMany) => {
+                    Err(HeldCallRefusal::Fault(GatewayFault::new(Reason::QueueFull, Executed::Unknown)))
+                }
             },
         }
     }

@@ -93,9 +93,9 @@ impl BridgedCall {
         }
         let questions = Arc::clone(&self.questions);
         match self.engine.retry(key, RoundRetry { answers: round.answers, plan: self.plan, questions }) {
-            Some(call) => BridgedRoundOutcome::Going(call),
+            Ok(call) => BridgedRoundOutcome::Going(call),
             // It ended just now.
-            None => match self.held(key).await {
+            Err(_) => match self.held(key).await {
                 Ok(task) => match &task.phase {
                     Phase::Settled(outcome) => BridgedRoundOutcome::Over(self.ending(outcome.clone())),
                     Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => {

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod balanced;
 pub(crate) mod cases;
 pub(crate) mod client;
 mod run;

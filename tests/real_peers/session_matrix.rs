@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+mod balanced;
 pub(crate) mod driver;
 mod run;
 #[allow(deprecated, reason = "sessions need what 2026-07-28 goes without")]

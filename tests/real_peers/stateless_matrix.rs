@@ -6,17 +6,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
-use std::sync::Arc;
-
 use super::matrix::cases;
 use super::matrix::client;
 use super::matrix::tap;
-use support::balancer::{Balancer, BalancerMode};
+use support::balancer::{BalancedGateways, BalancerMode};
 use support::peers::gateway;
 use support::peers::install;
 use support::peers::upstream;
-use support::replicas::Replicas;
-use taskgate::task::SystemClock;
 
 use cases::{Case, GRACE, POLL_INTERVAL};
 use client::Client;
@@ -29,34 +25,22 @@ use upstream::{PeerServer, Program};
 /// What clients come to.
 enum Front {
     One(Box<Gateway>),
-    /// Two on one store.
-    Balanced {
-        _gateways: Replicas<SystemClock>,
-        balancer: Balancer,
-    },
+    Balanced(BalancedGateways),
 }
 
 impl Front {
     async fn start(balanced: Option<BalancerMode>, name: &str, config: &str) -> Result<Self, String> {
-        let Some(mode) = balanced else { return Ok(Self::One(Box::new(Gateway::start(name, config, 1).await?))) };
-        let replicas = Replicas::going_by(Arc::new(SystemClock), 2, config, &[]).await;
-        let addresses = replicas.all.iter().map(|one| one.gateway.address()).collect();
-        Ok(Self::Balanced { balancer: Balancer::before(addresses, mode).await, _gateways: replicas })
+        Ok(match balanced {
+            None => Self::One(Box::new(Gateway::start(name, config, 1).await?)),
+            Some(mode) => Self::Balanced(BalancedGateways::serving(mode, config).await),
+        })
     }
 
     fn url(&self) -> String {
         match self {
             Self::One(gateway) => gateway.url("up").to_owned(),
-            Self::Balanced { balancer, .. } => format!("http://{}/up/mcp", balancer.address),
+            Self::Balanced(gateways) => format!("http://{}/up/mcp", gateways.address()),
         }
-    }
-
-    /// What a balancer sent to each, where it should have sent as much to the one as to the other.
-    fn unequal_shares(&self) -> Option<String> {
-        let Self::Balanced { balancer, .. } = self else { return None };
-        let sent = balancer.sent();
-        let is_equal = balancer.mode() == BalancerMode::Affine || sent[0].abs_diff(sent[1]) <= 1;
-        (!is_equal || sent.contains(&0)).then(|| format!("the gateways were sent {sent:?} requests"))
     }
 }
 
@@ -84,7 +68,9 @@ async fn failures(peers: &Peers, program: Program, balanced: Option<BalancerMode
     if (tap.count("\"tasks/cancel\"") > 0) != (program == Program::FastMcp4Tasks) {
         failures.push("a task of the upstream's is cancelled by its name, and only that".to_owned());
     }
-    failures.extend(front.unequal_shares());
+    if let Front::Balanced(gateways) = &front {
+        failures.extend(gateways.check_shares().err());
+    }
     Ok(failures)
 }
 

@@ -1,14 +1,9 @@
 //! What stands between clients and servers: one gateway, or two on one store behind a balancer.
 
-use std::sync::Arc;
-
-use support::balancer::{Balancer, BalancerMode};
-use support::replicas::{Replicas, client_at};
-use taskgate::task::SystemClock;
+use support::balancer::{BalancedGateways, BalancerMode};
+use support::replicas::client_at;
 
 use super::client::{Client, TestGateway};
-
-const GATEWAYS: usize = 2;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FrontKind {
@@ -19,7 +14,7 @@ pub(crate) enum FrontKind {
 /// Ends when dropped.
 pub(crate) enum Front {
     One(Box<TestGateway>),
-    Balanced(Replicas<SystemClock>, Balancer),
+    Balanced(BalancedGateways),
 }
 
 impl Front {
@@ -29,9 +24,7 @@ impl Front {
             FrontKind::OneGateway => Self::One(Box::new(TestGateway::open("", url, keys).await)),
             FrontKind::Balanced(mode) => {
                 let served = format!("[upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\n{keys}\n");
-                let replicas = Replicas::going_by(Arc::new(SystemClock), GATEWAYS, &served, &[]).await;
-                let addresses = replicas.all.iter().map(|one| one.gateway.address()).collect();
-                Self::Balanced(replicas, Balancer::before(addresses, mode).await)
+                Self::Balanced(BalancedGateways::serving(mode, &served).await)
             }
         }
     }
@@ -40,17 +33,15 @@ impl Front {
     pub(crate) fn stranger(&self) -> Client {
         match self {
             Self::One(gate) => gate.stranger(),
-            Self::Balanced(_, balancer) => client_at(balancer.address),
+            Self::Balanced(gateways) => client_at(gateways.address()),
         }
     }
 
-    /// That each gateway had its share of what the balancer took, where it takes requests in turn.
+    /// That each gateway had its share of the requests.
     pub(crate) fn check_shares(&self) -> Result<(), String> {
-        let Self::Balanced(_, balancer) = self else { return Ok(()) };
-        let sent = balancer.sent();
-        match (balancer.mode(), sent.iter().max(), sent.iter().min()) {
-            (BalancerMode::InTurn, Some(most), Some(least)) if most - least > 1 => Err(format!("no turns: {sent:?}")),
-            _ => Ok(()),
+        match self {
+            Self::One(_) => Ok(()),
+            Self::Balanced(gateways) => gateways.check_shares(),
         }
     }
 
@@ -58,7 +49,9 @@ impl Front {
     pub(crate) fn one_at_each(&self) -> Vec<Client> {
         match self {
             Self::One(gate) => vec![gate.stranger()],
-            Self::Balanced(replicas, _) => (0..GATEWAYS).map(|at| replicas.stranger(at)).collect(),
+            Self::Balanced(gateways) => {
+                (0..gateways.replicas.all.len()).map(|at| gateways.replicas.stranger(at)).collect()
+            }
         }
     }
 }

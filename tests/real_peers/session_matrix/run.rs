@@ -67,7 +67,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    fn new(client: &'static str, upstream: Program) -> Self {
+    pub(super) fn new(client: &'static str, upstream: Program) -> Self {
         let cell = |(case, _, _): &(&str, &str, Crash)| match table().case(client, upstream.name(), case) {
             Ok(_) => Cell::Failed("it was not run".to_owned()),
             Err(why) => Cell::NotApplicable(why),
@@ -85,7 +85,7 @@ impl Row {
             .unzip()
     }
 
-    async fn run(&mut self, peers: &Peers, url: &str, crash: Crash, seat: Option<Seat>) {
+    pub(super) async fn run(&mut self, peers: &Peers, url: &str, crash: Crash, seat: Option<Seat>) {
         let (places, cases) = self.cases(crash);
         let name = format!("{}-{crash:?}", self.upstream.name()).to_lowercase();
         let pair = Pair { client: self.client, name: &name, url };
@@ -94,6 +94,17 @@ impl Row {
             let judge = |facts| table().judge(self.client, case, given, &facts);
             self.cells[at] = driven.and_then(judge).map_or_else(Cell::Failed, |()| Cell::Fine);
         }
+    }
+
+    /// What went wrong, one line each; what was to crash in cells that were not run.
+    pub(super) fn failures_but_for(&self, left_out: Option<Crash>) -> Vec<String> {
+        let place = format!("{} × {}", table().client(self.client).what, self.upstream.title());
+        let columns = self.cells.iter().zip(COLUMNS).filter(|(_, (_, _, crash))| Some(*crash) != left_out);
+        let failed = columns.filter_map(|(cell, (_, title, _))| match cell {
+            Cell::Failed(why) => Some(format!("{place} × {title}: {why}")),
+            Cell::Fine | Cell::NotApplicable(_) => None,
+        });
+        failed.collect()
     }
 }
 
@@ -106,15 +117,7 @@ impl cells::Row for Row {
     }
 
     fn failures(&self) -> Vec<String> {
-        let place = format!("{} × {}", table().client(self.client).what, self.upstream.title());
-        self.cells
-            .iter()
-            .zip(COLUMNS)
-            .filter_map(move |(cell, (_, title, _))| match cell {
-                Cell::Failed(why) => Some(format!("{place} × {title}: {why}")),
-                Cell::Fine | Cell::NotApplicable(_) => None,
-            })
-            .collect()
+        self.failures_but_for(None)
     }
 }
 
@@ -149,7 +152,7 @@ async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
 }
 
 /// Drives the clients of `rows` up to their first answers, then lets `crash` happen, then lets them go on.
-async fn drive_through(
+pub(super) async fn drive_through(
     rows: &mut [&mut Row],
     peers: &Peers,
     (url, kind): (&str, Crash),

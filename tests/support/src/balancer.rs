@@ -1,4 +1,5 @@
-//! A balancer in front of several gateways: takes each request to one of them, and streams what goes either way.
+//! A balancer in front of several gateways, which takes each request to one of them and streams what goes either way; two gateways
+//! behind one.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -17,8 +18,11 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use parking_lot::Mutex;
+use taskgate::task::SystemClock;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+
+use crate::replicas::Replicas;
 
 const SESSION: &str = "mcp-session-id";
 
@@ -29,6 +33,33 @@ pub enum BalancerMode {
     InTurn,
     /// One of a session to the gateway that began it; others to one gateway for each connection.
     Affine,
+}
+
+/// Two gateways on one store, by the system's clock. They end when dropped.
+pub struct BalancedGateways {
+    pub replicas: Replicas<SystemClock>,
+    balancer: Balancer,
+}
+
+impl BalancedGateways {
+    /// What is served begins in the section of the listener.
+    pub async fn serving(mode: BalancerMode, served: &str) -> Self {
+        let replicas = Replicas::going_by(Arc::new(SystemClock), 2, served, &[]).await;
+        let addresses = replicas.all.iter().map(|one| one.gateway.address()).collect();
+        Self { replicas, balancer: Balancer::before(addresses, mode).await }
+    }
+
+    /// Where clients come to.
+    pub fn address(&self) -> SocketAddr {
+        self.balancer.address
+    }
+
+    /// That each gateway had its share of what the balancer took, where it takes requests in turn.
+    pub fn check_shares(&self) -> Result<(), String> {
+        let sent = self.balancer.sent();
+        let is_fair = self.balancer.routes.mode == BalancerMode::Affine || sent[0].abs_diff(sent[1]) <= 1;
+        if is_fair { Ok(()) } else { Err(format!("no turns: the gateways were sent {sent:?} requests")) }
+    }
 }
 
 /// Ends when dropped, with its connections.
@@ -63,10 +94,6 @@ impl Balancer {
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, Arc::clone(&routes)));
         Self { address, routes, _accepting: accepting }
-    }
-
-    pub fn mode(&self) -> BalancerMode {
-        self.routes.mode
     }
 
     /// How many requests each gateway was sent.

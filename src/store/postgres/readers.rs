@@ -186,13 +186,21 @@ impl ReaderLane {
         let trouble = match done {
             Ok(Ok(found)) => return Ok(found),
             Ok(Err(trouble)) => {
-                self.state.reader_is(&self.duty, trouble.clone());
+                slot.link = None;
+                if matches!(trouble, PostgresHealth::Away(_)) {
+                    // A connection that ended says nothing of the server; the next connect does.
+                    let _ = self.link(slot).await;
+                } else {
+                    self.state.reader_is(&self.duty, trouble.clone());
+                }
                 trouble
             }
-            // A list that takes long says nothing of the server; the next connect does.
-            Err(_) => PostgresHealth::slow(),
+            // Nor does a list that takes long.
+            Err(_) => {
+                slot.link = None;
+                PostgresHealth::slow()
+            }
         };
-        slot.link = None;
         Err(StoreError::Io(io::Error::other(trouble.to_string())))
     }
 

@@ -142,6 +142,29 @@ async fn readers_that_nobody_lets_in_are_told_and_get_in_by_themselves() {
     at.store.close().await;
 }
 
+/// A connection that ends in the middle of a read is made again before anybody says that the store is in trouble.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_whose_connection_ends_is_no_trouble_of_the_server() {
+    let Some(at) = RoleStore::begin().await else { return };
+    let schema = &at.store.state.settings.access.schema;
+    let (client, connection) = tokio_postgres::connect(&at.server.conninfo(), tokio_postgres::NoTls).await.unwrap();
+    TaskTracker::new().spawn(connection);
+    client.batch_execute(&format!("BEGIN; LOCK TABLE {schema}.tg_task IN ACCESS EXCLUSIVE MODE")).await.unwrap();
+    let key = task("a", 1).key;
+    let ended = async {
+        let sql = format!(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '{ROLE}' AND wait_event_type = 'Lock'"
+        );
+        until("a read that waits", || at.server.psql(&sql) != "0").await;
+    };
+    let (read, ()) = tokio::join!(at.store.load(&key, START), ended);
+    assert!(read.is_err(), "{read:?}");
+    assert_eq!(at.store.health(), PostgresHealth::Good);
+    drop(client);
+    assert!(at.store.load(&key, START).await.unwrap().is_some());
+    at.store.close().await;
+}
+
 /// Its standby is away (N1): it answers, and no commit is acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_commits_wait_is_behind_until_they_do_not() {

@@ -124,8 +124,8 @@ impl ReplicaLook {
 pub enum BeatAnswer {
     /// It is durable; both are as its own transaction saw them.
     Acknowledged { beat: u64, generation: StoreGeneration },
-    /// The line says that this replica is dead.
-    Dead,
+    /// The line says that this replica is dead, and has this beat.
+    Dead { beat: u64 },
     /// There is no line, on a server on which another write was acknowledged since: one that was replaced may lack it and says
     /// nothing of the store.
     Missing,
@@ -134,7 +134,8 @@ pub enum BeatAnswer {
 /// How a store shows that it has lost what it promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLoss {
-    /// A beat was acknowledged under a number that had been acknowledged before.
+    /// A beat was acknowledged under a number that had been acknowledged before, or the line of this replica, which is dead there,
+    /// never got that far.
     BeatWentBack {
         acknowledged: u64,
         found: u64,
@@ -249,7 +250,12 @@ impl Membership {
                 self.end = Some(OwnStanding::StoreLost(loss));
             }
             BeatAnswer::Acknowledged { beat, .. } => self.acknowledged(beat, sent, received),
-            BeatAnswer::Dead => self.end = Some(OwnStanding::Fenced),
+            // It was declared dead in a store that has parted from the one that acknowledged its beats.
+            BeatAnswer::Dead { beat } if beat < self.acknowledged.beat => {
+                let loss = StoreLoss::BeatWentBack { acknowledged: self.acknowledged.beat, found: beat };
+                self.end = Some(OwnStanding::StoreLost(loss));
+            }
+            BeatAnswer::Dead { .. } => self.end = Some(OwnStanding::Fenced),
             BeatAnswer::Missing => self.end = Some(OwnStanding::StoreLost(StoreLoss::LineMissing)),
         }
     }
@@ -276,7 +282,8 @@ impl Membership {
         let mut others = BTreeMap::new();
         for line in look.lines {
             if line.incarnation == self.own {
-                if line.is_dead && self.end.is_none() {
+                // A look may be taken back; what a line says that is too old its next beat finds out.
+                if line.is_dead && line.beat >= self.acknowledged.beat && self.end.is_none() {
                     self.end = Some(OwnStanding::Fenced);
                 }
                 continue;

@@ -163,7 +163,10 @@ fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something(
         (BeatAnswer::Acknowledged { beat: 3, generation: GENERATION }, OwnStanding::Member),
         // One in between was in doubt, and is there.
         (BeatAnswer::Acknowledged { beat: 4, generation: GENERATION }, OwnStanding::Member),
-        (BeatAnswer::Dead, OwnStanding::Fenced),
+        (BeatAnswer::Dead { beat: 2 }, OwnStanding::Fenced),
+        // One in doubt is in the line.
+        (BeatAnswer::Dead { beat: 3 }, OwnStanding::Fenced),
+        (BeatAnswer::Dead { beat: 1 }, OwnStanding::StoreLost(StoreLoss::BeatWentBack { acknowledged: 2, found: 1 })),
         (BeatAnswer::Missing, OwnStanding::StoreLost(StoreLoss::LineMissing)),
         (
             BeatAnswer::Acknowledged { beat: 2, generation: GENERATION },
@@ -189,8 +192,13 @@ fn a_beat_says_whether_the_replica_was_replaced_or_the_store_has_lost_something(
 fn a_look_shows_a_replica_that_it_is_dead() {
     let mut membership = member();
     let own = ReplicaLine { is_dead: true, ..line(OWN, 0) };
-    assert_eq!(membership.looked(look(10, &[own, line(OTHER, 1)])), []);
+    assert_eq!(membership.looked(look(10, &[own.clone(), line(OTHER, 1)])), []);
     assert_eq!(membership.standing(at(10)), OwnStanding::Fenced);
+    // What a line says that lacks an acknowledged beat is left to the next one.
+    let mut membership = member();
+    membership.beat_answered(BeatAnswer::Acknowledged { beat: 1, generation: GENERATION }, at(1), at(1));
+    membership.looked(look(10, &[own, line(OTHER, 1)]));
+    assert_eq!(membership.standing(at(10)), OwnStanding::Member);
 }
 
 #[test]

@@ -49,7 +49,7 @@ const BEAT: &str =
     "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3 WHERE incarnation = $1 AND NOT dead
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
 /// Asked where a beat found nothing to write.
-const OWN_LINE: &str = "SELECT dead FROM tg_replica WHERE incarnation = $1";
+const OWN_LINE: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
 /// The sums of all other lives. A line of zeros says nothing.
 pub(super) const OTHERS_SUMS: &str =
     "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM tg_usage
@@ -248,11 +248,12 @@ impl ReplicaControl {
     /// Why a beat found nothing to write.
     async fn unwritten(&self, link: &ControlLink, me: i64) -> Result<BeatAnswer, PostgresHealth> {
         let row = link.session.client.query_opt(OWN_LINE, &[&me]).await.map_err(away)?;
-        match row.map(|row| row.try_get::<_, bool>(0)).transpose().map_err(away)? {
-            None => Ok(BeatAnswer::Missing),
-            Some(true) => Ok(BeatAnswer::Dead),
-            Some(false) => Err(PostgresHealth::Away("a beat was not written".to_owned())),
+        let Some(row) = row else { return Ok(BeatAnswer::Missing) };
+        let (is_dead, beat): (bool, i64) = (row.try_get(0).map_err(away)?, row.try_get(1).map_err(away)?);
+        if is_dead {
+            return Ok(BeatAnswer::Dead { beat: u64::try_from(beat).unwrap_or(0) });
         }
+        Err(PostgresHealth::Away("a beat was not written".to_owned()))
     }
 
     async fn look(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {

@@ -1,5 +1,6 @@
 //! Opens the database that several gateways share, waits for it where it is away, and passes on what it says of itself.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ use crate::store::postgres::{
 
 /// How often a database that is away is tried.
 const RETRY: Duration = Duration::from_secs(1);
+/// A first try that takes longer counts as one of a database that is away: each host that says nothing takes as long as a write
+/// may. A start among others has seen all of them beat by then, unless their lease is a long one.
+const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
 
 const STORE_AWAY: &str = "store away";
 const STORE_REFUSES: &str = "store refuses connections";
@@ -74,7 +78,8 @@ pub(super) struct SharedStoreOpening {
     /// When the name was found taken first.
     taken: Option<Instant>,
     told: Option<String>,
-    was_tried: bool,
+    /// Cancelled once the first try has failed, or takes long.
+    late: CancellationToken,
 }
 
 impl SharedStoreOpening {
@@ -105,15 +110,20 @@ impl SharedStoreOpening {
         let address = replica.address.map(|address| address.to_string()).unwrap_or_default();
         let described = ReplicaDescription { name, address, ..description(config, prints) };
         let settings = PostgresSettings { prior, ..settings(database, described) };
-        Ok(Self { settings, file, readiness: readiness.clone(), taken: None, told: None, was_tried: false })
+        let (readiness, late) = (readiness.clone(), CancellationToken::new());
+        Ok(Self { settings, file, readiness, taken: None, told: None, late })
+    }
+
+    /// Cancelled once it is to be waited for.
+    pub(super) fn late(&self) -> CancellationToken {
+        self.late.clone()
     }
 
     /// Tries once. `None` where the same may go well later: what is in the way is in the log, and stands against readiness.
     ///
     /// # Errors
     /// What does not pass.
-    pub(super) async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
-        self.was_tried = true;
+    async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let error = match PostgresStore::open(self.settings.clone()).await {
             Ok(store) => {
                 let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember(store.life()));
@@ -143,18 +153,31 @@ impl SharedStoreOpening {
         Ok(None)
     }
 
+    /// Tries for the first time, and says so where that takes long.
+    async fn first_attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
+        let (readiness, late) = (self.readiness.clone(), self.late.clone());
+        let mut attempt = pin!(self.attempt());
+        if let Ok(tried) = tokio::time::timeout(FIRST_TRY_MAX, &mut attempt).await {
+            return tried;
+        }
+        readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
+        late.cancel();
+        attempt.await
+    }
+
     /// Tries until it goes well.
     ///
     /// # Errors
     /// What does not pass.
     pub(super) async fn wait(&mut self) -> Result<Arc<PostgresStore>, SharedStoreError> {
+        let mut tried = self.first_attempt().await?;
         loop {
-            if self.was_tried {
-                tokio::time::sleep(RETRY).await;
-            }
-            if let Some(store) = self.attempt().await? {
+            if let Some(store) = tried {
                 return Ok(store);
             }
+            self.late.cancel();
+            tokio::time::sleep(RETRY).await;
+            tried = self.attempt().await?;
         }
     }
 

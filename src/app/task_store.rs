@@ -97,14 +97,14 @@ impl From<ReplicaFileError> for StoreRefusal {
     }
 }
 
-/// A store that is open, or a database that is to be waited for.
+/// A store that is open, or a database that is yet to be opened.
 pub(super) enum StoreOpening {
     Open(OpenedStore),
     Waiting(Box<SharedStoreOpening>),
 }
 
 /// Opens the store. While it takes no new tasks, the gateway is not ready. `prints` are those of the sealing keys. A database is
-/// tried once, or left to [`wait`].
+/// left to [`wait`].
 ///
 /// # Errors
 /// See [`StoreRefusal`].
@@ -112,7 +112,6 @@ pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,
     (life, readiness): (&TaskScope, &Readiness),
-    is_tried: bool,
 ) -> Result<StoreOpening, StoreRefusal> {
     let (store, clock): (Arc<dyn TaskStore>, _) = match &config.store {
         StoreSettings::Memory(limits) => {
@@ -129,18 +128,14 @@ pub(super) async fn open(
         }
         StoreSettings::Postgres(database) => {
             telemetry::begin_database();
-            let mut opening = SharedStoreOpening::new(config, database, prints, readiness)?;
-            let store = if is_tried { opening.attempt().await? } else { None };
-            return Ok(match store {
-                Some(store) => StoreOpening::Open(join(store, opening, life, readiness)),
-                None => StoreOpening::Waiting(Box::new(opening)),
-            });
+            let opening = SharedStoreOpening::new(config, database, prints, readiness)?;
+            return Ok(StoreOpening::Waiting(Box::new(opening)));
         }
     };
     Ok(StoreOpening::Open(OpenedStore { store, clock, shared: None }))
 }
 
-/// Waits for a database that is away.
+/// Opens a database, and waits for it where it is away.
 ///
 /// # Errors
 /// What does not pass.

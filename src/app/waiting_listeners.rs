@@ -20,7 +20,7 @@ use crate::upstream::upstream_health::UpstreamHealthList;
 /// Where a gateway's store comes from.
 #[derive(Debug)]
 pub(super) enum StoreSource {
-    /// The configuration names it, and nobody is served before it was tried once.
+    /// The configuration names it, and nobody is served before it was tried once, unless that takes long.
     Config,
     /// The same for a gateway that takes the place of one that served: clients are told to come again from the beginning.
     ConfigAgain,
@@ -44,21 +44,25 @@ pub(super) async fn open_store(
     (life, readiness, metrics): (&TaskScope, &Readiness, &PrometheusHandle),
     sockets: &mut Sockets,
 ) -> anyhow::Result<(OpenedStore, WaitingListeners)> {
-    let is_tried = match source {
-        StoreSource::Given(setup) => {
-            let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
-            return Ok((opened, WaitingListeners::default()));
-        }
-        StoreSource::Config => true,
-        StoreSource::ConfigAgain => false,
-    };
-    match task_store::open(config, prints, (life, readiness), is_tried).await? {
-        StoreOpening::Open(opened) => Ok((opened, WaitingListeners::default())),
-        StoreOpening::Waiting(opening) => {
-            let waiting = WaitingListeners::start(config, callers, (readiness, metrics), sockets).await?;
-            Ok((task_store::wait(opening, life, readiness).await?, waiting))
-        }
+    if let StoreSource::Given(setup) = source {
+        let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
+        return Ok((opened, WaitingListeners::default()));
     }
+    let opening = match task_store::open(config, prints, (life, readiness)).await? {
+        StoreOpening::Open(opened) => return Ok((opened, WaitingListeners::default())),
+        StoreOpening::Waiting(opening) => opening,
+    };
+    let late = opening.late();
+    if matches!(source, StoreSource::ConfigAgain) {
+        late.cancel();
+    }
+    let mut wait = Box::pin(task_store::wait(opening, life, readiness));
+    tokio::select! {
+        opened = &mut wait => return Ok((opened?, WaitingListeners::default())),
+        () = late.cancelled() => (),
+    }
+    let waiting = WaitingListeners::start(config, callers, (readiness, metrics), sockets).await?;
+    Ok((wait.await?, waiting))
 }
 
 /// The listeners of a gateway that cannot serve yet; none where it never had to wait.

@@ -135,7 +135,7 @@ impl WrappedGateway {
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let unless_ended = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
-        let opened = match Box::pin(task_store::open(&config, prints, (&life, &readiness), true)).await? {
+        let opened = match Box::pin(task_store::open(&config, prints, (&life, &readiness))).await? {
             StoreOpening::Open(opened) => opened,
             StoreOpening::Waiting(opening) => Box::pin(task_store::wait(opening, &life, &readiness)).await?,
         };

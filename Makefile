@@ -190,6 +190,7 @@ REPLICA_KILLS ?= 100
 REPLICA_FAULTS ?= 700
 REPLICA_FAILOVERS ?= 5
 BALANCED_PAIRS ?= 42
+BLOAT_LIVES ?= 1000000
 soak: setup
 	$(call step,schedules of faults over several replicas: $(REPLICA_SCHEDULES))
 	@REPLICA_SCHEDULES=$(REPLICA_SCHEDULES) cargo test --locked --test engine replicas:: -- --nocapture
@@ -205,6 +206,8 @@ soak: setup
 	@REPLICA_FAILOVERS=$(REPLICA_FAILOVERS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability f74_ -- --nocapture
 	$(call step,pairs behind balancers: $(BALANCED_PAIRS))
 	@BALANCED_PAIRS=$(BALANCED_PAIRS) cargo test --locked --test gateway pairs::balanced -- --nocapture
+	$(call step,tasks that come and go in the database: $(BLOAT_LIVES))
+	@BLOAT_LIVES=$(BLOAT_LIVES) cargo test --locked --lib -- --ignored --nocapture however_many_tasks_have_lived
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
 	$(call step,gateways that are replaced: $(REPLACED_GATEWAYS) courses)

@@ -19,7 +19,7 @@ use crate::task::{
 use crate::wire::{Payload, RpcError};
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
-const TTL: Duration = Duration::from_secs(60);
+pub(crate) const TTL: Duration = Duration::from_secs(60);
 
 /// A task as it is at its creation, for tests.
 /// The upstreams that there are.

@@ -1,6 +1,7 @@
 //! Tests the store against real servers: what every store promises, and what is this one's alone.
 
 mod bad_input;
+mod bloat;
 mod lives;
 mod metrics_page;
 mod plan;

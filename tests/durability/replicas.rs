@@ -1,5 +1,5 @@
 //! Two and three gateways on one PostgreSQL database, each the program in a process of its own, which are killed, stopped for
-//! longer than the lease, and cut off from the database or from each other. Servers keep a ledger of what reached them, and
+//! longer than the lease, and cut off from the database or from each other, or whose database fails. Servers keep a ledger of what reached them, and
 //! what clients were told by any gateway is held against L1 to L8.
 //!
 //! `REPLICA_KILLS` is how often one with a thousand tasks is killed (1), with the default lease; `REPLICA_FAILOVERS` how often the
@@ -12,8 +12,11 @@ mod courses;
 mod cut_off;
 mod database;
 mod failover;
+mod forks;
 mod harness;
 mod killed;
 mod paused;
 mod polls;
+mod pooler;
 mod starts;
+mod writes;

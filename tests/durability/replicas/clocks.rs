@@ -1,4 +1,4 @@
-//! One gateway's machine has another time.
+//! Gateways whose machines have other times.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -9,29 +9,33 @@ use support::postgres;
 
 use super::harness::{PLAIN, RESUMABLE, Site, Terms, true_time, until};
 
-/// Ahead by as much.
+/// Ahead, or behind, by as much.
 const SHIFT: Duration = Duration::from_secs(300);
 
 fn time(task: &Value, key: &str) -> Duration {
     parse_rfc3339(task[key].as_str().unwrap()).unwrap().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// F83: whichever gateway's clock is ahead, a task has one time at all of them, and ends neither early nor late.
+/// F83: whichever gateway's clock is ahead or behind, a task has one time at all of them, and ends neither early nor late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f83_a_gateway_whose_clock_is_ahead_ends_no_task_early() {
+async fn f83_gateways_whose_clocks_are_ahead_and_behind_end_no_task_early_or_late() {
     let Some(server) = postgres::shared() else { return };
-    let mut site = Site::of(1, "ahead", server, Terms::default()).await;
-    let mut ahead = site.replica("b").await;
-    let clock = ClockShift::build(ahead.keeper.folder());
-    clock.set(i64::try_from(SHIFT.as_secs()).unwrap());
-    assert!(ahead.keeper.start(&clock.environment()).await.is_some(), "{}", ahead.keeper.said());
-    site.replicas.push(ahead);
+    let mut site = Site::of(1, "clocks", server, Terms::default()).await;
+    let seconds = i64::try_from(SHIFT.as_secs()).unwrap();
+    for (name, seconds) in [("b", seconds), ("c", -seconds)] {
+        let mut other = site.replica(name).await;
+        let clock = ClockShift::build(other.keeper.folder());
+        clock.set(seconds);
+        assert!(other.keeper.start(&clock.environment()).await.is_some(), "{}", other.keeper.said());
+        site.replicas.push(other);
+    }
     let tables = site.tables;
     let times = || tables.sql("SELECT max(now_ms) - min(now_ms) FROM tg_replica").parse::<i64>().unwrap();
     assert!(times() < 60_000, "each says the same of the time");
-    // The ttl is an hour, and what a call may take five minutes: it would be over at once.
-    site.hold_calls_at(0, 2).await;
-    site.hold_calls_at(1, 2).await;
+    // The ttl is an hour, and what a call may take five minutes: one that is ahead would end it at once, one that is behind never.
+    for at in 0..3 {
+        site.hold_calls_at(at, 2).await;
+    }
     for (nonce, task) in site.handles() {
         let path = if nonce.starts_with("up") { RESUMABLE } else { PLAIN };
         let mut seen = Vec::new();
@@ -40,15 +44,15 @@ async fn f83_a_gateway_whose_clock_is_ahead_ends_no_task_early() {
             assert_eq!(shown["status"], "working", "{shown}");
             seen.push((time(&shown, "createdAt"), shown["ttlMs"].clone()));
         }
-        assert_eq!(seen[0], seen[1], "the same at each");
-        assert!(seen[0].0 < true_time() + SHIFT / 2, "by the clock of the first one: {seen:?}");
+        assert!(seen.windows(2).all(|pair| pair[0] == pair[1]), "the same at each: {seen:?}");
+        assert!(seen[0].0.abs_diff(true_time()) < SHIFT / 2, "by the clock of the first one: {seen:?}");
     }
-    // The one that is ahead takes over what the other one had.
-    site.show_only(&[1]);
+    // Those whose clocks are wrong take over what the other one had.
+    site.show_only(&[1, 2]);
     site.replicas[0].kill().await;
     until("its tasks are taken over", async || tables.open_tasks_of("a") == 0).await;
     site.release_calls();
     until("all are settled", async || tables.are_all_settled()).await;
-    assert_eq!(site.completed().await, 3, "all but the one that cannot be taken up");
-    assert_eq!(site.judge().await, 4);
+    assert_eq!(site.completed().await, 5, "all but the one that cannot be taken up");
+    assert_eq!(site.judge().await, 6);
 }

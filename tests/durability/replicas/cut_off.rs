@@ -20,7 +20,7 @@ fn unwanted(nonce: &str) -> Value {
 }
 
 /// An open task of each server.
-fn open_tasks(site: &Site<'_>) -> [String; 2] {
+pub(super) fn open_tasks(site: &Site<'_>) -> [String; 2] {
     let handles = site.handles();
     [RESUMABLE, PLAIN].map(|path| {
         let of_path = handles.iter().find(|(nonce, _)| nonce.starts_with(&path[1..3]));
@@ -40,7 +40,7 @@ async fn begins_nothing(replica: &Replica, tasks: &[String; 2]) {
 }
 
 /// It does not say how tasks stand, as others may know better.
-async fn shows_nothing(replica: &Replica, tasks: &[String; 2]) {
+pub(super) async fn shows_nothing(replica: &Replica, tasks: &[String; 2]) {
     let polls = [RESUMABLE, PLAIN].into_iter().zip(tasks).map(async |(path, task)| {
         let answer = replica.poll(path, task).await;
         assert!(is_refused_for_now(&answer), "{answer:?}");

@@ -1,7 +1,12 @@
-//! The database itself is away, at the start or later, or one of its standbys is.
+//! The database itself is away, at the start or later, or lets nobody in, or is held back by somebody else.
 
+use std::fs::{self, Permissions};
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use rustix::process::Signal;
 use serde_json::json;
 use support::ports::reserved_address;
@@ -9,44 +14,62 @@ use support::postgres::{self, PostgresServer, ServerStop};
 use support::wire_client::Flavour;
 use tokio::time::timeout;
 
-use super::harness::{PATIENCE, PLAIN, Replica, Site, Terms, client, get, held_job, is_refused_for_now, until};
+use super::harness::{
+    PATIENCE, PLAIN, RESUMABLE, Replica, Site, Terms, client, get, held_job, is_refused_for_now, job, until,
+};
+use super::writes::{all_goes_on, hands_out_nothing};
+
+/// What a first start may take until it says that it waits. The database is given as long as it may have.
+const LISTENS_WITHIN: Duration = Duration::from_secs(30);
 
 /// A gateway that has been started and does not serve yet; where it listens for clients and for operators.
-async fn started_without_database(site: &Site<'_>, name: &'static str) -> (Replica, [SocketAddr; 2]) {
+async fn started_without_database(
+    site: &Site<'_>,
+    name: &'static str,
+    is_away: fn(&Replica),
+) -> (Replica, [SocketAddr; 2]) {
     let mut replica = site.replica(name).await;
     let listens = [reserved_address(), reserved_address()];
     replica.keeper.configure_at(listens, site.upstreams());
-    replica.to_database[0].retarget(reserved_address());
+    is_away(&replica);
     replica.keeper.launch(&[]);
-    until("it says why it is not ready", async || {
+    let waits = until("it says why it is not ready", async || {
         let answer = get(listens[1], "/readyz").await;
         answer.status == Some(503) && answer.text.lines().any(|line| line == "store away")
-    })
-    .await;
+    });
+    timeout(LISTENS_WITHIN, waits).await.expect("it listens before the database's time is over");
     (replica, listens)
 }
 
-/// F70: both listeners are there, clients are told to come again, and a signal ends it. Once the database is there it serves.
+/// Nobody listens at the database's address.
+fn is_closed(replica: &Replica) {
+    replica.to_database[0].retarget(reserved_address());
+}
+
+/// F70: both listeners are there, clients are told to come again, and a signal ends it; also where whoever is asked says nothing.
+/// Once the database is there it serves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f70_a_gateway_whose_database_is_away_at_the_start_waits_for_it() {
     let Some(server) = postgres::shared() else { return };
-    let site = Site::open("away_at_the_start", server, Terms::default()).await;
-    let (mut ended, [clients, _]) = started_without_database(&site, "a").await;
-    let call = json!({"name": "work", "arguments": held_job("early-").arguments});
-    let asking = client(Flavour::Extension, PLAIN);
-    for (method, params) in [("tools/call", call), ("tasks/get", json!({"taskId": "0".repeat(32)}))] {
-        let answer = asking.ask(clients, method, params).await;
-        assert!(is_refused_for_now(&answer), "{method}: {answer:?}");
+    let terms = Terms { write_max: "60s", ..Terms::default() };
+    let mut site = Site::open("away_at_the_start", server, terms).await;
+    for is_away in [is_closed, Replica::cut_off] {
+        let (mut ended, [clients, _]) = started_without_database(&site, "a", is_away).await;
+        let call = json!({"name": "work", "arguments": held_job("early-").arguments});
+        let asking = client(Flavour::Extension, PLAIN);
+        for (method, params) in [("tools/call", call), ("tasks/get", json!({"taskId": "0".repeat(32)}))] {
+            let answer = asking.ask(clients, method, params).await;
+            assert!(is_refused_for_now(&answer), "{method}: {answer:?}");
+        }
+        ended.keeper.signal(Signal::TERM);
+        assert_eq!(ended.keeper.ends().await, Some(0), "{}", ended.keeper.said());
+        ended.keeper.forget_log();
     }
-    ended.keeper.signal(Signal::TERM);
-    assert_eq!(ended.keeper.ends().await, Some(0), "{}", ended.keeper.said());
-    ended.keeper.forget_log();
-    let (mut waiting, [clients, admin]) = started_without_database(&site, "b").await;
+    let (mut waiting, [clients, admin]) = started_without_database(&site, "b", is_closed).await;
     waiting.to_database[0].retarget(SocketAddr::from(([127, 0, 0, 1], server.port())));
     assert!(waiting.keeper.serves().await.is_some(), "{}", waiting.keeper.said());
     assert_eq!([waiting.keeper.address(), waiting.keeper.admin()], [clients, admin], "where it listened all the time");
     until("it is ready", async || waiting.is_ready().await).await;
-    let mut site = site;
     site.replicas.push(waiting);
     site.hold_calls_at(0, 2).await;
     site.release_calls();
@@ -85,45 +108,73 @@ async fn f71_calls_outlive_a_crash_of_the_database() {
     assert_eq!(site.judge().await, 16);
 }
 
-/// N01: commits wait for the standby that is gone, so nobody is given a handle; when it is back, all is well again by itself.
+/// A password that only this gateway may read.
+fn write_password(replica: &Replica, password: &str) -> PathBuf {
+    let path = replica.keeper.folder().join("password");
+    fs::write(&path, password).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+/// F82, L1: connections that are there live on under a password that was changed. New ones are refused, which operators and clients
+/// are told, until it stands in the file, which is read without a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn n01_without_its_standby_nothing_is_acknowledged_and_with_it_again_all_goes_on() {
-    let Some(primary) = PostgresServer::start(&["wal_level = replica", "max_wal_senders = 4"]) else { return };
-    let standby = tokio::task::block_in_place(|| PostgresServer::standby_of(&primary, "one"));
-    primary.configure(&["synchronous_standby_names = 'one'"]);
-    primary.reload();
-    let names = || tokio::task::block_in_place(|| primary.psql("SHOW synchronous_standby_names"));
-    until("commits wait for the standby", async || names() == "one").await;
-    let site = Site::of(2, "without_standby", &primary, Terms { durability: "replicated", ..Terms::default() }).await;
+async fn f82_a_password_that_was_changed_is_read_without_a_restart_and_no_running_call_is_lost() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    server.psql("ALTER ROLE postgres PASSWORD 'first'");
+    server.let_in(&["host all postgres 127.0.0.1/32 scram-sha-256"]);
+    let mut site = Site::open("password", &server, Terms::default()).await;
+    for name in ["a", "b"] {
+        let mut replica = site.replica(name).await;
+        let path = write_password(&replica, "first");
+        replica.keeper.add_keys(&format!("password_file = \"{}\"\n", path.display()));
+        replica.keeper.configure(site.upstreams());
+        replica.start().await;
+        site.replicas.push(replica);
+    }
     site.hold_calls_at(0, 4).await;
     site.hold_calls_at(1, 4).await;
-    site.show_only(&[0, 1]);
-    site.records_outage(true);
-    tokio::task::block_in_place(|| standby.stop(ServerStop::Fast));
-    for replica in &site.replicas {
-        let refused = async {
-            loop {
-                let call = json!({"name": "work", "arguments": {"nonce": "unwanted-x"}});
-                let answer = replica.ask(PLAIN, "tools/call", call).await;
-                assert!(!answer.text.contains("taskId"), "a handle without a second copy: {answer:?}");
-                if is_refused_for_now(&answer) {
-                    break;
-                }
-            }
-        };
-        timeout(PATIENCE, refused).await.expect("calls are refused for now");
-        until("it is not ready", async || replica.tells("/readyz").await.status == Some(503)).await;
-    }
-    site.release_calls();
-    tokio::task::block_in_place(|| standby.restart());
-    for replica in &site.replicas {
-        until("it is ready again", async || replica.is_ready().await).await;
-    }
-    until("outcomes are stored", async || site.tables.are_all_settled()).await;
-    site.records_outage(false);
+    site.tables.sql("ALTER ROLE postgres PASSWORD 'second'");
     site.hold_calls_at(0, 2).await;
     site.show_only(&[0, 1]);
-    until("new calls end, too", async || site.tables.are_all_settled()).await;
+    site.records_outage(true);
+    site.tables.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'taskgate %'");
+    for (at, replica) in site.replicas.iter().enumerate() {
+        replica.is_unready("store refuses connections").await;
+        hands_out_nothing(&site, at).await;
+        replica.is_unready("store refuses connections").await;
+    }
+    site.release_calls();
+    site.replicas.iter().for_each(|replica| drop(write_password(replica, "second")));
+    all_goes_on(&site).await;
     assert_eq!(site.completed().await, 10, "no running call is lost");
     assert_eq!(site.judge().await, 10);
+}
+
+/// N09: somebody's transaction keeps the server from freeing what was written over. Operators are told how old it is, and tasks
+/// are none the worse.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn n09_a_transaction_that_lasts_is_told_and_tasks_go_on_beside_it() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::open("held_back", server, Terms::default()).await;
+    let lasting = site.tables.session("BEGIN; SELECT pg_current_xact_id()").await;
+    let mut replica = site.replica("a").await;
+    replica.start().await;
+    site.replicas.push(replica);
+    site.tables.sql("ALTER TABLE tg_task SET (autovacuum_enabled = off)");
+    let calls = (0..24).map(|nth| {
+        let wire = client(Flavour::Extension, [RESUMABLE, PLAIN][nth % 2]);
+        site.crowd.run(job(&format!("beside-{nth}-"), 20), wire, PATIENCE)
+    });
+    join_all(calls).await;
+    let name = "taskgate_database_oldest_transaction_seconds ";
+    until("its age is told", async || {
+        let page = site.replicas[0].tells("/metrics").await.text;
+        let age = page.lines().find_map(|line| line.strip_prefix(name)?.parse::<f64>().ok());
+        age.is_some_and(|age| age > 0.0)
+    })
+    .await;
+    drop(lasting);
+    assert_eq!(site.completed().await, 24);
+    assert_eq!(site.judge().await, 24);
 }

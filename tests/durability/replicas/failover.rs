@@ -30,7 +30,7 @@ type Told = Vec<(Instant, NewCall)>;
 
 /// What a client is told of a call that is to become a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NewCall {
+pub(super) enum NewCall {
     Handed,
     /// Nothing was sent, and never will be.
     Refused,
@@ -39,7 +39,7 @@ enum NewCall {
 }
 
 impl NewCall {
-    fn of(answer: &Answer) -> Self {
+    pub(super) fn of(answer: &Answer) -> Self {
         let is_unknown = answer.text.contains("store_failed") && answer.text.contains(r#""executed":"unknown""#);
         match answer {
             Answer { is_whole: true, text, .. } if text.contains("taskId") => Self::Handed,

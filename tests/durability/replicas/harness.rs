@@ -27,6 +27,8 @@ use support::wire_client::{Answer, Flavour, WireClient, send};
 use taskgate::task::{Clock as _, SystemClock, Timestamp};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tokio_postgres::{Client, NoTls};
+use tokio_util::task::TaskTracker;
 
 use crate::kill_cycles::keeper::Keeper;
 
@@ -57,6 +59,7 @@ pub(super) struct Terms {
     pub(super) lease: &'static str,
     pub(super) alone_max: &'static str,
     pub(super) durability: &'static str,
+    pub(super) write_max: &'static str,
     /// Time of service until a task must be seen to be settled, calls that are held and outages included (L3).
     pub(super) settle_max: Duration,
     /// How many calls run at each server, at all gateways together.
@@ -65,8 +68,8 @@ pub(super) struct Terms {
 
 impl Default for Terms {
     fn default() -> Self {
-        let (settle_max, in_flight_max) = (SETTLE_MAX, 1_800);
-        Self { lease: "4s", alone_max: "5m", durability: "single", settle_max, in_flight_max }
+        let (lease, alone_max, durability, write_max) = ("4s", "5m", "single", "2s");
+        Self { lease, alone_max, durability, write_max, settle_max: SETTLE_MAX, in_flight_max: 1_800 }
     }
 }
 
@@ -134,6 +137,16 @@ impl Tables<'_> {
     pub(super) fn sql(self, statements: &str) -> String {
         let Self { server, schema } = self;
         tokio::task::block_in_place(|| server.psql(&format!("SET search_path TO {schema}; {statements}")))
+    }
+
+    /// A session of somebody else's, in which statements were made; dropping it ends it.
+    pub(super) async fn session(self, statements: &str) -> Client {
+        let address = self.server.addresses()[0];
+        let there = format!("host={} port={} user=postgres dbname=postgres", address.ip(), address.port());
+        let (client, connection) = tokio_postgres::connect(&there, NoTls).await.unwrap();
+        TaskTracker::new().spawn(connection);
+        client.batch_execute(&format!("SET search_path TO {}; {statements}", self.schema)).await.unwrap();
+        client
     }
 
     pub(super) fn count(self, from: &str) -> usize {
@@ -304,7 +317,7 @@ impl<'a> Site<'a> {
     pub(super) async fn replica(&self, name: &'static str) -> Replica {
         let Tables { server, schema } = self.tables;
         let to_database = join_all(server.addresses().into_iter().map(FaultProxy::start)).await;
-        let Terms { lease, alone_max, durability, .. } = self.terms;
+        let Terms { lease, alone_max, durability, write_max, .. } = self.terms;
         let hosts: Vec<_> = to_database.iter().map(|server| server.address.to_string()).collect();
         let (hosts, address) = (hosts.join(","), reserved_address());
         let sections = move |folder: &Path| {
@@ -316,7 +329,7 @@ impl<'a> Site<'a> {
             format!(
                 "[replica]\nname = \"{name}\"\naddress = \"{address}\"\nlease = \"{lease}\"\nalone_max = \"{alone_max}\"\n\
                  [store]\nkind = \"postgres\"\nurl = \"postgres://postgres@{hosts}/postgres?sslmode=disable\"\n\
-                 schema = \"{schema}\"\ndurability = \"{durability}\"\nwrite_max = \"2s\"\npath = \"{}\"\n",
+                 schema = \"{schema}\"\ndurability = \"{durability}\"\nwrite_max = \"{write_max}\"\npath = \"{}\"\n",
                 data.display()
             )
         };

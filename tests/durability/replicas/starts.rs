@@ -7,7 +7,7 @@ use support::postgres;
 use super::harness::{Replica, Site, Terms, until};
 
 /// What it said last, once it has ended with this code.
-async fn refused(replica: &mut Replica, code: i32) -> String {
+pub(super) async fn refused(replica: &mut Replica, code: i32) -> String {
     replica.keeper.launch(&[]);
     assert_eq!(replica.keeper.ends().await, Some(code), "{}", replica.keeper.said());
     replica.keeper.said().lines().last().unwrap_or_default().to_owned()

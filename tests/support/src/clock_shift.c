@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,4 +21,15 @@ int clock_gettime(clockid_t id, struct timespec *at) {
         }
     }
     return (int)done;
+}
+
+int gettimeofday(struct timeval *restrict at, void *restrict zone) {
+    struct timespec now;
+    int done = clock_gettime(CLOCK_REALTIME, &now);
+    (void)zone;
+    if (done == 0) {
+        at->tv_sec = now.tv_sec;
+        at->tv_usec = now.tv_nsec / 1000;
+    }
+    return done;
 }

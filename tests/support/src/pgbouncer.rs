@@ -61,9 +61,13 @@ impl Pooler {
     }
 
     /// Has it read other lines.
-    pub fn configure(&mut self, lines: &[&str]) {
+    pub fn configure(&self, lines: &[&str]) {
         write(&self.folder, &self.lines, lines);
         self.keeper.reload();
+    }
+
+    pub const fn port(&self) -> u16 {
+        self.port
     }
 
     /// The database behind it, as a URL.

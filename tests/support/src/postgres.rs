@@ -12,6 +12,7 @@ use std::{fmt, fs};
 
 use tokio::time::Instant;
 
+use crate::clock_shift::ClockShift;
 use crate::ports::reserved_address;
 use crate::unprivileged::{ProgramKeeper, command, folder, run};
 
@@ -120,7 +121,7 @@ impl PostgresServer {
     /// If it does not start.
     pub fn start(lines: &[&str]) -> Option<Self> {
         let programs = programs()?;
-        let server = Self::begin(programs, |programs, data| {
+        let server = Self::begin(programs, None, |programs, data| {
             let mut initdb = command(&programs.join("initdb"));
             // What is made at first may be lost in a power cut; what the server writes may not.
             initdb.args(["--no-sync", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale", "-D"]).arg(data);
@@ -137,8 +138,20 @@ impl PostgresServer {
     /// # Panics
     /// If it does not start.
     pub fn standby_of(primary: &Self, name: &str) -> Self {
+        Self::following(primary, name, None)
+    }
+
+    /// The same, with a clock that is ahead by so many seconds.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn standby_with_clock(primary: &Self, name: &str, seconds: i64) -> Self {
+        Self::following(primary, name, Some(seconds))
+    }
+
+    fn following(primary: &Self, name: &str, clock: Option<i64>) -> Self {
         primary.stop(ServerStop::Fast);
-        let server = Self::begin(primary.programs.clone(), |_, data| {
+        let server = Self::begin(primary.programs.clone(), clock, |_, data| {
             run(command(Path::new("cp")).arg("-a").arg(primary.folder.join("data")).arg(data));
             run(command(Path::new("touch")).arg(data.join("standby.signal")));
         });
@@ -148,15 +161,19 @@ impl PostgresServer {
         server
     }
 
-    fn begin(programs: PathBuf, fill: impl FnOnce(&Path, &Path)) -> Self {
+    fn begin(programs: PathBuf, clock: Option<i64>, fill: impl FnOnce(&Path, &Path)) -> Self {
         let folder = folder("pg");
         fill(&programs, &folder.join("data"));
         let port = reserved_address().port();
-        let keeper = ProgramKeeper::new(
-            &folder,
-            &programs.join("postgres"),
-            [OsStr::new("-D"), folder.join("data").as_os_str()],
-        );
+        let environment: Vec<String> = clock.map_or_else(Vec::new, |seconds| {
+            let clock = ClockShift::build(&folder);
+            clock.set(seconds);
+            clock.environment().map(|(name, value)| format!("{name}={value}")).into()
+        });
+        let (program, data) = (programs.join("postgres"), folder.join("data"));
+        let program = [program.as_os_str(), OsStr::new("-D"), data.as_os_str()];
+        let arguments = environment.iter().map(OsStr::new).chain(program);
+        let keeper = ProgramKeeper::new(&folder, Path::new("env"), arguments);
         let server = Self { programs, folder, port, keeper };
         server.configure(&[
             "listen_addresses = '127.0.0.1'",

@@ -93,7 +93,7 @@ async fn n5_a_pooler_that_lends_sessions_by_the_transaction_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn n5_a_commit_in_a_session_that_another_connection_set_up_is_unsure() {
     let Some(server) = PostgresServer::start(&[]) else { return };
-    let Some(mut pooler) = Pooler::start(&server, &["pool_mode = session"]) else { return };
+    let Some(pooler) = Pooler::start(&server, &["pool_mode = session"]) else { return };
     let store = open_with(through(&server, pooler.url())).await.unwrap();
     let mut made = Vec::new();
     let begin = Instant::now();

@@ -1,0 +1,200 @@
+//! Writes of which a gateway does not know in time whether they were made: nobody is given a handle for them, and nothing is sent.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use support::crowd::Job;
+use support::fault_proxy::{Fault, Verb};
+use support::postgres::{self, PostgresServer, ServerStop};
+use support::wire_client::Flavour;
+use tokio::time::timeout;
+
+use super::failover::NewCall;
+use super::harness::{PATIENCE, PLAIN, RESUMABLE, Site, Terms, client, held_job, job, nothing_more_was_sent, until};
+
+/// Makes a call at a gateway; how it was answered.
+pub(super) async fn call(site: &Site<'_>, at: usize, job: &Job) -> NewCall {
+    let (place, wire) = (site.replicas[at].keeper.address(), client(Flavour::Extension, PLAIN));
+    NewCall::of(&site.crowd.leave_a_task_at(place, job, wire).await)
+}
+
+/// The same with one that must not be sent, and that nobody may be given a handle for.
+async fn unwanted(site: &Site<'_>, at: usize, nonce: &str) -> NewCall {
+    let told = call(site, at, &Job { calls_max: 0, ..job(nonce, 20) }).await;
+    assert_ne!(told, NewCall::Handed, "a handle of what may not be there");
+    told
+}
+
+/// Makes calls until it is certain of one that it was not begun. What was on its way is in doubt, and is not begun either.
+pub(super) async fn hands_out_nothing(site: &Site<'_>, at: usize) {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let refused = async {
+        let next = || format!("unwanted-{}-", NEXT.fetch_add(1, Ordering::Relaxed));
+        while unwanted(site, at, &next()).await != NewCall::Refused {}
+    };
+    timeout(PATIENCE, refused).await.expect("calls are refused for now");
+}
+
+/// Everybody is ready again by itself, and nobody was replaced; what was held is stored, and of what was in doubt nothing is left.
+pub(super) async fn all_goes_on(site: &Site<'_>) {
+    until("outcomes are stored", async || site.tables.are_all_settled()).await;
+    until("rows in doubt are gone", async || site.tables.count("tg_task") == site.handles().len()).await;
+    for replica in &site.replicas {
+        until("it is ready again", async || replica.is_ready().await).await;
+        assert_eq!(site.tables.lives_of(replica.name).len(), 1, "it was not replaced");
+    }
+    site.records_outage(false);
+}
+
+/// F72, L1: rows cannot be written for longer than `write_max`. What clients were refused is removed, though the server made it later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f72_a_call_whose_row_takes_too_long_has_no_handle_and_leaves_no_row() {
+    let Some(server) = postgres::shared() else { return };
+    let site = Site::of(2, "slow", server, Terms::default()).await;
+    site.hold_calls_at(0, 4).await;
+    site.hold_calls_at(1, 4).await;
+    site.show_only(&[0, 1]);
+    site.records_outage(true);
+    let locked = site.tables.session("BEGIN; LOCK TABLE tg_task IN EXCLUSIVE MODE").await;
+    for (at, replica) in site.replicas.iter().enumerate() {
+        hands_out_nothing(&site, at).await;
+        replica.is_unready("store behind").await;
+    }
+    // What can be read is told.
+    for (nonce, task) in site.handles() {
+        let path = if nonce.starts_with("up") { RESUMABLE } else { PLAIN };
+        assert_eq!(site.replicas[0].shows(path, &task).await["status"], "working");
+    }
+    site.release_calls();
+    drop(locked);
+    all_goes_on(&site).await;
+    nothing_more_was_sent(&site, [4, 4]);
+    assert_eq!(site.completed().await, 8, "no running call is lost");
+    assert_eq!(site.judge().await, 8);
+}
+
+/// F73, L1, L2: the database did what it was asked, and its answer is lost: nothing comes any more, or the connection ends. A
+/// call of which nobody has the handle is not begun, and an outcome is there once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f73_a_write_whose_answer_is_lost_is_found_out_about_before_anything_rests_on_it() {
+    let Some(server) = postgres::shared() else { return };
+    let site = Site::of(2, "answer_lost", server, Terms::default()).await;
+    let (asked, way) = (&site.replicas[0], &site.replicas[0].to_database[0]);
+    site.show_only(&[0, 1]);
+    for (round, (verb, held)) in [(Verb::Stall, "held-stall-x"), (Verb::Reset, "held-reset-x")].into_iter().enumerate()
+    {
+        site.hold_calls();
+        let (place, held_call) = (asked.keeper.address(), held_job(held.trim_end_matches('x')));
+        let handed = site.crowd.leave_a_task_at(place, &held_call, client(Flavour::Extension, RESUMABLE)).await;
+        assert_eq!(NewCall::of(&handed), NewCall::Handed, "{handed:?}");
+        timeout(PATIENCE, site.resumable.fallback.reached("called", round + 1)).await.expect("it arrives");
+        until("its place is kept", async || site.tables.count("tg_task WHERE rev > 2") == round + 1).await;
+        let struck = way.struck();
+        site.records_outage(true);
+        // On the connection that writes the row, which names its server.
+        way.set_times(Fault::down("plain", 0, verb), 1);
+        unwanted(&site, 0, &format!("new-{round}-")).await;
+        assert_eq!(way.struck(), struck + 1);
+        until("the row in doubt is gone", async || site.tables.count("tg_task") == site.handles().len()).await;
+        // What its server answers has it.
+        way.set_times(Fault::down(held, 0, verb), 1);
+        site.release_calls();
+        all_goes_on(&site).await;
+        assert_eq!(way.struck(), struck + 2, "{verb:?}");
+        way.set(None);
+    }
+    nothing_more_was_sent(&site, [2, 0]);
+    assert_eq!(site.resumable.fallback.count("resumed"), 0, "whoever ran a call still runs it");
+    assert_eq!(site.completed().await, 2);
+    assert_eq!(site.judge().await, 2);
+}
+
+/// A server whose commits wait for the other one.
+struct ReplicatedServer {
+    primary: PostgresServer,
+    standby: PostgresServer,
+}
+
+impl ReplicatedServer {
+    async fn start() -> Option<Self> {
+        let primary = PostgresServer::start(&["wal_level = replica", "max_wal_senders = 4"])?;
+        let standby = tokio::task::block_in_place(|| PostgresServer::standby_of(&primary, "one"));
+        let pair = Self { primary, standby };
+        pair.name_standbys("one").await;
+        Some(pair)
+    }
+
+    async fn name_standbys(&self, names: &str) {
+        self.primary.configure(&[&format!("synchronous_standby_names = '{names}'")]);
+        self.primary.reload();
+        let shown = || tokio::task::block_in_place(|| self.primary.psql("SHOW synchronous_standby_names"));
+        until("commits wait for these", async || shown() == names).await;
+    }
+
+    /// Has a person do something to a commit of a gateway that waits for its standby.
+    async fn strike(&self, what: &str, name: &str) {
+        let sql = format!(
+            "SELECT count({what}(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name LIKE 'taskgate {name} % writer'"
+        );
+        until("a commit that waits", async || tokio::task::block_in_place(|| self.primary.psql(&sql)) != "0").await;
+    }
+}
+
+/// N01: commits wait for the standby that is gone, so nobody is given a handle; when it is back, all is well again by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn n01_without_its_standby_nothing_is_acknowledged_and_with_it_again_all_goes_on() {
+    let Some(pair) = ReplicatedServer::start().await else { return };
+    let terms = Terms { durability: "replicated", ..Terms::default() };
+    let site = Site::of(2, "without_standby", &pair.primary, terms).await;
+    site.hold_calls_at(0, 4).await;
+    site.hold_calls_at(1, 4).await;
+    site.show_only(&[0, 1]);
+    site.records_outage(true);
+    tokio::task::block_in_place(|| pair.standby.stop(ServerStop::Fast));
+    for (at, replica) in site.replicas.iter().enumerate() {
+        hands_out_nothing(&site, at).await;
+        until("it is not ready", async || replica.tells("/readyz").await.status == Some(503)).await;
+    }
+    site.release_calls();
+    tokio::task::block_in_place(|| pair.standby.restart());
+    all_goes_on(&site).await;
+    site.hold_calls_at(0, 2).await;
+    site.show_only(&[0, 1]);
+    until("new calls end, too", async || site.tables.are_all_settled()).await;
+    assert_eq!(site.completed().await, 10, "no running call is lost");
+    assert_eq!(site.judge().await, 10);
+}
+
+/// N02, N03, L1: the names of standbys are emptied; a person cancels a commit that waits, or ends its connection. The server says that
+/// it was made, or shows its row to everybody, and no gateway takes that for an acknowledgement.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn n02_n03_what_a_server_makes_without_its_standby_is_acknowledged_to_nobody() {
+    let Some(pair) = ReplicatedServer::start().await else { return };
+    let terms = Terms { durability: "replicated", ..Terms::default() };
+    let site = Site::of(2, "unvouched", &pair.primary, terms).await;
+    for (round, (names, what)) in
+        [("", None), ("nobody", Some("pg_cancel_backend")), ("nobody", Some("pg_terminate_backend"))]
+            .into_iter()
+            .enumerate()
+    {
+        site.hold_calls();
+        site.hold_calls_at(0, 2).await;
+        site.hold_calls_at(1, 2).await;
+        site.show_only(&[0, 1]);
+        site.records_outage(true);
+        pair.name_standbys(names).await;
+        for (at, replica) in site.replicas.iter().enumerate() {
+            if let Some(what) = what {
+                let nonce = format!("struck-{round}-{at}-");
+                tokio::join!(unwanted(&site, at, &nonce), pair.strike(what, replica.name));
+            }
+            hands_out_nothing(&site, at).await;
+            replica.is_unready(if names.is_empty() { "store without standby" } else { "store behind" }).await;
+        }
+        site.release_calls();
+        pair.name_standbys("one").await;
+        all_goes_on(&site).await;
+    }
+    nothing_more_was_sent(&site, [6, 6]);
+    assert_eq!(site.completed().await, 12, "no running call is lost");
+    assert_eq!(site.judge().await, 12);
+}

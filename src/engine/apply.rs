@@ -56,9 +56,7 @@ impl TaskError {
             | Self::Unknown => Reason::StoreFailed,
         }
     }
-}
 
-impl TaskError {
     /// Whether the store may do it when it is asked again.
     pub(super) const fn is_passing(&self) -> bool {
         match self {

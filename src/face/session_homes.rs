@@ -2,8 +2,9 @@
 //! home.
 //!
 //! What memory holds about a session is in one process: its streams, the calls that are held for it, its session at the server.
-//! Which one that is stands in the session's id, the stream's address, the call's `requestState`. A request goes one hop at most: what another replica passed on is answered where
-//! it arrives, as after a restart where the session is not at home there either.
+//! Which one that is stands in the session's id, the stream's address, the call's `requestState`. A request goes one hop at
+//! most: what another replica passed on is answered where it arrives, as after a restart where the session is not at home there
+//! either.
 //!
 //! Knows no sockets: a [`ReplicaLink`] takes a request to another replica, and its listener opens what is sealed here.
 

@@ -8,9 +8,12 @@ use support::fault_proxy::{Fault, Verb};
 use support::history::Fact;
 use support::ports::reserved_address;
 use support::postgres::{Database, PostgresServer, ServerStop};
+use support::wire_client::Flavour;
 
 use super::cut_off::{open_tasks, shows_nothing};
-use super::harness::{PLAIN, RESUMABLE, Site, Terms, held_job, is_refused_for_now, nothing_more_was_sent, until};
+use super::harness::{
+    PLAIN, RESUMABLE, Site, Terms, answered, client, held_job, is_refused_for_now, nothing_more_was_sent, until,
+};
 use super::writes::hands_out_nothing;
 
 /// Connections end with the next byte that goes up.
@@ -135,7 +138,8 @@ async fn n08_either_side_of_a_fork_goes_on_alone_and_whoever_comes_back_from_one
     let handed = left.ask(PLAIN, "tools/call", json!({"name": "work", "arguments": arguments})).await;
     let new_here = handed.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{handed:?}")).to_owned();
     for (replica, unknown) in [(left, &new_there), (other, &new_here)] {
-        let answer = replica.poll(PLAIN, unknown).await;
+        let (asking, place) = (client(Flavour::Extension, PLAIN), replica.keeper.address());
+        let answer = answered(&asking, place, "tasks/get", json!({"taskId": unknown})).await;
         assert!(answer.error().is_some_and(|error| error.contains("-32602")), "{answer:?}");
         for (path, task) in [RESUMABLE, PLAIN].into_iter().zip(&tasks) {
             assert!(replica.shows(path, task).await["status"].is_string(), "either has what both had");

@@ -19,6 +19,7 @@ mod subtask_tree;
 pub mod sweeper;
 mod target;
 mod task_metrics;
+mod unstored_tasks;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +39,7 @@ pub use change_subscribers::ChangeSubscribers;
 pub use list_all::SURVEY_MAX;
 pub use subtask_tree::SubtaskTree;
 pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
+use unstored_tasks::UnstoredTaskLog;
 
 use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
@@ -60,7 +62,7 @@ pub struct Engine {
     changes: change::RunningChanges,
     doubts: doubtful_writes::DoubtfulWrites,
     trees: runner::TreeSizes,
-    unstored: runner::UnstoredTaskLog,
+    unstored: UnstoredTaskLog,
     metrics: task_metrics::TaskMetrics,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
@@ -95,7 +97,7 @@ impl Engine {
             changes: change::RunningChanges::default(),
             doubts: doubtful_writes::DoubtfulWrites::default(),
             trees: runner::TreeSizes::default(),
-            unstored: runner::UnstoredTaskLog::default(),
+            unstored: UnstoredTaskLog::default(),
             metrics: task_metrics::TaskMetrics::default(),
             leaving: CancellationToken::new(),
             calls_end: CallsEnd::default(),

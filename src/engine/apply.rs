@@ -150,6 +150,7 @@ impl Engine {
             }
             match self.replace((revision, role), &before, &task).await {
                 Ok(_) => {
+                    self.unstored.stored();
                     self.decided_by(key, revision);
                     self.follow(key, &before, &task, effects);
                     return Ok(AppliedEvent { task: Arc::new(task), changed });
@@ -172,7 +173,8 @@ impl Engine {
                     if failures == FAILURES_MAX {
                         return Err(error.into());
                     }
-                    tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a change of a task was not stored; it is tried again");
+                    self.unstored.refused(&error);
+                    tracing::debug!(task = %LoggedTask(key), "a change of a task was not stored; it is tried again");
                     failures += 1;
                     tokio::time::sleep(FAILURE_PAUSE).await;
                 }

@@ -30,7 +30,6 @@ mod subtasks;
 mod tests;
 mod timers;
 mod tree_sizes;
-mod unstored;
 mod url_elicitation;
 mod verdict;
 
@@ -44,7 +43,6 @@ use tokio::time::{Instant, sleep_until};
 pub(super) use live_runners::LiveRunners;
 pub(super) use resume::start as take_up;
 pub(super) use tree_sizes::TreeSizes;
-pub(super) use unstored::UnstoredTaskLog;
 pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict, without_credential};
 
 use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};

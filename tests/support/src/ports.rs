@@ -13,6 +13,9 @@ static RESERVED: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
 /// It is bound here for as long as this process lives, and is never listened at by it. So the system gives it to nobody who
 /// leaves the choice of a port to it: not to the other tests' servers, and to no connection that goes out.
 ///
+/// Servers on Express 5.3 say that they listen where their port is taken, and end then: who waits for that word alone meets whoever
+/// has the port.
+///
 /// # Panics
 /// If no port is free.
 pub fn reserved_address() -> SocketAddr {

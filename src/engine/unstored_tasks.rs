@@ -1,0 +1,68 @@
+//! Logs that tasks, or what became of them, cannot be stored: once, until the store has taken one again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::cause::CauseChain;
+use crate::store::StoreError;
+
+/// What the log says already.
+#[derive(Debug, Default)]
+pub(super) struct UnstoredTaskLog {
+    is_full: AtomicBool,
+    is_away: AtomicBool,
+}
+
+impl UnstoredTaskLog {
+    /// The store took a task, or a change of one.
+    pub(super) fn stored(&self) {
+        for told in [&self.is_full, &self.is_away] {
+            // Nearly always it was not told, and a look costs less than a write.
+            if told.load(Ordering::Relaxed) {
+                told.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The store did not take one. That somebody's own share is full is counted, and said to whoever called.
+    pub(super) fn refused(&self, error: &StoreError) {
+        let is_news = match error {
+            StoreError::Full { .. } => !self.is_full.swap(true, Ordering::Relaxed),
+            StoreError::Io(_) | StoreError::Unsure(_) => !self.is_away.swap(true, Ordering::Relaxed),
+            StoreError::OwnerFull => false,
+            StoreError::Conflict | StoreError::Fenced | StoreError::Exists => true,
+        };
+        if is_news {
+            tracing::warn!(error = %CauseChain(error), "a task could not be stored");
+        } else {
+            tracing::debug!(error = %CauseChain(error), "a task could not be stored");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn each_trouble_of_the_store_is_told_once_until_it_takes_a_task_again() {
+        let (log, full) = (UnstoredTaskLog::default(), StoreError::Full { what: "bytes" });
+        let away = || io::Error::other("away");
+        let told = || [&log.is_full, &log.is_away].map(|told| told.load(Ordering::Relaxed));
+        for _ in 0..2 {
+            log.refused(&StoreError::OwnerFull);
+            assert_eq!(told(), [false, false]);
+            for _ in 0..2 {
+                log.refused(&full);
+                assert_eq!(told(), [true, false]);
+            }
+            for error in [StoreError::Io(away()), StoreError::Unsure(away())] {
+                log.refused(&error);
+                assert_eq!(told(), [true, true]);
+            }
+            log.stored();
+            assert_eq!(told(), [false, false]);
+        }
+    }
+}

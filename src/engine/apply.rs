@@ -7,7 +7,6 @@ use futures_util::future::{BoxFuture, try_join_all};
 
 use super::Engine;
 use super::doubtful_writes::DoubtfulWrite;
-use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;
 use crate::store::{Revision, StoreError, StoredTask, WriteRole};

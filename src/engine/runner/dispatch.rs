@@ -63,12 +63,8 @@ impl Runner {
 
     /// Whether the row, as it certainly stands, is marked by this life for this try.
     async fn is_marked(&mut self, key: &TaskKey) -> Result<bool, StoreError> {
-        let row = self.engine.read_decided(key, self.engine.clock.now(), true).await?;
-        Ok(row.is_some_and(|(row, _)| {
-            row.holder == Some(self.engine.store.holder())
-                && matches!(row.task.phase, Phase::Working)
-                && row.task.attempt == self.attempt_to_send()
-        }))
+        let task = self.own_task(key).await?;
+        Ok(task.is_some_and(|task| matches!(task.phase, Phase::Working) && task.attempt == self.attempt_to_send()))
     }
 
     /// Orders, the end of the gateway and of the task's time are heard before the next try.

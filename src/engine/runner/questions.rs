@@ -15,7 +15,8 @@ use crate::engine::TaskError;
 use crate::engine::call::Askable;
 use crate::failpoint;
 use crate::metric;
-use crate::task::{Event, Executed, GatewayFault, Outcome, Question, TaskVisibility};
+use crate::store::StoreError;
+use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Question, TaskKey, TaskVisibility};
 use crate::upstream::{Answer, ExchangeError};
 use crate::wire::Payload;
 
@@ -43,6 +44,8 @@ pub(super) struct CallQuestions {
     pub(super) rounds: u32,
     /// Questions of an earlier life of the process, open ones and those whose answers are on their way.
     earlier: Vec<Payload>,
+    /// Answers that were not handed over, though the row may say so by now: nobody knows of the write.
+    doubtful: Vec<(Payload, Answer)>,
 }
 
 /// A question that was put to the client.
@@ -97,6 +100,18 @@ impl CallQuestions {
         let before = self.open.len();
         self.open.retain(|open| open.ask != *ask);
         self.open.len() != before
+    }
+
+    fn is_doubtful(&self, ask: &Payload) -> bool {
+        self.doubtful.iter().any(|(doubtful, _)| doubtful == ask)
+    }
+
+    /// What the row says is not handed over, and what it may say is.
+    fn undelivered(&self, mut in_row: Vec<(Payload, Answer)>) -> Vec<(Payload, Answer)> {
+        let taken_out = self.doubtful.iter().filter(|(ask, _)| in_row.iter().all(|(other, _)| other != ask));
+        let taken_out: Vec<_> = taken_out.cloned().collect();
+        in_row.extend(taken_out);
+        in_row
     }
 
     fn take_overdue(&mut self) -> Vec<OpenQuestion> {
@@ -269,11 +284,20 @@ impl Runner {
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
             self.inputs.close(&ask);
-            // From this commit on it may have arrived, so nobody hands it over again (F15).
-            let event = Event::Delivering { attempt: self.attempt, ask: ask.clone() };
-            match self.apply(&key, event).await {
-                Ok(applied) if applied.changed => (),
-                Ok(_) => continue,
+            match self.mark_delivered(&key, &ask).await {
+                Ok(is_marked) => {
+                    self.inputs.doubtful.retain(|(doubtful, _)| *doubtful != ask);
+                    if !is_marked {
+                        continue;
+                    }
+                }
+                Err(error) if error.is_passing() => {
+                    if !self.inputs.is_doubtful(&ask) {
+                        self.inputs.doubtful.push((ask, answer));
+                    }
+                    // The rest is in the row.
+                    return self.deliver_later(&key, &error).await;
+                }
                 Err(error) => return self.undelivered(GatewayFault::new(error.reason(), Executed::Unknown)).await,
             }
             if self.is_demanded(&ask) {
@@ -291,20 +315,41 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Hands over what the row has and nobody told this runner of.
+    /// Whether the row says now that this runner hands an answer over. From this commit on it may have arrived, so nobody hands
+    /// it over again (F15).
+    async fn mark_delivered(&mut self, key: &TaskKey, ask: &Payload) -> Result<bool, TaskError> {
+        let applied = self.apply(key, Event::Delivering { attempt: self.attempt, ask: ask.clone() }).await?;
+        // After a write that failed a row that does not change may have it from that write.
+        Ok(applied.changed || (self.inputs.is_doubtful(ask) && self.is_at_work(key).await?))
+    }
+
+    /// Whether the row, as it certainly stands, is of a call that this runner has sent and that goes on.
+    async fn is_at_work(&mut self, key: &TaskKey) -> Result<bool, StoreError> {
+        let task = self.own_task(key).await?;
+        Ok(task.is_some_and(|task| !matches!(task.phase, Phase::Settled(_)) && task.attempt == self.attempt))
+    }
+
+    /// Hands over what the row has and nobody told this runner of, and what could not be handed over before.
     pub(super) async fn deliver_rest(&mut self) -> RunnerFlow {
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         match self.engine.held(&key).await {
-            Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
+            Ok(task) => {
+                let answers = self.inputs.undelivered(task.recovery.undelivered.clone());
+                self.deliver(answers).await
+            }
             // Its row is gone, and its answers with it.
             Err(TaskError::Unknown) => RunnerFlow::Continue,
-            Err(error) => {
-                tracing::warn!(error = %CauseChain(&error), "answers that were accepted could not be read yet");
-                tokio::time::sleep(READ_AGAIN).await;
-                self.engine.live.look_again(&key);
-                RunnerFlow::Continue
-            }
+            Err(error) => self.deliver_later(&key, &error).await,
         }
+    }
+
+    /// The store cannot say whether there is anything to hand over. Orders and the end of the call are heard before it is asked
+    /// again.
+    async fn deliver_later(&mut self, key: &TaskKey, error: &TaskError) -> RunnerFlow {
+        tracing::debug!(error = %CauseChain(error), "answers that were accepted are not handed over yet");
+        tokio::time::sleep(READ_AGAIN).await;
+        self.engine.live.look_again(key);
+        RunnerFlow::Continue
     }
 
     /// The upstream does not take an answer that the client believes to be given. What it said before is heard first;

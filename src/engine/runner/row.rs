@@ -312,6 +312,13 @@ impl Runner {
         }
     }
 
+    /// A task as its row certainly stands, if this life holds it.
+    pub(super) async fn own_task(&mut self, key: &TaskKey) -> Result<Option<Arc<Task>>, StoreError> {
+        let row = self.engine.read_decided(key, self.engine.clock.now(), true).await?;
+        let own = row.filter(|(row, _)| row.holder == Some(self.engine.store.holder()));
+        Ok(own.map(|(row, _)| row.task))
+    }
+
     /// Stores an outcome, however long the store fails: one that is dropped is lost (L8). Whoever ends the process ends
     /// this, and the task is left to a later life.
     async fn apply_outcome(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
@@ -320,7 +327,7 @@ impl Runner {
         loop {
             match self.engine.apply(key, WriteRole::Holder, event.clone()).await {
                 Err(error) if error.is_passing() => {
-                    tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an outcome is not stored yet");
+                    tracing::debug!(task = %LoggedTask(key), error = %CauseChain(&error), "an outcome is not stored yet");
                     has_failed = true;
                     pauses.wait().await;
                 }

@@ -4,9 +4,11 @@
 use serde_json::{Value, json};
 use taskgate::store::TaskStore as _;
 use taskgate::task::{Principal, TaskMode};
+use tokio::time::timeout;
 
 use super::script::{Happens, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
+use super::unmarked::{Trouble, key};
 use super::world::{Ask, Rules, World, millis, seconds};
 
 const EACH: [StoreFault; 3] = [StoreFault::Fails, StoreFault::AppliesAndFails, StoreFault::FailsUnsure];
@@ -159,6 +161,58 @@ async fn an_answer_reaches_the_upstream_once_however_the_store_takes_it() {
         assert_eq!(answers(&world), 1, "{fault:?}");
         world.is_idle().await;
     }
+}
+
+/// L5: what was acknowledged just before the store went away waits for it, and reaches the upstream once.
+#[tokio::test(start_paused = true)]
+async fn l5_an_answer_that_was_accepted_before_the_store_went_away_is_handed_over_once_it_is_back() {
+    for trouble in Trouble::EACH {
+        let (world, id) = answered_before(trouble).await;
+        tokio::time::sleep(seconds(100)).await;
+        assert_eq!(answers(&world), 0, "{trouble:?}: nothing is handed over without a mark");
+        world.store.faults.heal();
+        let task = timeout(seconds(60), world.settled(&id)).await.unwrap_or_else(|_| panic!("{trouble:?}: it ends"));
+        assert_eq!(task["result"]["content"][0]["text"], "done", "{trouble:?} {task}");
+        assert_eq!(answers(&world), 1, "{trouble:?}");
+        world.is_idle().await;
+    }
+}
+
+/// L6: whatever became of the mark, nothing is handed over once a cancel is acknowledged.
+#[tokio::test(start_paused = true)]
+async fn l6_an_answer_that_waits_for_the_store_is_not_handed_over_after_a_cancel() {
+    let mut cancelled = Vec::new();
+    for trouble in Trouble::EACH {
+        let (world, id) = answered_before(trouble).await;
+        tokio::time::sleep(seconds(10)).await;
+        world.store.faults.heal();
+        world.engine.cancel(&key(&id)).await.unwrap();
+        let handed_over = answers(&world);
+        tokio::time::sleep(seconds(60)).await;
+        assert_eq!(answers(&world), handed_over, "{trouble:?}");
+        let status = if handed_over == 0 { "cancelled" } else { "completed" };
+        assert_eq!(world.get(&id).await["status"], status, "{trouble:?}");
+        cancelled.extend((handed_over == 0).then_some(trouble));
+        world.is_idle().await;
+    }
+    // Where the next try comes first, the answer is handed over before the cancel.
+    assert!(cancelled.len() >= 3, "{cancelled:?}");
+}
+
+/// A task whose answer was accepted; the store's trouble begins before it is handed over.
+async fn answered_before(trouble: Trouble) -> (World, String) {
+    let world = World::with(Rules { durable: true, ..Rules::mode(TaskMode::Always) }, asks());
+    let id = world.handle(&declaring(Ask::call())).await;
+    tokio::time::sleep(seconds(2)).await;
+    let task = world.send(&declaring(Ask::task("tasks/get", &id))).await.json().await["result"].take();
+    let key = task["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
+    world.store.faults.strike(Method::Replace, StoreFault::Delays(seconds(1)), 1);
+    let (taken, ()) = tokio::join!(answer(&world, &id, &key), async {
+        tokio::time::sleep(millis(500)).await;
+        trouble.strike(&world);
+    });
+    assert!(taken["result"].is_object(), "{trouble:?} {taken}");
+    (world, id)
 }
 
 /// L6: a cancel that was acknowledged holds, and the upstream hears of it.

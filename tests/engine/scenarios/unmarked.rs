@@ -28,7 +28,7 @@ fn returns() -> Script {
     Script::returns(seconds(5), "done")
 }
 
-fn key(id: &str) -> TaskKey {
+pub(super) fn key(id: &str) -> TaskKey {
     TaskKey { owner: Principal::local(), id: TaskId::parse(id).unwrap() }
 }
 
@@ -42,7 +42,7 @@ async fn waiting(world: &World) -> (String, CallPermit) {
 
 /// How the next mark goes wrong, and what comes before the store is well again.
 #[derive(Clone, Copy, Debug)]
-enum Trouble {
+pub(super) enum Trouble {
     /// No change is made.
     Away,
     /// It is made, and nobody knows; then nothing can be read for a while.
@@ -53,10 +53,10 @@ enum Trouble {
     NotMade,
 }
 
-const EACH: [Trouble; 4] = [Trouble::Away, Trouble::Made, Trouble::MadeAndInDoubt, Trouble::NotMade];
-
 impl Trouble {
-    fn strike(self, world: &World) {
+    pub(super) const EACH: [Self; 4] = [Self::Away, Self::Made, Self::MadeAndInDoubt, Self::NotMade];
+
+    pub(super) fn strike(self, world: &World) {
         let faults = &world.store.faults;
         match self {
             Self::Away => faults.strike(Method::Replace, StoreFault::Fails, ALWAYS),
@@ -89,7 +89,7 @@ fn why(task: &Value) -> (&str, &str) {
 #[tokio::test(start_paused = true)]
 async fn l4_a_task_whose_place_comes_while_the_store_is_away_is_sent_once_it_is_back() {
     for durable in [true, false] {
-        for trouble in EACH {
+        for trouble in Trouble::EACH {
             let world = World::with(Rules { durable, ..rules() }, returns());
             let (id, place) = waiting(&world).await;
             trouble.strike(&world);
@@ -122,7 +122,7 @@ async fn the_deadline_of_a_call_that_waits_for_the_store_has_not_begun() {
 /// L6: whatever became of the mark.
 #[tokio::test(start_paused = true)]
 async fn l6_a_cancel_while_a_task_waits_for_the_store_sends_nothing() {
-    for trouble in EACH {
+    for trouble in Trouble::EACH {
         let world = World::with(rules(), returns());
         let (id, place) = waiting(&world).await;
         trouble.strike(&world);
@@ -158,7 +158,7 @@ async fn a_task_whose_time_is_over_while_it_waits_for_the_store_is_not_sent() {
 /// F75, L4: a row that says `working`, and who holds it, is nobody's leave to send it but its holder's.
 #[tokio::test(start_paused = true)]
 async fn f75_a_gateway_that_is_replaced_while_a_task_waits_for_the_store_sends_nothing() {
-    for trouble in EACH {
+    for trouble in Trouble::EACH {
         let one = World::with(rules(), Script::returns(seconds(20), "done"));
         let other = one.beside();
         let (id, place) = waiting(&one).await;
@@ -218,7 +218,7 @@ async fn f76_a_task_that_waits_for_the_store_when_the_calls_end_is_left_to_the_n
 /// F23: a call that is sent again is one try more, however often that had to be stored.
 #[tokio::test(start_paused = true)]
 async fn f23_a_call_that_is_sent_again_waits_for_the_store_as_well() {
-    for trouble in EACH {
+    for trouble in Trouble::EACH {
         let world = World::with(Rules { after_crash: AfterCrash::Rerun, ..rules() }, returns());
         let id = world.handle(&Ask::call()).await;
         world.upstream.sees(&Saw::Begin { call: 0, rows: 1 }).await;
@@ -238,7 +238,7 @@ async fn f23_a_call_that_is_sent_again_waits_for_the_store_as_well() {
 /// The elements of a split call are tasks like others.
 #[tokio::test(start_paused = true)]
 async fn elements_of_a_split_call_wait_for_the_store_as_well() {
-    for trouble in EACH {
+    for trouble in Trouble::EACH {
         let world = World::with(Rules { split: Some((2, 10)), ..rules() }, returns());
         let id = world.handle(&Ask::call().arguments(json!({ "items": [1, 2, 3, 4] }))).await;
         tokio::time::sleep(seconds(4)).await;

@@ -327,7 +327,9 @@ impl Runner {
         loop {
             match self.engine.apply(key, WriteRole::Holder, event.clone()).await {
                 Err(error) if error.is_passing() => {
-                    tracing::debug!(task = %LoggedTask(key), error = %CauseChain(&error), "an outcome is not stored yet");
+                    if !has_failed {
+                        tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an outcome is not stored yet");
+                    }
                     has_failed = true;
                     pauses.wait().await;
                 }

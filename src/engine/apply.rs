@@ -149,7 +149,7 @@ impl Engine {
             }
             match self.replace((revision, role), &before, &task).await {
                 Ok(_) => {
-                    self.unstored.stored();
+                    self.unstored.changed();
                     self.decided_by(key, revision);
                     self.follow(key, &before, &task, effects);
                     return Ok(AppliedEvent { task: Arc::new(task), changed });

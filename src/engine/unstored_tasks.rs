@@ -13,14 +13,15 @@ pub(super) struct UnstoredTaskLog {
 }
 
 impl UnstoredTaskLog {
-    /// The store took a task, or a change of one.
+    /// The store took a task.
     pub(super) fn stored(&self) {
-        for told in [&self.is_full, &self.is_away] {
-            // Nearly always it was not told, and a look costs less than a write.
-            if told.load(Ordering::Relaxed) {
-                told.store(false, Ordering::Relaxed);
-            }
-        }
+        forget(&self.is_full);
+        self.changed();
+    }
+
+    /// The store took a change of a task, for which it has room where it has none for another task.
+    pub(super) fn changed(&self) {
+        forget(&self.is_away);
     }
 
     /// The store did not take one. That somebody's own share is full is counted, and said to whoever called.
@@ -36,6 +37,13 @@ impl UnstoredTaskLog {
         } else {
             tracing::debug!(error = %CauseChain(error), "a task could not be stored");
         }
+    }
+}
+
+/// Nearly always it was not told, and a look costs less than a write.
+fn forget(told: &AtomicBool) {
+    if told.load(Ordering::Relaxed) {
+        told.store(false, Ordering::Relaxed);
     }
 }
 
@@ -61,6 +69,9 @@ mod tests {
                 log.refused(&error);
                 assert_eq!(told(), [true, true]);
             }
+            log.changed();
+            assert_eq!(told(), [true, false]);
+            log.refused(&StoreError::Io(away()));
             log.stored();
             assert_eq!(told(), [false, false]);
         }

@@ -27,8 +27,8 @@ const ASKED_MAX: u32 = 1_000;
 /// How long a round waits for questions that are asked along with its first one (GW-21).
 const ROUND_WAIT: Duration = Duration::from_millis(100);
 
-/// How soon answers that could not be read are read again.
-const READ_AGAIN: Duration = Duration::from_millis(200);
+/// How soon the row is looked at again for answers that the store kept from being handed over.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Events that may lie in front of the sign that an upstream is gone.
 const LAST_EVENTS_MAX: usize = 64;
@@ -46,6 +46,8 @@ pub(super) struct CallQuestions {
     earlier: Vec<Payload>,
     /// Answers that were not handed over, though the row may say so by now: nobody knows of the write.
     doubtful: Vec<(Payload, Answer)>,
+    /// When the row is looked at again for answers that the store kept from being handed over.
+    look_due: Option<Instant>,
 }
 
 /// A question that was put to the client.
@@ -62,6 +64,10 @@ impl CallQuestions {
 
     pub(super) const fn round_due(&self) -> Option<Instant> {
         self.round_due
+    }
+
+    pub(super) const fn look_due(&self) -> Option<Instant> {
+        self.look_due
     }
 
     /// The moment from which a question has waited for too long.
@@ -107,7 +113,7 @@ impl CallQuestions {
     }
 
     /// What the row says is not handed over, and what it may say is.
-    fn undelivered(&self, mut in_row: Vec<(Payload, Answer)>) -> Vec<(Payload, Answer)> {
+    fn to_deliver(&self, mut in_row: Vec<(Payload, Answer)>) -> Vec<(Payload, Answer)> {
         let taken_out = self.doubtful.iter().filter(|(ask, _)| in_row.iter().all(|(other, _)| other != ask));
         let taken_out: Vec<_> = taken_out.cloned().collect();
         in_row.extend(taken_out);
@@ -296,7 +302,7 @@ impl Runner {
                         self.inputs.doubtful.push((ask, answer));
                     }
                     // The rest is in the row.
-                    return self.deliver_later(&key, &error).await;
+                    return self.deliver_later(&error);
                 }
                 Err(error) => return self.undelivered(GatewayFault::new(error.reason(), Executed::Unknown)).await,
             }
@@ -331,24 +337,24 @@ impl Runner {
 
     /// Hands over what the row has and nobody told this runner of, and what could not be handed over before.
     pub(super) async fn deliver_rest(&mut self) -> RunnerFlow {
+        self.inputs.look_due = None;
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         match self.engine.held(&key).await {
             Ok(task) => {
-                let answers = self.inputs.undelivered(task.recovery.undelivered.clone());
+                let answers = self.inputs.to_deliver(task.recovery.undelivered.clone());
                 self.deliver(answers).await
             }
             // Its row is gone, and its answers with it.
             Err(TaskError::Unknown) => RunnerFlow::Continue,
-            Err(error) => self.deliver_later(&key, &error).await,
+            Err(error) => self.deliver_later(&error),
         }
     }
 
-    /// The store cannot say whether there is anything to hand over. Orders and the end of the call are heard before it is asked
-    /// again.
-    async fn deliver_later(&mut self, key: &TaskKey, error: &TaskError) -> RunnerFlow {
+    /// The store cannot say what is to be handed over. Orders, and the ends of the call, of its time and of the gateway are heard
+    /// before it is asked again.
+    fn deliver_later(&mut self, error: &TaskError) -> RunnerFlow {
         tracing::debug!(error = %CauseChain(error), "answers that were accepted are not handed over yet");
-        tokio::time::sleep(READ_AGAIN).await;
-        self.engine.live.look_again(key);
+        self.inputs.look_due = Some(Instant::now() + LOOK_AGAIN);
         RunnerFlow::Continue
     }
 

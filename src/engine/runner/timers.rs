@@ -11,6 +11,7 @@ use super::{Runner, RunnerFlow};
 #[derive(Clone, Copy)]
 enum RunnerTimer {
     Mark,
+    Answers,
     Queue,
     Round,
     Grace,
@@ -21,9 +22,10 @@ enum RunnerTimer {
 
 impl Runner {
     /// In the order in which they are served where several are due.
-    fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
+    fn timers(&self) -> [(Option<Instant>, RunnerTimer); 8] {
         [
             (self.mark_due(), RunnerTimer::Mark),
+            (self.inputs.look_due(), RunnerTimer::Answers),
             (self.queue_end, RunnerTimer::Queue),
             (self.inputs.round_due(), RunnerTimer::Round),
             (self.grace_end, RunnerTimer::Grace),
@@ -42,6 +44,7 @@ impl Runner {
     pub(super) async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
         match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
             Some((_, RunnerTimer::Mark)) => self.dispatched().await,
+            Some((_, RunnerTimer::Answers)) => self.deliver_rest().await,
             Some((_, RunnerTimer::Queue)) => self.queue_over().await,
             Some((_, RunnerTimer::Round)) => self.ask_client().await,
             Some((_, RunnerTimer::Grace)) => self.grace_over().await,

@@ -1,9 +1,11 @@
 //! Stores that fail, dawdle, or do what they say they did not: nobody is told what is not so, and nothing that was
 //! said is lost.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use taskgate::store::TaskStore as _;
-use taskgate::task::{Principal, TaskMode};
+use taskgate::task::{Principal, Reason, TaskMode};
 use tokio::time::timeout;
 
 use super::script::{Happens, Saw, Script, result};
@@ -199,9 +201,40 @@ async fn l6_an_answer_that_waits_for_the_store_is_not_handed_over_after_a_cancel
     assert!(cancelled.len() >= 3, "{cancelled:?}");
 }
 
+/// F76: whoever ends the calls ends one whose answer waits, too.
+#[tokio::test(start_paused = true)]
+async fn f76_an_answer_that_waits_for_the_store_holds_up_no_end_of_the_calls() {
+    for trouble in Trouble::EACH {
+        let (world, _) = answered_before(trouble).await;
+        assert_eq!(world.engine.drain(seconds(10)).await, 1, "{trouble:?}: a call that was sent is waited for");
+        world.engine.end_calls(Reason::GatewayRestart);
+        assert_eq!(world.engine.drain(seconds(1)).await, 0, "{trouble:?}");
+        assert_eq!(answers(&world), 0, "{trouble:?}");
+    }
+}
+
+/// The time that a call has to run goes on.
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_answer_waits_for_the_store_ends_at_its_deadline() {
+    for trouble in Trouble::EACH {
+        let (world, id) = answered_before(trouble).await;
+        tokio::time::sleep(DEADLINE).await;
+        assert_eq!((answers(&world), world.upstream.cancels()), (0, 1), "{trouble:?}");
+        world.store.faults.heal();
+        let task = world.settled(&id).await;
+        assert_eq!(task["error"]["data"]["reason"], "deadline_exceeded", "{trouble:?} {task}");
+        assert_eq!(answers(&world), 0, "{trouble:?}");
+        world.is_idle().await;
+    }
+}
+
+/// Longer than any of these tests has the store away, but for the one of the deadline itself.
+const DEADLINE: Duration = seconds(300);
+
 /// A task whose answer was accepted; the store's trouble begins before it is handed over.
 async fn answered_before(trouble: Trouble) -> (World, String) {
-    let world = World::with(Rules { durable: true, ..Rules::mode(TaskMode::Always) }, asks());
+    let rules = Rules { durable: true, deadline: DEADLINE, ..Rules::mode(TaskMode::Always) };
+    let world = World::with(rules, asks());
     let id = world.handle(&declaring(Ask::call())).await;
     tokio::time::sleep(seconds(2)).await;
     let task = world.send(&declaring(Ask::task("tasks/get", &id))).await.json().await["result"].take();

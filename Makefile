@@ -199,15 +199,15 @@ soak: setup
 	$(call step,kill cycles: $(KILL_CYCLES) of each fault)
 	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test durability kill_cycles:: -- --nocapture
 	$(call step,gateways with a thousand tasks that are killed beside others: $(REPLICA_KILLS))
-	@REPLICA_KILLS=$(REPLICA_KILLS) cargo test --locked --test durability thousand_tasks -- --nocapture
+	@REPLICA_KILLS=$(REPLICA_KILLS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability thousand_tasks -- --nocapture
 	$(call step,faults that befall three gateways and their database: $(REPLICA_FAULTS))
-	@REPLICA_FAULTS=$(REPLICA_FAULTS) cargo test --locked --test durability replicas::courses -- --nocapture
+	@REPLICA_FAULTS=$(REPLICA_FAULTS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability replicas::courses -- --nocapture
 	$(call step,leaders of the database that are killed under a thousand tasks: $(REPLICA_FAILOVERS))
 	@REPLICA_FAILOVERS=$(REPLICA_FAILOVERS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability f74_ -- --nocapture
 	$(call step,pairs behind balancers: $(BALANCED_PAIRS))
 	@BALANCED_PAIRS=$(BALANCED_PAIRS) cargo test --locked --test gateway pairs::balanced -- --nocapture
 	$(call step,tasks that come and go in the database: $(BLOAT_LIVES))
-	@BLOAT_LIVES=$(BLOAT_LIVES) cargo test --locked --lib -- --ignored --nocapture however_many_tasks_have_lived
+	@BLOAT_LIVES=$(BLOAT_LIVES) TASKGATE_PEERS="$(PEERS)" cargo test --locked --lib -- --ignored --nocapture however_many_tasks_have_lived
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
 	$(call step,gateways that are replaced: $(REPLACED_GATEWAYS) courses)

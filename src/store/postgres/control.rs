@@ -276,7 +276,8 @@ impl ReplicaControl {
         let beats = lives.filter_map(|life| Some((life, self.membership.beat_since(life)?))).collect();
         let given_up = self.membership.given_up(received).collect();
         self.view.send_modify(|view| {
-            (view.lines, view.beats, view.seen, view.given_up) = (lines, beats, Some(received), given_up);
+            view.looked(lines, received);
+            (view.beats, view.given_up) = (beats, given_up);
         });
         for claim in silent {
             self.declare_dead(link, claim).await?;

@@ -1,6 +1,6 @@
 //! Reads the lines that gateways keep of themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tokio_postgres::{Error, Row, Statement};
 
@@ -95,6 +95,16 @@ impl ReplicaView {
         self.lines.iter().any(|one| one.line.is_dead)
     }
 
+    /// Takes what a look showed. A death that was declared stays declared: the look may have been sent before it.
+    pub(super) fn looked(&mut self, lines: Vec<StoredReplica>, seen: BootTime) {
+        let dead = self.lines.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation);
+        let dead: BTreeSet<Incarnation> = dead.collect();
+        (self.lines, self.seen) = (lines, Some(seen));
+        for one in &mut self.lines {
+            one.line.is_dead |= dead.contains(&one.line.incarnation);
+        }
+    }
+
     pub(super) fn declared_dead(&mut self, life: Incarnation) {
         for one in self.lines.iter_mut().filter(|one| one.line.incarnation == life) {
             one.line.is_dead = true;
@@ -141,5 +151,37 @@ pub(super) fn is_declared(made: Result<MadeTransaction, CommitFailure>) -> Resul
     match made {
         Err(failure) if failure.wrote_nothing() => Ok(false),
         made => made.map(|made| made.row().is_some()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Timestamp;
+
+    fn line(life: u64, is_dead: bool) -> StoredReplica {
+        let line = ReplicaLine {
+            incarnation: Incarnation(life),
+            name: String::new(),
+            address: None,
+            record_reads: 1,
+            beat: 1,
+            now: Timestamp::from_millis(0),
+            is_leaving: false,
+            is_dead,
+        };
+        StoredReplica { line, version: String::new(), config_digest: Vec::new(), key_print: Vec::new() }
+    }
+
+    #[test]
+    fn a_look_that_was_sent_before_a_death_does_not_take_it_back() {
+        let seen = BootTime::default();
+        let mut view = ReplicaView::of(vec![line(1, false), line(2, false), line(3, false)], seen);
+        view.declared_dead(Incarnation(1));
+        view.looked(vec![line(1, false), line(2, false), line(3, true)], seen);
+        let dead = |view: &ReplicaView| view.lines.iter().map(|one| one.line.is_dead).collect::<Vec<_>>();
+        assert_eq!(dead(&view), [true, false, true]);
+        view.looked(vec![line(2, false), line(3, true)], seen);
+        assert_eq!(dead(&view), [false, true], "a line that is gone is gone");
     }
 }

@@ -27,29 +27,31 @@ TIMED := --config 'target."cfg(all())".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
 TIMES := -Z unstable-options --report-time
 
 WORKING := complexity engine files tidy
-# Binaries whose tests mostly wait for timers, sockets and processes: more of them than there are cores run at a time.
-WAITING := durability faces gateway upstreams programs
-WAITING_THREADS ?= 4
+# Binaries whose tests mostly wait for timers, sockets and processes: those of one lane run beside those of the other.
+WAITING := durability
+WAITING_BESIDE := faces gateway upstreams programs
+# More than there are cores: among the tests of each binary some wait, those of the library for PostgreSQL.
+TEST_THREADS ?= 4
 # Their number is bounded by `Peers` itself; what waits for its turn takes a thread.
 PEERS_THREADS ?= 24
 
-# $(1) is where what the tests print goes; $(2) runs the binaries that mostly wait.
+# $(1) is where what the tests print goes.
 define run_tests
 	@mkdir -p "$(TARGET)/reports"
-	waiting() { cargo test --locked --workspace $(TIMED) $$(printf -- '--test %s ' "$$@") -- $(TIMES) --test-threads $(WAITING_THREADS); }
-	# All at once, and what each printed one after the other.
-	together() {
-		local name one failed=0 running=()
-		for name in "$$@"; do waiting "$$name" > "$(TARGET)/reports/$$name.log" 2>&1 & running+=($$!); done
-		for one in "$${running[@]}"; do wait "$$one" || failed=1; done
-		for name in "$$@"; do cat "$(TARGET)/reports/$$name.log"; done
+	run() { cargo test --locked --workspace $(TIMED) "$$@" -- $(TIMES) --test-threads $(TEST_THREADS); }
+	beside() {
+		local failed=0
+		run $(addprefix --test ,$(WAITING_BESIDE)) > "$(TARGET)/reports/beside.log" 2>&1 & lane=$$!
+		run $(addprefix --test ,$(WAITING)) || failed=1
+		wait "$$lane" || failed=1
+		cat "$(TARGET)/reports/beside.log"
 		return "$$failed"
 	}
 	# With `&&`: in front of `||` the shell goes on behind what failed.
 	{
 		cargo test --locked --workspace --no-run &&
-		cargo test --locked --workspace $(TIMED) --lib --bins $(addprefix --test ,$(WORKING)) -- $(TIMES) &&
-		$(2) $(WAITING) &&
+		run --lib --bins $(addprefix --test ,$(WORKING)) &&
+		beside &&
 		cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS) &&
 		cargo test --locked --doc
 	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
@@ -63,7 +65,7 @@ test: setup fmt lint unit rules doc deny seconds
 # For every edit: what runs without peers. Tests that need them say that they were left out.
 check: fmt
 	$(call step,tests without peers)
-	$(call run_tests,$(CHECK_LOG),together)
+	$(call run_tests,$(CHECK_LOG))
 	@tests/seconds.sh "$(CHECK_LOG)"
 
 setup:
@@ -91,14 +93,15 @@ setup:
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet disable "$${services[@]}"
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime unmask "$${services[@]}"
 	fi
-	$(call step,setup: cargo-deny $(DENY_VERSION))
-	@if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then
+	$(call step,setup: clients and servers of others; cargo-deny $(DENY_VERSION))
+	@# Side by side: the one waits for the network most of the time, the other one compiles.
+	tests/peers/setup.sh "$(PEERS)" & peers=$$!
+	if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then
 		# It runs for two seconds: compiling it fast matters more than its speed.
 		CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=256 \
-			cargo install cargo-deny --quiet --locked --version $(DENY_VERSION) --root "$(TOOLS)"
+			cargo install cargo-deny --quiet --locked --version $(DENY_VERSION) --root "$(TOOLS)" || { wait "$$peers"; exit 1; }
 	fi
-	$(call step,setup: clients and servers of others)
-	@tests/peers/setup.sh "$(PEERS)"
+	wait "$$peers"
 
 fmt:
 	$(call step,format)
@@ -114,10 +117,10 @@ lint:
 unit:
 	$(call step,tests)
 	@export TASKGATE_PEERS="$(PEERS)"
-	$(call run_tests,$(LOG),waiting)
+	$(call run_tests,$(LOG))
 	$(call step,tests of the store on PostgreSQL 18)
 	@TASKGATE_PEERS="$(PEERS)" TASKGATE_POSTGRES="$(PEERS)/postgres-18" \
-		cargo test --locked --lib -- store::postgres:: --test-threads $(WAITING_THREADS)
+		cargo test --locked --lib -- store::postgres:: --test-threads $(TEST_THREADS)
 
 seconds:
 	$(call step,seconds of each suite)

@@ -27,7 +27,8 @@ pub use id::{TaskId, TaskKey};
 pub use list_filter::{LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, TimeRange};
 pub use model::{
     Answer, Attempt, CallOrigin, ChosenId, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
-    Phase, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskVisibility, TreePlace,
+    Phase, ProcessExit, Question, Reason, Recovery, SessionScope, StoredCall, Task, TaskTimes, TaskVisibility,
+    TreePlace,
 };
 pub use reference::ShortReference;
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
 use taskgate::task::{
-    Attempt, CallOrigin, ClientKind, Clock as _, InputKey, Outcome, Phase, Principal, Recovery, StoredCall,
-    SystemClock, Task, TaskId, TaskKey, TaskVisibility, Timestamp, TreePlace,
+    CallOrigin, ClientKind, Clock as _, Outcome, Phase, Principal, Recovery, StoredCall, SystemClock, Task, TaskId,
+    TaskKey, TaskTimes, TaskVisibility, Timestamp,
 };
 use taskgate::wire::Payload;
 
@@ -43,34 +43,25 @@ pub(crate) async fn fill(folder: &Path, count: usize, row: fn(usize) -> Task) ->
 pub(crate) fn live(number: usize) -> Task {
     let now = SystemClock.now();
     let params = serde_json::json!({"name": "small", "arguments": {"text": "x".repeat(TEXT_BYTES)}});
-    Task {
-        key: TaskKey { owner: Principal::local(), id: id(number) },
-        shown: TaskVisibility::Handle,
-        origin: CallOrigin { upstream: Arc::from("tasks"), tool: Arc::from("small"), maker: ClientKind::Stateless },
-        created_at: now,
-        updated_at: now,
+    let key = TaskKey { owner: Principal::local(), id: id(number) };
+    let origin = CallOrigin { upstream: Arc::from("tasks"), tool: Arc::from("small"), maker: ClientKind::Stateless };
+    let times = TaskTimes {
         ttl: Duration::from_secs(86_400),
         keep_result_min: Duration::from_secs(900),
         poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
+    };
+    let call = StoredCall {
+        params: Payload::of(&params),
+        capabilities: Payload::empty_object(),
+        progress: false,
+        log_level: None,
+        is_repeatable: false,
+        is_native: false,
+    };
+    Task {
         phase: Phase::Working,
-        next_key: InputKey::default(),
-        status_message: None,
-        recovery: Recovery {
-            call: Some(StoredCall {
-                params: Payload::of(&params),
-                capabilities: Payload::empty_object(),
-                progress: false,
-                log_level: None,
-                is_repeatable: false,
-                is_native: false,
-            }),
-            dispatched_at: Some(now),
-            ..Recovery::default()
-        },
-        idempotency: None,
-        chosen: None,
-        tree: TreePlace::default(),
+        recovery: Recovery { call: Some(call), dispatched_at: Some(now), ..Recovery::default() },
+        ..Task::queued(key, TaskVisibility::Handle, origin, now, times)
     }
 }
 

@@ -10,8 +10,8 @@ use tokio_util::sync::CancellationToken;
 use crate::dialect::UpstreamDialect;
 use crate::dialect::negotiate::declared_by;
 use crate::task::{
-    Answer, Attempt, CallOrigin, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Phase, Plan, Principal,
-    Recovery, SubtaskLimits, Task, TaskKey, TaskVisibility, Timestamp, ToolPolicy, TreePlace,
+    Answer, CallOrigin, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, SubtaskLimits, Task,
+    TaskKey, TaskTimes, TaskVisibility, Timestamp, ToolPolicy,
 };
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
@@ -66,28 +66,10 @@ impl CallSpec {
 
     /// A task for the call, or for a part of it: not sent, and without anything to go on with.
     pub(super) fn new_task(&self, key: TaskKey, shown: TaskVisibility, now: Timestamp) -> Task {
-        Task {
-            key,
-            shown,
-            origin: CallOrigin {
-                upstream: Arc::clone(self.upstream.name()),
-                tool: Arc::clone(&self.tool),
-                maker: self.maker,
-            },
-            created_at: now,
-            updated_at: now,
-            ttl: self.policy.ttl,
-            keep_result_min: self.policy.keep_result_min,
-            poll_interval: self.policy.poll_interval,
-            attempt: Attempt::FIRST,
-            phase: Phase::Queued,
-            next_key: InputKey::default(),
-            status_message: None,
-            recovery: Recovery::default(),
-            idempotency: None,
-            chosen: None,
-            tree: TreePlace::default(),
-        }
+        let origin =
+            CallOrigin { upstream: Arc::clone(self.upstream.name()), tool: Arc::clone(&self.tool), maker: self.maker };
+        let ToolPolicy { ttl, keep_result_min, poll_interval, .. } = self.policy;
+        Task::queued(key, shown, origin, now, TaskTimes { ttl, keep_result_min, poll_interval })
     }
 }
 

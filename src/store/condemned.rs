@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::task::{
-    Attempt, CallOrigin, ClientKind, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Recovery, Task,
-    TaskKey, TaskVisibility, Timestamp, TreePlace,
+    CallOrigin, ClientKind, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task, TaskKey, TaskTimes,
+    TaskVisibility, Timestamp,
 };
 
 /// How long it says so at least, if it was not settled.
@@ -24,25 +24,13 @@ pub(super) fn condemned(key: TaskKey, outline: LostRow, now: Timestamp) -> Task 
     let nothing: Arc<str> = Arc::from("");
     let ttl = outline.expires_at.since(outline.created_at);
     let readable = if outline.is_settled { Duration::ZERO } else { now.since(outline.created_at) + CONDEMNED_FOR };
+    let origin = CallOrigin { upstream: Arc::clone(&nothing), tool: nothing, maker: ClientKind::Stateless };
+    let times =
+        TaskTimes { ttl: ttl.max(readable), keep_result_min: Duration::ZERO, poll_interval: Duration::from_secs(1) };
+    let failure = Failure::Gateway(GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown));
     Task {
-        key,
-        shown: TaskVisibility::Handle,
-        origin: CallOrigin { upstream: Arc::clone(&nothing), tool: nothing, maker: ClientKind::Stateless },
-        created_at: outline.created_at,
         updated_at: now.max(outline.created_at),
-        ttl: ttl.max(readable),
-        keep_result_min: Duration::ZERO,
-        poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
-        phase: Phase::Settled(Outcome::Faulted(Failure::Gateway(GatewayFault::new(
-            Reason::StoreCorrupt,
-            Executed::Unknown,
-        )))),
-        next_key: InputKey::default(),
-        status_message: None,
-        recovery: Recovery::default(),
-        idempotency: None,
-        chosen: None,
-        tree: TreePlace::default(),
+        phase: Phase::Settled(Outcome::Faulted(failure)),
+        ..Task::queued(key, TaskVisibility::Handle, origin, outline.created_at, times)
     }
 }

@@ -12,9 +12,8 @@ use super::{Revision, StoreError, TaskStore, Usage, WriteRole};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
     Attempt, CallOrigin, ChosenId, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey,
-    ListDirection, ListFilter, OrderedBy, Outcome, Phase, PhaseKind, Principal, Question, Reason, Recovery,
-    SessionScope, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility, TimeRange, Timestamp, TreePlace,
-    transition,
+    ListDirection, ListFilter, OrderedBy, Outcome, Phase, PhaseKind, Principal, Question, Reason, SessionScope,
+    ShortReference, Summary, Task, TaskId, TaskKey, TaskTimes, TaskVisibility, TimeRange, Timestamp, transition,
 };
 use crate::wire::{Payload, RpcError};
 
@@ -28,24 +27,10 @@ pub(crate) fn known() -> [Arc<str>; 1] {
 }
 
 pub(crate) fn task(owner: &str, id: u128) -> Task {
-    Task {
-        key: TaskKey { owner: Principal::new(owner), id: TaskId::from_bits(id) },
-        shown: TaskVisibility::Handle,
-        origin: CallOrigin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: ClientKind::Stateless },
-        created_at: START,
-        updated_at: START,
-        ttl: TTL,
-        keep_result_min: Duration::from_secs(10),
-        poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
-        phase: Phase::Working,
-        next_key: InputKey::default(),
-        status_message: None,
-        recovery: Recovery::default(),
-        idempotency: None,
-        chosen: None,
-        tree: TreePlace::default(),
-    }
+    let key = TaskKey { owner: Principal::new(owner), id: TaskId::from_bits(id) };
+    let origin = CallOrigin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: ClientKind::Stateless };
+    let times = TaskTimes { ttl: TTL, keep_result_min: Duration::from_secs(10), poll_interval: Duration::from_secs(1) };
+    Task { phase: Phase::Working, ..Task::queued(key, TaskVisibility::Handle, origin, START, times) }
 }
 
 fn settled(task: Task, result: &str) -> Task {

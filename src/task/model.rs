@@ -45,6 +45,40 @@ pub struct Task {
     pub tree: TreePlace,
 }
 
+/// How long a task is kept, and how often it is asked for, as its tool's policy says at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskTimes {
+    /// As in [`Task`], counted from when the task is made.
+    pub ttl: Duration,
+    pub keep_result_min: Duration,
+    pub poll_interval: Duration,
+}
+
+impl Task {
+    /// A task that is made at a time: its call is not sent, has no name, stands in no tree, and has nothing to go on with.
+    #[must_use]
+    pub fn queued(key: TaskKey, shown: TaskVisibility, origin: CallOrigin, made: Timestamp, times: TaskTimes) -> Self {
+        Self {
+            key,
+            shown,
+            origin,
+            created_at: made,
+            updated_at: made,
+            ttl: times.ttl,
+            keep_result_min: times.keep_result_min,
+            poll_interval: times.poll_interval,
+            attempt: Attempt::FIRST,
+            phase: Phase::Queued,
+            next_key: InputKey::default(),
+            status_message: None,
+            recovery: Recovery::default(),
+            idempotency: None,
+            chosen: None,
+            tree: TreePlace::default(),
+        }
+    }
+}
+
 /// The session that a client chose an id in. Another session may choose the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SessionScope(pub u128);

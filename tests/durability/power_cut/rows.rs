@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use taskgate::store::{DiskStore, TaskStore, WriteRole};
 use taskgate::task::{
-    Attempt, CallOrigin, Event, InputKey, Phase, Principal, Recovery, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
-    TreePlace, transition,
+    Attempt, CallOrigin, ClientKind, Event, Phase, Principal, Task, TaskId, TaskKey, TaskTimes, TaskVisibility,
+    Timestamp, transition,
 };
 use taskgate::wire::Payload;
 
@@ -20,27 +20,18 @@ const ROWS_PER_LIFE: u32 = 84;
 
 /// A row's first state follows from its number.
 fn made(number: u32) -> Task {
-    Task {
-        key: TaskKey { owner: Principal::new("local"), id: TaskId::from_bits(u128::from(number).pow(3)) },
-        shown: TaskVisibility::Handle,
-        origin: CallOrigin {
-            upstream: Arc::from("demo"),
-            tool: Arc::from("slow"),
-            maker: taskgate::task::ClientKind::Session,
-        },
-        created_at: START,
-        updated_at: START,
+    let key = TaskKey { owner: Principal::new("local"), id: TaskId::from_bits(u128::from(number).pow(3)) };
+    let origin = CallOrigin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: ClientKind::Session };
+    let times = TaskTimes {
         ttl: Duration::from_secs(60),
         keep_result_min: Duration::from_secs(10),
         poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
+    };
+    let message = format!("number {number} ").repeat(usize::try_from(number % 7).unwrap() * 40);
+    Task {
         phase: Phase::Working,
-        next_key: InputKey::default(),
-        status_message: Some(format!("number {number} ").repeat(usize::try_from(number % 7).unwrap() * 40).into()),
-        recovery: Recovery::default(),
-        idempotency: None,
-        chosen: None,
-        tree: TreePlace::default(),
+        status_message: Some(message.into()),
+        ..Task::queued(key, TaskVisibility::Handle, origin, START, times)
     }
 }
 

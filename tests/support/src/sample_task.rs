@@ -4,28 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use taskgate::task::{
-    Attempt, CallOrigin, ClientKind, InputKey, Phase, Principal, Recovery, Task, TaskId, TaskKey, TaskVisibility,
-    Timestamp, TreePlace,
+    CallOrigin, ClientKind, Phase, Principal, Task, TaskId, TaskKey, TaskTimes, TaskVisibility, Timestamp,
 };
 
 /// A task that runs, made at a time, by the number of its id.
 pub fn working(owner: Principal, id: u128, now: Timestamp) -> Task {
-    Task {
-        key: TaskKey { owner, id: TaskId::from_bits(id) },
-        shown: TaskVisibility::Handle,
-        origin: CallOrigin { upstream: Arc::from("up"), tool: Arc::from("work"), maker: ClientKind::Stateless },
-        created_at: now,
-        updated_at: now,
+    let key = TaskKey { owner, id: TaskId::from_bits(id) };
+    let origin = CallOrigin { upstream: Arc::from("up"), tool: Arc::from("work"), maker: ClientKind::Stateless };
+    let times = TaskTimes {
         ttl: Duration::from_secs(3_600),
         keep_result_min: Duration::from_secs(60),
         poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
-        phase: Phase::Working,
-        next_key: InputKey::default(),
-        status_message: None,
-        recovery: Recovery::default(),
-        idempotency: None,
-        chosen: None,
-        tree: TreePlace::default(),
-    }
+    };
+    Task { phase: Phase::Working, ..Task::queued(key, TaskVisibility::Handle, origin, now, times) }
 }

@@ -142,8 +142,9 @@ async fn d86_18_taking_the_call_back_cancels_its_task_and_leaving_does_not() {
     assert_eq!(person.task(&json!("left")).await["status"], "completed", "D86-19");
 
     let stream = begin(&person, 7, &json!({"taskId": "third"})).await;
-    stage.call().await;
-    assert_eq!(asked(&person, "tasks/cancel", "third").await["result"]["status"], "cancelled");
+    let _held = stage.call().await;
+    let cancelled = asked(&person, "tasks/cancel", "third").await;
+    assert_eq!(cancelled["result"]["status"], "cancelled", "{cancelled}");
     let rest = stream.rest().await;
     assert_eq!((rest.len(), &rest[0]["id"], code(&rest[0])), (1, &json!(7), -32603), "nobody took the call back");
 }

@@ -157,7 +157,7 @@ async fn t_58_a_call_for_which_there_is_no_place_is_refused() {
     let stage = ManualSetup::with("[limits]\ntasks_max = 1\ntasks_per_principal_max = 1").await;
     let person = stage.person().await;
     person.start().await;
-    stage.call().await;
+    let _held = stage.call().await;
     let refused = person.answered("tools/call", &json!({"name": "work", "task": {}})).await["error"].clone();
     assert_eq!(refused["code"], -32603);
     assert_eq!((&refused["data"]["reason"], &refused["data"]["executed"]), (&json!("too_many_tasks"), &json!("no")));

@@ -86,8 +86,7 @@ async fn ext_62_whoever_declares_old_tasks_alone_reaches_nothing_else() {
     let declared = old();
     let calling = ask(&person.client, &declared, "tools/call", &call);
     let answering = async {
-        stage.call().await;
-        stage.call().await;
+        let _held = (stage.call().await, stage.call().await);
         stage.call().await.answer(&json!({"content": [], "n": 1}));
     };
     let ((_, plain), ()) = tokio::join!(calling, answering);

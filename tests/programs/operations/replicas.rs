@@ -68,6 +68,8 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
         format!("b 2 living ago VERSION {records}"),
     ];
     assert_eq!(plain(&table), expected, "{table}");
+    // How old a beat is nobody says who has not seen another one before it.
+    until_list(&other, "a beat", |list| list[0]["beat_age_seconds"].is_number()).await;
     let (code, listed, _) = other.operate(&["replicas", "list", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!((code, &listed[0]["state"], &listed[1]["state"]), (Some(0), &"living".into(), &"this one".into()));

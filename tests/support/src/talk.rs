@@ -14,7 +14,8 @@ use crate::session_client::{BOTH, Client, HttpOptions, Reply, TestGateway};
 
 pub const RELATED: &str = "io.modelcontextprotocol/related-task";
 
-/// A call that has arrived at the server, and its stream.
+/// A call that has arrived at the server, and its stream. Dropped, it ends the stream without an answer.
+#[must_use = "dropped, it ends the call without an answer"]
 pub struct ArrivedRequest {
     pub seen: SeenRequest,
     pub events: BodySender,

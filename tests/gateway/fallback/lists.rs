@@ -56,9 +56,11 @@ async fn a_name_that_the_upstream_has_stays_its_own_and_all_three_are_prefixed()
 
 #[tokio::test]
 async fn names_are_those_that_clients_see() {
+    let slow = "match = \"slow\"\n";
+    let renamed = TOOLS.replace(slow, &format!("{slow}rename = \"report\"\n"));
     let keys = format!(
-        "{TOOLS}[[upstreams.up.tools]]\nmatch = \"quick\"\nrename = \"task_status\"\n[[upstreams.up.tools]]\nmatch = \"last\"\nhide = true\n\
-         [[upstreams.up.tools]]\nmatch = \"slow\"\nrename = \"report\"\n"
+        "{renamed}[[upstreams.up.tools]]\nmatch = \"quick\"\nrename = \"task_status\"\n\
+         [[upstreams.up.tools]]\nmatch = \"last\"\nhide = true\n"
     );
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");

@@ -25,7 +25,10 @@ pub(crate) const OLDER: &str = "2025-03-26";
 pub(crate) const PAIRS: [(&str, &str); 5] =
     [(SESSION, SESSION), (OLDER, SESSION), (SESSION, STATELESS), (STATELESS, SESSION), (STATELESS, STATELESS)];
 
-pub(crate) const TOOLS: &str = "[upstreams.up.tasks]\nfallback = \"tools\"\ngrace = \"100ms\"\n";
+/// What is quick has all the time of a busy machine.
+pub(crate) const TOOLS: &str = "[upstreams.up.tasks]\nfallback = \"tools\"\n\
+    [[upstreams.up.tools]]\nmatch = \"slow\"\ngrace = \"100ms\"\n\
+    [[upstreams.up.tools]]\nmatch = \"asks\"\ngrace = \"100ms\"\n";
 pub(crate) const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 pub(crate) const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 

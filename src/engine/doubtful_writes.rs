@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -18,10 +17,6 @@ use crate::task::{Effect, Task, TaskKey, Timestamp};
 
 /// Writes in doubt that one task may have. Beyond that its runner and its waiters look for themselves.
 const OF_ONE_MAX: usize = 16;
-
-/// How soon the store is asked, first and at last.
-const ASK_FIRST: Duration = Duration::from_millis(100);
-const ASK_LAST: Duration = Duration::from_secs(5);
 
 /// A write of which nobody knows whether it was made.
 #[derive(Debug)]
@@ -190,13 +185,13 @@ impl Engine {
     }
 
     async fn ask(&self, key: &TaskKey) {
-        let mut pauses = RetryDelays::new(ASK_FIRST, ASK_LAST);
+        let mut pauses = RetryDelays::of_writers();
         loop {
             pauses.wait().await;
             match self.read_decided(key, self.clock.now(), true).await {
                 Ok(Some(_)) if self.doubts.is_over(key) => return,
                 // Another write came into doubt meanwhile.
-                Ok(Some(_)) => pauses = RetryDelays::new(ASK_FIRST, ASK_LAST),
+                Ok(Some(_)) => pauses = RetryDelays::of_writers(),
                 Ok(None) => {
                     self.watchers.wake(key);
                     self.doubts.forget(key);

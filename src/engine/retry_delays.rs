@@ -21,6 +21,12 @@ impl RetryDelays {
         Self::new(Duration::from_millis(200), Duration::from_secs(5))
     }
 
+    /// For those who have to write, for as long as the store fails.
+    #[must_use]
+    pub const fn of_writers() -> Self {
+        Self::new(Duration::from_millis(100), Duration::from_secs(5))
+    }
+
     /// The next pause.
     pub fn take(&mut self) -> Duration {
         let pause = self.next;

@@ -8,6 +8,7 @@
 //! The main loop is here; how a call gets its row and ends is in `row`, what the upstream asks in `questions` and
 //! `rounds`.
 
+mod answers;
 mod bug_recipient;
 mod call_stage;
 mod checkpoint;
@@ -25,6 +26,7 @@ mod rounds;
 mod row;
 mod split;
 mod split_plan;
+mod store_wait;
 mod subtasks;
 #[cfg(test)]
 mod tests;
@@ -49,13 +51,13 @@ use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
 use self::call_stage::CallStage;
 use self::checkpoint::Checkpoint;
 use self::client::{AttachedClients, GraceBuffer, progress_text};
-use self::dispatch::UnmarkedCall;
 use self::exchange_stage::{ExchangeStage, StageEvent};
 use self::live_runners::RunnerCommand;
 use self::questions::CallQuestions;
 use self::resume::UnconfirmedCall;
 use self::row::RunnerRow;
 use self::split_plan::SplitPlan;
+use self::store_wait::{UnstoredStep, UnstoredSteps};
 use self::tree_sizes::NamedSubtasks;
 use self::url_elicitation::UrlElicitation;
 use super::Engine;
@@ -111,8 +113,8 @@ struct Runner {
     dispatched: Option<Instant>,
     /// From dispatch on.
     deadline: Option<Instant>,
-    /// Set while the store keeps the call from being sent.
-    unmarked: Option<Box<UnmarkedCall>>,
+    /// Set while something waits for the store.
+    unstored: Option<Box<UnstoredSteps>>,
     /// What waits for the grace period's end.
     held: GraceBuffer,
     place: Option<TaskPermit>,
@@ -171,7 +173,7 @@ impl Runner {
             queue_end: None,
             dispatched: None,
             deadline: None,
-            unmarked: None,
+            unstored: None,
             held: GraceBuffer::default(),
             place,
             row: None,
@@ -251,7 +253,8 @@ impl Runner {
         let may_leave = !self.has_handle() && self.client.is_there();
         let may_be_left = !self.stays && self.has_handle();
         let next_due = self.next_due();
-        let may_be_sent = self.unmarked.is_none();
+        // A call is not sent without its mark. What comes after subtasks is heard after them: its end comes after theirs (SUB-13).
+        let may_be_heard = !self.waits_for_store(UnstoredStep::Mark) && !self.waits_for_store(UnstoredStep::Subtasks);
         let row = &mut self.row;
         let orders = async {
             match row {
@@ -266,7 +269,7 @@ impl Runner {
             // Before whatever else there is: the permit of one that ended must not send the next.
             () = self.engine.calls_end.token().cancelled(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(self.deadline) => RunnerEvent::DeadlineOver,
-            event = self.stage.next(), if may_be_sent => RunnerEvent::Upstream(event),
+            event = self.stage.next(), if may_be_heard => RunnerEvent::Upstream(event),
             () = at(next_due) => RunnerEvent::TimerDue,
             () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
         }
@@ -274,7 +277,7 @@ impl Runner {
 
     async fn handle_step(&mut self, step: RunnerEvent) -> RunnerFlow {
         match step {
-            RunnerEvent::Upstream(StageEvent::PlaceTaken) => self.dispatched().await,
+            RunnerEvent::Upstream(StageEvent::PlaceTaken) => self.dispatched(None).await,
             RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
             RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.heard(event).await {
                 // An upstream that never pauses must not keep what is overdue from being done.
@@ -417,18 +420,33 @@ impl Runner {
     }
 
     async fn store_progress(&mut self) -> RunnerFlow {
+        let is_waiting = self.waits_for_store(UnstoredStep::Progress);
         let Some(row) = &mut self.row else { return RunnerFlow::Continue };
+        if is_waiting {
+            row.progress_due = None;
+            return RunnerFlow::Continue;
+        }
         let Some(message) = row.progress.take() else {
             row.progress_due = None;
             return RunnerFlow::Continue;
         };
         // Due again, so that what comes within the interval is stored at its end.
         row.progress_due = Some(Instant::now() + PROGRESS_INTERVAL);
-        let (key, event) = (row.key.clone(), Event::Progressed { attempt: self.attempt, message });
-        if let Err(error) = self.apply(&key, event).await {
-            tracing::warn!(error = %CauseChain(&error), "progress was not stored");
+        let (key, event) =
+            (row.key.clone(), Event::Progressed { attempt: self.attempt, message: Arc::clone(&message) });
+        match self.apply(&key, event).await {
+            Ok(_) => RunnerFlow::Continue,
+            Err(error) if error.is_passing() => {
+                if let Some(row) = &mut self.row {
+                    (row.progress, row.progress_due) = (Some(message), None);
+                }
+                self.wait_for_store(UnstoredStep::Progress, &error)
+            }
+            Err(error) => {
+                tracing::warn!(error = %CauseChain(&error), "progress was not stored");
+                RunnerFlow::Continue
+            }
         }
-        RunnerFlow::Continue
     }
 }
 

@@ -43,6 +43,8 @@ mod stores;
 mod streaming;
 mod trees;
 mod unmarked;
+mod waiting;
+mod waiting_trees;
 mod world;
 
 use support::store_faults;

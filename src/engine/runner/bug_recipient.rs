@@ -10,7 +10,6 @@ use tracing::Instrument;
 use crate::cause::CauseChain;
 use crate::engine::Engine;
 use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
-use crate::store::WriteRole;
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Reason, TaskKey};
 
 /// Who is to learn of a bug that ends a runner: its client, until there is a task.
@@ -50,7 +49,7 @@ async fn settle_after_panic(engine: &Arc<Engine>, concerned: BugRecipient) {
     match concerned {
         BugRecipient::Task(key) => {
             let attempt = engine.held(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
-            let settled = engine.apply(&key, WriteRole::Holder, Event::Faulted { attempt, failure }).await;
+            let settled = engine.store_outcome(&key, Event::Faulted { attempt, failure }).await;
             engine.live.remove(&key);
             if let Err(error) = settled {
                 tracing::error!(error = %CauseChain(&error), "the task of a runner that panicked could not be settled");

@@ -10,7 +10,7 @@ use super::split_plan::SplitPlan;
 use crate::dialect::split_call::{question_named, question_of};
 use crate::engine::Engine;
 use crate::engine::call::CallSpec;
-use crate::task::{Executed, GatewayFault, TaskKey};
+use crate::task::TaskKey;
 use crate::upstream::{Answer, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
 use crate::wire::Payload;
 
@@ -174,22 +174,26 @@ impl CallStage {
         }
     }
 
-    /// Hands an answer to whoever asked: the exchange, or a subtask.
+    /// Hands an answer to the exchange that asked.
     ///
     /// # Errors
     /// If it cannot be handed over.
     pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
-        if let Some(children) = &mut self.children
-            && let Some((index, ask)) = question_named(ask)
-            && children.holds(index)
-        {
-            let answered = children.answer(index, &ask, answer).await;
-            return answered.map_err(|error| ExchangeError(GatewayFault::new(error.reason(), Executed::Unknown)));
-        }
         match &mut self.way {
             CallWay::One(stage) => stage.answer(ask, answer).await,
             CallWay::Split(split) => split.answer(ask, answer).await,
         }
+    }
+
+    /// The subtask that asked, and how it named the question. An element of a call that is taken up may not have begun yet.
+    pub(super) fn child_asking(&self, ask: &Payload) -> Option<(TaskKey, Payload)> {
+        let (index, ask) = question_named(ask)?;
+        let element = match &self.way {
+            CallWay::One(_) => None,
+            CallWay::Split(split) => split.rows.as_ref().and_then(|rows| rows.keys.get(index)),
+        };
+        let key = element.or_else(|| self.children.as_ref()?.key(index))?;
+        Some((key.clone(), ask))
     }
 
     /// Lets go of an exchange that has ended, and keeps the place.

@@ -89,7 +89,8 @@ impl Runner {
 
     /// Where the exchange can be taken up, if the row does not say so yet.
     pub(super) fn new_place(&self) -> Option<Payload> {
-        if !self.is_kept() {
+        // Behind a question that is not stored it would never be heard again.
+        if !self.is_kept() || self.inputs.has_unasked() {
             return None;
         }
         let ResumeToken(place) = self.stage.resume_token()?;
@@ -133,7 +134,8 @@ impl Runner {
         Ok(())
     }
 
-    /// It is time to look whether the place changed.
+    /// It is time to look whether the place changed. One that is not stored is looked for again as rarely as any: an older one
+    /// widens a replay, and loses nothing.
     pub(super) async fn checkpoint_due(&mut self) -> RunnerFlow {
         self.checkpoint.rest();
         self.is_steady().await;
@@ -147,7 +149,8 @@ impl Runner {
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
         self.stays = true;
         let can_go_on = self.stage.resume_token().is_some() || self.stage.has_rows() || self.is_unsent();
-        if !self.has_handle() || !can_go_on || !self.is_kept() {
+        let knows_more = self.inputs.has_unasked() || self.inputs.has_doubtful();
+        if !self.has_handle() || !can_go_on || !self.is_kept() || knows_more {
             self.checkpoint.stirred();
             return RunnerFlow::Continue;
         }

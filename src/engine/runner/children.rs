@@ -1,24 +1,21 @@
-//! Watches the tasks of a call's subtasks: hears what they ask and how they end, and hands answers to them.
+//! Watches the tasks of a call's subtasks: hears what they ask and how they end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
+use tokio::time::Instant;
 
 use crate::cause::CauseChain;
 use crate::dialect::upstream_dialect::question_method;
 use crate::engine::change_subscribers::ChangeSubscriber;
+use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
-use crate::store::WriteRole;
 use crate::task::reference::LoggedTask;
-use crate::task::{Answer, Event, Phase, Task, TaskKey, TaskVisibility};
+use crate::task::{Phase, Task, TaskKey, TaskVisibility};
 use crate::wire::{Object, Payload};
-
-/// How soon a child that could not be read is read again.
-const READ_AGAIN: Duration = Duration::from_millis(200);
 
 /// What a child did. Children are numbered in the order of their parent's list.
 pub(super) enum ChildEvent {
@@ -39,6 +36,8 @@ pub(super) struct Children {
     changes: FuturesUnordered<BoxFuture<'static, WatchedChild>>,
     /// The child that is to be looked at.
     due: Option<WatchedChild>,
+    /// When it is read again, where the store failed.
+    again: Option<(Instant, RetryDelays)>,
     events: VecDeque<ChildEvent>,
 }
 
@@ -53,7 +52,8 @@ struct WatchedChild {
 
 impl Children {
     pub(super) fn new(engine: Arc<Engine>) -> Self {
-        Self { engine, keys: BTreeMap::new(), changes: FuturesUnordered::new(), due: None, events: VecDeque::new() }
+        let (changes, events) = (FuturesUnordered::new(), VecDeque::new());
+        Self { engine, keys: BTreeMap::new(), changes, due: None, again: None, events }
     }
 
     /// Watches one more child, and looks at it at once. `open` is what its parent asks for it already.
@@ -69,9 +69,9 @@ impl Children {
         self.keys.is_empty() && self.events.is_empty()
     }
 
-    /// Whether a child has not settled.
-    pub(super) fn holds(&self, index: usize) -> bool {
-        self.keys.contains_key(&index)
+    /// A child that has not settled.
+    pub(super) fn key(&self, index: usize) -> Option<&TaskKey> {
+        self.keys.get(&index)
     }
 
     /// What the next of them did; pends while nothing happens. Cancel safe.
@@ -84,15 +84,20 @@ impl Children {
                 self.due = self.changes.next().await;
             }
             let Some(child) = &self.due else { return std::future::pending().await };
+            if let Some((at, _)) = self.again {
+                tokio::time::sleep_until(at).await;
+            }
             let task = match self.engine.held(&child.key).await {
                 Ok(task) => Some(task),
                 Err(TaskError::Unknown) => None,
                 Err(error) => {
                     tracing::warn!(task = %LoggedTask(&child.key), error = %CauseChain(&error), "a subtask could not be read yet");
-                    tokio::time::sleep(READ_AGAIN).await;
+                    let mut pauses = self.again.map_or_else(RetryDelays::of_writers, |(_, pauses)| pauses);
+                    self.again = Some((Instant::now() + pauses.take(), pauses));
                     continue;
                 }
             };
+            self.again = None;
             if let Some(child) = self.due.take() {
                 self.looked_at(child, task);
             }
@@ -134,24 +139,5 @@ impl Children {
             child.changes.changed().await;
             child
         }));
-    }
-
-    /// Hands an answer to the child that asked; it is part of the child's row when this returns.
-    ///
-    /// # Errors
-    /// If it could not be stored. A child that is done takes it without a word.
-    pub(super) async fn answer(&mut self, index: usize, ask: &Payload, answer: Answer) -> Result<(), TaskError> {
-        let Some(key) = self.keys.get(&index) else { return Ok(()) };
-        let task = match self.engine.held(key).await {
-            Ok(task) => task,
-            Err(TaskError::Unknown) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        let Phase::AwaitingInput(open) = &task.phase else { return Ok(()) };
-        let Some(input) = open.iter().find(|(_, question)| question.ask == *ask).map(|(input, _)| *input) else {
-            return Ok(());
-        };
-        let event = Event::Answered { answers: BTreeMap::from([(input, answer)]) };
-        self.engine.apply(key, WriteRole::Holder, event).await.map(|_| ())
     }
 }

@@ -6,32 +6,24 @@
 
 use tokio::time::Instant;
 
-use super::row::store_retries;
+use super::store_wait::UnstoredStep;
 use super::{Runner, RunnerFlow, lost};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
-use crate::engine::retry_delays::RetryDelays;
 use crate::failpoint;
 use crate::store::{StoreError, WriteRole};
-use crate::task::{GatewayFault, Phase, TaskKey};
-
-/// A call that has its place, and that could not be marked as sent yet.
-pub(super) struct UnmarkedCall {
-    pauses: RetryDelays,
-    due: Instant,
-}
+use crate::task::{GatewayFault, Phase, Task, TaskKey};
 
 impl Runner {
-    /// The call has its place: it is sent, once its row says so.
-    pub(super) async fn dispatched(&mut self) -> RunnerFlow {
+    /// The call has its place: it is sent, once its row says so. `certain` is how the task stands where this is tried again.
+    pub(super) async fn dispatched(&mut self, certain: Option<&Task>) -> RunnerFlow {
         self.queue_end = None;
         let Some(key) = self.row_key() else {
             self.place_taken();
             return RunnerFlow::Continue;
         };
-        match self.mark(&key).await {
+        match self.mark(&key, certain).await {
             Ok(true) => {
-                self.unmarked = None;
                 self.place_taken();
                 self.is_sending();
                 failpoint::hit("intent-durable");
@@ -42,10 +34,7 @@ impl Runner {
                 self.mark_told().await;
                 RunnerFlow::Stop
             }
-            Err(error) if error.is_passing() => {
-                self.mark_later(&error);
-                RunnerFlow::Continue
-            }
+            Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Mark, &error),
             Err(TaskError::Store(StoreError::Fenced)) => self.end_with_gateway().await,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
@@ -55,39 +44,18 @@ impl Runner {
     }
 
     /// Whether the row says now that this life is about to send the call.
-    async fn mark(&mut self, key: &TaskKey) -> Result<bool, TaskError> {
-        let applied = self.engine.apply_all(key, WriteRole::Holder, self.sending()).await?;
-        // After a write that failed a row that does not change may have it from that write.
-        Ok(applied.changed || (self.unmarked.is_some() && self.is_marked(key).await?))
-    }
-
-    /// Whether the row, as it certainly stands, is marked by this life for this try.
-    async fn is_marked(&mut self, key: &TaskKey) -> Result<bool, StoreError> {
-        let task = self.own_task(key).await?;
-        Ok(task.is_some_and(|task| matches!(task.phase, Phase::Working) && task.attempt == self.attempt_to_send()))
-    }
-
-    /// Orders, the end of the gateway and of the task's time are heard before the next try.
-    fn mark_later(&mut self, error: &TaskError) {
-        if self.unmarked.is_none() {
-            tracing::warn!(error = %CauseChain(error), "a task could not be marked as sent yet and waits for the store");
-        } else {
-            tracing::debug!(error = %CauseChain(error), "a task could not be marked as sent again");
+    async fn mark(&mut self, key: &TaskKey, certain: Option<&Task>) -> Result<bool, TaskError> {
+        // By the write that failed.
+        let is_marked = |task: &Task| matches!(task.phase, Phase::Working) && task.attempt == self.attempt_to_send();
+        if certain.is_some_and(is_marked) {
+            return Ok(true);
         }
-        let unmarked = self
-            .unmarked
-            .get_or_insert_with(|| Box::new(UnmarkedCall { pauses: store_retries(), due: Instant::now() }));
-        unmarked.due = Instant::now() + unmarked.pauses.take();
-    }
-
-    /// When it is tried again to mark the call as sent.
-    pub(super) fn mark_due(&self) -> Option<Instant> {
-        self.unmarked.as_ref().map(|unmarked| unmarked.due)
+        Ok(self.engine.apply_all(key, WriteRole::Holder, self.sending()).await?.changed)
     }
 
     /// Whether this try was certainly not sent yet.
-    pub(super) const fn is_waiting(&self) -> bool {
-        self.unmarked.is_some() || self.stage.is_waiting()
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waits_for_store(UnstoredStep::Mark) || self.stage.is_waiting()
     }
 
     pub(super) fn place_taken(&mut self) {

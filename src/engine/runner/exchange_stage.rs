@@ -72,6 +72,12 @@ impl ExchangeStage {
         Self { step: StepFuture::Waiting(waiting), permit: None, begin: Some(Self::begin(spec)) }
     }
 
+    /// A stage of a call that cannot be taken up; this is why.
+    pub(super) fn lost(fault: GatewayFault) -> Self {
+        let over = Box::pin(std::future::ready(Err(fault)));
+        Self { step: StepFuture::Waiting(over), permit: None, begin: None }
+    }
+
     fn begin(spec: &CallSpec) -> BeginFuture {
         let handed_over = HandedOver::default();
         let context = CallContext { handed_over: handed_over.clone(), ..spec.context.clone() };

@@ -1,23 +1,23 @@
-//! Puts the upstream's questions to the client, and returns answers, refusals and timeouts (GW-16, GW-18).
+//! Puts the upstream's questions to the client, and gives them up (GW-16, GW-18). Who hands answers over is in `answers`.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use super::exchange_stage::StageEvent;
-use super::{CallEnd, RoundSupport, Runner, RunnerFlow, lost};
+use super::answers::is_answered;
+use super::store_wait::UnstoredStep;
+use super::{CallEnd, RoundSupport, Runner, RunnerFlow};
 use crate::cause::CauseChain;
-use crate::dialect::faults::reason_key;
-use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer};
+use crate::dialect::upstream_dialect::QuestionRefusal;
 use crate::engine::TaskError;
 use crate::engine::call::Askable;
 use crate::failpoint;
 use crate::metric;
 use crate::store::StoreError;
-use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Question, TaskKey, TaskVisibility};
-use crate::upstream::{Answer, ExchangeError};
+use crate::task::{Event, Executed, GatewayFault, Phase, Question, Reason, Task, TaskVisibility};
+use crate::upstream::Answer;
 use crate::wire::Payload;
 
 /// Questions that one call may have open, and may ask in all (U29).
@@ -27,16 +27,14 @@ const ASKED_MAX: u32 = 1_000;
 /// How long a round waits for questions that are asked along with its first one (GW-21).
 const ROUND_WAIT: Duration = Duration::from_millis(100);
 
-/// How soon the row is looked at again for answers that the store kept from being handed over.
-const LOOK_AGAIN: Duration = Duration::from_millis(200);
-
-/// Events that may lie in front of the sign that an upstream is gone.
-const LAST_EVENTS_MAX: usize = 64;
-
 /// The questions of one call.
 #[derive(Default)]
 pub(super) struct CallQuestions {
     pub(super) open: Vec<OpenQuestion>,
+    /// Those that the store keeps from being put to the client, in their order.
+    unasked: VecDeque<UnaskedQuestion>,
+    /// Those that the store keeps from being taken off the task.
+    withdrawn: Vec<WithdrawnQuestion>,
     asked: u32,
     /// When the client that waits is shown what is open.
     round_due: Option<Instant>,
@@ -45,9 +43,20 @@ pub(super) struct CallQuestions {
     /// Questions of an earlier life of the process, open ones and those whose answers are on their way.
     earlier: Vec<Payload>,
     /// Answers that were not handed over, though the row may say so by now: nobody knows of the write.
-    doubtful: Vec<(Payload, Answer)>,
-    /// When the row is looked at again for answers that the store kept from being handed over.
-    look_due: Option<Instant>,
+    pub(super) doubtful: Vec<(Payload, Answer)>,
+}
+
+/// A question that is not part of the task yet.
+struct UnaskedQuestion {
+    question: Question,
+    method: Arc<str>,
+}
+
+/// A question that nobody is to answer any more.
+struct WithdrawnQuestion {
+    ask: Payload,
+    /// Its method, where the upstream is to be told; it did not take it back itself.
+    refused: Option<Arc<str>>,
 }
 
 /// A question that was put to the client.
@@ -58,16 +67,22 @@ pub(super) struct OpenQuestion {
 }
 
 impl CallQuestions {
-    const fn is_full(&self) -> bool {
-        self.open.len() >= OPEN_MAX || self.asked >= ASKED_MAX
+    fn is_full(&self) -> bool {
+        self.open.len() + self.unasked.len() >= OPEN_MAX || self.asked >= ASKED_MAX
     }
 
     pub(super) const fn round_due(&self) -> Option<Instant> {
         self.round_due
     }
 
-    pub(super) const fn look_due(&self) -> Option<Instant> {
-        self.look_due
+    /// Whether nobody but this runner knows of a question: no later life would hear it again behind its place.
+    pub(super) fn has_unasked(&self) -> bool {
+        !self.unasked.is_empty()
+    }
+
+    /// Whether nobody but this runner knows of an answer: the row may say that it was handed over.
+    pub(super) const fn has_doubtful(&self) -> bool {
+        !self.doubtful.is_empty()
     }
 
     /// The moment from which a question has waited for too long.
@@ -101,23 +116,13 @@ impl CallQuestions {
         self.earlier.contains(ask)
     }
 
-    /// Forgets a question; whether it was open.
+    /// Forgets a question; whether it was open, or was to be.
     pub(super) fn close(&mut self, ask: &Payload) -> bool {
-        let before = self.open.len();
+        let before = self.open.len() + self.unasked.len();
         self.open.retain(|open| open.ask != *ask);
-        self.open.len() != before
-    }
-
-    fn is_doubtful(&self, ask: &Payload) -> bool {
-        self.doubtful.iter().any(|(doubtful, _)| doubtful == ask)
-    }
-
-    /// What the row says is not handed over, and what it may say is.
-    fn to_deliver(&self, mut in_row: Vec<(Payload, Answer)>) -> Vec<(Payload, Answer)> {
-        let taken_out = self.doubtful.iter().filter(|(ask, _)| in_row.iter().all(|(other, _)| other != ask));
-        let taken_out: Vec<_> = taken_out.cloned().collect();
-        in_row.extend(taken_out);
-        in_row
+        self.unasked.retain(|unasked| unasked.question.ask != *ask);
+        self.withdrawn.retain(|withdrawn| withdrawn.ask != *ask);
+        self.open.len() + self.unasked.len() != before
     }
 
     fn take_overdue(&mut self) -> Vec<OpenQuestion> {
@@ -185,38 +190,91 @@ impl Runner {
         }
         failpoint::hit("question-heard");
         let question = Question { ask: ask.detached(), request };
-        let next = match self.row_key() {
-            Some(key) => {
-                let event = Event::Asked { attempt: self.attempt, question };
-                match self.apply(&key, event).await {
-                    Ok(applied) if applied.changed => RunnerFlow::Continue,
-                    Ok(_) => return Err(QuestionError(QuestionRefusal::Unanswered)),
-                    Err(error) => {
-                        tracing::warn!(error = %CauseChain(&error), "a question could not be stored and was refused");
-                        return Err(QuestionError(QuestionRefusal::Unanswered));
-                    }
-                }
+        let unasked = UnaskedQuestion { question, method: Arc::clone(method) };
+        if self.inputs.has_unasked() {
+            self.inputs.unasked.push_back(unasked);
+            return Ok(RunnerFlow::Continue);
+        }
+        self.store_question(unasked).await
+    }
+
+    /// Makes a question part of the task, as soon as the store does it.
+    async fn store_question(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
+        let Some(key) = self.row_key() else { return self.put_first(unasked).await };
+        let event = Event::Asked { attempt: self.attempt, question: unasked.question.clone() };
+        match self.apply(&key, event).await {
+            Ok(applied) if applied.changed => {
+                self.is_put(unasked);
+                Ok(RunnerFlow::Continue)
             }
-            None => self.put_first(question).await?,
-        };
+            Ok(_) => Err(QuestionError(QuestionRefusal::Unanswered)),
+            Err(error) if error.is_passing() => {
+                self.inputs.unasked.push_front(unasked);
+                Ok(self.wait_for_store(UnstoredStep::Questions, &error))
+            }
+            // Whoever has the task now hears the question, too.
+            Err(TaskError::Store(StoreError::Fenced)) => Ok(self.end_with_gateway().await),
+            Err(error) => {
+                tracing::warn!(error = %CauseChain(&error), "a question could not be stored and was refused");
+                Err(QuestionError(QuestionRefusal::Unanswered))
+            }
+        }
+    }
+
+    /// A question is part of the task.
+    fn is_put(&mut self, UnaskedQuestion { question, method }: UnaskedQuestion) {
         self.count_question("put");
         self.inputs.asked += 1;
         let due = Instant::now() + self.spec.policy.input_deadline;
-        self.inputs.open.push(OpenQuestion { ask: ask.detached(), method: Arc::clone(method), due });
+        self.inputs.open.push(OpenQuestion { ask: question.ask, method, due });
         if self.is_waited_for() {
             // What was asked in time is asked before the handle.
             self.grace_end = None;
             self.inputs.gather();
         }
-        Ok(next)
+    }
+
+    /// Puts the questions that waited for the store, as far as the task does not have them yet.
+    pub(super) async fn put_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
+        while let Some(unasked) = self.inputs.unasked.pop_front() {
+            let (ask, method) = (unasked.question.ask.clone(), Arc::clone(&unasked.method));
+            if certain.is_some_and(|task| is_open(task, &ask)) {
+                self.is_put(unasked);
+                continue;
+            }
+            if certain.is_some_and(|task| is_answered(task, &ask)) {
+                continue;
+            }
+            let next = match self.store_question(unasked).await {
+                Ok(_) if self.waits_for_store(UnstoredStep::Questions) => return RunnerFlow::Continue,
+                Ok(next) => next,
+                Err(QuestionError(_)) if self.is_demanded(&ask) => self.demand_refused().await,
+                Err(QuestionError(why)) => {
+                    self.say(&ask, self.spec.peer.refuse(&method, why)).await;
+                    RunnerFlow::Continue
+                }
+            };
+            if matches!(next, RunnerFlow::Stop) {
+                return RunnerFlow::Stop;
+            }
+        }
+        RunnerFlow::Continue
     }
 
     /// A question makes the row: visible where that is how this call may be answered, else hidden.
-    async fn put_first(&mut self, question: Question) -> Result<RunnerFlow, QuestionError> {
-        if self.grace_end.is_some() && !self.asks_first() {
+    async fn put_first(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
+        let question = unasked.question.clone();
+        if let Some(grace_end) = self.grace_end.filter(|_| !self.asks_first()) {
             self.grace_end = None;
             return match self.promote(Some(question)).await {
-                Ok(next) => Ok(next),
+                Ok(next) => {
+                    self.is_put(unasked);
+                    Ok(next)
+                }
+                Err(fault) if is_passing(&fault) => {
+                    self.grace_end = Some(grace_end);
+                    Ok(self.put_later(unasked))
+                }
                 Err(fault) => {
                     self.stay_plain(fault.reason).await;
                     Err(QuestionError(QuestionRefusal::Unanswered))
@@ -234,29 +292,80 @@ impl Runner {
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
         match self.insert(TaskVisibility::Hidden, Some(question)).await {
-            Ok(_) => Ok(RunnerFlow::Continue),
+            Ok(_) => {
+                self.is_put(unasked);
+                Ok(RunnerFlow::Continue)
+            }
+            Err(fault) if is_passing(&fault) => Ok(self.put_later(unasked)),
             Err(_) => Err(QuestionError(QuestionRefusal::Unanswered)),
         }
     }
 
-    /// The upstream takes a question back.
-    pub(super) async fn withdrawn(&mut self, ask: Payload) -> RunnerFlow {
-        if self.inputs.close(&ask) && self.withdraw(ask).await {
-            self.count_question("withdrawn");
-        }
+    fn put_later(&mut self, unasked: UnaskedQuestion) -> RunnerFlow {
+        self.inputs.unasked.push_front(unasked);
+        self.postpone(UnstoredStep::Questions);
         RunnerFlow::Continue
     }
 
-    /// Takes a question off the task; false if it was answered before.
-    pub(super) async fn withdraw(&mut self, ask: Payload) -> bool {
-        let Some(key) = self.row_key() else { return false };
-        match self.apply(&key, Event::Withdrawn { attempt: self.attempt, ask }).await {
-            Ok(applied) => applied.changed,
-            Err(error) => {
-                tracing::warn!(error = %CauseChain(&error), "a question could not be taken off its task");
-                true
+    /// The upstream takes a question back.
+    pub(super) async fn withdrawn(&mut self, ask: Payload) -> RunnerFlow {
+        let was_unasked = self.inputs.unasked.iter().any(|unasked| unasked.question.ask == ask);
+        if !self.inputs.close(&ask) {
+            return RunnerFlow::Continue;
+        }
+        let withdrawn = WithdrawnQuestion { ask, refused: None };
+        if was_unasked {
+            // Whether the row has it is known with the next try.
+            self.inputs.withdrawn.push(withdrawn);
+            self.postpone(UnstoredStep::Withdrawals);
+            return RunnerFlow::Continue;
+        }
+        self.withdraw(withdrawn, None).await
+    }
+
+    /// Takes a question off the task as soon as the store does it, and then tells its upstream where that is to know. An answer
+    /// that was given just before is on its way: then there is nothing to tell.
+    async fn withdraw(&mut self, withdrawn: WithdrawnQuestion, certain: Option<&Task>) -> RunnerFlow {
+        let Some(key) = self.row_key() else { return RunnerFlow::Continue };
+        let WithdrawnQuestion { ask, refused } = &withdrawn;
+        // It is off by the write that failed, unless it was answered.
+        let is_off = certain.filter(|task| !is_open(task, ask)).map(|task| !is_answered(task, ask));
+        let is_withdrawn = match is_off {
+            Some(is_withdrawn) => Ok(is_withdrawn),
+            None => {
+                let event = Event::Withdrawn { attempt: self.attempt, ask: ask.clone() };
+                self.apply(&key, event).await.map(|applied| applied.changed)
+            }
+        };
+        match is_withdrawn {
+            Ok(true) => (),
+            Ok(false) => return RunnerFlow::Continue,
+            Err(error) if error.is_passing() => {
+                self.inputs.withdrawn.push(withdrawn);
+                return self.wait_for_store(UnstoredStep::Withdrawals, &error);
+            }
+            Err(error) => tracing::warn!(error = %CauseChain(&error), "a question could not be taken off its task"),
+        }
+        let Some(method) = refused else {
+            self.count_question("withdrawn");
+            return RunnerFlow::Continue;
+        };
+        self.count_question("expired");
+        if self.is_demanded(ask) {
+            return self.demand_refused().await;
+        }
+        self.say(ask, self.spec.peer.refuse(method, QuestionRefusal::Unanswered)).await;
+        RunnerFlow::Continue
+    }
+
+    /// Takes the questions off the task that waited for the store.
+    pub(super) async fn withdraw_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
+        for withdrawn in std::mem::take(&mut self.inputs.withdrawn) {
+            if matches!(self.withdraw(withdrawn, certain).await, RunnerFlow::Stop) {
+                return RunnerFlow::Stop;
             }
         }
+        RunnerFlow::Continue
     }
 
     /// Nobody answered in time: the upstream is told so, and the call goes on.
@@ -269,130 +378,28 @@ impl Runner {
         RunnerFlow::Continue
     }
 
-    /// Takes a question off the task and tells the upstream that nobody will answer. An answer that was given just
-    /// before is on its way: then there is nothing to tell.
+    /// Takes a question off the task and tells the upstream that nobody will answer.
     pub(super) async fn give_up(&mut self, open: OpenQuestion) -> RunnerFlow {
-        if !self.withdraw(open.ask.clone()).await {
-            return RunnerFlow::Continue;
-        }
-        self.count_question("expired");
-        if self.is_demanded(&open.ask) {
-            return self.demand_refused().await;
-        }
-        self.say(&open.ask, self.spec.peer.refuse(&open.method, QuestionRefusal::Unanswered)).await;
-        RunnerFlow::Continue
+        self.withdraw(WithdrawnQuestion { ask: open.ask, refused: Some(open.method) }, None).await
     }
 
-    /// Hands answers to the upstream, each once.
-    pub(super) async fn deliver(&mut self, answers: Vec<(Payload, Answer)>) -> RunnerFlow {
-        // A call that is to be sent again asks again: what was said to the exchange before goes nowhere.
-        let Some(key) = self.row_key().filter(|_| !self.is_waiting()) else { return RunnerFlow::Continue };
-        for (ask, answer) in answers {
-            failpoint::hit("answer-stored");
-            self.inputs.close(&ask);
-            match self.mark_delivered(&key, &ask).await {
-                Ok(is_marked) => {
-                    self.inputs.doubtful.retain(|(doubtful, _)| *doubtful != ask);
-                    if !is_marked {
-                        continue;
-                    }
-                }
-                Err(error) if error.is_passing() => {
-                    if !self.inputs.is_doubtful(&ask) {
-                        self.inputs.doubtful.push((ask, answer));
-                    }
-                    // The rest is in the row.
-                    return self.deliver_later(&error);
-                }
-                Err(error) => return self.undelivered(GatewayFault::new(error.reason(), Executed::Unknown)).await,
-            }
-            if self.is_demanded(&ask) {
-                if matches!(self.demand_answered(&ask, &answer).await, RunnerFlow::Stop) {
-                    return RunnerFlow::Stop;
-                }
-                continue;
-            }
-            let answer = self.spec.peer.encode_answer(answer);
-            if let Err(ExchangeError(fault)) = self.stage.answer(&ask, answer).await {
-                return self.undelivered(fault).await;
-            }
-            failpoint::hit("answer-delivered");
-        }
-        RunnerFlow::Continue
-    }
-
-    /// Whether the row says now that this runner hands an answer over. From this commit on it may have arrived, so nobody hands
-    /// it over again (F15).
-    async fn mark_delivered(&mut self, key: &TaskKey, ask: &Payload) -> Result<bool, TaskError> {
-        let applied = self.apply(key, Event::Delivering { attempt: self.attempt, ask: ask.clone() }).await?;
-        // After a write that failed a row that does not change may have it from that write.
-        Ok(applied.changed || (self.inputs.is_doubtful(ask) && self.is_at_work(key).await?))
-    }
-
-    /// Whether the row, as it certainly stands, is of a call that this runner has sent and that goes on.
-    async fn is_at_work(&mut self, key: &TaskKey) -> Result<bool, StoreError> {
-        let task = self.own_task(key).await?;
-        Ok(task.is_some_and(|task| !matches!(task.phase, Phase::Settled(_)) && task.attempt == self.attempt))
-    }
-
-    /// Hands over what the row has and nobody told this runner of, and what could not be handed over before.
-    pub(super) async fn deliver_rest(&mut self) -> RunnerFlow {
-        self.inputs.look_due = None;
-        let Some(key) = self.row_key() else { return RunnerFlow::Continue };
-        match self.engine.held(&key).await {
-            Ok(task) => {
-                let answers = self.inputs.to_deliver(task.recovery.undelivered.clone());
-                self.deliver(answers).await
-            }
-            // Its row is gone, and its answers with it.
-            Err(TaskError::Unknown) => RunnerFlow::Continue,
-            Err(error) => self.deliver_later(&error),
-        }
-    }
-
-    /// The store cannot say what is to be handed over. Orders, and the ends of the call, of its time and of the gateway are heard
-    /// before it is asked again.
-    fn deliver_later(&mut self, error: &TaskError) -> RunnerFlow {
-        tracing::debug!(error = %CauseChain(error), "answers that were accepted are not handed over yet");
-        self.inputs.look_due = Some(Instant::now() + LOOK_AGAIN);
-        RunnerFlow::Continue
-    }
-
-    /// The upstream does not take an answer that the client believes to be given. What it said before is heard first;
-    /// without an end among it the call is lost.
-    async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
-        tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
-        for _ in 0..LAST_EVENTS_MAX {
-            match self.stage.next().now_or_never() {
-                Some(StageEvent::Exchange(event)) => {
-                    if matches!(self.heard(event).await, RunnerFlow::Stop) {
-                        return RunnerFlow::Stop;
-                    }
-                }
-                Some(StageEvent::PlaceTaken | StageEvent::NotBegun(_)) | None => break,
-            }
-        }
-        let outcome: Outcome = lost(GatewayFault { executed: Executed::Unknown, ..fault });
-        self.stage.cancel("an answer could not be delivered").await;
-        self.end(outcome).await
-    }
-
-    /// Answers a question in nobody's name.
-    async fn say(&mut self, ask: &Payload, refused: RefusalAnswer) {
-        self.count_question("refused");
-        let answer = match refused {
-            RefusalAnswer::Result(result) => Answer::Result(result),
-            RefusalAnswer::Error(error) => Answer::Error(error),
-        };
-        if let Err(lost) = self.stage.answer(ask, answer).await {
-            tracing::warn!(%lost, "a refusal did not reach the upstream");
-        }
-    }
-
-    fn count_question(&self, result: &'static str) {
+    pub(super) fn count_question(&self, result: &'static str) {
         let upstream = Arc::clone(self.spec.upstream.name());
         metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => result).increment(1);
     }
+}
+
+/// Whether a task asks this.
+fn is_open(task: &Task, ask: &Payload) -> bool {
+    match &task.phase {
+        Phase::AwaitingInput(open) => open.values().any(|question| question.ask == *ask),
+        Phase::Queued | Phase::Working | Phase::Settled(_) => false,
+    }
+}
+
+/// Whether a row that could not be added certainly is not there, and may be added later.
+fn is_passing(fault: &GatewayFault) -> bool {
+    fault.reason == Reason::StoreFailed && fault.executed == Executed::No
 }
 
 #[cfg(test)]

@@ -36,9 +36,6 @@ use crate::upstream::ResumeToken;
 
 /// How often a subtask is looked at before its parent waits for what others do with it.
 const LOOKS_MAX: usize = 4;
-/// How soon a subtask that could not be read is read again, first and at last.
-const CHILD_RETRY_FIRST: Duration = Duration::from_millis(50);
-const CHILD_RETRY_LAST: Duration = Duration::from_secs(30);
 
 /// A call that is up for this long was not what ended the lives before: longer than the window in which a stream is
 /// taken up again (U24).
@@ -147,7 +144,7 @@ impl Runner {
             queue_end: None,
             dispatched,
             deadline,
-            unmarked: None,
+            unstored: None,
             held: GraceBuffer::default(),
             row: Some(row),
             inputs,
@@ -294,7 +291,7 @@ impl Runner {
 pub(super) fn begin_child(engine: &Arc<Engine>, spec: CallSpec, key: TaskKey, place: TaskPermit) {
     let own = Arc::clone(engine);
     engine.runners.spawn(async move {
-        let mut pauses = RetryDelays::new(CHILD_RETRY_FIRST, CHILD_RETRY_LAST);
+        let mut pauses = RetryDelays::of_writers();
         loop {
             // The pass over all rows has a claim while it looks at one.
             if let Some(orders) = own.live.claim(&key) {

@@ -2,11 +2,13 @@
 
 use tokio::time::Instant;
 
-use super::{CallEvent, Runner, RunnerFlow};
+use super::store_wait::UnstoredStep;
+use super::{CallEvent, Runner, RunnerFlow, lost};
 use crate::cause::CauseChain;
+use crate::engine::TaskError;
 use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
 use crate::store::WriteRole;
-use crate::task::{Event, Phase, Plan, Task};
+use crate::task::{Event, Executed, GatewayFault, Phase, Plan, Task};
 
 /// Rounds of questions in one call; clients give up at ten.
 const ROUNDS_MAX: u32 = 8;
@@ -28,6 +30,7 @@ impl Runner {
             Ok(task) if !task.is_settled() => task,
             // The order that says so is on its way.
             Ok(_) => return RunnerFlow::Continue,
+            Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Round, &error),
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "questions could not be read and are refused");
                 return self.give_up_all().await;
@@ -58,7 +61,14 @@ impl Runner {
             Ok(applied) => applied.task,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "answers could not be stored");
-                self.client.end(CallEnd::Gone).await;
+                // The call goes on, and waits for them: they may be sent again.
+                let end = match &error {
+                    TaskError::Unknown => CallEnd::Gone,
+                    TaskError::Contended | TaskError::Store(_) => {
+                        CallEnd::Outcome(lost(GatewayFault::new(error.reason(), Executed::Unknown)))
+                    }
+                };
+                self.client.end(end).await;
                 return RunnerFlow::Continue;
             }
         };

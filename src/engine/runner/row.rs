@@ -9,7 +9,6 @@ use super::client::GraceBuffer;
 use super::live_runners::RunnerCommands;
 use super::{BugRecipient, CallEnd, CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
-use crate::engine::apply::AppliedEvent;
 use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
@@ -20,10 +19,6 @@ use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Question, Reason, Recovery, StoredCall,
     Task, TaskKey, TaskVisibility, Timestamp, transition,
 };
-
-/// How soon what was not stored is stored again, first and at last.
-const STORE_RETRY_FIRST: Duration = Duration::from_millis(100);
-const STORE_RETRY_LAST: Duration = Duration::from_secs(5);
 
 /// How much later than the handle a row is stored where a test wants that promise broken.
 const SABOTAGE_DELAY: Duration = Duration::from_millis(100);
@@ -203,12 +198,14 @@ impl Runner {
     async fn drop_orphan(&mut self) -> RunnerFlow {
         if let Some(row) = self.row.take() {
             // First the row, since a child without its parent is gone.
-            let mut pauses = store_retries();
+            let mut pauses = RetryDelays::of_writers();
             while let Err(error) = self.engine.store.remove(&row.key).await {
                 tracing::warn!(error = %CauseChain(&error), "a task that nobody knows is not dropped yet");
                 // Its upstream need not wait for that, and a later life must not send it.
                 self.stage.cancel("the client left").await;
-                pauses.wait().await;
+                if !self.engine.pauses_for_store(&mut pauses).await {
+                    break;
+                }
             }
             // In this order: a row without a runner is taken for one that an earlier life left behind.
             self.engine.live.remove(&row.key);
@@ -220,8 +217,9 @@ impl Runner {
 
     /// A client without a handle cancels its call by leaving (MOD-20).
     pub(super) async fn client_left(&mut self) -> RunnerFlow {
-        self.settle_cancelled().await;
+        // However long the store takes with that: nobody wants the call, and no life runs a hidden task again.
         self.stage.cancel("the client left").await;
+        self.settle_cancelled().await;
         self.mark_told().await;
         RunnerFlow::Stop
     }
@@ -229,13 +227,14 @@ impl Runner {
     /// Settles the row, if there is one, as cancelled.
     pub(super) async fn settle_cancelled(&mut self) {
         if let Some(key) = self.row_key()
-            && let Err(error) = self.apply(&key, Event::CancelRequested).await
+            && let Err(error) = self.engine.store_outcome(&key, Event::CancelRequested).await
         {
             tracing::error!(error = %CauseChain(&error), "a cancel could not be stored");
         }
     }
 
-    /// The upstream of a call that was given up knows it now, or cannot be told.
+    /// The upstream of a call that was given up knows it now, or cannot be told. Where that is not stored, a later life tells it
+    /// once more: nothing waits for it.
     pub(super) async fn mark_told(&mut self) {
         if let Some(key) = self.row_key()
             && let Err(error) = self.engine.apply(&key, WriteRole::Holder, Event::Told).await
@@ -298,7 +297,7 @@ impl Runner {
             Outcome::Faulted(failure) => Event::Faulted { attempt, failure },
             Outcome::Cancelled => Event::CancelRequested,
         };
-        match self.apply_outcome(key, event).await {
+        match self.engine.store_outcome(key, event).await {
             Ok(applied) if !applied.changed => {
                 metric::count_dropped(self.spec.upstream.name(), "settled");
                 tracing::info!("a late outcome was dropped");
@@ -309,36 +308,6 @@ impl Runner {
             Ok(_) if is_cancelled => self.mark_told().await,
             Ok(_) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "an outcome could not be stored"),
-        }
-    }
-
-    /// A task as its row certainly stands, if this life holds it.
-    pub(super) async fn own_task(&mut self, key: &TaskKey) -> Result<Option<Arc<Task>>, StoreError> {
-        let row = self.engine.read_decided(key, self.engine.clock.now(), true).await?;
-        let own = row.filter(|(row, _)| row.holder == Some(self.engine.store.holder()));
-        Ok(own.map(|(row, _)| row.task))
-    }
-
-    /// Stores an outcome, however long the store fails: one that is dropped is lost (L8). Whoever ends the process ends
-    /// this, and the task is left to a later life.
-    async fn apply_outcome(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
-        let mut pauses = store_retries();
-        let mut has_failed = false;
-        loop {
-            match self.engine.apply(key, WriteRole::Holder, event.clone()).await {
-                Err(error) if error.is_passing() => {
-                    if !has_failed {
-                        tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an outcome is not stored yet");
-                    }
-                    has_failed = true;
-                    pauses.wait().await;
-                }
-                // A write that was reported as failed was made after all.
-                Ok(applied) if has_failed && says(&applied.task, &event) => {
-                    return Ok(AppliedEvent { changed: true, ..applied });
-                }
-                done => return done,
-            }
         }
     }
 
@@ -357,11 +326,6 @@ impl Runner {
             self.client.end(end).await;
         }
     }
-}
-
-/// The pauses before what has to be stored is stored again, for as long as the store fails.
-pub(super) const fn store_retries() -> RetryDelays {
-    RetryDelays::new(STORE_RETRY_FIRST, STORE_RETRY_LAST)
 }
 
 /// Sees to it that a row that was refused is not there. Where that cannot be had now, the error goes on saying so: a later
@@ -395,20 +359,6 @@ pub(super) async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreE
         store.insert(&task).await
     });
     Ok(())
-}
-
-/// Whether a task ended as an event says.
-fn says(task: &Task, event: &Event) -> bool {
-    let Phase::Settled(outcome) = &task.phase else { return false };
-    match (outcome, event) {
-        (
-            Outcome::Returned { result, is_error },
-            Event::Returned { result: expected_result, is_error: expected_is_error, .. },
-        ) => result == expected_result && is_error == expected_is_error,
-        (Outcome::Faulted(failure), Event::Faulted { failure: expected, .. }) => failure == expected,
-        (Outcome::Cancelled, Event::CancelRequested) => true,
-        (Outcome::Returned { .. } | Outcome::Faulted(_) | Outcome::Cancelled, _) => false,
-    }
 }
 
 /// How a settled task is told to a client that waits for it.

@@ -15,6 +15,7 @@ use super::exchange_stage::ExchangeStage;
 use super::live_runners::RunnerCommands;
 use super::resume::{AdoptedCall, adopt, begin_child};
 use super::row::store_new;
+use super::store_wait::UnstoredStep;
 use super::{Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::dialect::split_call::question_named;
@@ -22,11 +23,10 @@ use crate::engine::TaskError;
 use crate::engine::admission::TaskPermit;
 use crate::engine::call::{CallSpec, RoundSupport};
 use crate::failpoint;
-use crate::store::{StoreError, WriteRole};
+use crate::store::StoreError;
 use crate::task::reference::LoggedTask;
 use crate::task::{
-    Attempt, Event, Executed, Failure, GatewayFault, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey,
-    TaskVisibility, TreePlace,
+    Event, Executed, GatewayFault, Phase, Plan, Reason, Recovery, Task, TaskId, TaskKey, TaskVisibility, TreePlace,
 };
 use crate::upstream::{ResumeToken, UpstreamSubtask};
 use crate::wire::Payload;
@@ -62,22 +62,38 @@ impl Runner {
         RunnerFlow::Continue
     }
 
+    /// Makes tasks of those that waited for the store.
+    pub(super) async fn mirror_again(&mut self) -> RunnerFlow {
+        self.mirror_subtasks().await;
+        RunnerFlow::Continue
+    }
+
     /// Makes tasks of the subtasks that were named, once the call's task has a handle.
     pub(super) async fn mirror_subtasks(&mut self) {
         if self.subtasks.waiting.is_empty() || !self.has_handle() {
             return;
         }
+        if self.inputs.has_unasked() {
+            // Their parent's row names them along with the place of its exchange, which has to wait for the question.
+            self.postpone(UnstoredStep::Subtasks);
+            return;
+        }
         let Some(key) = self.row_key() else { return };
-        let mut named = std::mem::take(&mut self.subtasks.waiting).into_iter();
-        loop {
-            let some: Vec<_> = named.by_ref().take(AT_ONCE).collect();
-            if some.is_empty() {
-                return;
+        while !self.subtasks.waiting.is_empty() {
+            let some: Vec<_> = self.subtasks.waiting.iter().take(AT_ONCE).cloned().collect();
+            let count = some.len();
+            match self.mirror(&key, some).await {
+                Ok(()) => drop(self.subtasks.waiting.drain(..count)),
+                Err(error) if error.is_passing() => {
+                    self.wait_for_store(UnstoredStep::Subtasks, &error);
+                    return;
+                }
+                Err(error) => {
+                    tracing::error!(error = %CauseChain(&error), "subtasks of the server's could not become tasks");
+                    self.subtasks.waiting.clear();
+                }
             }
-            if let Err(error) = self.mirror(&key, some).await {
-                tracing::error!(error = %CauseChain(&error), "subtasks of the server's could not become tasks");
-                return;
-            }
+            self.subtasks.doubtful.clear();
         }
     }
 
@@ -87,8 +103,14 @@ impl Runner {
         let tree = Arc::clone(self.subtasks.size.get_or_insert_with(tree));
         let mut count = tree.lock().await;
         let own = self.engine.held(key).await?;
+        let is_doubtful = |named: &UpstreamSubtask| {
+            let id = TaskId::of_subtask(top.id, &named.id);
+            self.subtasks.doubtful.contains(&id) && own.tree.children.contains(&id)
+        };
+        // By the write that failed.
+        let (made, named): (Vec<_>, Vec<_>) = named.into_iter().partition(is_doubtful);
         let size = match *count {
-            Some(size) => size,
+            Some(size) => size + made.len(),
             None => self.size_of(&top, key).await?,
         };
         let limits = self.spec.subtask_limits;
@@ -124,18 +146,38 @@ impl Runner {
             stored = self.store_subtasks(key, &fresh).await;
         }
         if !matches!(stored, Ok(true)) {
-            // Nobody finds them without their parent.
-            for NewSubtask { task, .. } in fresh {
-                let _ = self.engine.store.remove(&task.key).await;
-                self.engine.live.remove(&task.key);
-            }
+            self.let_go_of(fresh, stored.as_ref().is_err_and(TaskError::is_passing)).await;
             return stored.map(|_| ());
         }
         *count = Some(size + fresh.len());
         for (index, new) in (own.tree.children.len()..).zip(fresh) {
             self.follow(index, new).await;
         }
+        for subtask in made {
+            let id = TaskId::of_subtask(top.id, &subtask.id);
+            let index = own.tree.children.iter().position(|child| *child == id);
+            match (index, self.new_subtask(&own, shown, id, subtask).await?) {
+                (Some(index), Ok(new)) => self.follow(index, new).await,
+                (None, Ok(_)) => (),
+                (_, Err(why)) => self.leaves_out(why),
+            }
+            self.subtasks.doubtful.remove(&id);
+        }
         Ok(())
+    }
+
+    /// Lets go of subtasks that could not be stored.
+    async fn let_go_of(&mut self, fresh: Vec<NewSubtask>, is_tried_again: bool) {
+        for NewSubtask { task, .. } in fresh {
+            if is_tried_again {
+                // Its parent may name it.
+                self.subtasks.doubtful.insert(task.key.id);
+            } else {
+                // Nobody finds it without its parent: where it stays, a later life removes it, or its own time.
+                let _ = self.engine.store.remove(&task.key).await;
+            }
+            self.engine.live.remove(&task.key);
+        }
     }
 
     /// Tells of subtasks that are left out, once for each reason.
@@ -262,16 +304,7 @@ impl Runner {
         let mut stage = ExchangeStage::again(&spec);
         if let Err(error) = stage.resume(&spec, resume).await {
             tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "a subtask could not be followed");
-            let failure = Failure::Gateway(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
-            if let Err(error) = self
-                .engine
-                .apply(&task.key, WriteRole::Holder, Event::Faulted { attempt: Attempt::FIRST, failure })
-                .await
-            {
-                tracing::warn!(task = %LoggedTask(&task.key), error = %CauseChain(&error), "that was not stored");
-            }
-            self.engine.live.remove(&task.key);
-            return;
+            stage = ExchangeStage::lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
         }
         let call = AdoptedCall { stage: CallStage::one(stage), dispatched: Some(Instant::now()), place: Some(place) };
         adopt(&self.engine, spec, (task, orders), call);

@@ -10,8 +10,7 @@ use super::{Runner, RunnerFlow};
 /// What a runner does at a time of its own.
 #[derive(Clone, Copy)]
 enum RunnerTimer {
-    Mark,
-    Answers,
+    Store,
     Queue,
     Round,
     Grace,
@@ -22,10 +21,9 @@ enum RunnerTimer {
 
 impl Runner {
     /// In the order in which they are served where several are due.
-    fn timers(&self) -> [(Option<Instant>, RunnerTimer); 8] {
+    fn timers(&self) -> [(Option<Instant>, RunnerTimer); 7] {
         [
-            (self.mark_due(), RunnerTimer::Mark),
-            (self.inputs.look_due(), RunnerTimer::Answers),
+            (self.store_due(), RunnerTimer::Store),
             (self.queue_end, RunnerTimer::Queue),
             (self.inputs.round_due(), RunnerTimer::Round),
             (self.grace_end, RunnerTimer::Grace),
@@ -43,8 +41,7 @@ impl Runner {
     /// Serves the first one that is due.
     pub(super) async fn serve_timer(&mut self, is_due: impl Fn(Instant) -> bool) -> RunnerFlow {
         match self.timers().into_iter().find(|(due, _)| due.is_some_and(&is_due)) {
-            Some((_, RunnerTimer::Mark)) => self.dispatched().await,
-            Some((_, RunnerTimer::Answers)) => self.deliver_rest().await,
+            Some((_, RunnerTimer::Store)) => self.try_again().await,
             Some((_, RunnerTimer::Queue)) => self.queue_over().await,
             Some((_, RunnerTimer::Round)) => self.ask_client().await,
             Some((_, RunnerTimer::Grace)) => self.grace_over().await,

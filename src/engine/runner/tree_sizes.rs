@@ -1,12 +1,12 @@
 //! Keeps what runners know of subtasks that a server named: which have no task yet, and how many each tree has. One runner of
 //! a tree adds to it at a time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::task::TaskKey;
+use crate::task::{TaskId, TaskKey};
 use crate::upstream::UpstreamSubtask;
 
 /// What a runner knows of the subtasks that its server named.
@@ -14,6 +14,8 @@ use crate::upstream::UpstreamSubtask;
 pub(super) struct NamedSubtasks {
     /// Those that have no row yet: their parent has none, or they came just now.
     pub(super) waiting: Vec<UpstreamSubtask>,
+    /// Those whose rows, and whose names in their parent's, may be stored: nobody knows.
+    pub(super) doubtful: HashSet<TaskId>,
     /// How many the whole tree has, once somebody counted.
     pub(super) size: Option<Arc<TreeSize>>,
     /// What the log has about those that were left out.

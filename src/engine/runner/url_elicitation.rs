@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::questions::QuestionError;
+use super::store_wait::UnstoredStep;
 use super::{Failure, Outcome, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::dialect::plain::PlainUpstream;
@@ -77,14 +78,25 @@ impl Runner {
         let Some(demand) = &mut self.demand else { return RunnerFlow::Continue };
         demand.open.retain(|open| open != ask);
         if demand.open.is_empty() {
-            // Whoever took the old exchange up would be asked anew, and the call made once more.
-            if let Err(error) = self.forget_place().await {
-                tracing::error!(error = %CauseChain(&error), "the call could not be marked as sent and is not sent again");
-                return self.end(super::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await;
-            }
-            self.stage.repeat(&self.spec);
+            return self.repeat_call().await;
         }
         RunnerFlow::Continue
+    }
+
+    /// Makes the call again, as soon as the row says so.
+    pub(super) async fn repeat_call(&mut self) -> RunnerFlow {
+        // Whoever took the old exchange up would be asked anew, and the call made once more.
+        match self.forget_place().await {
+            Ok(()) => {
+                self.stage.repeat(&self.spec);
+                RunnerFlow::Continue
+            }
+            Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Repeat, &error),
+            Err(error) => {
+                tracing::error!(error = %CauseChain(&error), "the call could not be marked as sent and is not sent again");
+                self.end(super::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await
+            }
+        }
     }
 
     /// The user does not go there: the error stands.

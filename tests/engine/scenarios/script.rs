@@ -14,7 +14,7 @@ use taskgate::store::{TaskStore, WriteRole};
 use taskgate::task::{Executed, GatewayFault, Reason, Timestamp};
 use taskgate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Progress, ResumeToken, ServerFacts,
-    Upstream, UpstreamRequest,
+    Upstream, UpstreamRequest, UpstreamSubtask,
 };
 use taskgate::wire::{Payload, ProtocolVersion, RpcError, ScanLimits};
 use tokio::sync::{broadcast, watch};
@@ -46,6 +46,8 @@ pub(crate) enum Happens {
     Loses(Reason, Executed),
     /// What the upstream says of its own task.
     States(&'static str),
+    /// Names subtasks of its own, each of which goes on as the rest of the script does.
+    Names(&'static [&'static str]),
     /// The upstream cancels its own task.
     Cancels,
     /// A bug in the transport.
@@ -378,6 +380,11 @@ impl Exchange for Played {
             }
             Happens::Loses(reason, executed) => ExchangeEvent::Lost(ExchangeError(GatewayFault::new(reason, executed))),
             Happens::States(words) => ExchangeEvent::Status(Arc::from(words)),
+            Happens::Names(names) => {
+                let resume = ResumeToken(Payload::of(&(self.number.unwrap(), self.heard)));
+                let named = |name: &&str| UpstreamSubtask { id: Arc::from(*name), resume: resume.clone() };
+                ExchangeEvent::Subtasks(names.iter().map(named).collect())
+            }
             Happens::Cancels => ExchangeEvent::Cancelled,
             Happens::Panics => panic!("a transport with a bug"),
             Happens::Floods | Happens::Heard(_) => unreachable!("stays in front"),

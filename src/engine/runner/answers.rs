@@ -1,0 +1,189 @@
+//! Hands answers to the upstream, each once, and refusals in nobody's name.
+
+use std::collections::BTreeMap;
+
+use futures_util::FutureExt;
+
+use super::exchange_stage::StageEvent;
+use super::store_wait::UnstoredStep;
+use super::{Runner, RunnerFlow, lost};
+use crate::dialect::faults::reason_key;
+use crate::dialect::upstream_dialect::RefusalAnswer;
+use crate::engine::TaskError;
+use crate::failpoint;
+use crate::store::WriteRole;
+use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey};
+use crate::upstream::{Answer, ExchangeError};
+use crate::wire::Payload;
+
+/// Events that may lie in front of the sign that an upstream is gone.
+const LAST_EVENTS_MAX: usize = 64;
+
+impl Runner {
+    /// Hands answers to the upstream, each once.
+    pub(super) async fn deliver(&mut self, mut answers: Vec<(Payload, Answer)>) -> RunnerFlow {
+        // Whether those were handed over is known with the next try alone.
+        answers.retain(|(ask, _)| !self.is_doubtful(ask));
+        self.hand_over(answers, None).await
+    }
+
+    async fn hand_over(&mut self, answers: Vec<(Payload, Answer)>, certain: Option<&Task>) -> RunnerFlow {
+        // A call that is to be sent again asks again: what was said to the exchange before goes nowhere.
+        let Some(key) = self.row_key().filter(|_| !self.is_waiting()) else { return RunnerFlow::Continue };
+        for (ask, answer) in answers {
+            failpoint::hit("answer-stored");
+            self.inputs.close(&ask);
+            // A subtask's row takes an answer once: it has it before this row says so, and nothing is lost in between.
+            let child = self.stage.child_asking(&ask);
+            if let Some((key, asked)) = &child {
+                match self.answer_child(key, asked, self.spec.peer.encode_answer(answer.clone())).await {
+                    Ok(()) => (),
+                    Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Answers, &error),
+                    Err(error) => return self.undelivered(unstored(&error)).await,
+                }
+            }
+            match self.mark_delivered(&key, &ask, certain).await {
+                Ok(is_marked) => {
+                    self.inputs.doubtful.retain(|(doubtful, _)| *doubtful != ask);
+                    if !is_marked || child.is_some() {
+                        continue;
+                    }
+                }
+                Err(error) if error.is_passing() => {
+                    if child.is_none() && !self.is_doubtful(&ask) {
+                        self.inputs.doubtful.push((ask, answer));
+                    }
+                    // The rest is in the row.
+                    return self.wait_for_store(UnstoredStep::Answers, &error);
+                }
+                Err(error) => return self.undelivered(unstored(&error)).await,
+            }
+            if self.is_demanded(&ask) {
+                if matches!(self.demand_answered(&ask, &answer).await, RunnerFlow::Stop) {
+                    return RunnerFlow::Stop;
+                }
+                continue;
+            }
+            let answer = self.spec.peer.encode_answer(answer);
+            if let Err(ExchangeError(fault)) = self.stage.answer(&ask, answer).await {
+                return self.undelivered(fault).await;
+            }
+            failpoint::hit("answer-delivered");
+        }
+        RunnerFlow::Continue
+    }
+
+    /// Hands an answer to the subtask that asked; it is part of its row when this returns, once however often it is handed over.
+    ///
+    /// # Errors
+    /// If it could not be stored. A subtask that is done takes it without a word.
+    async fn answer_child(&mut self, key: &TaskKey, ask: &Payload, answer: Answer) -> Result<(), TaskError> {
+        let task = match self.engine.held(key).await {
+            Ok(task) => task,
+            Err(TaskError::Unknown) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let Phase::AwaitingInput(open) = &task.phase else { return Ok(()) };
+        let Some(input) = open.iter().find(|(_, question)| question.ask == *ask).map(|(input, _)| *input) else {
+            return Ok(());
+        };
+        let event = Event::Answered { answers: BTreeMap::from([(input, answer)]) };
+        self.engine.apply(key, WriteRole::Holder, event).await.map(|_| ())
+    }
+
+    /// Whether the row says now that this runner hands an answer over. From this commit on it may have arrived, so nobody hands
+    /// it over again (F15).
+    async fn mark_delivered(
+        &mut self,
+        key: &TaskKey,
+        ask: &Payload,
+        certain: Option<&Task>,
+    ) -> Result<bool, TaskError> {
+        // By the write that failed.
+        let is_marked = |task: &Task| task.attempt == self.attempt && !is_answered(task, ask);
+        if self.is_doubtful(ask) && certain.is_some_and(is_marked) {
+            return Ok(true);
+        }
+        Ok(self.apply(key, Event::Delivering { attempt: self.attempt, ask: ask.clone() }).await?.changed)
+    }
+
+    fn is_doubtful(&self, ask: &Payload) -> bool {
+        self.inputs.doubtful.iter().any(|(doubtful, _)| doubtful == ask)
+    }
+
+    /// What the row says is not handed over, and what it may say is.
+    fn to_deliver(&self, mut in_row: Vec<(Payload, Answer)>) -> Vec<(Payload, Answer)> {
+        let taken_out = self.inputs.doubtful.iter().filter(|(ask, _)| in_row.iter().all(|(other, _)| other != ask));
+        let taken_out: Vec<_> = taken_out.cloned().collect();
+        in_row.extend(taken_out);
+        in_row
+    }
+
+    /// Hands over what the row has and nobody told this runner of, and what could not be handed over before.
+    pub(super) async fn deliver_rest(&mut self) -> RunnerFlow {
+        let Some(key) = self.row_key() else { return RunnerFlow::Continue };
+        if self.unstored.is_some() {
+            self.postpone(UnstoredStep::Answers);
+            return self.try_again().await;
+        }
+        match self.engine.held(&key).await {
+            Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
+            // Its row is gone, and its answers with it.
+            Err(TaskError::Unknown) => RunnerFlow::Continue,
+            Err(error) => self.wait_for_store(UnstoredStep::Answers, &error),
+        }
+    }
+
+    /// The same where the store kept answers from being handed over.
+    pub(super) async fn deliver_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
+        let Some(task) = certain else { return RunnerFlow::Continue };
+        let answers = self.to_deliver(task.recovery.undelivered.clone());
+        self.hand_over(answers, Some(task)).await
+    }
+
+    /// The upstream does not take an answer that the client believes to be given. What it said before is heard first;
+    /// without an end among it the call is lost.
+    async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
+        tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
+        for _ in 0..LAST_EVENTS_MAX {
+            match self.stage.next().now_or_never() {
+                Some(StageEvent::Exchange(event)) => {
+                    if matches!(self.heard(event).await, RunnerFlow::Stop) {
+                        return RunnerFlow::Stop;
+                    }
+                }
+                Some(StageEvent::PlaceTaken | StageEvent::NotBegun(_)) | None => break,
+            }
+        }
+        let outcome: Outcome = lost(GatewayFault { executed: Executed::Unknown, ..fault });
+        self.stage.cancel("an answer could not be delivered").await;
+        self.end(outcome).await
+    }
+
+    /// Answers a question in nobody's name. Not tried again: a subtask whose row does not take it gives its question up itself
+    /// at the end of its time.
+    pub(super) async fn say(&mut self, ask: &Payload, refused: RefusalAnswer) {
+        self.count_question("refused");
+        let answer = match refused {
+            RefusalAnswer::Result(result) => Answer::Result(result),
+            RefusalAnswer::Error(error) => Answer::Error(error),
+        };
+        let told = match self.stage.child_asking(ask) {
+            Some((key, asked)) => self.answer_child(&key, &asked, answer).await.map_err(|error| unstored(&error)),
+            None => self.stage.answer(ask, answer).await.map_err(|ExchangeError(fault)| fault),
+        };
+        if let Err(fault) = told {
+            tracing::warn!(reason = reason_key(fault.reason), "a refusal did not reach the upstream");
+        }
+    }
+}
+
+/// Why an answer does not reach whoever asked.
+const fn unstored(error: &TaskError) -> GatewayFault {
+    GatewayFault::new(error.reason(), Executed::Unknown)
+}
+
+/// Whether a task has an answer to this that was not handed over.
+pub(super) fn is_answered(task: &Task, ask: &Payload) -> bool {
+    task.recovery.undelivered.iter().any(|(answered, _)| answered == ask)
+}

@@ -1,0 +1,163 @@
+//! Split calls and calls with subtasks while the store is away: what passes between a task and those below it waits, too.
+
+use serde_json::json;
+use taskgate::task::{Outcome, Phase, Reason, TaskId, TaskKey};
+
+use super::rounds::{answers, check_done, returns};
+use super::script::{Happens, Resumes, Saw, Script};
+use super::store_faults::{Method, StoreFault};
+use super::unmarked::{Trouble, key};
+use super::waiting::{DEADLINE, answer, asking, asks, ends, row, rules, task};
+use super::world::{Ask, Rules, World, millis, seconds};
+
+/// What goes wrong with the answer to an element's question: the store has trouble, or the element's row alone (`None`).
+fn element_troubles() -> impl Iterator<Item = Option<Trouble>> {
+    Trouble::EACH.map(Some).into_iter().chain([None])
+}
+
+/// A split call one of whose elements asks; its answer was accepted, and the trouble begins before the element's row has it.
+async fn answered_element(trouble: Option<Trouble>) -> (World, String) {
+    let world = World::with(Rules { split: Some((2, 10)), ..rules() }, asks().resumed(Resumes::Follows));
+    let id = task(&world, Ask::call().arguments(json!({ "items": [1] }))).await;
+    let keys = asking(&world, &id).await;
+    let child = row(&world, &key(&id)).await.unwrap().tree.children[0];
+    world.store.faults.strike(Method::Replace, StoreFault::Delays(seconds(1)), 1);
+    let (taken, ()) = tokio::join!(answer(&world, &id, &keys[0]), async {
+        tokio::time::sleep(millis(500)).await;
+        match trouble {
+            Some(trouble) => trouble.strike(&world),
+            None => *world.store.stuck.lock() = Some(TaskKey { id: child, ..key(&id) }),
+        }
+    });
+    assert!(taken["result"].is_object(), "{trouble:?} {taken}");
+    tokio::time::sleep(seconds(100)).await;
+    assert_eq!(world.upstream.cancels(), 0, "{trouble:?}");
+    (world, id)
+}
+
+fn heal(world: &World) {
+    world.store.faults.heal();
+    *world.store.stuck.lock() = None;
+}
+
+/// L5: an answer to an element's question waits until its row takes it, and arrives once: from a later life, too.
+#[tokio::test(start_paused = true)]
+async fn l5_an_answer_to_a_subtask_waits_for_the_store() {
+    for trouble in element_troubles() {
+        for is_over in [false, true] {
+            let (world, id) = answered_element(trouble).await;
+            let world = if is_over { world.next_life() } else { world };
+            heal(&world);
+            world.recover().await;
+            let task = ends(&world, &id).await;
+            assert_eq!(task["result"]["content"][0]["text"], "done", "{trouble:?} {is_over} {task}");
+            assert_eq!(answers(&world).len(), 1, "{trouble:?} {is_over}");
+            world.is_idle().await;
+        }
+    }
+}
+
+/// Its parent's time, a cancel and the end of the calls end that as well.
+#[tokio::test(start_paused = true)]
+async fn an_answer_to_a_subtask_that_waits_holds_up_no_end() {
+    for trouble in element_troubles() {
+        let (world, id) = answered_element(trouble).await;
+        tokio::time::sleep(DEADLINE).await;
+        heal(&world);
+        let task = ends(&world, &id).await;
+        assert_eq!(task["error"]["data"]["reason"], "deadline_exceeded", "{trouble:?} {task}");
+        world.is_idle().await;
+
+        let (world, id) = answered_element(trouble).await;
+        heal(&world);
+        world.engine.cancel(&key(&id)).await.unwrap();
+        assert_eq!(world.get(&id).await["status"], "cancelled", "{trouble:?}");
+        world.is_idle().await;
+
+        let (world, _) = answered_element(trouble).await;
+        world.engine.end_calls(Reason::ReplicaLost);
+        assert_eq!(world.engine.drain(seconds(1)).await, 0, "{trouble:?}");
+    }
+}
+
+/// The id of what the server names `sub`.
+fn subtask_of(id: &str) -> TaskKey {
+    let key = key(id);
+    TaskKey { id: TaskId::of_subtask(key.id, "sub"), ..key }
+}
+
+/// A task whose server names a subtask after a second; both return after ten.
+fn names(resumes: Resumes) -> Script {
+    Script::of([(seconds(1), Happens::Names(&["sub"])), returns(10)]).resumed(resumes)
+}
+
+/// SUB-13, F71: what the server names while the store is away becomes a subtask once it is back, once.
+#[tokio::test(start_paused = true)]
+async fn f71_subtasks_that_are_named_while_the_store_is_away_become_tasks() {
+    for trouble in Trouble::EACH.map(Some).into_iter().chain([None]) {
+        let world = World::with(rules(), names(Resumes::Follows));
+        let id = task(&world, Ask::call()).await;
+        match trouble {
+            Some(trouble) => trouble.strike(&world),
+            None => world.store.faults.strike(Method::Insert, StoreFault::AppliesAndFails, 20),
+        }
+        tokio::time::sleep(seconds(100)).await;
+        let is_over = world.get(&id).await.get("result").is_some();
+        // An insert that is repeated finds that it was made.
+        assert_eq!(is_over, trouble.is_none(), "{trouble:?}: it ends after its subtasks");
+        world.store.faults.heal();
+        check_done(&ends(&world, &id).await["result"]);
+        let parent = row(&world, &key(&id)).await.unwrap();
+        let sub = row(&world, &subtask_of(&id)).await.expect("it has a row");
+        assert_eq!(parent.tree.children[..], [sub.key.id], "{trouble:?}");
+        assert!(matches!(sub.phase, Phase::Settled(Outcome::Returned { .. })), "{trouble:?} {sub:?}");
+        let resumed = world.upstream.saw().iter().filter(|saw| matches!(saw, Saw::Resume { .. })).count();
+        assert_eq!(resumed, 1, "{trouble:?}: it is followed once");
+        world.is_idle().await;
+    }
+}
+
+/// Neither the call's time nor a cancel nor the end of the calls waits for subtasks that cannot be stored.
+#[tokio::test(start_paused = true)]
+async fn subtasks_that_wait_for_the_store_hold_up_no_end() {
+    for trouble in Trouble::EACH {
+        let before = || async {
+            let world = World::with(rules(), names(Resumes::Follows));
+            let id = task(&world, Ask::call()).await;
+            trouble.strike(&world);
+            tokio::time::sleep(seconds(100)).await;
+            (world, id)
+        };
+        let (world, id) = before().await;
+        tokio::time::sleep(DEADLINE).await;
+        world.store.faults.heal();
+        let task = ends(&world, &id).await;
+        assert_eq!(task["error"]["data"]["reason"], "deadline_exceeded", "{trouble:?} {task}");
+
+        let (world, id) = before().await;
+        world.store.faults.heal();
+        world.engine.cancel(&key(&id)).await.unwrap();
+        assert_eq!(world.get(&id).await["status"], "cancelled", "{trouble:?}");
+        assert_eq!(world.engine.drain(seconds(60)).await, 0, "{trouble:?}");
+
+        let (world, _) = before().await;
+        world.engine.end_calls(Reason::ReplicaLost);
+        assert_eq!(world.engine.drain(seconds(1)).await, 0, "{trouble:?}");
+    }
+}
+
+/// A subtask that cannot be followed fails once the store takes that, and its parent goes on.
+#[tokio::test(start_paused = true)]
+async fn a_subtask_that_cannot_be_followed_fails_once_the_store_is_back() {
+    let world = World::with(rules(), names(Resumes::Refuses));
+    let id = task(&world, Ask::call()).await;
+    *world.store.stuck.lock() = Some(subtask_of(&id));
+    tokio::time::sleep(seconds(60)).await;
+    let sub = row(&world, &subtask_of(&id)).await.expect("it has a row");
+    assert!(matches!(sub.phase, Phase::Working), "{sub:?}");
+    *world.store.stuck.lock() = None;
+    check_done(&ends(&world, &id).await["result"]);
+    let sub = row(&world, &subtask_of(&id)).await.unwrap();
+    assert!(matches!(sub.phase, Phase::Settled(Outcome::Faulted(_))), "{sub:?}");
+    world.is_idle().await;
+}

@@ -118,6 +118,8 @@ pub const DATABASE_UNSURE: &str = "taskgate_database_unsure_writes_total";
 pub const DATABASE_BARRIERS: &str = "taskgate_database_barriers_total";
 /// How long the oldest transaction of others in the database has been open, in seconds; 0 where there is none.
 pub const DATABASE_OLDEST_TRANSACTION: &str = "taskgate_database_oldest_transaction_seconds";
+/// Versions of tasks' rows that were written over or removed, and that the database has not freed yet, by its own count.
+pub const DATABASE_DEAD_ROWS: &str = "taskgate_database_dead_rows";
 /// Beats of this replica that were acknowledged.
 pub const REPLICA_BEATS: &str = "taskgate_replica_beats_total";
 /// How long ago the last of them was sent, in seconds.

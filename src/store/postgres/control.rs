@@ -31,11 +31,12 @@ use crate::replica::{BeatAnswer, DeathClaim, Membership, OwnStanding};
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
-/// How often it is looked for transactions of others that last.
+/// How often it is looked for what makes the tables grow.
 const SURVEY_EVERY: Duration = Duration::from_secs(15);
 /// The age in seconds of the oldest transaction in this database that is none of this process's, whose connections' names begin with
-/// `$1`. Those of other roles are shown to members of `pg_read_all_stats` alone.
-const OLDEST_TRANSACTION: &str = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
+/// `$1`, and how many versions of rows wait to be freed. Transactions of other roles are shown to members of `pg_read_all_stats` alone.
+const GROWTH: &str = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8,
+    coalesce(pg_stat_get_dead_tuples(to_regclass('tg_task')), 0)::float8
     FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
     AND NOT starts_with(application_name, $1)";
 
@@ -81,7 +82,7 @@ struct ControlLink {
     look: Statement,
     others: Statement,
     declare: Statement,
-    oldest: Statement,
+    growth: Statement,
 }
 
 impl ReplicaControl {
@@ -134,7 +135,7 @@ impl ReplicaControl {
         let others = client.prepare(OTHERS_SUMS).await.map_err(away)?;
         let declare = client.prepare(DECLARE_DEAD).await.map_err(away)?;
         let barrier = client.prepare(BARRIER).await.map_err(away)?;
-        let oldest = client.prepare(OLDEST_TRANSACTION).await.map_err(away)?;
+        let growth = client.prepare(GROWTH).await.map_err(away)?;
         Ok(ControlLink {
             session,
             notifications,
@@ -145,7 +146,7 @@ impl ReplicaControl {
             look,
             others,
             declare,
-            oldest,
+            growth,
         })
     }
 
@@ -285,16 +286,17 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Looks for transactions of others that keep the server from freeing what was written over (N9).
+    /// Looks for what was written over and is not freed, and for transactions of others that keep the server from it (N9).
     async fn survey(&self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let own = self.connector.name_of_connections();
-        let row = match link.session.client.query_one(&link.oldest, &[&own]).await {
+        let row = match link.session.client.query_one(&link.growth, &[&own]).await {
             Ok(row) => row,
             // Whoever may not look there goes without.
             Err(error) if error.as_db_error().is_some() && !link.session.client.is_closed() => return Ok(()),
             Err(error) => return Err(away(error)),
         };
         metrics::gauge!(metric::DATABASE_OLDEST_TRANSACTION).set(row.try_get::<_, f64>(0).map_err(away)?);
+        metrics::gauge!(metric::DATABASE_DEAD_ROWS).set(row.try_get::<_, f64>(1).map_err(away)?);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use super::{FirstSeries, MetricFamily, MetricKind};
 use crate::metric;
 
 /// In the order of [`metric`].
-pub(in crate::telemetry) const DATABASE_FAMILIES: [MetricFamily; 8] = [
+pub(in crate::telemetry) const DATABASE_FAMILIES: [MetricFamily; 9] = [
     MetricFamily {
         kind: MetricKind::Counter,
         name: metric::DATABASE_UNSURE,
@@ -26,6 +26,13 @@ pub(in crate::telemetry) const DATABASE_FAMILIES: [MetricFamily; 8] = [
         name: metric::DATABASE_OLDEST_TRANSACTION,
         unit: Unit::Seconds,
         text: "Age of the oldest transaction of others in the database",
+        first: FirstSeries::Database,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::DATABASE_DEAD_ROWS,
+        unit: Unit::Count,
+        text: "Versions of tasks' rows that were written over and are not freed",
         first: FirstSeries::Database,
     },
     MetricFamily {

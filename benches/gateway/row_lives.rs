@@ -2,6 +2,7 @@
 //! are in a second next to the store on disk.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use taskgate::store::postgres::PostgresStore;
@@ -22,6 +23,8 @@ const WRITERS: usize = 64;
 const LIVES: &str = "life of a task's row on a database, 64 at once";
 /// The most CPU of the database and its standby for a life, in microseconds.
 const CPU_MAX: f64 = 300.0;
+/// How much later each change of a task is, by its own times: a list is ordered by them.
+const PROGRESS_EVERY: Duration = Duration::from_secs(40);
 /// What a result holds.
 const TEXT_BYTES: usize = 400;
 
@@ -88,13 +91,13 @@ async fn live_once(store: &dyn TaskStore, mut task: Task) -> anyhow::Result<()> 
     task.recovery.dispatched_at = Some(now);
     revision = put(&task, revision).await?;
     store.load(&task.key, now).await?.context("it is gone")?;
-    for done in ["1 of 3", "2 of 3"] {
-        task.status_message = Some(done.into());
+    let (attempt, result) = (Attempt::FIRST, Payload::of(&"x".repeat(TEXT_BYTES)));
+    for (message, at) in [("1 of 3", PROGRESS_EVERY), ("2 of 3", PROGRESS_EVERY * 2)] {
+        task = transition(task, Event::Progressed { attempt, message: message.into() }, now.after(at)).0;
         revision = put(&task, revision).await?;
     }
-    let result = Payload::of(&"x".repeat(TEXT_BYTES));
-    let event = Event::Returned { attempt: Attempt::FIRST, result, is_error: false };
-    let task = transition(task, event, now).0;
+    let event = Event::Returned { attempt, result, is_error: false };
+    let task = transition(task, event, now.after(PROGRESS_EVERY * 3)).0;
     put(&task, revision).await?;
     store.load(&task.key, now).await?.context("it is gone")?;
     Ok(store.remove(&task.key).await?)

@@ -314,7 +314,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// One owner's tasks that fit `filter`, in its order, beginning behind `after`; at most `limit` and hardly more than
     /// [`PAGE_BYTES_MAX`]. Looks at [`PLACES_MAX`] places at most, in an order that is kept for each phase and each
     /// [`crate::task::LagClass`], so that a page may hold few tasks, or none, and not be the last; takes time in proportion to
-    /// these and reads none of the rows that do not fit. Where the time that is not ordered by leaves no more than `limit`,
+    /// these and reads none of the rows that do not fit; a store that others share puts unsettled tasks in order of their last
+    /// change when it is asked, and takes time in proportion to those of the owner. Where the time that is not ordered by leaves no more than `limit`,
     /// there is one page alone. Where the filter names ids, it takes time in proportion to their number. A row that cannot
     /// be read is left out, or judged as one that failed.
     ///

@@ -1,5 +1,7 @@
 //! Makes the statements of lists. None reads a record.
 
+use std::ops::Range;
+
 use tokio_postgres::Error;
 
 use super::columns::{ListLine, at, count, holder, id, id_of, number, state, time};
@@ -141,27 +143,56 @@ pub(super) async fn idempotent(
     Ok(found.into_iter().next())
 }
 
-/// The statement of an order: the first places of all ranges, each of one phase and one class of lags.
+/// What ranges of unsettled rows have in place of a lag: those are kept together, whatever theirs is.
+const UNSETTLED: i16 = -1;
+
+/// The statement of an order: the first places of all ranges, each of one phase, and of one class of lags where that is a settled
+/// one's. No index follows the progress of tasks: those that are not settled are put in order of it when a list asks for it.
 fn selection(by: OrderedBy, direction: ListDirection) -> String {
-    let (column, other) = match by {
-        OrderedBy::Creation => ("created", "updated"),
-        OrderedBy::LastUpdate => ("updated", "created"),
-    };
     let order = match direction {
         ListDirection::OldestFirst => "",
         ListDirection::NewestFirst => " DESC",
+    };
+    let of = |column: &str, other: &str, rows: &str| {
+        format!(
+            "(SELECT {column} AS place, id, {other} AS other, expires, octet_length(summary) AS bytes FROM tg_task t
+            WHERE t.owner = $1 AND t.scope = $2 AND t.state = r.state AND t.state >= 0 AND t.ended_lag = r.lag
+                AND (t.{column}, t.id) >= (r.from_at, r.from_id) AND (t.{column}, t.id) < (r.until_at, r.until_id){rows}
+            ORDER BY {column}{order}, id{order} LIMIT $10)"
+        )
+    };
+    let found = match by {
+        OrderedBy::Creation => of("created", "updated", ""),
+        OrderedBy::LastUpdate => {
+            let (settled, others) = (" AND t.ended >= 0 AND r.settled", " AND NOT r.settled");
+            format!("{} UNION ALL {}", of("ended", "created", settled), of("updated", "created", others))
+        }
     };
     format!(
         "SELECT x.place, x.id, x.other, x.expires, r.settled, x.bytes
         FROM unnest($3::int2[], $4::int2[], $5::bool[], $6::int8[], $7::bytea[], $8::int8[], $9::bytea[])
             AS r (state, lag, settled, from_at, from_id, until_at, until_id)
-        CROSS JOIN LATERAL (
-            SELECT {column} AS place, id, {other} AS other, expires, octet_length(summary) AS bytes FROM tg_task t
-            WHERE t.owner = $1 AND t.scope = $2 AND t.state = r.state AND t.state >= 0 AND t.lag = r.lag
-                AND (t.{column}, t.id) >= (r.from_at, r.from_id) AND (t.{column}, t.id) < (r.until_at, r.until_id)
-            ORDER BY {column}{order}, id{order} LIMIT $10) AS x
+        CROSS JOIN LATERAL ({found}) AS x
         ORDER BY x.place{order}, x.id{order} LIMIT $10"
     )
+}
+
+/// Where rows of some phase and lags may stand in a filter's order.
+type PlaceRange = (PhaseKind, i16, Range<ListPlace>);
+
+/// All ranges of an order that may have rows behind `after`.
+fn ranges(filter: &ListFilter, after: Option<ListPlace>) -> Vec<PlaceRange> {
+    let classes = || LagClass::all().map(|class| (class, filter.places(class, after)));
+    let some = |(_, places): &(LagClass, Range<ListPlace>)| !places.is_empty();
+    let of_phase = |phase: PhaseKind| -> Vec<PlaceRange> {
+        if phase.is_settled() {
+            return classes().filter(some).map(|(class, places)| (phase, class.number().into(), places)).collect();
+        }
+        let all = classes().filter(some).map(|(_, places)| places);
+        let all = all.reduce(|one, other| one.start.min(other.start)..one.end.max(other.end));
+        all.map(|places| (phase, UNSETTLED, places)).into_iter().collect()
+    };
+    filter.phases.iter().copied().flat_map(of_phase).collect()
 }
 
 /// What an index has of a row, and how large its summary is.
@@ -181,16 +212,13 @@ async fn entries(
     after: Option<ListPlace>,
     limit: usize,
 ) -> Result<Vec<PlaceEntry>, Error> {
-    let kinds = filter.phases.iter().flat_map(|phase| LagClass::all().map(|class| (*phase, class)));
-    let ranges: Vec<_> = kinds.map(|(phase, class)| (phase, class, filter.places(class, after))).collect();
-    let ranges = ranges.iter().filter(|(_, _, places)| !places.is_empty());
-    let (mut states, mut lags, mut settled) = (Vec::new(), Vec::<i16>::new(), Vec::new());
+    let (mut states, mut lags, mut settled) = (Vec::new(), Vec::new(), Vec::new());
     let (mut froms, mut from_ids, mut untils, mut until_ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (phase, class, places) in ranges {
+    for (phase, lag, places) in ranges(filter, after) {
         let bytes = |id: TaskId| id.bits().to_be_bytes().to_vec();
-        states.push(state(*phase));
-        lags.push(class.number().into());
-        settled.push(PhaseKind::is_settled(*phase));
+        states.push(state(phase));
+        lags.push(lag);
+        settled.push(phase.is_settled());
         froms.push(at(places.start.0));
         from_ids.push(bytes(places.start.1));
         untils.push(at(places.end.0));

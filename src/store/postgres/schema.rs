@@ -21,6 +21,10 @@ const LOCK: i32 = 0x7467_6174;
 
 /// An update keeps what it finds in `size_before` and `open_before`, so that sums follow from what it returns. The condition of
 /// `tg_task_age` holds for all rows: it keeps the planner from looking rows up by key in it, however cheap it thinks that to be.
+///
+/// No index has a column that moves while a task goes on as it is, and each page has room for other versions of its rows: so its
+/// progress is written within the page, and to no index (PostgreSQL's HOT updates). That is why `ended` and `ended_lag` stand
+/// beside `updated` and `lag`, and have nothing to say before the end.
 const TABLES: &str = "
 CREATE TABLE tg_meta (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), schema_version int NOT NULL,
@@ -36,7 +40,10 @@ CREATE TABLE tg_task (
     state smallint NOT NULL, lag smallint NOT NULL, scope bytea NOT NULL, parent bytea,
     created bigint NOT NULL, updated bigint NOT NULL, expires bigint NOT NULL,
     ref bytea NOT NULL, idem bytea, size bigint NOT NULL, size_before bigint, open_before boolean,
-    summary bytea NOT NULL, record bytea NOT NULL, upstream bytea, PRIMARY KEY (id, owner));
+    summary bytea NOT NULL, record bytea NOT NULL, upstream bytea,
+    ended bigint GENERATED ALWAYS AS (CASE WHEN settled THEN updated END) STORED,
+    ended_lag smallint GENERATED ALWAYS AS (CASE WHEN settled THEN lag ELSE -1 END) STORED,
+    PRIMARY KEY (id, owner)) WITH (fillfactor = 50);
 ALTER TABLE tg_task ALTER COLUMN record SET STORAGE EXTERNAL;
 CREATE UNIQUE INDEX tg_task_name ON tg_task (owner, idem) WHERE idem IS NOT NULL;
 CREATE INDEX tg_task_holder ON tg_task (holder) WHERE holder IS NOT NULL;
@@ -45,8 +52,8 @@ CREATE INDEX tg_task_due ON tg_task (expires) WHERE NOT settled;
 CREATE INDEX tg_task_age ON tg_task (owner, created, id) WHERE created >= 0;
 CREATE INDEX tg_task_newest ON tg_task (created DESC, ref);
 CREATE INDEX tg_task_ref ON tg_task (ref);
-CREATE INDEX tg_task_created ON tg_task (owner, scope, state, lag, created, id) WHERE state >= 0;
-CREATE INDEX tg_task_updated ON tg_task (owner, scope, state, lag, updated, id) WHERE state >= 0;
+CREATE INDEX tg_task_created ON tg_task (owner, scope, state, ended_lag, created, id) WHERE state >= 0;
+CREATE INDEX tg_task_ended ON tg_task (owner, scope, state, ended_lag, ended, id) WHERE state >= 0 AND ended >= 0;
 CREATE INDEX tg_task_parent ON tg_task (owner, parent) WHERE parent IS NOT NULL;
 CREATE TABLE tg_usage (
     incarnation bigint, owner bytea, tasks bigint NOT NULL, unsettled bigint NOT NULL, bytes bigint NOT NULL,
@@ -54,11 +61,16 @@ CREATE TABLE tg_usage (
 ";
 
 /// What a schema of this version lacks that an earlier program made. Such a program neither misses it nor trips over it, so that
-/// both can be there at once.
+/// both can be there at once: its filtered lists alone take longer. All rows are written anew.
 const ADDED: &str = "
-ALTER TABLE tg_task ADD COLUMN IF NOT EXISTS upstream bytea;
-DROP INDEX IF EXISTS tg_task_age;
+DROP INDEX IF EXISTS tg_task_age, tg_task_created, tg_task_updated;
+ALTER TABLE tg_task ADD COLUMN IF NOT EXISTS upstream bytea,
+    ADD COLUMN ended bigint GENERATED ALWAYS AS (CASE WHEN settled THEN updated END) STORED,
+    ADD COLUMN ended_lag smallint GENERATED ALWAYS AS (CASE WHEN settled THEN lag ELSE -1 END) STORED;
 CREATE INDEX tg_task_age ON tg_task (owner, created, id) WHERE created >= 0;
+CREATE INDEX tg_task_created ON tg_task (owner, scope, state, ended_lag, created, id) WHERE state >= 0;
+CREATE INDEX tg_task_ended ON tg_task (owner, scope, state, ended_lag, ended, id) WHERE state >= 0 AND ended >= 0;
+ALTER TABLE tg_task SET (fillfactor = 50);
 ";
 
 /// How the tables are.
@@ -129,7 +141,7 @@ async fn state(session: &Session, settings: &PostgresSettings) -> Result<SchemaS
     let schema = &settings.access.schema;
     let sql = "SELECT to_regclass($1) IS NOT NULL, EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                WHERE n.nspname = $2 AND c.relname LIKE 'tg\\_%'), EXISTS (SELECT FROM pg_attribute \
-               WHERE attrelid = to_regclass($3) AND attname = 'upstream' AND NOT attisdropped)";
+               WHERE attrelid = to_regclass($3) AND attname = 'ended_lag' AND NOT attisdropped)";
     let (meta, tasks) = (format!("{schema}.tg_meta"), format!("{schema}.tg_task"));
     let row = session.client.query_one(sql, &[&meta, schema, &tasks]).await;
     let row = row.map_err(|error| refused(&error))?;

@@ -204,12 +204,17 @@ async fn what_the_tables_lack_is_added() {
     let schema = new_schema();
     open_with(settings(server, &schema)).await.unwrap().close().await;
     server.psql(&format!(
-        "SET search_path = {schema}; ALTER TABLE tg_task DROP COLUMN upstream; DROP INDEX tg_task_age;
-        CREATE INDEX tg_task_age ON tg_task (owner, created, id)"
+        "SET search_path = {schema}; ALTER TABLE tg_task DROP COLUMN upstream, DROP COLUMN ended, DROP COLUMN ended_lag;
+        ALTER TABLE tg_task RESET (fillfactor); DROP INDEX tg_task_age;
+        CREATE INDEX tg_task_age ON tg_task (owner, created, id);
+        CREATE INDEX tg_task_created ON tg_task (owner, scope, state, lag, created, id) WHERE state >= 0;
+        CREATE INDEX tg_task_updated ON tg_task (owner, scope, state, lag, updated, id) WHERE state >= 0"
     ));
     let store = open_with(settings(server, &schema)).await.unwrap();
     let made = task("a", 1);
     store.insert(&made).await.unwrap();
+    let listed = store.select(&made.key.owner, &ListFilter::default(), None, 9, START).await.unwrap();
+    assert_eq!(listed.tasks.len(), 1);
     server.psql(&format!("UPDATE {schema}.tg_task SET upstream = NULL"));
     store.close().await;
     let next = open_with(settings(server, &schema)).await.unwrap();
@@ -217,6 +222,14 @@ async fn what_the_tables_lack_is_added() {
     let age = server
         .psql(&format!("SELECT indexdef FROM pg_indexes WHERE schemaname = '{schema}' AND indexname = 'tg_task_age'"));
     assert!(age.contains("WHERE"), "{age}");
+    let indexes = "SELECT string_agg(indexname, ' ' ORDER BY indexname) FROM pg_indexes WHERE tablename = 'tg_task'";
+    let fresh = new_schema();
+    open_with(settings(server, &fresh)).await.unwrap().close().await;
+    let [added, made] = [&schema, &fresh].map(|schema| {
+        let of = format!("WHERE relname = 'tg_task' AND relnamespace = '{schema}'::regnamespace");
+        server.psql(&format!("{indexes} AND schemaname = '{schema}'; SELECT reloptions FROM pg_class {of}"))
+    });
+    assert_eq!(added, made, "as if this program had made it");
     next.close().await;
 }
 

@@ -3,6 +3,8 @@
 use futures_util::future::try_join_all;
 
 use super::*;
+use crate::task::{Attempt, Event, transition};
+use crate::wire::Payload;
 
 const BATCH: u128 = 500;
 
@@ -76,6 +78,34 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
         println!("{what}: {index} rows by indexes, {table} others, {commits} transactions");
         assert!((batch..=3 * batch).contains(&index) && table == 0, "{what}: {index} by indexes, {table} others");
     }
+}
+
+/// What clients and operators see of a task in progress is written within its page, and to no index; what ends it is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn progress_is_written_to_no_index() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let (attempt, steps) = (Attempt::FIRST, [1, 40, 80]);
+    for id in 0..20 {
+        let mut task = task("a", id);
+        let mut revision = store.insert(&task).await.unwrap();
+        for seconds in steps {
+            let (event, now) = (Event::Progressed { attempt, message: "on".into() }, Duration::from_secs(seconds));
+            task = transition(task, event, START.after(now)).0;
+            revision = store.replace(revision, WriteRole::Holder, &task).await.unwrap();
+        }
+        let event = Event::Returned { attempt, result: Payload::of("r"), is_error: false };
+        let task = transition(task, event, START.after(Duration::from_secs(120))).0;
+        store.replace(revision, WriteRole::Holder, &task).await.unwrap();
+    }
+    // A backend that ends writes its counts down.
+    store.close().await;
+    let counts = || {
+        let of = format!("FROM pg_stat_user_tables WHERE schemaname = '{schema}' AND relname = 'tg_task'");
+        server.psql(&format!("SELECT n_tup_upd, n_tup_hot_upd {of}"))
+    };
+    until("they are counted", || counts() == "80|60").await;
 }
 
 /// Where the table is small, or was when the planner last heard of it, all indexes cost the same, and the one with the fewest

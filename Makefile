@@ -219,6 +219,6 @@ soak: setup
 	@STORED_RESULTS=$(STORED_RESULTS) cargo test --locked --test programs -- --ignored --nocapture --test-threads 1 small_results
 	$(call step,disks and descriptors)
 	@cargo build --locked
-	for script in full_disk filled_disk failing_sync few_descriptors black_hole; do
+	for script in full_disk filled_disk failing_sync few_descriptors black_hole cut_networks; do
 		bash "tests/soak/$$script.sh"
 	done

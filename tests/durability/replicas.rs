@@ -15,6 +15,7 @@ mod failover;
 mod forks;
 mod harness;
 mod killed;
+mod networks;
 mod paused;
 mod polls;
 mod pooler;

@@ -33,6 +33,8 @@ pub(crate) struct Keeper {
     history: Arc<History>,
     /// Where this and other programs serve.
     places: watch::Sender<Vec<SocketAddr>>,
+    /// The network namespace that the program runs in, if that is not this one.
+    namespace: Option<String>,
     child: Option<Child>,
     lines: Option<Lines<BufReader<ChildStdout>>>,
     address: Option<SocketAddr>,
@@ -62,7 +64,7 @@ impl Keeper {
         let _ = std::fs::remove_file(&log);
         let head = sections(folder.path());
         let (child, lines, address, admin) = (None, None, None, None);
-        let keeper = Self { folder, log, head, history, places, child, lines, address, admin };
+        let keeper = Self { folder, log, head, history, places, namespace: None, child, lines, address, admin };
         keeper.configure(upstreams);
         keeper
     }
@@ -82,6 +84,11 @@ impl Keeper {
         let draft = folder.join("draft.toml");
         std::fs::write(&draft, text).unwrap();
         std::fs::rename(draft, folder.join("taskgate.toml")).unwrap();
+    }
+
+    /// Has the program run in a network namespace, which root alone may.
+    pub(crate) fn run_in(&mut self, namespace: &str) {
+        self.namespace = Some(namespace.to_owned());
     }
 
     /// Adds keys to the last of the sections in front of the upstreams; [`Keeper::configure`] writes them.
@@ -135,7 +142,16 @@ impl Keeper {
     /// Starts the program, whether it will serve or not.
     pub(crate) fn launch(&mut self, environment: &[(&str, &str)]) {
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+        let program = env!("CARGO_BIN_EXE_taskgate");
+        let mut command = match &self.namespace {
+            // It becomes the program: the process is the same.
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace, program]);
+                command
+            }
+            None => Command::new(program),
+        };
         command.arg("serve").arg("--config").arg(self.folder.path().join("taskgate.toml"));
         command.current_dir(self.folder.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         for variable in ["TASKGATE_FAILPOINT", "TASKGATE_SABOTAGE", "TASKGATE_STRIKE"] {

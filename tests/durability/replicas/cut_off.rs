@@ -19,17 +19,17 @@ fn unwanted(nonce: &str) -> Value {
     json!({"name": "work", "arguments": arguments})
 }
 
-/// An open task of each server.
+/// An open task of each server: the last that was handed out.
 pub(super) fn open_tasks(site: &Site<'_>) -> [String; 2] {
     let handles = site.handles();
     [RESUMABLE, PLAIN].map(|path| {
-        let of_path = handles.iter().find(|(nonce, _)| nonce.starts_with(&path[1..3]));
+        let of_path = handles.iter().rfind(|(nonce, _)| nonce.starts_with(&path[1..3]));
         of_path.map(|(_, task)| task.clone()).unwrap()
     })
 }
 
 /// A gateway without its database begins nothing, says when to come again, and never that a task is not there.
-async fn begins_nothing(replica: &Replica, tasks: &[String; 2]) {
+pub(super) async fn begins_nothing(replica: &Replica, tasks: &[String; 2]) {
     // Of what was on its way when it was cut off nobody knows; from then on it is certain that nothing is begun.
     let calls = until("calls are refused for now", async || {
         let answer = replica.ask(RESUMABLE, "tools/call", unwanted("unwanted-")).await;
@@ -139,7 +139,7 @@ async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_begins_anew
 }
 
 /// The reason of an error in a session.
-fn reason(answer: &Answer) -> String {
+pub(super) fn reason(answer: &Answer) -> String {
     answer.json()["error"]["data"]["reason"].as_str().unwrap_or_default().to_owned()
 }
 

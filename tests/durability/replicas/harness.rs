@@ -315,11 +315,16 @@ impl<'a> Site<'a> {
 
     /// A gateway that is not started yet, with a folder of its own.
     pub(super) async fn replica(&self, name: &'static str) -> Replica {
-        let Tables { server, schema } = self.tables;
-        let to_database = join_all(server.addresses().into_iter().map(FaultProxy::start)).await;
+        let to_database = join_all(self.tables.server.addresses().into_iter().map(FaultProxy::start)).await;
+        let hosts = to_database.iter().map(|server| server.address).collect::<Vec<_>>();
+        Replica { to_database, ..self.replica_at(name, &hosts, reserved_address()) }
+    }
+
+    /// The same without proxies: it reaches the database at these addresses, and is reached by the others at one.
+    pub(super) fn replica_at(&self, name: &'static str, hosts: &[SocketAddr], address: SocketAddr) -> Replica {
+        let Tables { schema, .. } = self.tables;
         let Terms { lease, alone_max, durability, write_max, .. } = self.terms;
-        let hosts: Vec<_> = to_database.iter().map(|server| server.address.to_string()).collect();
-        let (hosts, address) = (hosts.join(","), reserved_address());
+        let hosts = hosts.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",");
         let sections = move |folder: &Path| {
             let data = folder.join("data");
             fs::create_dir(&data).unwrap();
@@ -336,7 +341,7 @@ impl<'a> Site<'a> {
         let label = format!("{schema}-{name}-{}", address.port());
         let (history, places) = (Arc::clone(&self.history), self.places.clone());
         let keeper = Keeper::beside((&label, &sections), &self.upstreams, history, places);
-        Replica { name, keeper, to_database, internal: address }
+        Replica { name, keeper, to_database: Vec::new(), internal: address }
     }
 
     /// What stands in each gateway's configuration behind the sections of its own.

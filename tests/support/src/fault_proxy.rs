@@ -82,7 +82,12 @@ struct ProxyState {
 impl FaultProxy {
     /// Passes everything on to `target`.
     pub async fn start(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        Self::start_on(Ipv4Addr::LOCALHOST, target).await
+    }
+
+    /// The same on another address of this machine.
+    pub async fn start_on(address: Ipv4Addr, target: SocketAddr) -> Self {
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let left = AtomicUsize::new(usize::MAX);

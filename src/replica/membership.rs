@@ -263,9 +263,11 @@ impl Membership {
     fn acknowledged(&mut self, beat: u64, sent: BootTime, received: BootTime) {
         let gap = received.since(self.acknowledged.received);
         if gap > self.terms.gap_max() {
+            // Windows of the outage before may not have begun.
+            let unbegun = if self.looked < self.back { self.window_after_outage } else { Duration::ZERO };
             self.outages += 1;
             self.back = received;
-            self.window_after_outage = self.terms.window_after(gap);
+            self.window_after_outage = self.terms.window_after(gap).max(unbegun);
         }
         self.acknowledged = AcknowledgedBeat { beat, sent, received };
     }
@@ -298,6 +300,10 @@ impl Membership {
     /// What is known of another replica after a look at its line. A beat that went back (its failover took it) is a new one too.
     fn watched(&self, known: Option<WatchedReplica>, line: ReplicaLine, received: BootTime) -> WatchedReplica {
         let (since, window) = match known {
+            // Who was silent since a longer outage has its longer window still.
+            Some(known) if known.outage != self.outages && known.line.beat == line.beat => {
+                (received, self.window_after_outage.max(known.window))
+            }
             Some(known) if known.outage != self.outages => (received, self.window_after_outage),
             Some(known) if known.line.beat == line.beat => (known.since, known.window),
             Some(_) => (received, self.terms.lease),

@@ -350,6 +350,15 @@ fn outage() -> impl Strategy<Value = Outage> {
     })
 }
 
+#[test]
+fn an_outage_right_behind_a_longer_one_shortens_no_window() {
+    let outages =
+        vec![Outage { begin: 23_356, length: 83_345, of: None }, Outage { begin: 107_001, length: 1_700, of: None }];
+    let run = Run::new(4, outages, Some(91_901), vec![11, 3_033, 4_350, 6_791, 5_036, 3_627, 1_634]).run(500_000);
+    assert!(run.claims.iter().all(|(.., when)| *when >= 106_701 + 30_000), "{:?}", run.claims);
+    assert!(!run.claims.is_empty());
+}
+
 fn delays() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(0_u64..10_000, 7..40)
 }

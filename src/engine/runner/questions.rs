@@ -67,8 +67,9 @@ pub(super) struct OpenQuestion {
 }
 
 impl CallQuestions {
+    /// What the store keeps here counts as what is open does: however long it is away, there is room for so many.
     fn is_full(&self) -> bool {
-        self.open.len() + self.unasked.len() >= OPEN_MAX || self.asked >= ASKED_MAX
+        self.open.len() + self.unasked.len() + self.withdrawn.len() >= OPEN_MAX || self.asked >= ASKED_MAX
     }
 
     pub(super) const fn round_due(&self) -> Option<Instant> {

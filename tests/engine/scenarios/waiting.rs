@@ -202,6 +202,24 @@ async fn a_question_that_is_taken_back_while_it_waits_is_not_asked() {
     }
 }
 
+/// U29: what is taken back is kept until the task knows of it, and so counts as what is open does.
+#[tokio::test(start_paused = true)]
+async fn u29_questions_that_are_taken_back_while_the_store_is_away_are_bounded() {
+    const ASKED: usize = 40;
+    const REFUSED: usize = ASKED - 32;
+    let names = (0..ASKED).map(|number| &*format!("q{number}").leak());
+    let mut steps: Vec<_> = names.flat_map(|name| [elicits(name, 1), (seconds(0), Happens::Withdraws(name))]).collect();
+    steps.push(returns(100));
+    let world = World::with(rules(), Script::of(steps));
+    let id = task(&world, Ask::call()).await;
+    Trouble::NotMade.strike(&world);
+    tokio::time::sleep(seconds(60)).await;
+    assert_eq!(answers(&world).len(), REFUSED);
+    world.store.faults.heal();
+    check_done(&ends(&world, &id).await["result"]);
+    world.is_idle().await;
+}
+
 /// A question that is open when the store goes away, and is given up meanwhile: its server hears of that once the task does.
 #[tokio::test(start_paused = true)]
 async fn a_question_is_given_up_once_the_store_is_back() {

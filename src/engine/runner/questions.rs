@@ -172,9 +172,10 @@ impl Runner {
     /// The call cannot be served: its client learns what it must declare (MOD-10).
     pub(super) async fn needs(&mut self, capability: Payload) -> RunnerFlow {
         self.stage.cancel("the client cannot be asked").await;
+        // However long the store takes with the rest.
+        self.client.end(CallEnd::NeedsCapability(capability)).await;
         self.settle_cancelled().await;
         self.mark_told().await;
-        self.client.end(CallEnd::NeedsCapability(capability)).await;
         RunnerFlow::Stop
     }
 

@@ -414,6 +414,23 @@ async fn a_held_call_whose_client_left_is_settled_once_the_store_is_back() {
     world.is_idle().await;
 }
 
+/// MOD-10: what a client must declare it hears at once.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_its_client_cannot_serve_is_refused_while_the_store_is_away() {
+    let asks = Happens::AsksFor("sampling/createMessage", "{}");
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), (seconds(5), asks)]));
+    let asked = round(&result_of(&world, &plain()).await);
+    let retry = again(&plain(), &asked, &["r0"]).declaring(json!({ "elicitation": {} }));
+    let (refused, ()) = tokio::join!(world.send(&retry), async {
+        tokio::time::sleep(seconds(1)).await;
+        world.store.faults.strike(Method::Replace, StoreFault::Fails, ALWAYS);
+    });
+    assert_eq!(refused.json().await["error"]["code"], -32021);
+    assert_eq!(world.store.usage().unsettled, 1, "the store is away still");
+    world.store.faults.heal();
+    world.is_idle().await;
+}
+
 /// GW-24: the last thing that was said before the store was back is shown.
 #[tokio::test(start_paused = true)]
 async fn progress_waits_for_the_store() {

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use crate::fallback::people::{Gate, PAIRS, Person, SESSION, STATELESS, Stage, TOOLS, last};
+use crate::fallback::people::{Gate, PAIRS, Person, SESSION, STATELESS, Stage, last, tools_with};
 
 const SPLIT: &str = "[[upstreams.up.tools]]\nmatch = \"slow\"\nsplit = { argument = \"items\", parallel = 4 }\n";
 
@@ -59,7 +59,7 @@ async fn clients_without_tasks_get_one_result_of_all_elements() {
 async fn a_client_that_has_the_three_tools_gets_the_whole_by_them() {
     for (client, server) in PAIRS {
         let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", &format!("{TOOLS}{SPLIT}")).await;
+        let gate = Gate::open(&stage.server, "", &tools_with("split = { argument = \"items\", parallel = 4 }")).await;
         let person = Person::meet(&gate, client).await;
         let notice = last(&person.begin(9, "tools/call", slow(3)).await.text().await)["result"].take();
         let id = notice["structuredContent"]["taskId"]

@@ -23,7 +23,7 @@ const CALLERS: usize = 4;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a gateway says of a task that gets its place meanwhile.
-const WAITS: &str = "a task could not be marked as sent yet and waits for the store";
+const WAITS: &str = r#""a call waits for the store","step":"Mark""#;
 
 /// When a new call was answered, and how.
 type Told = Vec<(Instant, NewCall)>;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::people::{Gate, PAIRS, Person, SESSION, STATELESS, Stage, TOOLS, said};
+use super::people::{Gate, PAIRS, Person, SESSION, STATELESS, Stage, TOOLS, said, tools_with};
 
 const OWN: [&str; 3] = ["task_status", "task_result", "task_cancel"];
 
@@ -56,11 +56,10 @@ async fn a_name_that_the_upstream_has_stays_its_own_and_all_three_are_prefixed()
 
 #[tokio::test]
 async fn names_are_those_that_clients_see() {
-    let slow = "match = \"slow\"\n";
-    let renamed = TOOLS.replace(slow, &format!("{slow}rename = \"report\"\n"));
     let keys = format!(
-        "{renamed}[[upstreams.up.tools]]\nmatch = \"quick\"\nrename = \"task_status\"\n\
-         [[upstreams.up.tools]]\nmatch = \"last\"\nhide = true\n"
+        "{}[[upstreams.up.tools]]\nmatch = \"quick\"\nrename = \"task_status\"\n\
+         [[upstreams.up.tools]]\nmatch = \"last\"\nhide = true\n",
+        tools_with("rename = \"report\"")
     );
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");

@@ -29,6 +29,13 @@ pub(crate) const PAIRS: [(&str, &str); 5] =
 pub(crate) const TOOLS: &str = "[upstreams.up.tasks]\nfallback = \"tools\"\n\
     [[upstreams.up.tools]]\nmatch = \"slow\"\ngrace = \"100ms\"\n\
     [[upstreams.up.tools]]\nmatch = \"asks\"\ngrace = \"100ms\"\n";
+
+/// The same with more keys for `slow`: of two sections that fit a tool the first is its own.
+pub(crate) fn tools_with(keys_of_slow: &str) -> String {
+    let slow = "match = \"slow\"\n";
+    TOOLS.replace(slow, &format!("{slow}{keys_of_slow}\n"))
+}
+
 pub(crate) const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 pub(crate) const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 

@@ -228,7 +228,8 @@ impl Runner {
         self.count_question("put");
         self.inputs.asked += 1;
         let due = Instant::now() + self.spec.policy.input_deadline;
-        self.inputs.open.push(OpenQuestion { ask: question.ask, method, due });
+        // What the row keeps it keeps alone.
+        self.inputs.open.push(OpenQuestion { ask: question.ask.detached(), method, due });
         if self.is_waited_for() {
             // What was asked in time is asked before the handle.
             self.grace_end = None;

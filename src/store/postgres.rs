@@ -115,7 +115,9 @@ impl std::fmt::Debug for PostgresStore {
 
 impl PostgresStore {
     /// Opens the store for a new life of a gateway, making the schema where there is none. Tries once: whoever may wait
-    /// tries again after a while where [`PostgresOpenError::may_pass`]. Takes as long as a beat of the others, where there are any.
+    /// tries again after a while where [`PostgresOpenError::may_pass`]. Takes as long as a beat of the others, where there are any;
+    /// far longer where an earlier program made the schema, and all rows are written anew. Dropped before its end it has changed as
+    /// little as where it fails.
     ///
     /// # Errors
     /// See [`PostgresOpenError`]. Nothing is changed then, apart from a schema that was made, a life before that was declared
@@ -127,10 +129,7 @@ impl PostgresStore {
         let settings = Arc::new(settings);
         let tracker = TaskTracker::new();
         let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
-        let within = settings.access.write_max * 2 + settings.terms.lease();
-        let begun = tokio::time::timeout(within, begin(&connector, &settings)).await;
-        let begun = begun.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))?;
-        let Beginning { membership, generation, clock, state, view } = begun;
+        let Beginning { membership, generation, clock, state, view } = begin(&connector, &settings).await?;
         let (state, clock) = (Arc::new(state), Arc::new(clock));
         tracing::info!(life = %state.holder, schema = settings.access.schema, "the database is open");
         let link = WriterLink::open(&connector, &state).await?;

@@ -17,7 +17,7 @@ use super::replica_lines::{
     read_lines,
 };
 use super::schema;
-use super::session::{DatabaseConnector, Session};
+use super::session::{DatabaseConnector, Session, in_time};
 use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorLife, ReplicaDescription};
 use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
@@ -61,27 +61,40 @@ pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
 ) -> Result<Beginning, PostgresOpenError> {
+    // Whatever this has to wait for, the database or a beat of the others, takes no longer while they are well.
+    let within = settings.access.write_max * 2 + settings.terms.lease();
+    let session = in_time(within, arrive(connector, settings)).await?;
+    schema::prepare(&session, settings, within).await?;
+    in_time(within, join(&session, settings)).await
+}
+
+/// Connects, and holds the server to what the store needs.
+async fn arrive(connector: &DatabaseConnector, settings: &PostgresSettings) -> Result<Session, PostgresOpenError> {
     let session = connector.connect("opening", None).await?;
     pooling::judge(connector, &session).await?;
     schema::judge_server(&session, settings.access.durability).await?;
-    schema::prepare(&session, settings).await?;
+    Ok(session)
+}
+
+/// Looks who is there, and writes the life's line.
+async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beginning, PostgresOpenError> {
     // What a server shows that was just connected to may be taken back.
     let barrier = session.client.prepare(BARRIER).await.map_err(away)?;
-    transact(&session, &[(&barrier, vec![])]).await.map_err(unmade)?;
-    let generation = check_identity(&session, settings).await?;
+    transact(session, &[(&barrier, vec![])]).await.map_err(unmade)?;
+    let generation = check_identity(session, settings).await?;
     if let Some(prior) = settings.prior.filter(|prior| prior.generation == generation) {
-        declare_dead(&session, prior.holder).await?;
+        declare_dead(session, prior.holder).await?;
     }
-    let living = living(&session, settings).await?;
+    let living = living(session, settings).await?;
     if living.iter().any(|one| one.line.name == settings.replica.name) {
         return Err(PostgresOpenError::NameTaken { name: settings.replica.name.clone() });
     }
-    let clock = SharedClock::beginning_at(clock_start(&session, &living).await?.begin());
+    let clock = SharedClock::beginning_at(clock_start(session, &living).await?.begin());
     let sent = boot_time();
-    let own = register(&session, settings, clock.now()).await?;
+    let own = register(session, settings, clock.now()).await?;
     let membership = Membership::registered(settings.terms, own, generation, sent, boot_time());
     let state = StoreState::new(Arc::clone(settings), own);
-    let view = ReplicaView::of(read_lines(&session).await.map_err(away)?, boot_time());
+    let view = ReplicaView::of(read_lines(session).await.map_err(away)?, boot_time());
     let sums = session.client.query(OTHERS_SUMS, &[&holder_column(own)]).await.map_err(away)?;
     let sums = sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
     state.sums.reset_others(sums);

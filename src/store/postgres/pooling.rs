@@ -4,9 +4,8 @@
 //! proves was shown by the server that made it. Poolers that keep a session for its client as long as that is connected change
 //! nothing of it. Through others each transaction may find a session that another client has set up, on another server even.
 
-use super::health::PostgresHealth;
 use super::open_error::PostgresOpenError;
-use super::session::{DatabaseConnector, Session, arrival_error};
+use super::session::{DatabaseConnector, Session, arrival_error, in_time};
 
 /// Each of them finds a pooler unless other clients happen to take and return sessions in an order that hides it.
 const ROUNDS: usize = 3;
@@ -27,8 +26,7 @@ pub(super) async fn judge(connector: &DatabaseConnector, session: &Session) -> R
         }
         is_kept(&beside).await
     };
-    let probed = tokio::time::timeout(connector.write_max(), probing).await;
-    probed.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))
+    in_time(connector.write_max(), probing).await
 }
 
 async fn is_kept(session: &Session) -> Result<(), PostgresOpenError> {

@@ -4,10 +4,12 @@
 //! statements must find, and a summary for lists. All text is `bytea`, as tasks may hold what is no text to PostgreSQL.
 //! `tg_lane` has a line for each replica's writer: see [`super::batch`].
 
+use std::time::Duration;
+
 use super::health::PostgresHealth;
 use super::open_error::PostgresOpenError;
 use super::server_words::in_words;
-use super::session::Session;
+use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 
 /// What this program makes. Newer ones are left alone.
@@ -15,6 +17,9 @@ pub(super) const VERSION: i32 = 1;
 
 /// Oldest server, as `server_version_num`.
 const SERVER_MIN: i32 = 140_000;
+
+/// How long it may take to write all rows anew: enough for a hundred times as many as the largest store that was measured.
+const REWRITE_MAX: Duration = Duration::from_secs(3_600);
 
 /// Taken by whoever makes the schema: "tgat", and the schema's name beside it.
 const LOCK: i32 = 0x7467_6174;
@@ -106,35 +111,47 @@ pub(super) async fn judge_server(session: &Session, durability: Durability) -> R
 }
 
 /// Makes the schema if there is none, and what it lacks, once, however many replicas begin at the same time. A commit that is unsure is no
-/// mistake here: whoever comes next finds all of it or nothing, and goes on behind a barrier.
+/// mistake here: whoever comes next finds all of it or nothing, and goes on behind a barrier. Each step may take as long as `within`,
+/// but what depends on how many rows there are. After an error the session is in a transaction, and is to be dropped.
 ///
 /// # Errors
-/// `Newer`, `Foreign`, `Refused`, `Away`.
-pub(super) async fn prepare(session: &Session, settings: &PostgresSettings) -> Result<(), PostgresOpenError> {
-    if state(session, settings).await? == SchemaState::Whole {
+/// `Newer`, `Foreign`, `Refused`; `Away`, also where another one changes the schema just now.
+pub(super) async fn prepare(
+    session: &Session,
+    settings: &PostgresSettings,
+    within: Duration,
+) -> Result<(), PostgresOpenError> {
+    if in_time(within, state(session, settings)).await? == SchemaState::Whole {
         return Ok(());
     }
-    let schema = &settings.access.schema;
-    let make = async {
-        let client = &session.client;
-        client.batch_execute("BEGIN").await?;
-        client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await?;
-        client.batch_execute(&format!("CREATE SCHEMA IF NOT EXISTS {schema}")).await
-    };
-    make.await.map_err(|error| refused(&error))?;
     // Another one may have made it in the meantime.
-    let run = async |sql: &str| session.client.batch_execute(sql).await.map_err(|error| refused(&error));
-    let made = match state(session, settings).await {
-        Ok(SchemaState::Missing) => {
-            run(&format!("{TABLES} INSERT INTO tg_meta (schema_version) VALUES ({VERSION});")).await
+    let (sql, within) = match in_time(within, lock(session, settings)).await? {
+        SchemaState::Missing => {
+            (format!("{TABLES} INSERT INTO tg_meta (schema_version) VALUES ({VERSION}); COMMIT"), within)
         }
-        Ok(SchemaState::Earlier) => run(ADDED).await,
-        Ok(SchemaState::Whole) => Ok(()),
-        Err(error) => Err(error),
+        SchemaState::Earlier => {
+            tracing::warn!(
+                "all rows of the database are written anew for this version; what is written to it waits for that"
+            );
+            (format!("{ADDED} COMMIT"), REWRITE_MAX)
+        }
+        SchemaState::Whole => ("COMMIT".to_owned(), within),
     };
-    let end = if made.is_ok() { "COMMIT" } else { "ROLLBACK" };
-    session.client.batch_execute(end).await.map_err(|error| refused(&error))?;
-    made
+    in_time(within, run(session, &sql)).await
+}
+
+/// Begins the transaction that alone changes the schema, and looks at what it finds then.
+async fn lock(session: &Session, settings: &PostgresSettings) -> Result<SchemaState, PostgresOpenError> {
+    let (schema, lock_max) = (&settings.access.schema, settings.access.write_max.as_millis());
+    run(session, &format!("BEGIN; SET LOCAL lock_timeout = {lock_max}")).await?;
+    let locked = session.client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await;
+    locked.map_err(|error| refused(&error))?;
+    run(session, &format!("CREATE SCHEMA IF NOT EXISTS {schema}")).await?;
+    state(session, settings).await
+}
+
+async fn run(session: &Session, sql: &str) -> Result<(), PostgresOpenError> {
+    session.client.batch_execute(sql).await.map_err(|error| refused(&error))
 }
 
 async fn state(session: &Session, settings: &PostgresSettings) -> Result<SchemaState, PostgresOpenError> {
@@ -166,7 +183,7 @@ async fn state(session: &Session, settings: &PostgresSettings) -> Result<SchemaS
 
 /// What the server refuses while it can be reached is refused for good, unless it says that it cannot now.
 fn refused(error: &tokio_postgres::Error) -> PostgresOpenError {
-    let passing = |code: &str| ["08", "53", "57", "40", "25"].iter().any(|class| code.starts_with(class));
+    let passing = |code: &str| ["08", "53", "55", "57", "40", "25"].iter().any(|class| code.starts_with(class));
     match error.code() {
         Some(code) if !passing(code.code()) => PostgresOpenError::Refused(in_words(error)),
         _ => PostgresOpenError::Away(PostgresHealth::of(error)),

@@ -7,11 +7,12 @@ use crate::cause::CauseChain;
 const READ_ONLY: &str = "25006";
 
 /// What is said of a server that cannot be used now, by the code of its answer.
-const REASONS: [(&str, &str); 7] = [
+const REASONS: [(&str, &str); 8] = [
     (READ_ONLY, "the database's server is read-only"),
     ("28P01", "the database's server refuses the password"),
     ("53100", "the disk of the database's server is full"),
     ("53300", "the database's server has no connection left"),
+    ("55P03", "another gateway changes the database's tables, or another program uses them"),
     ("57P01", "the database's server ended the connection"),
     ("57P02", "the database's server ended the connection, after a crash"),
     ("57P03", "the database's server takes no connections yet: it starts, stops, or is a standby"),

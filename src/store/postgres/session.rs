@@ -130,8 +130,7 @@ impl DatabaseConnector {
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let settings = &self.settings;
         let (client, connection) = self.reach(duty).await?;
-        let session = timeout(settings.access.write_max, self.arrive(client, connection, listener));
-        session.await.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))
+        in_time(settings.access.write_max, self.arrive(client, connection, listener)).await
     }
 
     pub(super) fn write_max(&self) -> Duration {
@@ -226,6 +225,16 @@ impl DatabaseConnector {
         };
         Ok(MakeRustlsConnect::new(builder.with_no_client_auth()))
     }
+}
+
+/// # Errors
+/// Those of `step`; `Away` where it takes longer than `within`.
+pub(super) async fn in_time<T>(
+    within: Duration,
+    step: impl Future<Output = Result<T, PostgresOpenError>>,
+) -> Result<T, PostgresOpenError> {
+    let done = timeout(within, step).await;
+    done.unwrap_or_else(|_| Err(PostgresOpenError::Away(PostgresHealth::silent())))
 }
 
 async fn drive<S, T>(mut connection: Connection<S, T>, notices: SessionNotices, listener: Option<Listener>)

@@ -197,12 +197,9 @@ async fn lines_of_the_dead_that_left_no_rows_cost_no_commits() {
     }
 }
 
-/// As an earlier program made it: what that program writes beside a later one is anybody's.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_the_tables_lack_is_added() {
-    let Some(server) = shared() else { return };
-    let schema = new_schema();
-    open_with(settings(server, &schema)).await.unwrap().close().await;
+/// Makes the schema as an earlier program did.
+async fn make_as_earlier(server: &PostgresServer, schema: &str) {
+    open_with(settings(server, schema)).await.unwrap().close().await;
     server.psql(&format!(
         "SET search_path = {schema}; ALTER TABLE tg_task DROP COLUMN upstream, DROP COLUMN ended, DROP COLUMN ended_lag;
         ALTER TABLE tg_task RESET (fillfactor); DROP INDEX tg_task_age;
@@ -210,6 +207,14 @@ async fn what_the_tables_lack_is_added() {
         CREATE INDEX tg_task_created ON tg_task (owner, scope, state, lag, created, id) WHERE state >= 0;
         CREATE INDEX tg_task_updated ON tg_task (owner, scope, state, lag, updated, id) WHERE state >= 0"
     ));
+}
+
+/// As an earlier program made it: what that program writes beside a later one is anybody's.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_tables_lack_is_added() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    make_as_earlier(server, &schema).await;
     let store = open_with(settings(server, &schema)).await.unwrap();
     let made = task("a", 1);
     store.insert(&made).await.unwrap();
@@ -231,6 +236,35 @@ async fn what_the_tables_lack_is_added() {
     });
     assert_eq!(added, made, "as if this program had made it");
     next.close().await;
+}
+
+/// As where there are so many rows that writing them anew takes longer than anything else may. Whoever comes in the meantime is
+/// told so, and leaves nothing behind that waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_writes_all_rows_anew_takes_its_time() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    let schema = new_schema();
+    make_as_earlier(&server, &schema).await;
+    server.psql(
+        "CREATE FUNCTION linger() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3); END';
+        CREATE EVENT TRIGGER slow ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION linger()",
+    );
+    let hasty = |schema: &str| with(settings(&server, schema), |access| access.write_max = Duration::from_millis(500));
+    let mut other = hasty(&schema);
+    other.replica.name.push('+');
+    let (began, opening) = (Instant::now(), TaskTracker::new().spawn(open_with(hasty(&schema))));
+    let is_locked = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory')";
+    until("the tables are changed", || server.psql(is_locked) == "t").await;
+    let refused = open_with(other.clone()).await.unwrap_err();
+    assert!(refused.may_pass() && refused.to_string().contains("another gateway changes"), "{refused}");
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+    until("nobody waits", || server.psql(waiting) == "0").await;
+    let opened = opening.await.unwrap().unwrap();
+    let bound = other.access.write_max * 2 + other.terms.lease();
+    assert!(began.elapsed() > bound, "{:?} is no longer than {bound:?}", began.elapsed());
+    for store in [opened, open_with(other).await.unwrap()] {
+        store.close().await;
+    }
 }
 
 /// Upgrade by halves: what one that lives cannot read is not written.

@@ -16,8 +16,8 @@ use super::harness::{PATIENCE, PLAIN, RESUMABLE, Site, Tables, Terms, client, jo
 
 /// What is promised of a gateway with this many tasks (F77).
 const MANY: usize = 1_000;
-/// How often one is killed in a run of all tests; five times take two minutes.
-const KILLS: usize = 3;
+/// How often one is killed in a run of all tests.
+const KILLS: usize = 5;
 const TAKEN_OVER_MAX: Duration = Duration::from_secs(20);
 
 /// How many tasks a gateway has at least when it is killed.

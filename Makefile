@@ -192,6 +192,7 @@ REPLICA_SCHEDULES ?= 1000000
 REPLICA_KILLS ?= 100
 REPLICA_FAULTS ?= 700
 REPLICA_FAILOVERS ?= 5
+EARLIER ?= HEAD~1
 BALANCED_PAIRS ?= 42
 BLOAT_LIVES ?= 1000000
 soak: setup
@@ -207,6 +208,12 @@ soak: setup
 	@REPLICA_FAULTS=$(REPLICA_FAULTS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability replicas::courses -- --nocapture
 	$(call step,leaders of the database that are killed under a thousand tasks: $(REPLICA_FAILOVERS))
 	@REPLICA_FAILOVERS=$(REPLICA_FAILOVERS) TASKGATE_PEERS="$(PEERS)" cargo test --locked --test durability f74_ -- --nocapture
+	$(call step,gateways that are replaced by halves by those of another version: $(EARLIER))
+	@rm -rf "$(TARGET)/earlier" && mkdir -p "$(TARGET)/earlier/source"
+	git archive "$(EARLIER)" | tar -x -C "$(TARGET)/earlier/source"
+	cargo build --quiet --locked --manifest-path "$(TARGET)/earlier/source/Cargo.toml" --target-dir "$(TARGET)/earlier"
+	TASKGATE_EARLIER="$(TARGET)/earlier/debug/taskgate" TASKGATE_PEERS="$(PEERS)" \
+		cargo test --locked --test durability -- --ignored --nocapture another_version
 	$(call step,pairs behind balancers: $(BALANCED_PAIRS))
 	@BALANCED_PAIRS=$(BALANCED_PAIRS) cargo test --locked --test gateway pairs::balanced -- --nocapture
 	$(call step,tasks that come and go in the database: $(BLOAT_LIVES))

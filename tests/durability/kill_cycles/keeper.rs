@@ -17,8 +17,8 @@ use tokio::time::timeout;
 
 use super::history::{Fact, History};
 
-/// The longest that the program may take to serve, or to die where it is meant to.
-const START_MAX: Duration = Duration::from_secs(20);
+/// The longest that the program may take to serve, all rows of a database to be written anew included, or to die where it is meant to.
+const START_MAX: Duration = Duration::from_secs(120);
 const DEATH_MAX: Duration = Duration::from_secs(20);
 /// A free port of this machine.
 const ANYWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
@@ -35,6 +35,8 @@ pub(crate) struct Keeper {
     places: watch::Sender<Vec<SocketAddr>>,
     /// The network namespace that the program runs in, if that is not this one.
     namespace: Option<String>,
+    /// The program that runs here, instead of this build's.
+    program: PathBuf,
     child: Option<Child>,
     lines: Option<Lines<BufReader<ChildStdout>>>,
     address: Option<SocketAddr>,
@@ -42,6 +44,8 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
+    pub(crate) const THIS_BUILD: &str = env!("CARGO_BIN_EXE_taskgate");
+
     /// `upstreams` is the part of the configuration that names them.
     pub(crate) fn new(name: &str, upstreams: &str, history: Arc<History>) -> Self {
         let kind = std::env::var("KILL_STORE").unwrap_or_else(|_| "disk".to_owned());
@@ -64,7 +68,9 @@ impl Keeper {
         let _ = std::fs::remove_file(&log);
         let head = sections(folder.path());
         let (child, lines, address, admin) = (None, None, None, None);
-        let keeper = Self { folder, log, head, history, places, namespace: None, child, lines, address, admin };
+        let program = PathBuf::from(Self::THIS_BUILD);
+        let keeper =
+            Self { folder, log, head, history, places, namespace: None, program, child, lines, address, admin };
         keeper.configure(upstreams);
         keeper
     }
@@ -89,6 +95,11 @@ impl Keeper {
     /// Has the program run in a network namespace, which root alone may.
     pub(crate) fn run_in(&mut self, namespace: &str) {
         self.namespace = Some(namespace.to_owned());
+    }
+
+    /// Has another build of the program run from the next start on.
+    pub(crate) fn run_program(&mut self, program: &str) {
+        self.program = PathBuf::from(program);
     }
 
     /// Adds keys to the last of the sections in front of the upstreams; [`Keeper::configure`] writes them.
@@ -142,12 +153,12 @@ impl Keeper {
     /// Starts the program, whether it will serve or not.
     pub(crate) fn launch(&mut self, environment: &[(&str, &str)]) {
         let log = File::options().create(true).append(true).open(&self.log).unwrap();
-        let program = env!("CARGO_BIN_EXE_taskgate");
+        let program = &self.program;
         let mut command = match &self.namespace {
             // It becomes the program: the process is the same.
             Some(namespace) => {
                 let mut command = Command::new("ip");
-                command.args(["netns", "exec", namespace, program]);
+                command.args(["netns", "exec", namespace]).arg(program);
                 command
             }
             None => Command::new(program),

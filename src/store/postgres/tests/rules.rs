@@ -3,6 +3,8 @@
 //! that does not exist.
 
 use support::postgres::ServerStop;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 use super::*;
@@ -15,6 +17,9 @@ struct Waiting {
 
 const READ_EACH: PostgresTimes = PostgresTimes { write_max: Duration::from_secs(1), read_trust: Duration::ZERO };
 const PATIENT: PostgresTimes = PostgresTimes { write_max: Duration::from_secs(30), read_trust: Duration::ZERO };
+/// Whoever trusts reads for so long shows what any barrier of before proves.
+const TRUSTING: PostgresTimes =
+    PostgresTimes { write_max: Duration::from_secs(1), read_trust: Duration::from_secs(60) };
 
 struct PostgresTimes {
     write_max: Duration,
@@ -84,6 +89,7 @@ async fn rule_1_the_gateways_own_time_out_drops_the_connection_and_leaves_a_writ
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
     assert!(at.backends_that_wait() <= 2, "{} commits wait", at.backends_that_wait());
+    assert_eq!(at.rows(), 1, "a commit that waits was cancelled");
     assert!(at.store.load(&two.key, START).await.is_ok_and(|row| row.is_none()), "nobody is shown a row in doubt");
     assert!(matches!(at.store.settle_doubt(&two.key, START).await, Err(StoreError::Io(_))));
     at.names("").await;
@@ -179,6 +185,106 @@ async fn rule_5_a_write_whose_connection_ended_is_unsure_until_a_barrier_of_the_
     at.store.close().await;
 }
 
+/// As long as the commit waits, no connection is made that would be a doubt of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt() {
+    let Some(at) = Waiting::begin(TRUSTING).await else { return };
+    let one = task("a", 1);
+    for _ in 0..4 {
+        assert!(at.store.load(&one.key, START).await.unwrap().is_some());
+    }
+    at.names("nobody").await;
+    let half = Task { status_message: Some("half".into()), ..one };
+    let unsure = at.store.replace(Revision(1), WriteRole::Command, &half).await;
+    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    let read = at.store.load(&half.key, START).await;
+    assert!(read.is_err(), "{read:?}");
+    at.names("").await;
+    at.recovers().await;
+    at.store.close().await;
+}
+
+/// Passes on what is said to a server, and keeps back what those say who are connected when it is told to.
+struct LateLine {
+    port: u16,
+    connections: Arc<AtomicUsize>,
+    /// The number of the first connection that passes.
+    first: watch::Sender<usize>,
+}
+
+impl LateLine {
+    async fn to(port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let own_port = listener.local_addr().unwrap().port();
+        let line = Self { port: own_port, connections: Arc::default(), first: watch::Sender::new(0) };
+        let (connections, first, tracker) = (Arc::clone(&line.connections), line.first.subscribe(), TaskTracker::new());
+        tracker.clone().spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let number = connections.fetch_add(1, Ordering::SeqCst);
+                let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                let (from_client, mut to_client) = client.into_split();
+                let (mut from_server, to_server) = server.into_split();
+                tracker.spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+                tracker.spawn(Self::pass(number, first.clone(), from_client, to_server));
+            }
+        });
+        line
+    }
+
+    async fn pass(
+        number: usize,
+        mut first: watch::Receiver<usize>,
+        mut from: tokio::net::tcp::OwnedReadHalf,
+        mut to: tokio::net::tcp::OwnedWriteHalf,
+    ) {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(read @ 1..) = from.read(&mut bytes).await {
+            let passes = first.wait_for(|first| *first <= number).await.is_ok();
+            if !passes || to.write_all(&bytes[..read]).await.is_err() {
+                return;
+            }
+        }
+        // The end comes as late as all else.
+        let _ = first.wait_for(|first| *first <= number).await;
+    }
+
+    fn hold(&self) {
+        self.first.send_replace(self.connections.load(Ordering::SeqCst));
+    }
+
+    fn release(&self) {
+        self.first.send_replace(0);
+    }
+}
+
+/// A server that has not read a batch yet knows of no statement that goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothing() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    let (schema, line) = (new_schema(), LateLine::to(server.port()).await);
+    let settings = with(settings(&server, &schema), |access| {
+        access.url = DatabaseUrl::Here(format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", line.port));
+        access.write_max = Duration::from_secs(1);
+    });
+    let store = open_with(settings).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+    line.hold();
+    let two = task("a", 2);
+    let unsure = store.insert(&two).await;
+    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    let begin = Instant::now();
+    while !matches!(store.settle_doubt(&two.key, START).await, Ok(None)) {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", store.health());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let writers = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% writer'";
+    assert_eq!(server.psql(writers), "2", "the batch is under way, beside the next connection");
+    line.release();
+    until("the batch has come", || server.psql(writers) == "1").await;
+    assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_task")), "1");
+    store.close().await;
+}
+
 /// The rule of names that were emptied (section 5), and what a pair of servers promises.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
@@ -204,6 +310,47 @@ async fn rule_6_a_commit_of_a_server_that_names_no_standby_is_unsure() {
     assert_eq!(store.usage().tasks, 2);
     store.close().await;
     drop(standby);
+}
+
+/// Each beat looks at the names, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn n2_names_that_are_emptied_are_noticed_where_nobody_writes() {
+    let Some([server, _standby]) = pair().await else { return };
+    let settings = with(settings(&server, &new_schema()), |access| access.durability = Durability::Replicated);
+    let store = open_with(settings).await.unwrap();
+    name_standbys(&server, "").await;
+    until("readiness says why", || store.health() == PostgresHealth::NoStandby).await;
+    name_standbys(&server, "one").await;
+    until("all is well again", || store.health() == PostgresHealth::Good).await;
+    store.close().await;
+}
+
+/// Its writer refuses to show such a row; the others have their own barriers.
+#[tokio::test(flavor = "multi_thread")]
+async fn n3_a_commit_that_a_person_released_is_not_shown_by_another_gateway() {
+    for released_by in ["pg_cancel_backend", "pg_terminate_backend"] {
+        let Some(at) = Waiting::begin(PATIENT).await else { return };
+        let beside = with((*at.store.state.settings).clone(), |access| access.write_max = READ_EACH.write_max);
+        let replica = ReplicaDescription { name: "beside".into(), ..beside.replica };
+        let other = open_with(PostgresSettings { replica, ..beside }).await.unwrap();
+        at.names("nobody").await;
+        let (store, two) = (Arc::clone(&at.store), task("a", 2));
+        let (written, ()) = tokio::join!(store.insert(&two), at.strike(released_by));
+        assert!(matches!(written, Err(StoreError::Unsure(_))), "{written:?}");
+        assert_eq!(at.rows(), 2, "it is there to be seen");
+        let shown = other.load(&two.key, START).await;
+        assert!(shown.is_err(), "{shown:?}");
+        at.names("").await;
+        at.recovers().await;
+        let begin = Instant::now();
+        while !matches!(other.settle_doubt(&two.key, START).await, Ok(None)) {
+            assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", other.health());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        for store in [other, store] {
+            store.close().await;
+        }
+    }
 }
 
 /// A pair of servers, of which the first waits for the other.

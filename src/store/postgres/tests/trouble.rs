@@ -167,7 +167,7 @@ async fn a_read_whose_connection_ends_is_no_trouble_of_the_server() {
 
 /// Its standby is away (N1): it answers, and no commit is acknowledged.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_whose_commits_wait_is_behind_until_they_do_not() {
+async fn n1_a_server_whose_commits_wait_is_behind_until_they_do_not() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
     let store = open_with(settings.clone()).await.unwrap();

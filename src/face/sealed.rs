@@ -8,6 +8,7 @@
 mod forward_token;
 mod keys;
 mod layout;
+mod salted_keys;
 mod session_token;
 mod state_token;
 mod stream_token;
@@ -17,16 +18,17 @@ mod tests;
 use std::fmt;
 use std::time::Duration;
 
-use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
-use aws_lc_rs::hmac;
+use aws_lc_rs::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use tokio::time::Instant;
 
 use crate::random;
 use crate::replica::Incarnation;
 use crate::task::{Principal, Timestamp};
 pub use forward_token::{ForwardToken, digest_of_request};
 pub use keys::{KEY_LEN, KeyError, KeyPrint, SealingKeys};
+use salted_keys::{SALT_LEN, SaltedKeys, aes};
 pub use session_token::{SessionToken, digest_of};
 pub use state_token::{StateContent, StateScope, StateToken};
 pub use stream_token::StreamToken;
@@ -36,8 +38,6 @@ const FORMAT: u8 = 1;
 /// What sealing adds: format, nonce, tag.
 const OVERHEAD: usize = 1 + NONCE_LEN + AES_256_GCM_TAG_LEN;
 const AES_256_GCM_TAG_LEN: usize = 16;
-/// What the key of one token is made from, in front of it.
-const SALT_LEN: usize = 16;
 
 /// What a token is for. It is authenticated along with the content, so that a token of one kind is
 /// garbage as any other.
@@ -105,40 +105,19 @@ pub struct TooLarge {
 ///
 /// The keys' schedules are computed once, here; a request costs one pass over a few hundred bytes.
 /// Nonces are random, so a key is good for 2³² tokens (NIST SP 800-38D, 8.3), which are 136 years of
-/// one new session or question a second. Tokens of which there are more have a key each, made from the
-/// ring's and 128 random bits.
+/// one new session or question a second. Tokens of which there are more have keys of their own, made from
+/// the ring's and a salt (`SaltedKeys`).
 pub struct Sealer {
     /// The first one seals. Never empty.
-    keys: Vec<SealingKey>,
-}
-
-/// One key of a ring, made ready.
-struct SealingKey {
-    seals: LessSafeKey,
-    /// Makes keys for one token each.
-    derives: hmac::Key,
-}
-
-impl SealingKey {
-    fn new(key: &[u8; KEY_LEN]) -> Self {
-        Self { seals: aes(key), derives: hmac::Key::new(hmac::HMAC_SHA256, key) }
-    }
-
-    fn of_one_token(&self, salt: &[u8; SALT_LEN]) -> LessSafeKey {
-        let mut key = [0; KEY_LEN];
-        key.copy_from_slice(hmac::sign(&self.derives, &[b"taskgate key of one token", &salt[..]].concat()).as_ref());
-        aes(&key)
-    }
-}
-
-fn aes(key: &[u8; KEY_LEN]) -> LessSafeKey {
-    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the length is that of the algorithm"))
+    keys: Vec<LessSafeKey>,
+    salted: SaltedKeys,
 }
 
 impl Sealer {
     #[must_use]
     pub fn new(keys: SealingKeys) -> Self {
-        Self { keys: keys.into_keys().iter().map(SealingKey::new).collect() }
+        let ring = keys.into_keys();
+        Self { keys: ring.iter().map(aes).collect(), salted: SaltedKeys::new(&ring) }
     }
 
     /// A token that holds `plain`: visible ASCII, different each time. Whether its length suits its
@@ -148,12 +127,12 @@ impl Sealer {
     /// If the operating system has no randomness: a nonce that repeats would give the key away.
     #[must_use]
     pub fn seal(&self, purpose: TokenPurpose, plain: &[u8]) -> String {
-        let key = self.keys.first().expect("a ring has a key");
         if !purpose.is_frequent() {
-            return URL_SAFE_NO_PAD.encode(sealed_with(&key.seals, purpose.label(), plain));
+            let key = self.keys.first().expect("a ring has a key");
+            return URL_SAFE_NO_PAD.encode(sealed_with(key, purpose.label(), plain));
         }
-        let salt: [u8; SALT_LEN] = random::bytes();
-        let sealed = sealed_with(&key.of_one_token(&salt), purpose.label(), plain);
+        let (salt, key) = self.salted.for_sealing(Instant::now());
+        let sealed = sealed_with(&key, purpose.label(), plain);
         URL_SAFE_NO_PAD.encode([&salt[..], &sealed].concat())
     }
 
@@ -165,10 +144,10 @@ impl Sealer {
         }
         let token = URL_SAFE_NO_PAD.decode(sealed).ok()?;
         if !purpose.is_frequent() {
-            return self.keys.iter().find_map(|key| opened_with(&key.seals, purpose.label(), &token));
+            return self.keys.iter().find_map(|key| opened_with(key, purpose.label(), &token));
         }
         let (salt, token) = token.split_first_chunk::<SALT_LEN>()?;
-        self.keys.iter().find_map(|key| opened_with(&key.of_one_token(salt), purpose.label(), token))
+        self.salted.open(salt, |key| opened_with(key, purpose.label(), token))
     }
 
     /// A session id. The client's name is left out where it would make the id too long.

@@ -236,6 +236,31 @@ fn a_forwarded_request_opens_with_every_key_of_the_ring() {
     assert_eq!(sealer(&[1]).seal_forward(&long), None, "what would never open is not sealed");
 }
 
+/// Of a replica whose build draws a salt for each token; and the other way round, as it makes the key of any salt.
+#[test]
+fn a_token_under_a_salt_of_its_own_opens_and_one_under_a_shared_salt_looks_the_same() {
+    let of_salt = |salt: &[u8]| {
+        let ring = aws_lc_rs::hmac::Key::new(aws_lc_rs::hmac::HMAC_SHA256, &[1; KEY_LEN]);
+        let key = aws_lc_rs::hmac::sign(&ring, &[b"taskgate key of one token", salt].concat());
+        aes(key.as_ref().try_into().unwrap())
+    };
+    let sealer = sealer(&[2, 1]);
+    for salt in [[3; SALT_LEN], [4; SALT_LEN], [3; SALT_LEN]] {
+        let sealed = sealed_with(&of_salt(&salt), TokenPurpose::Forward.label(), b"old");
+        let text = URL_SAFE_NO_PAD.encode([&salt[..], &sealed].concat());
+        assert_eq!(sealer.open(TokenPurpose::Forward, &text).as_deref(), Some(&b"old"[..]));
+    }
+    let new = self::sealer(&[1]);
+    let [first, second] = [(); 2].map(|()| URL_SAFE_NO_PAD.decode(new.seal(TokenPurpose::Forward, b"new")).unwrap());
+    assert_eq!(first[..SALT_LEN], second[..SALT_LEN], "one salt");
+    assert_ne!(first[SALT_LEN..][..1 + NONCE_LEN], second[SALT_LEN..][..1 + NONCE_LEN], "a nonce each");
+    for token in [first, second] {
+        let (salt, token) = token.split_at(SALT_LEN);
+        let opened = opened_with(&of_salt(salt), TokenPurpose::Forward.label(), token);
+        assert_eq!(opened.as_deref(), Some(&b"new"[..]));
+    }
+}
+
 /// A gateway that is alone writes what it wrote before there were homes, and reads it.
 #[test]
 fn without_a_home_a_session_id_holds_what_it_always_held() {

@@ -1,0 +1,169 @@
+//! Makes the keys of frequent tokens from those of the ring and a salt, and remembers them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
+use aws_lc_rs::hmac;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::keys::KEY_LEN;
+use crate::random;
+
+/// What a key is made from, beside one of the ring: it stands in front of the token.
+pub(super) const SALT_LEN: usize = 16;
+pub(super) type Salt = [u8; SALT_LEN];
+
+/// Comes before the salt. The words are older than the reuse of a key, and part of what goes over the wire.
+const LABEL: &[u8] = b"taskgate key of one token";
+/// How many tokens one salt seals, and for how long it does.
+const TOKENS_MAX: u32 = 1 << 20;
+const USED_FOR: Duration = Duration::from_secs(60);
+/// Salts of others whose keys are remembered: some for each gateway that passes requests on to this one.
+const REMEMBERED_MAX: usize = 64;
+
+/// The keys of frequent tokens: many under one salt, and so under one key.
+///
+/// Nonces are 96 random bits, and a key seals 2²⁰ tokens at most. That two of them have the same nonce has a
+/// probability below 2⁴⁰ / 2 / 2⁹⁶ = 2⁻⁵⁷; NIST SP 800-38D, 8.3 wants 2⁻³² at most. Only after 2²⁵ full salts,
+/// 2⁴⁵ tokens, would it be reached by all keys together. Gateways that share a ring draw their salts apart, of
+/// 128 random bits. Were one drawn twice, its tokens would still have nonces drawn at random.
+///
+/// Which salts are remembered changes nothing of what opens: a key that is not there is made again.
+pub(super) struct SaltedKeys {
+    /// One for each key of the ring, in its order. Never empty.
+    derives: Vec<hmac::Key>,
+    seals: Mutex<Option<SealingSalt>>,
+    /// Those under which a token opened; the oldest is first, and goes first.
+    opens: Mutex<VecDeque<(Salt, Arc<LessSafeKey>)>>,
+}
+
+/// The salt that seals now.
+struct SealingSalt {
+    salt: Salt,
+    key: Arc<LessSafeKey>,
+    began: Instant,
+    left: u32,
+}
+
+impl SaltedKeys {
+    pub(super) fn new(ring: &[[u8; KEY_LEN]]) -> Self {
+        let derives = ring.iter().map(|key| hmac::Key::new(hmac::HMAC_SHA256, key)).collect();
+        Self { derives, seals: Mutex::default(), opens: Mutex::default() }
+    }
+
+    /// A salt and its key, for one token.
+    pub(super) fn for_sealing(&self, now: Instant) -> (Salt, Arc<LessSafeKey>) {
+        let mut seals = self.seals.lock();
+        let is_good = |current: &SealingSalt| current.left > 0 && now.duration_since(current.began) < USED_FOR;
+        let current = match seals.take().filter(is_good) {
+            Some(current) => seals.insert(current),
+            None => seals.insert(self.draw(now)),
+        };
+        current.left -= 1;
+        (current.salt, Arc::clone(&current.key))
+    }
+
+    fn draw(&self, now: Instant) -> SealingSalt {
+        let salt = random::bytes();
+        let key = Arc::new(derived(self.derives.first().expect("a ring has a key"), &salt));
+        SealingSalt { salt, key, began: now, left: TOKENS_MAX }
+    }
+
+    /// What `open` makes of a token with one of the keys that belong to its salt. Only a key that opened it is
+    /// remembered, so that nobody without a key of the ring fills the memory or empties it.
+    pub(super) fn open<T>(&self, salt: &Salt, open: impl Fn(&LessSafeKey) -> Option<T>) -> Option<T> {
+        if let Some(opened) = self.remembered(salt).and_then(|key| open(&key)) {
+            return Some(opened);
+        }
+        self.derives.iter().find_map(|derives| {
+            let key = derived(derives, salt);
+            let opened = open(&key)?;
+            self.remember(salt, key);
+            Some(opened)
+        })
+    }
+
+    fn remembered(&self, salt: &Salt) -> Option<Arc<LessSafeKey>> {
+        let opens = self.opens.lock();
+        // The newest are asked for most.
+        opens.iter().rev().find(|(known, _)| known == salt).map(|(_, key)| Arc::clone(key))
+    }
+
+    fn remember(&self, salt: &Salt, key: LessSafeKey) {
+        let mut opens = self.opens.lock();
+        if opens.iter().any(|(known, _)| known == salt) {
+            // Another request with it came at the same time.
+            return;
+        }
+        if opens.len() == REMEMBERED_MAX {
+            opens.pop_front();
+        }
+        opens.push_back((*salt, Arc::new(key)));
+    }
+}
+
+fn derived(derives: &hmac::Key, salt: &Salt) -> LessSafeKey {
+    let mut key = [0; KEY_LEN];
+    key.copy_from_slice(hmac::sign(derives, &[LABEL, &salt[..]].concat()).as_ref());
+    aes(&key)
+}
+
+pub(super) fn aes(key: &[u8; KEY_LEN]) -> LessSafeKey {
+    LessSafeKey::new(UnboundKey::new(&AES_256_GCM, key).expect("the length is that of the algorithm"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(ring: &[u8]) -> SaltedKeys {
+        SaltedKeys::new(&ring.iter().map(|byte| [*byte; KEY_LEN]).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_key_is_used_for_many_tokens_and_changes_after_its_bounds() {
+        let (keys, now) = (keys(&[1]), Instant::now());
+        let (first, key) = keys.for_sealing(now);
+        let (again, same) = keys.for_sealing(now + USED_FOR - Duration::from_millis(1));
+        assert!(first == again && Arc::ptr_eq(&key, &same), "no key is made");
+        let (later, _) = keys.for_sealing(now + USED_FOR);
+        assert_ne!(later, first, "its time is over");
+        for _ in 1..TOKENS_MAX {
+            assert_eq!(keys.for_sealing(now + USED_FOR).0, later);
+        }
+        assert_ne!(keys.for_sealing(now + USED_FOR).0, later, "it has sealed all that it may");
+    }
+
+    #[test]
+    fn what_is_remembered_opens_without_a_key_being_made_and_stays_bounded() {
+        let keys = keys(&[2, 1]);
+        let salt = |number: usize| {
+            let mut salt = [0; SALT_LEN];
+            salt[..8].copy_from_slice(&number.to_be_bytes());
+            salt
+        };
+        let tries = |number: usize, opens_at: u32| {
+            let tried = std::cell::Cell::new(0);
+            let opened = keys.open(&salt(number), |_| {
+                tried.set(tried.get() + 1);
+                (tried.get() == opens_at).then_some(())
+            });
+            (opened, tried.get())
+        };
+        assert_eq!(tries(0, 2), (Some(()), 2), "by the second key of the ring");
+        assert_eq!(tries(0, 1), (Some(()), 1), "which is the one that is remembered");
+        assert_eq!(keys.opens.lock().len(), 1);
+        assert_eq!(tries(1, u32::MAX), (None, 2));
+        assert_eq!(keys.opens.lock().len(), 1, "what did not open is not remembered");
+        assert_eq!(tries(0, u32::MAX), (None, 3), "what is remembered takes nothing away");
+        for number in 1..=REMEMBERED_MAX {
+            tries(number, 1);
+        }
+        assert_eq!(keys.opens.lock().len(), REMEMBERED_MAX);
+        assert!(keys.remembered(&salt(0)).is_none(), "the oldest went");
+        assert!(keys.remembered(&salt(1)).is_some() && keys.remembered(&salt(REMEMBERED_MAX)).is_some());
+    }
+}

@@ -1,11 +1,12 @@
 //! Makes the keys of frequent tokens from those of the ring and a salt, and remembers them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lc_rs::aead::{AES_256_GCM, LessSafeKey, UnboundKey};
 use aws_lc_rs::hmac;
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -22,7 +23,7 @@ const LABEL: &[u8] = b"taskgate key of one token";
 const TOKENS_MAX: u32 = 1 << 20;
 const USED_FOR: Duration = Duration::from_secs(60);
 /// Salts of others whose keys are remembered: some for each gateway that passes requests on to this one.
-const REMEMBERED_MAX: usize = 64;
+const REMEMBERED_MAX: u64 = 64;
 
 /// The keys of frequent tokens: many under one salt, and so under one key.
 ///
@@ -36,8 +37,8 @@ pub(super) struct SaltedKeys {
     /// One for each key of the ring, in its order. Never empty.
     derives: Vec<hmac::Key>,
     seals: Mutex<Option<SealingSalt>>,
-    /// Those under which a token opened; the oldest is first, and goes first.
-    opens: Mutex<VecDeque<(Salt, Arc<LessSafeKey>)>>,
+    /// Those under which a token opened.
+    opens: Cache<Salt, Arc<LessSafeKey>>,
 }
 
 /// The salt that seals now.
@@ -51,7 +52,8 @@ struct SealingSalt {
 impl SaltedKeys {
     pub(super) fn new(ring: &[[u8; KEY_LEN]]) -> Self {
         let derives = ring.iter().map(|key| hmac::Key::new(hmac::HMAC_SHA256, key)).collect();
-        Self { derives, seals: Mutex::default(), opens: Mutex::default() }
+        let opens = Cache::builder().max_capacity(REMEMBERED_MAX).eviction_policy(EvictionPolicy::lru());
+        Self { derives, seals: Mutex::default(), opens: opens.time_to_idle(USED_FOR).build() }
     }
 
     /// A salt and its key, for one token.
@@ -75,33 +77,15 @@ impl SaltedKeys {
     /// What `open` makes of a token with one of the keys that belong to its salt. Only a key that opened it is
     /// remembered, so that nobody without a key of the ring fills the memory or empties it.
     pub(super) fn open<T>(&self, salt: &Salt, open: impl Fn(&LessSafeKey) -> Option<T>) -> Option<T> {
-        if let Some(opened) = self.remembered(salt).and_then(|key| open(&key)) {
+        if let Some(opened) = self.opens.get(salt).and_then(|key| open(&key)) {
             return Some(opened);
         }
         self.derives.iter().find_map(|derives| {
             let key = derived(derives, salt);
             let opened = open(&key)?;
-            self.remember(salt, key);
+            self.opens.insert(*salt, Arc::new(key));
             Some(opened)
         })
-    }
-
-    fn remembered(&self, salt: &Salt) -> Option<Arc<LessSafeKey>> {
-        let opens = self.opens.lock();
-        // The newest are asked for most.
-        opens.iter().rev().find(|(known, _)| known == salt).map(|(_, key)| Arc::clone(key))
-    }
-
-    fn remember(&self, salt: &Salt, key: LessSafeKey) {
-        let mut opens = self.opens.lock();
-        if opens.iter().any(|(known, _)| known == salt) {
-            // Another request with it came at the same time.
-            return;
-        }
-        if opens.len() == REMEMBERED_MAX {
-            opens.pop_front();
-        }
-        opens.push_back((*salt, Arc::new(key)));
     }
 }
 
@@ -140,12 +124,12 @@ mod tests {
     #[test]
     fn what_is_remembered_opens_without_a_key_being_made_and_stays_bounded() {
         let keys = keys(&[2, 1]);
-        let salt = |number: usize| {
+        let salt = |number: u64| {
             let mut salt = [0; SALT_LEN];
             salt[..8].copy_from_slice(&number.to_be_bytes());
             salt
         };
-        let tries = |number: usize, opens_at: u32| {
+        let tries = |number: u64, opens_at: u32| {
             let tried = std::cell::Cell::new(0);
             let opened = keys.open(&salt(number), |_| {
                 tried.set(tried.get() + 1);
@@ -155,15 +139,19 @@ mod tests {
         };
         assert_eq!(tries(0, 2), (Some(()), 2), "by the second key of the ring");
         assert_eq!(tries(0, 1), (Some(()), 1), "which is the one that is remembered");
-        assert_eq!(keys.opens.lock().len(), 1);
+        let remembered = || {
+            keys.opens.run_pending_tasks();
+            keys.opens.entry_count()
+        };
+        assert_eq!(remembered(), 1);
         assert_eq!(tries(1, u32::MAX), (None, 2));
-        assert_eq!(keys.opens.lock().len(), 1, "what did not open is not remembered");
+        assert_eq!(remembered(), 1, "what did not open is not remembered");
         assert_eq!(tries(0, u32::MAX), (None, 3), "what is remembered takes nothing away");
         for number in 1..=REMEMBERED_MAX {
             tries(number, 1);
         }
-        assert_eq!(keys.opens.lock().len(), REMEMBERED_MAX);
-        assert!(keys.remembered(&salt(0)).is_none(), "the oldest went");
-        assert!(keys.remembered(&salt(1)).is_some() && keys.remembered(&salt(REMEMBERED_MAX)).is_some());
+        assert_eq!(remembered(), REMEMBERED_MAX);
+        assert!(!keys.opens.contains_key(&salt(0)), "the one that was used longest ago went");
+        assert!(keys.opens.contains_key(&salt(1)) && keys.opens.contains_key(&salt(REMEMBERED_MAX)));
     }
 }

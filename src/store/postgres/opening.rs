@@ -63,13 +63,16 @@ pub(super) async fn begin(
 ) -> Result<Beginning, PostgresOpenError> {
     // Whatever this has to wait for, the database or a beat of the others, takes no longer while they are well.
     let within = settings.access.write_max * 2 + settings.terms.lease();
-    let session = in_time(within, arrive(connector, settings)).await?;
+    let session = in_time(within, open_session(connector, settings)).await?;
     schema::prepare(&session, settings, within).await?;
     in_time(within, join(&session, settings)).await
 }
 
 /// Connects, and holds the server to what the store needs.
-async fn arrive(connector: &DatabaseConnector, settings: &PostgresSettings) -> Result<Session, PostgresOpenError> {
+async fn open_session(
+    connector: &DatabaseConnector,
+    settings: &PostgresSettings,
+) -> Result<Session, PostgresOpenError> {
     let session = connector.connect("opening", None).await?;
     pooling::judge(connector, &session).await?;
     schema::judge_server(&session, settings.access.durability).await?;

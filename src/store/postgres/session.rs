@@ -227,6 +227,8 @@ impl DatabaseConnector {
     }
 }
 
+/// Bounds a step of a connection's beginning.
+///
 /// # Errors
 /// Those of `step`; `Away` where it takes longer than `within`.
 pub(super) async fn in_time<T>(

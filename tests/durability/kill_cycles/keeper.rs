@@ -17,7 +17,8 @@ use tokio::time::timeout;
 
 use super::history::{Fact, History};
 
-/// The longest that the program may take to serve, all rows of a database to be written anew included, or to die where it is meant to.
+/// The longest that the program may take to serve, where all rows of a database are written anew, too; and to die where it is
+/// meant to.
 const START_MAX: Duration = Duration::from_secs(120);
 const DEATH_MAX: Duration = Duration::from_secs(20);
 /// A free port of this machine.
@@ -35,7 +36,7 @@ pub(crate) struct Keeper {
     places: watch::Sender<Vec<SocketAddr>>,
     /// The network namespace that the program runs in, if that is not this one.
     namespace: Option<String>,
-    /// The program that runs here, instead of this build's.
+    /// What runs here: this build's program, unless another is named.
     program: PathBuf,
     child: Option<Child>,
     lines: Option<Lines<BufReader<ChildStdout>>>,

@@ -246,10 +246,10 @@ async fn a_start_that_writes_all_rows_anew_takes_its_time() {
     let schema = new_schema();
     make_as_earlier(&server, &schema).await;
     server.psql(
-        "CREATE FUNCTION linger() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(3); END';
+        "CREATE FUNCTION linger() RETURNS event_trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(4); END';
         CREATE EVENT TRIGGER slow ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION linger()",
     );
-    let hasty = |schema: &str| with(settings(&server, schema), |access| access.write_max = Duration::from_millis(500));
+    let hasty = |schema: &str| with(settings(&server, schema), |access| access.write_max = Duration::from_secs(1));
     let mut other = hasty(&schema);
     other.replica.name.push('+');
     let (began, opening) = (Instant::now(), TaskTracker::new().spawn(open_with(hasty(&schema))));

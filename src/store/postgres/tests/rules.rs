@@ -278,7 +278,7 @@ async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothi
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let writers = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% writer'";
-    assert_eq!(server.psql(writers), "2", "the batch is under way, beside the next connection");
+    until("the next connection is there, beside the batch that is under way", || server.psql(writers) == "2").await;
     line.release();
     until("the batch has come", || server.psql(writers) == "1").await;
     assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_task")), "1");

@@ -20,7 +20,7 @@ import httpx2
 from mcp import MCPError
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 150
 WATCHED = ("tools/call", "tasks/get")
 
 

@@ -14,7 +14,7 @@ import { Client, ProtocolError, StreamableHTTPClientTransport } from '@modelcont
 import { elicited, sampled } from './client_answers.mjs';
 import { createTaskSessionFromClient, JsonRpcResponseError, TaskFailedError } from '@modelcontextprotocol/ext-tasks/client';
 
-const TIME_LIMIT_MS = 60_000;
+const TIME_LIMIT_MS = 150_000;
 const CANCEL_LIMIT_MS = 20_000;
 const TERMINAL = new Set(['completed', 'failed', 'cancelled']);
 const VERSION = '2026-07-28';

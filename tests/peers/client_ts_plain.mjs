@@ -12,7 +12,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Client, ProtocolError, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 import { elicited, sampled } from './client_answers.mjs';
 
-const TIME_LIMIT_MS = 60_000;
+const TIME_LIMIT_MS = 150_000;
 
 const [url, kind, tool, argumentsJson] = process.argv.slice(2);
 if (argumentsJson === undefined || !['call', 'decline'].includes(kind)) {

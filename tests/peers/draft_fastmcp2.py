@@ -15,7 +15,7 @@ from fastmcp import Client
 from fastmcp.exceptions import ToolError
 from mcp import McpError
 
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 150
 
 
 def text_of(result: Any) -> str:

@@ -23,7 +23,7 @@ RELATED = "modelcontextprotocol.io/related-task"
 # The SDK logs a page about each notification that it does not know.
 logging.disable(logging.WARNING)
 PAUSE_S = 0.05
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 150
 
 Tool = tuple[str, dict[str, Any]]
 

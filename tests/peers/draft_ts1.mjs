@@ -13,7 +13,7 @@ import * as mcp from '@modelcontextprotocol/sdk/types.js';
 const TASK = 'modelcontextprotocol.io/task';
 const RELATED = 'modelcontextprotocol.io/related-task';
 const PAUSE_MS = 50;
-const TIME_LIMIT_MS = 60_000;
+const TIME_LIMIT_MS = 150_000;
 
 const [url, ...given] = process.argv.slice(2);
 const [slow, fail, ask] = [0, 2, 4].map((n) => ({ name: given[n], arguments: JSON.parse(given[n + 1]) }));

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
-TIME_LIMIT_S = 90
+TIME_LIMIT_S = 150
 LISTS_MAX = 20
 IS_FIRST = version("mcp").startswith("1.")
 

@@ -10,7 +10,7 @@
 import { readFileSync } from 'node:fs';
 import { elicited } from './client_answers.mjs';
 
-const TIME_LIMIT_MS = 90_000;
+const TIME_LIMIT_MS = 150_000;
 const LISTS_MAX = 20;
 const CLIENT = { name: 'taskgate-peer', version: '1.0.0' };
 

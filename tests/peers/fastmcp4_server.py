@@ -10,11 +10,10 @@ with a JSON-RPC error.
 
 import argparse
 import asyncio
-import socket
 
-import uvicorn
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
+from ready_server import serve
 
 SECONDS_MAX = 600
 
@@ -58,12 +57,8 @@ def main() -> None:
     if options.stdio:
         build(options.tasks).run(transport="stdio", show_banner=False)
         return
-    with socket.create_server(("127.0.0.1", options.port)) as listener:
-        path, transport = ("/sse", "sse") if options.sse else ("/mcp", "http")
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}{path}", flush=True)
-        app = build(options.tasks).http_app(path=path, transport=transport)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+    path, transport = ("/sse", "sse") if options.sse else ("/mcp", "http")
+    serve(build(options.tasks).http_app(path=path, transport=transport), options.port, path)
 
 
 main()

@@ -8,12 +8,11 @@ answered with the call repeated.
 
 import argparse
 import asyncio
-import socket
 
-import uvicorn
 from fastmcp import Context, FastMCP
 from fastmcp_tasks import TasksExtension
 from mcp_types import ElicitRequest, ElicitRequestFormParams, InputRequiredResult
+from ready_server import serve
 
 SECONDS_MAX = 600
 
@@ -57,11 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     port = parser.parse_args().port
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-        app = server.http_app(path="/mcp")
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+    serve(server.http_app(path="/mcp"), port, "/mcp")
 
 
 main()

@@ -5,11 +5,10 @@
 
 import argparse
 import asyncio
-import socket
 import time
 
-import uvicorn
 from fastmcp import FastMCP
+from ready_server import serve
 
 SECONDS_EACH = 1
 
@@ -31,11 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     port = parser.parse_args().port
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-        app = server.http_app(path="/mcp")
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+    serve(server.http_app(path="/mcp"), port, "/mcp")
 
 
 main()

@@ -13,14 +13,13 @@ before a call that it sends on another connection, so the tool `roots` waits for
 
 import argparse
 import asyncio
-import socket
 from collections import Counter, defaultdict
 from typing import Literal
 
-import uvicorn
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
 from mcp.types import ToolListChangedNotification
+from ready_server import serve
 from starlette.middleware import Middleware
 
 SECONDS_MAX = 600
@@ -140,12 +139,9 @@ def main() -> None:
     if options.stdio:
         server.run(transport="stdio", show_banner=False)
         return
-    with socket.create_server(("127.0.0.1", options.port)) as listener:
-        path, transport = ("/sse", "sse") if options.sse else ("/mcp", "http")
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}{path}", flush=True)
-        app = server.http_app(path=path, transport=transport, middleware=[Middleware(OwnStreams)])
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+    path, transport = ("/sse", "sse") if options.sse else ("/mcp", "http")
+    app = server.http_app(path=path, transport=transport, middleware=[Middleware(OwnStreams)])
+    serve(app, options.port, path)
 
 
 main()

@@ -7,12 +7,11 @@
 
 import argparse
 import asyncio
-import socket
 
-import uvicorn
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
 from fastmcp.server.tasks import TaskConfig
+from ready_server import serve
 
 SECONDS_MAX = 600
 
@@ -59,11 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     port = parser.parse_args().port
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-        app = server.http_app(path="/mcp")
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+    serve(server.http_app(path="/mcp"), port, "/mcp")
 
 
 main()

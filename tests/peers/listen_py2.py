@@ -12,7 +12,7 @@ import sys
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 150
 
 
 async def listen(url: str, resource: str, tool: str) -> None:

@@ -6,10 +6,9 @@ Its tool `touch` says that the resource `note://1` and the list of tools have ch
 """
 
 import argparse
-import socket
 
-import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
+from ready_server import serve
 
 NOTE = "note://1"
 
@@ -34,11 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    with socket.create_server(("127.0.0.1", options.port)) as listener:
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-        app = server.streamable_http_app()
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+    serve(server.streamable_http_app(), options.port, "/mcp")
 
 
 main()

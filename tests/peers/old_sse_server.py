@@ -5,11 +5,10 @@
 
 import argparse
 import asyncio
-import socket
 
-import uvicorn
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.sse import SseServerTransport
+from ready_server import serve
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Mount, Route
@@ -51,10 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    with socket.create_server(("127.0.0.1", options.port)) as listener:
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/sse", flush=True)
-        config = uvicorn.Config(app(), log_level="warning", timeout_graceful_shutdown=1)
-        uvicorn.Server(config).run(sockets=[listener])
+    serve(app(), options.port, "/sse")
 
 
 main()

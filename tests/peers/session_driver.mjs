@@ -23,7 +23,7 @@ import { readFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-const TIME_LIMIT_MS = 60_000;
+const TIME_LIMIT_MS = 150_000;
 const NOTICE_LIMIT_MS = 20_000;
 
 /** Whether a URL is that of the older transport. */

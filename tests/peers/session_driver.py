@@ -28,7 +28,7 @@ except ImportError:  # The Python SDK 1
     from mcp import McpError as ProtocolError
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 150
 NOTICE_LIMIT_S = 20
 POLL_S = 0.01
 ANSWER_LIMIT_S = 0.5

@@ -11,7 +11,7 @@ import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
-const TIME_LIMIT_MS = 60_000;
+const TIME_LIMIT_MS = 150_000;
 const NOTICE_LIMIT_MS = 20_000;
 const INSPECTOR = fileURLToPath(new URL('node_modules/@modelcontextprotocol/inspector/', import.meta.url));
 const CLI = [join(INSPECTOR, 'clients/launcher/build/index.js'), '--cli'];

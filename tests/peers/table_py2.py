@@ -10,7 +10,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 MANY = 50
 RUNS_S = 0.7
-TIME_LIMIT_S = 90
+TIME_LIMIT_S = 150
 
 url, row = sys.argv[1], json.loads(sys.argv[2])
 fast, slow, switch = row["fast"], row["slow"], row.get("switch")

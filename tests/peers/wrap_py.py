@@ -14,7 +14,7 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-TIME_LIMIT_S = 60
+TIME_LIMIT_S = 150
 IS_FIRST = version("mcp").startswith("1.")
 
 

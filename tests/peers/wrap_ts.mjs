@@ -1,7 +1,7 @@
 // Drives a server over stdio with the client of the TypeScript SDK 1 or 2. See wrap_py.py for the command line and the
 // facts; the first argument is `ts1` or `ts2`. Version 1 knows tasks of 2025-11-25.
 
-const TIME_LIMIT_MS = 60_000;
+const TIME_LIMIT_MS = 150_000;
 const CLIENT = { name: 'taskgate-peer', version: '1.0.0' };
 
 const [sdk, fastTool, fastJson, slowTool, slowJson, command, ...args] = process.argv.slice(2);

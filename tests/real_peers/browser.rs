@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::time::Duration;
+use support::WAIT_MAX;
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -17,8 +17,6 @@ use tokio::process::Command;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Far more than a browser takes to start, also on a busy machine.
-const REPORT_MAX: Duration = Duration::from_secs(120);
 const PAGE: &str = include_str!("browser/page.html");
 /// No name of these is this machine's: loopback origins may call anyway.
 const ALLOWED: &str = "app.example";
@@ -55,7 +53,7 @@ impl PageServer {
     }
 
     async fn report(&mut self) -> Value {
-        timeout(REPORT_MAX, self.reports.recv()).await.expect("the page reports in time").unwrap()
+        timeout(WAIT_MAX, self.reports.recv()).await.expect("the page reports in time").unwrap()
     }
 }
 

@@ -5,12 +5,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+use support::WAIT_MAX;
 use support::peers::gateway;
 use support::peers::install;
 use support::peers::process;
 use support::peers::upstream;
-
-use std::time::Duration;
 
 use gateway::Gateway;
 use install::Peers;
@@ -20,9 +19,6 @@ use upstream::{PeerServer, Program};
 
 use super::session_matrix::driver::Pair;
 use super::session_matrix::table::table;
-
-/// The longest that a driver may be silent.
-const FACTS_MAX: Duration = Duration::from_secs(90);
 
 /// A gateway with the drafts on, in front of one server.
 async fn gateway(server: &PeerServer, what: &str) -> Gateway {
@@ -35,7 +31,7 @@ async fn gateway(server: &PeerServer, what: &str) -> Gateway {
 async fn facts(what: &str, peers: &Peers, program: &str, words: Vec<String>) -> Value {
     let mut client = Child::start(&format!("{what}-client"), peers.command(program, words)).unwrap();
     loop {
-        let line = client.next_line(FACTS_MAX).await.unwrap().expect("it says what it found out");
+        let line = client.next_line(WAIT_MAX).await.unwrap().expect("it says what it found out");
         if let Some(facts) = line.strip_prefix("facts ") {
             return serde_json::from_str(facts).unwrap();
         }

@@ -6,13 +6,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+use support::WAIT_MAX;
 use support::fault_proxy;
 use support::peers::gateway;
 use support::peers::install;
 use support::peers::process;
 use support::peers::upstream;
-
-use std::time::Duration;
 
 use fault_proxy::{Fault, FaultProxy, Verb};
 use gateway::Gateway;
@@ -25,8 +24,6 @@ const EVERYTHING: &str = "node_modules/@modelcontextprotocol/server-everything/d
 const LONG: &str = "trigger-long-running-operation";
 /// What the SDKs say of a request that took too long.
 const TIMED_OUT: i64 = -32001;
-/// The longest that a driver may be silent.
-const FACTS_MAX: Duration = Duration::from_secs(90);
 
 /// Runs a driver to its end.
 async fn facts<const N: usize>(what: &str, peers: &Peers, program: &str, arguments: [&str; N]) -> Value {
@@ -36,7 +33,7 @@ async fn facts<const N: usize>(what: &str, peers: &Peers, program: &str, argumen
 /// What a driver found out, however long its calls take.
 async fn facts_of(mut client: Child) -> Value {
     loop {
-        let line = client.next_line(FACTS_MAX).await.unwrap().expect("it says what it found out");
+        let line = client.next_line(WAIT_MAX).await.unwrap().expect("it says what it found out");
         if let Some(facts) = line.strip_prefix("facts ") {
             return serde_json::from_str(facts).unwrap();
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use install::Peers;
 use serde_json::{Value, json};
+use support::in_time;
 use taskgate::task::Principal;
 use taskgate::upstream::TaskScope;
 use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
@@ -23,9 +24,6 @@ use taskgate::wire::{Payload, RpcError};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use upstream::{PeerServer, Program};
-
-/// Interpreters start slowly on a busy machine.
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 fn connect(server: &PeerServer) -> SessionUpstream {
     let settings = HttpUpstreamSettings {
@@ -49,10 +47,6 @@ fn context() -> CallContext {
         native_task: UpstreamTaskMode::WhereServed { deadline: Duration::from_secs(300) },
         ..CallContext::new(Principal::local(), capabilities, Timeouts::default(), 1 << 20)
     }
-}
-
-async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(WAIT_MAX, future).await.expect("it happens in time")
 }
 
 async fn begin(upstream: &SessionUpstream, tool: &str, arguments: &Value) -> Box<dyn Exchange> {

@@ -5,15 +5,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::time::Duration;
+use support::WAIT_MAX;
 
 use serde_json::{Value, json};
 use support::peers::install::Peers;
 use support::peers::upstream::{PeerServer, Program};
 use support::session_client::TestGateway;
 use support::talk::{RELATED, SessionMessages, SessionUser};
-
-/// Interpreters start slowly on a busy machine.
-const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Polls a task until it is so.
 async fn until(person: &SessionUser, id: &Value, is_so: impl Fn(&Value) -> bool) -> Value {

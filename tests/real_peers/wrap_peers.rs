@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use support::WAIT_MAX;
 use support::peers::install::Peers;
 use support::processes;
 
@@ -18,8 +19,6 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::timeout;
-
-const PATIENCE: Duration = Duration::from_secs(150);
 
 /// `None`, with a word about it, where nobody installed them.
 fn peers() -> Option<Peers> {
@@ -63,7 +62,7 @@ async fn run(peers: &Path, mark: &TempDir, program: PathBuf, arguments: &[String
     let mut command = Command::new(program);
     command.args(arguments).current_dir(peers).env("MARK", mark.path()).env("HOME", mark.path());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let output = timeout(PATIENCE, command.output()).await.expect("the host takes too long").unwrap();
+    let output = timeout(WAIT_MAX, command.output()).await.expect("the host takes too long").unwrap();
     let (said, log) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{arguments:?}: {said}\n{log}");
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {said}\n{log}"))

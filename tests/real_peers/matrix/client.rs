@@ -1,6 +1,6 @@
 //! The clients of the matrix: unmodified libraries, each driven by a small script of its own.
 
-use std::time::Duration;
+use support::WAIT_MAX;
 
 use serde::Deserialize;
 use tokio::time::timeout;
@@ -9,9 +9,6 @@ use super::cases::{Call, Case, Expected, Way, call, plain_call};
 use super::install::{Peers, Pins};
 use super::process::log_file;
 use super::rust_client;
-
-/// The scripts give up before this.
-const DRIVE_MAX: Duration = Duration::from_secs(90);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
@@ -91,7 +88,7 @@ impl Client {
         let (program, script) = match self {
             Self::Rust => {
                 let drive = rust_client::drive(url, call);
-                let facts = timeout(DRIVE_MAX, drive).await.map_err(|_| "no end in time".to_owned())??;
+                let facts = timeout(WAIT_MAX, drive).await.map_err(|_| "no end in time".to_owned())??;
                 return self.judge(&facts, call);
             }
             Self::FastMcp4 => ("py-modern/bin/python", "client_fastmcp4.py"),
@@ -106,7 +103,7 @@ impl Client {
         };
         let mut command = peers.command(program, [script, url, kind, call.tool, call.arguments]);
         let output = command.kill_on_drop(true).output();
-        let output = timeout(DRIVE_MAX, output).await.map_err(|_| "no end in time".to_owned())?;
+        let output = timeout(WAIT_MAX, output).await.map_err(|_| "no end in time".to_owned())?;
         let output = output.map_err(|error| format!("{program} cannot be started: {error}"))?;
         let log = log_file(&format!("matrix-client-{}-{}", self.name(), call.tool))?;
         std::fs::write(&log, [&output.stdout[..], &output.stderr].concat()).map_err(|error| error.to_string())?;

@@ -1,24 +1,16 @@
 //! Clients with sessions in front of real servers whose tools run as tasks.
 
-use std::time::Duration;
-
 use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::client::{Reply, TestGateway};
+use super::in_time;
 use super::install::Peers;
 use super::peer::{PeerServer, Program};
 use super::talk::{RELATED, SessionMessages, SessionUser};
 
-/// Interpreters start slowly on a busy machine, and tools take their time.
-const WAIT_MAX: Duration = Duration::from_secs(60);
-
 const ELICIT: &str = "elicitation/create";
 const SAMPLE: &str = "sampling/createMessage";
-
-async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(WAIT_MAX, future).await.expect("it happens in time")
-}
 
 /// A gateway in front of a real server.
 async fn before(program: Program, test: &'static str) -> Option<(PeerServer, TestGateway)> {

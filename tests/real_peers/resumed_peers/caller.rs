@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::time::Duration;
+use support::WAIT_MAX;
 
 use http::StatusCode;
 use serde_json::{Value, json};
@@ -9,7 +10,6 @@ use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::client::{BOTH, Client, HttpOptions, initialize};
-use super::life::PATIENCE;
 use super::talk::{RELATED, SessionMessages, SessionUser};
 use super::wire_client::{Flavour, LEGACY, WireClient};
 
@@ -101,7 +101,7 @@ impl Caller {
             }
         };
         let name = self.name();
-        let task = timeout(PATIENCE, polled).await.unwrap_or_else(|_| panic!("{name} {id} never is {status}"));
+        let task = timeout(WAIT_MAX, polled).await.unwrap_or_else(|_| panic!("{name} {id} never is {status}"));
         assert_eq!(task["status"], status, "{name}: {task}");
         task
     }

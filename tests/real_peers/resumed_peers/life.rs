@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
+use support::WAIT_MAX;
 
 use rusqlite::{Connection, OpenFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,8 +15,6 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
-/// How long anything may take on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
 /// How a life ends.
@@ -59,7 +58,7 @@ impl Gateway {
         };
         let id = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).expect("it runs");
         kill_process(id, signal).unwrap();
-        let status = timeout(PATIENCE, self.child.wait()).await.expect("it waits for no call").unwrap();
+        let status = timeout(WAIT_MAX, self.child.wait()).await.expect("it waits for no call").unwrap();
         match how {
             End::Killed => assert_eq!(status.signal(), Some(9), "{status}"),
             End::InOrder => assert!(status.success(), "{status}"),
@@ -81,7 +80,7 @@ impl Gateway {
                 seen = resumable(&file).unwrap_or(seen);
             }
         };
-        timeout(PATIENCE, kept).await.expect("where calls can be taken up is kept in time");
+        timeout(WAIT_MAX, kept).await.expect("where calls can be taken up is kept in time");
     }
 }
 
@@ -115,6 +114,6 @@ async fn live(folder: &TempDir, log: &PathBuf) -> (Child, SocketAddr) {
             }
         }
     };
-    let address = timeout(PATIENCE, served).await.expect("it serves in time");
+    let address = timeout(WAIT_MAX, served).await.expect("it serves in time");
     (child, address)
 }

@@ -1,7 +1,7 @@
 //! Drives one client through some cases, each in a session of its own: by its script, or in this process.
 
 use std::convert::Infallible;
-use std::time::Duration;
+use support::WAIT_MAX;
 
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -10,9 +10,6 @@ use super::install::Peers;
 use super::process::Child;
 use super::rust_client;
 use super::table::{Facts, table};
-
-/// The drivers give up a case before this.
-const CASE_MAX: Duration = Duration::from_secs(75);
 
 /// What a driver prints between two calls.
 const READY: &str = "READY";
@@ -111,7 +108,7 @@ impl Pair<'_> {
 /// The facts of the next case. They stand in a line of their own, among whatever the client's libraries print.
 async fn facts(script: &mut Child, mut seat: Option<&mut Seat>) -> Driven {
     loop {
-        let line = script.next_line(CASE_MAX).await?.ok_or("the driver ended without facts")?;
+        let line = script.next_line(WAIT_MAX).await?.ok_or("the driver ended without facts")?;
         if line == READY {
             if let Some(seat) = seat.as_deref_mut() {
                 seat.take().await;

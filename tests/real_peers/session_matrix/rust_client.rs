@@ -2,6 +2,7 @@
 //! `session_driver.mjs`.
 
 use std::time::Duration;
+use support::WAIT_MAX;
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -22,9 +23,6 @@ use super::driver::{Driven, Seat};
 use super::rust_host::{Host, NOTICE_MAX};
 use super::table::Facts;
 
-/// As the other drivers.
-const CASE_MAX: Duration = Duration::from_secs(60);
-
 /// One case.
 struct Case<'a> {
     given: &'a Value,
@@ -38,7 +36,7 @@ struct Case<'a> {
 /// # Errors
 /// If rmcp does not get as far as an outcome.
 pub(crate) async fn drive(url: &str, kind: &str, given: &Value, seat: Option<&mut Seat>) -> Driven {
-    let driven = timeout(CASE_MAX, in_session(url, kind, given, seat)).await;
+    let driven = timeout(WAIT_MAX, in_session(url, kind, given, seat)).await;
     let mut facts = driven.map_err(|_| "no end in time".to_owned())??;
     facts.insert("version".to_owned(), Implementation::from_build_env().version.into());
     Ok(facts)

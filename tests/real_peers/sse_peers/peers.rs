@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
+use support::WAIT_MAX;
 
 use serde_json::Value;
 use support::peers::install;
@@ -31,7 +32,7 @@ impl Peers {
 
     /// The facts that a driver prints, in its last line.
     pub(crate) async fn drive(&self, words: &[&str]) -> Value {
-        let output = tokio::time::timeout(Duration::from_secs(120), self.command(words).output());
+        let output = tokio::time::timeout(WAIT_MAX, self.command(words).output());
         let output = output.await.unwrap_or_else(|_| panic!("too slow: {words:?}")).unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let last = text.lines().last().unwrap_or_else(|| {

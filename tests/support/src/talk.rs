@@ -115,8 +115,10 @@ impl SessionUser {
         let mut client = gate.stranger();
         let reply = client.post(crate::session_client::initialize(version, capabilities)).await;
         assert_eq!(reply.status, StatusCode::OK);
-        client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
-        client.version = Some(version.to_owned());
+        let Some(session) = reply.header("mcp-session-id").map(str::to_owned) else {
+            panic!("no session: {}", reply.json().await);
+        };
+        (client.session, client.version) = (Some(session), Some(version.to_owned()));
         Self { client }
     }
 

@@ -16,10 +16,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::processes;
+use crate::{WAIT_MAX, processes};
 
-/// How long a child may take until it is ready; interpreters on a busy machine are slow.
-const READY_MAX: Duration = Duration::from_secs(30);
 /// How long a child may take to end after it was asked to.
 const END_MAX: Duration = Duration::from_secs(3);
 const END_CHECK_PERIOD: Duration = Duration::from_millis(20);
@@ -83,7 +81,7 @@ impl Child {
     /// The rest of the next line that begins with `start`; what comes before it is skipped.
     ///
     /// # Errors
-    /// If the child ends or [`READY_MAX`] passes first.
+    /// If the child ends or [`WAIT_MAX`] passes first.
     pub async fn line(&mut self, start: &str) -> Result<String, String> {
         let found = async {
             while let Some(line) = self.lines.recv().await {
@@ -94,7 +92,7 @@ impl Child {
             Err(format!("{} ended without the line `{start}…`", self.name))
         };
         let late = |_| Err(format!("{} printed no line `{start}…` in time", self.name));
-        timeout(READY_MAX, found).await.unwrap_or_else(late)
+        timeout(WAIT_MAX, found).await.unwrap_or_else(late)
     }
 
     /// The next line of either output; `None` once it has closed both.

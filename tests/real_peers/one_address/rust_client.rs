@@ -57,7 +57,7 @@ pub(crate) async fn drive(url: &str, plan: &Value) -> Result<Value, String> {
         "tools": tools.iter().map(|tool| &tool.name).collect::<Vec<_>>(),
         "prompts": prompts.iter().map(|prompt| &prompt.name).collect::<Vec<_>>(),
         "said": said, "resource": resource, "prompt": serde_json::to_string(&prompt.messages).unwrap_or_default(),
-        "slow": slow, "answered": answered, "asked": host.asked(), "task": null,
+        "slow": slow, "answered": answered, "asked": host.elicited(), "task": null,
     }))
 }
 

@@ -20,28 +20,37 @@ pub(crate) const NOTICE_MAX: Duration = Duration::from_secs(20);
 /// What the server said: the method, and what of its params the case wants to know.
 type Notice = (&'static str, Value);
 
+const ELICITATION: &str = "elicitation/create";
+
 /// One client's program. Its clones are the same one.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     answer: Value,
-    asked: watch::Sender<usize>,
+    /// The methods of all questions.
+    asked: watch::Sender<Vec<&'static str>>,
     heard: watch::Sender<Vec<Notice>>,
 }
 
 impl Host {
     /// Answers every question with `answer`.
     pub(crate) fn new(answer: &Value) -> Self {
-        Self { answer: answer.clone(), asked: watch::Sender::new(0), heard: watch::Sender::new(Vec::new()) }
+        Self { answer: answer.clone(), asked: watch::Sender::new(Vec::new()), heard: watch::Sender::new(Vec::new()) }
     }
 
+    /// How many questions the server asked.
     pub(crate) fn asked(&self) -> usize {
-        *self.asked.borrow()
+        self.asked.borrow().len()
+    }
+
+    /// How many of them ask the person.
+    pub(crate) fn elicited(&self) -> usize {
+        self.asked.borrow().iter().filter(|method| **method == ELICITATION).count()
     }
 
     /// Whether the server asks something within [`NOTICE_MAX`].
     pub(crate) async fn is_asked(&self) -> bool {
         let mut asked = self.asked.subscribe();
-        timeout(NOTICE_MAX, asked.wait_for(|count| *count > 0)).await.is_ok()
+        timeout(NOTICE_MAX, asked.wait_for(|methods| !methods.is_empty())).await.is_ok()
     }
 
     /// What the server said with `method`, as soon as that is enough, or after `limit`.
@@ -63,8 +72,8 @@ impl Host {
         self.heard.send_modify(|all| all.push((method, what)));
     }
 
-    fn ask(&self) {
-        self.asked.send_modify(|count| *count += 1);
+    fn ask(&self, method: &'static str) {
+        self.asked.send_modify(|methods| methods.push(method));
     }
 
     fn text(&self, name: &str) -> &str {
@@ -78,7 +87,7 @@ impl ClientHandler for Host {
         _: ElicitRequestParams,
         _: RequestContext<RoleClient>,
     ) -> Result<ElicitResult, ErrorData> {
-        self.ask();
+        self.ask(ELICITATION);
         Ok(ElicitResult::new(ElicitationAction::Accept).with_content(self.answer.clone()))
     }
 
@@ -87,12 +96,12 @@ impl ClientHandler for Host {
         _: CreateMessageRequestParams,
         _: RequestContext<RoleClient>,
     ) -> Result<CreateMessageResult, ErrorData> {
-        self.ask();
+        self.ask("sampling/createMessage");
         Ok(CreateMessageResult::new(SamplingMessage::assistant_text(self.text("text")), self.text("model").to_owned()))
     }
 
     async fn list_roots(&self, _: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
-        self.ask();
+        self.ask("roots/list");
         Ok(ListRootsResult::new(vec![Root::new(self.text("uri")).with_name(self.text("name"))]))
     }
 

@@ -106,6 +106,27 @@ async fn a_fault_strikes_as_often_as_it_is_told_and_others_pass() {
 }
 
 #[tokio::test]
+async fn what_is_held_comes_whole_once_it_is_let_go_and_those_who_came_later_pass() {
+    let proxy = FaultProxy::start(echo().await).await;
+    let connect = || TcpStream::connect(proxy.address);
+    let mut held = connect().await.unwrap();
+    let mut back = [0; 8];
+    held.write_all(b"ab").await.unwrap();
+    timeout(PATIENCE, held.read_exact(&mut back[..2])).await.unwrap().unwrap();
+    proxy.set_present(Fault::up("", 0, Verb::Hold));
+    held.write_all(b"cdef").await.unwrap();
+    timeout(PATIENCE, proxy.strikes()).await.unwrap();
+    held.write_all(b"gh").await.unwrap();
+    let mut later = connect().await.unwrap();
+    later.write_all(b"hello").await.unwrap();
+    timeout(PATIENCE, later.read_exact(&mut back[..5])).await.unwrap().unwrap();
+    assert!(timeout(SOON, held.read_exact(&mut back[2..])).await.is_err(), "it passed");
+    proxy.set(None);
+    timeout(PATIENCE, held.read_exact(&mut back[2..])).await.unwrap().unwrap();
+    assert_eq!(&back[2..], b"cdefgh");
+}
+
+#[tokio::test]
 async fn a_drip_takes_its_time() {
     let began = Instant::now();
     let (text, _) = through(Fault::down("", 0, Verb::Drip(Duration::from_millis(10))), &["abcdefgh"]).await;

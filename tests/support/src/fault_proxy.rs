@@ -1,5 +1,5 @@
 //! A TCP proxy in this process that does to connections what networks do: delay, drip, cut, half-close, reset, corrupt,
-//! stall. It passes on bytes unread, but for a mark that says where a fault begins.
+//! stall, hold. It passes on bytes unread, but for a mark that says where a fault begins.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -31,6 +31,8 @@ pub enum Verb {
     Corrupt,
     /// No further byte is read or written.
     Stall,
+    /// The rest comes once the connection has no such fault any more.
+    Hold,
 }
 
 /// Which way bytes go: up to the target, or down to whoever connected.
@@ -60,6 +62,14 @@ impl Fault {
     }
 }
 
+/// A fault, and which connections have it.
+#[derive(Clone, Copy, Debug)]
+struct ProxyFault {
+    fault: Fault,
+    /// So many connections, from the first one on.
+    connections: usize,
+}
+
 /// Dropping it closes all connections.
 #[derive(Debug)]
 pub struct FaultProxy {
@@ -71,7 +81,7 @@ pub struct FaultProxy {
 #[derive(Debug)]
 struct ProxyState {
     target: Mutex<SocketAddr>,
-    fault: Mutex<Option<Fault>>,
+    fault: watch::Sender<Option<ProxyFault>>,
     /// How many connections may still have the fault.
     left: AtomicUsize,
     struck: AtomicUsize,
@@ -93,7 +103,7 @@ impl FaultProxy {
         let left = AtomicUsize::new(usize::MAX);
         let shared = Arc::new(ProxyState {
             target: Mutex::new(target),
-            fault: Mutex::default(),
+            fault: watch::Sender::default(),
             left,
             struck: AtomicUsize::default(),
             carried: AtomicUsize::default(),
@@ -125,14 +135,17 @@ impl FaultProxy {
 
     /// From now on, for open connections too.
     pub fn set(&self, fault: Option<Fault>) {
-        *self.shared.fault.lock() = fault;
-        self.shared.left.store(usize::MAX, Ordering::Relaxed);
+        self.shared.set(fault, usize::MAX, usize::MAX);
     }
 
     /// From now on, but only until it has struck this often.
     pub fn set_times(&self, fault: Fault, times: usize) {
-        *self.shared.fault.lock() = Some(fault);
-        self.shared.left.store(times, Ordering::Relaxed);
+        self.shared.set(Some(fault), usize::MAX, times);
+    }
+
+    /// From now on, for none but those connections that are there by now.
+    pub fn set_present(&self, fault: Fault) {
+        self.shared.set(Some(fault), self.carried(), usize::MAX);
     }
 
     /// How many connections there were so far.
@@ -159,9 +172,25 @@ impl FaultProxy {
     }
 }
 
+impl ProxyState {
+    fn set(&self, fault: Option<Fault>, connections: usize, times: usize) {
+        self.left.store(times, Ordering::Relaxed);
+        self.fault.send_replace(fault.map(|fault| ProxyFault { fault, connections }));
+    }
+}
+
+impl ProxyFault {
+    /// What one direction of a connection has of it.
+    fn of(self, way: Direction, connection: usize) -> Option<Fault> {
+        (self.fault.way == way && connection < self.connections).then_some(self.fault)
+    }
+}
+
 /// What both directions of one connection share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Connection {
+    /// How many there were before.
+    number: usize,
     /// The mark has gone up.
     marked: AtomicBool,
     over: CancellationToken,
@@ -169,11 +198,11 @@ struct Connection {
 
 async fn connect(client: TcpStream, shared: Arc<ProxyState>, tracker: TaskTracker) {
     let target = *shared.target.lock();
-    shared.carried.fetch_add(1, Ordering::Relaxed);
+    let number = shared.carried.fetch_add(1, Ordering::Relaxed);
     // A target that is not there closes the client, as it would without a proxy.
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    let connection = Arc::new(Connection::default());
+    let connection = Arc::new(Connection { number, marked: AtomicBool::default(), over: CancellationToken::new() });
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
     let up = Pump::new(Direction::Up, &shared, &connection).run(client_reads, server_writes);
@@ -227,8 +256,9 @@ impl Pump {
     /// Passes a piece on; `None` where nothing more may follow it.
     async fn pass(&mut self, piece: &mut [u8], to: &mut OwnedWriteHalf) -> Option<()> {
         let start = self.start_in(piece);
-        let fault = *self.shared.fault.lock();
-        let Some((start, fault)) = start.zip(fault.filter(|fault| fault.way == self.way && !self.has_struck)) else {
+        let fault = *self.shared.fault.borrow();
+        let fault = fault.and_then(|fault| fault.of(self.way, self.connection.number));
+        let Some((start, fault)) = start.zip(fault.filter(|_| !self.has_struck)) else {
             return self.write(piece, to).await;
         };
         let left = fault.after.saturating_sub(self.passed);
@@ -260,13 +290,14 @@ impl Pump {
                 return None;
             }
             Verb::Stall => return std::future::pending().await,
+            Verb::Hold => self.let_go().await,
         }
         self.write(after, to).await
     }
 
     /// Where in this piece the count of bytes begins, if it has begun.
     fn start_in(&mut self, piece: &[u8]) -> Option<usize> {
-        let mark = self.shared.fault.lock().map_or("", |fault| fault.mark).as_bytes();
+        let mark = self.shared.fault.borrow().map_or("", |set| set.fault.mark).as_bytes();
         if mark.is_empty() || self.connection.marked.load(Ordering::Acquire) {
             return Some(0);
         }
@@ -283,6 +314,14 @@ impl Pump {
             self.connection.marked.store(true, Ordering::Release);
         }
         end
+    }
+
+    /// Waits until nothing holds this back.
+    async fn let_go(&self) {
+        let (way, number) = (self.way, self.connection.number);
+        let holds = |set: ProxyFault| set.of(way, number).is_some_and(|fault| fault.verb == Verb::Hold);
+        // The sender is as long there as this is.
+        let _ = self.shared.fault.subscribe().wait_for(|set| !set.is_some_and(holds)).await;
     }
 
     /// Whether the fault may strike here.

@@ -2,9 +2,8 @@
 //! backend or the server itself ends. A server of its own for each, whose commits wait as soon as a standby is named
 //! that does not exist.
 
+use support::fault_proxy::{Fault, FaultProxy, Verb};
 use support::postgres::ServerStop;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 use super::*;
@@ -204,71 +203,18 @@ async fn rule_5_no_barrier_of_before_proves_what_is_read_after_a_write_in_doubt(
     at.store.close().await;
 }
 
-/// Passes on what is said to a server, and keeps back what those say who are connected when it is told to.
-struct LateLine {
-    port: u16,
-    connections: Arc<AtomicUsize>,
-    /// The number of the first connection that passes.
-    first: watch::Sender<usize>,
-}
-
-impl LateLine {
-    async fn to(port: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let own_port = listener.local_addr().unwrap().port();
-        let line = Self { port: own_port, connections: Arc::default(), first: watch::Sender::new(0) };
-        let (connections, first, tracker) = (Arc::clone(&line.connections), line.first.subscribe(), TaskTracker::new());
-        tracker.clone().spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                let number = connections.fetch_add(1, Ordering::SeqCst);
-                let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-                let (from_client, mut to_client) = client.into_split();
-                let (mut from_server, to_server) = server.into_split();
-                tracker.spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
-                tracker.spawn(Self::pass(number, first.clone(), from_client, to_server));
-            }
-        });
-        line
-    }
-
-    async fn pass(
-        number: usize,
-        mut first: watch::Receiver<usize>,
-        mut from: tokio::net::tcp::OwnedReadHalf,
-        mut to: tokio::net::tcp::OwnedWriteHalf,
-    ) {
-        let mut bytes = vec![0; 1 << 16];
-        while let Ok(read @ 1..) = from.read(&mut bytes).await {
-            let passes = first.wait_for(|first| *first <= number).await.is_ok();
-            if !passes || to.write_all(&bytes[..read]).await.is_err() {
-                return;
-            }
-        }
-        // The end comes as late as all else.
-        let _ = first.wait_for(|first| *first <= number).await;
-    }
-
-    fn hold(&self) {
-        self.first.send_replace(self.connections.load(Ordering::SeqCst));
-    }
-
-    fn release(&self) {
-        self.first.send_replace(0);
-    }
-}
-
 /// A server that has not read a batch yet knows of no statement that goes on.
 #[tokio::test(flavor = "multi_thread")]
 async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothing() {
     let Some(server) = PostgresServer::start(&[]) else { return };
-    let (schema, line) = (new_schema(), LateLine::to(server.port()).await);
+    let (schema, line) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
     let settings = with(settings(&server, &schema), |access| {
-        access.url = DatabaseUrl::Here(format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", line.port));
+        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
         access.write_max = Duration::from_secs(1);
     });
     let store = open_with(settings).await.unwrap();
     store.insert(&task("a", 1)).await.unwrap();
-    line.hold();
+    line.set_present(Fault::up("", 0, Verb::Hold));
     let two = task("a", 2);
     let unsure = store.insert(&two).await;
     assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
@@ -279,7 +225,7 @@ async fn rule_5_a_batch_in_doubt_that_comes_after_the_next_barrier_changes_nothi
     }
     let writers = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE '% writer'";
     until("the next connection is there, beside the batch that is under way", || server.psql(writers) == "2").await;
-    line.release();
+    line.set(None);
     until("the batch has come", || server.psql(writers) == "1").await;
     assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_task")), "1");
     store.close().await;

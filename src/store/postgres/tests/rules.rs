@@ -43,8 +43,10 @@ impl Waiting {
         name_standbys(&self.server, names).await;
     }
 
+    /// Those that wait for a standby, and those that wait for them.
     fn backends_that_wait(&self) -> usize {
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'taskgate %' \
+                   AND state <> 'idle' AND (wait_event = 'SyncRep' OR wait_event_type = 'Lock')";
         self.server.psql(sql).parse().unwrap()
     }
 

@@ -3,9 +3,10 @@
 //!
 //! `session` opens and drives connections, of which there are six: one of `writer`, which makes one transaction of all writes that
 //! wait (`batch`, of `task_write`s, by the `statements`), one of `control`, for beats and hints, and four of `readers`, half of them for `lists`.
-//! `transaction` asks [`crate::replica::commit_trust`] what is known of a commit (by the `notices` of its session, too), and `readers`
-//! ask [`crate::replica::read_trust`] what is known of a read. `schema` knows the tables, `columns` what a row is made of,
-//! `server_words` what the server's errors mean. `state` is what they share: `sums`, rows in doubt, and `settled_rows` that were read.
+//! `transaction` asks `transaction_end`, and that [`crate::replica::commit_trust`], what is known of a commit (by the `notices` of
+//! its session, too), and `readers` ask [`crate::replica::read_trust`] what is known of a read. `schema` knows the tables, `columns`
+//! what a row is made of, `server_words` what the server's errors mean. `state` is what they share: `sums`, rows in doubt, and
+//! `settled_rows` that were read.
 //! `upkeep` has removed what dead lives leave, and `forgetting` what one leaves that is to be forgotten.
 
 mod batch;
@@ -37,6 +38,7 @@ mod task_write;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod transaction_end;
 mod upkeep;
 mod writer;
 

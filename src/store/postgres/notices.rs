@@ -73,8 +73,13 @@ impl SessionNotices {
     }
 }
 
+/// What the server says in a notice or an error.
+pub(super) fn as_sql(said: &DbError) -> SqlNotice<'_> {
+    SqlNotice { severity: severity(said), sqlstate: said.code().code() }
+}
+
 /// As it is in every language.
-pub(super) fn severity(said: &DbError) -> &'static str {
+fn severity(said: &DbError) -> &'static str {
     match said.parsed_severity() {
         Some(Severity::Panic) => "PANIC",
         Some(Severity::Fatal) => "FATAL",

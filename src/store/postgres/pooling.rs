@@ -6,6 +6,7 @@
 
 use super::open_error::PostgresOpenError;
 use super::session::{DatabaseConnector, Session, arrival_error, in_time};
+use super::transaction::promise_of;
 
 /// Each of them finds a pooler unless other clients happen to take and return sessions in an order that hides it.
 const ROUNDS: usize = 3;
@@ -31,5 +32,5 @@ pub(super) async fn judge(connector: &DatabaseConnector, session: &Session) -> R
 
 async fn is_kept(session: &Session) -> Result<(), PostgresOpenError> {
     let found = session.client.query_one(&session.promise, &[]).await.map_err(|error| arrival_error(&error))?;
-    if session.is_same(&found) { Ok(()) } else { Err(PostgresOpenError::Pooled) }
+    if promise_of(&found).is_of(&session.name) { Ok(()) } else { Err(PostgresOpenError::Pooled) }
 }

@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Row, Socket, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Notification, Socket, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use tokio_util::task::TaskTracker;
 
@@ -71,23 +71,16 @@ type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Soc
 pub(super) struct Session {
     pub(super) client: Client,
     pub(super) settings: Arc<PostgresSettings>,
-    /// Asks what the server promises, and whether this is still the session that was set up.
+    /// Asks what the server promises, and how the session is called that says so.
     pub(super) promise: Statement,
     /// What it was called when it was set up.
-    name: String,
+    pub(super) name: String,
     /// The server at its other end.
     pub(super) server: ServerMark,
     pub(super) notices: SessionNotices,
     /// What transactions prove, and doubts take away, for all connections.
     pub(super) trust: SharedReadTrust,
     _driver: SessionDriver,
-}
-
-impl Session {
-    /// Whether the answer to [`Self::promise`] comes from the session of the server's that was set up.
-    pub(super) fn is_same(&self, promised: &Row) -> bool {
-        promised.try_get::<_, Option<&str>>(2).is_ok_and(|found| found == Some(&self.name))
-    }
 }
 
 /// Which reads may be believed, for all connections of this life.

@@ -1,4 +1,4 @@
-//! Makes one transaction, and says what is known of it afterwards: by [`fate`] alone.
+//! Makes one transaction, and says what is known of it afterwards: by [`TransactionEnd::fate`] alone.
 //!
 //! All its statements are sent at once: one way there and back. Its last one before the commit asks what the server promises
 //! about commits, so that the answer is true of the server that commits, whatever lies between.
@@ -11,14 +11,14 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
 
 use super::health::PostgresHealth;
-use super::notices::{NoticePlace, ReceivedNotice, severity};
+use super::notices::{NoticePlace, ReceivedNotice, as_sql};
 use super::open_error::PostgresOpenError;
 use super::server_words::in_words;
 use super::session::Session;
 use super::shared_clock::boot_time;
+use super::transaction_end::{ServerPromise, TransactionEnd};
 use crate::metric;
-use crate::replica::commit_trust::fate;
-use crate::replica::{BootTime, CommitEnd, DurabilitySettings, SqlNotice, WriteDoubt, WriteFate};
+use crate::replica::{BootTime, WriteDoubt, WriteFate};
 
 /// Writes to the log alone, so that it waits for no other writer. Acknowledged, it proves that what the server showed before
 /// is durable (rules 4 and 6).
@@ -105,23 +105,6 @@ pub(super) fn count_barrier() {
     metrics::counter!(metric::DATABASE_BARRIERS).increment(1);
 }
 
-/// How a transaction ended, and the error that says so.
-enum TransactionEnd {
-    Acknowledged {
-        rows: Vec<Vec<Row>>,
-        promise: Row,
-    },
-    /// A statement, or the commit, failed.
-    Failed(Error),
-    /// It is not even known whether it was one transaction.
-    Unbegun(Error),
-    /// It was made in a session that somebody else may have set up.
-    Elsewhere,
-    TimedOut {
-        is_answered: bool,
-    },
-}
-
 /// Makes a transaction of these statements, each of which returns a row at least if it writes one, and none if it does not.
 ///
 /// # Errors
@@ -151,7 +134,7 @@ async fn run(
     session: &Session,
     statements: &[(&Statement, Parameters<'_>)],
     is_answered: &AtomicBool,
-) -> TransactionEnd {
+) -> TransactionEnd<Row, Error> {
     let client = &session.client;
     let queries = statements.iter().map(|(statement, values)| client.query(*statement, values));
     let (begun, found, promised, committed) = join4(
@@ -161,70 +144,45 @@ async fn run(
         client.batch_execute("COMMIT"),
     )
     .await;
-    if let Err(error) = begun {
-        return TransactionEnd::Unbegun(error);
-    }
     let rows = found.into_iter().collect::<Result<Vec<_>, _>>();
-    let made = rows.and_then(|rows| Ok((rows, promised?)));
-    match made.and_then(|made| committed.map(|()| made)) {
-        Ok((_, promise)) if !session.is_same(&promise) => TransactionEnd::Elsewhere,
-        Ok((rows, promise)) => TransactionEnd::Acknowledged { rows, promise },
-        Err(error) => TransactionEnd::Failed(error),
-    }
+    let made = rows.and_then(|rows| Ok((rows, promise_of(&promised?))));
+    TransactionEnd::of(&session.name, begun, made, committed)
+}
+
+/// What is missing is promised by nobody.
+pub(super) fn promise_of(answer: &Row) -> ServerPromise {
+    let text = |at| answer.try_get::<_, Option<String>>(at).ok().flatten();
+    let (standby_names, commit_mode) = (text(0).unwrap_or_default(), text(1).unwrap_or_default());
+    ServerPromise { standby_names, commit_mode, session: text(2) }
 }
 
 /// Says what became of a transaction that was sent as a whole, with its commit.
-fn judge(session: &Session, ended: TransactionEnd, begun: NoticePlace) -> Result<Vec<Vec<Row>>, CommitFailure> {
-    let (is_commit_sent, notices) = (true, session.notices.since(begun));
+fn judge(
+    session: &Session,
+    ended: TransactionEnd<Row, Error>,
+    begun: NoticePlace,
+) -> Result<Vec<Vec<Row>>, CommitFailure> {
+    let notices = session.notices.since(begun);
     let notices: Vec<_> = notices.iter().map(ReceivedNotice::as_sql).collect();
-    let fate = |end| fate(session.settings.access.durability, end);
-    let (fate, rows, error) = match ended {
-        TransactionEnd::Acknowledged { rows, promise } => {
-            let text = |at| promise.try_get::<_, String>(at).unwrap_or_default();
-            let (standby_names, commit_mode) = (text(0), text(1));
-            let settings = DurabilitySettings { standby_names: &standby_names, commit_mode: &commit_mode };
-            let rows_written = rows.iter().map(|rows| rows.len() as u64).sum();
-            (fate(CommitEnd::Acknowledged { notices: &notices, settings, rows_written }), Some(rows), None)
-        }
-        TransactionEnd::Failed(error) => {
-            let end = error.as_db_error().map_or(CommitEnd::Lost { is_commit_sent }, |said| CommitEnd::Refused {
-                error: SqlNotice { severity: severity(said), sqlstate: said.code().code() },
-                is_commit_sent,
-            });
-            (fate(end), None, Some(error))
-        }
-        // What it was acknowledged without may not have been said there.
-        TransactionEnd::Elsewhere => {
-            let (doubt, why) =
-                (doubt_of(fate(CommitEnd::Lost { is_commit_sent })), PostgresOpenError::Pooled.to_string());
-            return Err(CommitFailure::Unsure { doubt, why, is_answered: false });
-        }
-        // What came behind was then carried out statement by statement.
-        TransactionEnd::Unbegun(error) => (fate(CommitEnd::Lost { is_commit_sent }), None, Some(error)),
-        TransactionEnd::TimedOut { is_answered } => {
-            let doubt = fate(CommitEnd::TimedOut { is_commit_sent });
-            return Err(unsure(doubt, None, is_answered));
-        }
-    };
-    match (fate, rows, error) {
-        (WriteFate::Done, Some(rows), _) => Ok(rows),
-        (WriteFate::NotDone, _, Some(error)) => Err(CommitFailure::NotMade(error)),
-        (fate, _, error) => Err(unsure(fate, error.as_ref(), false)),
+    let fate = ended.fate(session.settings.access.durability, &notices, |error| error.as_db_error().map(as_sql));
+    match (fate, ended) {
+        (WriteFate::Done, TransactionEnd::Acknowledged { rows, .. }) => Ok(rows),
+        (WriteFate::NotDone, TransactionEnd::Failed(error)) => Err(CommitFailure::NotMade(error)),
+        (fate, ended) => Err(unsure(fate, ended)),
     }
 }
 
-fn unsure(fate: WriteFate, error: Option<&Error>, is_answered: bool) -> CommitFailure {
-    let doubt = doubt_of(fate);
-    let why = match error {
-        Some(error) => in_words(error),
-        None if is_answered => "commits wait, as if for a standby".to_owned(),
-        None => doubt_in_words(doubt).to_owned(),
+fn unsure(fate: WriteFate, ended: TransactionEnd<Row, Error>) -> CommitFailure {
+    let doubt = if let WriteFate::Unsure(doubt) = fate { doubt } else { WriteDoubt::Lost };
+    let (why, is_answered) = match ended {
+        TransactionEnd::Failed(error) | TransactionEnd::Unbegun(error) => (in_words(&error), false),
+        TransactionEnd::Elsewhere => (PostgresOpenError::Pooled.to_string(), false),
+        TransactionEnd::TimedOut { is_answered: true } => ("commits wait, as if for a standby".to_owned(), true),
+        TransactionEnd::TimedOut { is_answered: false } | TransactionEnd::Acknowledged { .. } => {
+            (doubt_in_words(doubt).to_owned(), false)
+        }
     };
     CommitFailure::Unsure { doubt, why, is_answered }
-}
-
-const fn doubt_of(fate: WriteFate) -> WriteDoubt {
-    if let WriteFate::Unsure(doubt) = fate { doubt } else { WriteDoubt::Lost }
 }
 
 const fn doubt_in_words(doubt: WriteDoubt) -> &'static str {

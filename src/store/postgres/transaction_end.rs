@@ -1,0 +1,144 @@
+//! Tells how a transaction ended that was sent as a whole, with its commit, and what is known of it. Pure: it knows neither
+//! connections nor what their errors look like.
+
+use crate::replica::commit_trust::fate;
+use crate::replica::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteFate};
+
+/// How a transaction ended: with the rows `R` of each of its statements, or the error `E` that says so.
+#[derive(Debug)]
+pub(super) enum TransactionEnd<R, E> {
+    Acknowledged {
+        rows: Vec<Vec<R>>,
+        promise: ServerPromise,
+    },
+    /// A statement, or the commit, failed.
+    Failed(E),
+    /// It is not even known whether it was one transaction.
+    Unbegun(E),
+    /// It was made in a session that somebody else may have set up.
+    Elsewhere,
+    TimedOut {
+        /// Whether the server answered all of it but for the commit.
+        is_answered: bool,
+    },
+}
+
+/// What the server says in a transaction that it makes.
+#[derive(Debug)]
+pub(super) struct ServerPromise {
+    pub(super) standby_names: String,
+    pub(super) commit_mode: String,
+    /// How the session is called that it is made in.
+    pub(super) session: Option<String>,
+}
+
+impl ServerPromise {
+    /// Whether it comes from the session of the server's that was set up under this name.
+    pub(super) fn is_of(&self, session: &str) -> bool {
+        self.session.as_deref() == Some(session)
+    }
+}
+
+impl<R, E> TransactionEnd<R, E> {
+    /// By the answers to its beginning, to its statements and to its commit, and by how the `session` is called that was set up.
+    pub(super) fn of(
+        session: &str,
+        begun: Result<(), E>,
+        made: Result<(Vec<Vec<R>>, ServerPromise), E>,
+        committed: Result<(), E>,
+    ) -> Self {
+        if let Err(error) = begun {
+            return Self::Unbegun(error);
+        }
+        match made.and_then(|made| committed.map(|()| made)) {
+            Ok((_, promise)) if !promise.is_of(session) => Self::Elsewhere,
+            Ok((rows, promise)) => Self::Acknowledged { rows, promise },
+            Err(error) => Self::Failed(error),
+        }
+    }
+
+    /// What became of it, by what else came on the connection in the meantime. `said` is what the server says in an error, if it
+    /// is the server that says it.
+    pub(super) fn fate(
+        &self,
+        durability: Durability,
+        notices: &[SqlNotice<'_>],
+        said: impl Fn(&E) -> Option<SqlNotice<'_>>,
+    ) -> WriteFate {
+        let is_commit_sent = true;
+        match self {
+            Self::Acknowledged { rows, promise } => {
+                let ServerPromise { standby_names, commit_mode, session: _ } = promise;
+                let settings = DurabilitySettings { standby_names, commit_mode };
+                let rows_written = rows.iter().map(|rows| rows.len() as u64).sum();
+                fate(durability, CommitEnd::Acknowledged { notices, settings, rows_written })
+            }
+            Self::Failed(error) => {
+                let refused = said(error).map(|error| CommitEnd::Refused { error, is_commit_sent });
+                fate(durability, refused.unwrap_or(CommitEnd::Lost { is_commit_sent }))
+            }
+            // What came behind was then carried out statement by statement; or what it was acknowledged without was not said there.
+            Self::Unbegun(_) | Self::Elsewhere => fate(durability, CommitEnd::Lost { is_commit_sent }),
+            Self::TimedOut { .. } => fate(durability, CommitEnd::TimedOut { is_commit_sent }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replica::WriteDoubt;
+
+    /// What the server said in an error; nothing where the connection ended.
+    type Said = Option<SqlNotice<'static>>;
+    type Made = Result<(Vec<Vec<()>>, ServerPromise), Said>;
+
+    const LOST: Said = None;
+    const IN_DOUBT: WriteFate = WriteFate::Unsure(WriteDoubt::Lost);
+
+    const fn refused(sqlstate: &'static str) -> Said {
+        Some(SqlNotice { severity: "ERROR", sqlstate })
+    }
+
+    fn made_in(session: Option<&str>) -> Made {
+        let session = session.map(str::to_owned);
+        Ok((vec![vec![()]], ServerPromise { standby_names: String::new(), commit_mode: "on".into(), session }))
+    }
+
+    #[track_caller]
+    fn check(begun: Result<(), Said>, made: Made, committed: Result<(), Said>, expected: WriteFate) {
+        let what = format!("{begun:?} {made:?} {committed:?}");
+        let end = TransactionEnd::of("own", begun, made, committed);
+        assert_eq!(end.fate(Durability::Single, &[], |said| *said), expected, "{what}");
+    }
+
+    #[test]
+    fn n5_a_commit_is_believed_in_the_session_alone_that_was_set_up() {
+        check(Ok(()), made_in(Some("own")), Ok(()), WriteFate::Done);
+        for session in [Some("another's"), Some("own "), Some(""), None] {
+            check(Ok(()), made_in(session), Ok(()), IN_DOUBT);
+        }
+    }
+
+    /// Each statement behind it may have been a transaction of its own.
+    #[test]
+    fn n5_what_came_behind_a_begin_that_failed_is_in_doubt_whatever_was_answered() {
+        for error in [refused("08P01"), refused("42601"), refused("53300"), LOST] {
+            check(Err(error), made_in(Some("own")), Ok(()), IN_DOUBT);
+            check(Err(error), Err(refused("23505")), Ok(()), IN_DOUBT);
+            check(Err(error), made_in(Some("own")), Err(refused("25P01")), IN_DOUBT);
+            check(Err(error), Err(error), Err(error), IN_DOUBT);
+        }
+    }
+
+    #[test]
+    fn the_first_answer_that_is_an_error_says_what_became_of_it() {
+        let fatal = Some(SqlNotice { severity: "FATAL", sqlstate: "57P01" });
+        for (error, expected) in [(refused("23505"), WriteFate::NotDone), (fatal, IN_DOUBT), (LOST, IN_DOUBT)] {
+            check(Ok(()), Err(error), Ok(()), expected);
+            check(Ok(()), made_in(Some("own")), Err(error), expected);
+            check(Ok(()), made_in(None), Err(error), expected);
+        }
+        check(Ok(()), Err(refused("23505")), Err(LOST), WriteFate::NotDone);
+    }
+}

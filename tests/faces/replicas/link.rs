@@ -1,5 +1,6 @@
 //! The way from one replica to another, without the replica that goes it.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -103,4 +104,17 @@ async fn more_requests_than_one_replica_is_sent_are_refused_at_once() {
     assert!(way.carry(number + 1, 2).await.is_ok(), "there is room again");
     way.link.keep(&ReplicaDirectory::alone(replicas.all[1].incarnation));
     assert!(way.carry(number + 2, 2).await.is_ok(), "a replica that was let go of is reached anew");
+}
+
+/// The address that names none leads here, too, and could be anybody's.
+#[tokio::test]
+async fn nothing_goes_in_clear_to_a_replica_that_is_not_on_loopback() {
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::pair(&server).await;
+    let mut way = Way::to_the_first(&replicas).await;
+    way.peer.address.set_ip(Ipv4Addr::UNSPECIFIED.into());
+    assert_eq!(way.carry(1, 2).await.err(), Some(ForwardFailure::Away));
+    way.peer.address.set_ip(Ipv4Addr::LOCALHOST.into());
+    assert!(way.carry(2, 2).await.is_ok());
+    assert_eq!(server.world.count("tools/call"), 1);
 }

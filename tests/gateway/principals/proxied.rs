@@ -265,6 +265,18 @@ async fn served(gate: &Gate, addresses: &[&str], count: usize) -> Vec<usize> {
     served
 }
 
+/// Whoever has one address of IPv6 has all those of its network.
+#[tokio::test]
+async fn clients_of_one_ipv6_network_share_its_rate() {
+    let limits = "[limits]\nrequests_per_second = 1\nrequests_burst = 10\n";
+    let gate = Gate::of("trusted_proxies = [\"127.0.0.0/8\"]", limits, "").await;
+    let many: Vec<String> = (1..=10).map(|n| format!("2001:db8:1:2::{n}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let all: usize = served(&gate, &many, 5).await.iter().sum();
+    assert!((10..50).contains(&all), "each has a rate of its own: {all}");
+    assert_eq!(served(&gate, &["2001:db8:1:3::1"], 5).await, [5]);
+}
+
 /// A trusted proxy says where its clients are, and each address has its own share; an untrusted one says nothing.
 #[tokio::test]
 async fn clients_behind_a_trusted_proxy_have_a_rate_for_each_address() {

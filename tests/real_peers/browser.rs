@@ -5,10 +5,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use support::WAIT_MAX;
-
 use http::StatusCode;
 use serde_json::{Value, json};
+use support::peers::WAIT_MAX;
 use support::peers::install::{Peers, program};
 use support::peers::process::Child;
 use support::scripted::{ScriptedReply, ScriptedServer, SeenRequest, answer, status, whole};

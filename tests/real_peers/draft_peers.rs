@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
-use support::WAIT_MAX;
+use support::peers::WAIT_MAX;
 use support::peers::gateway;
 use support::peers::install;
 use support::peers::process;

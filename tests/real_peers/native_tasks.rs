@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use install::Peers;
 use serde_json::{Value, json};
-use support::in_time;
+use support::peers::in_time;
 use taskgate::task::Principal;
 use taskgate::upstream::TaskScope;
 use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};

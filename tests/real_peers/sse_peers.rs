@@ -193,14 +193,10 @@ async fn a_probe_knows_real_servers_over_stdio() {
     let Some(peers) = Peers::find() else { return };
     let everything = ["node", "node_modules/@modelcontextprotocol/server-everything/dist/index.js", "stdio"];
     let echo = ("echo", json!({ "message": "hi" }), "Echo: hi");
-    let report = in_time(peers.probe_command(&everything, &echo, "everything")).await;
+    let report = peers.probe_command(&everything, &echo, "everything").await;
     assert!(peers::served(&report).contains(&"2024-11-05".to_owned()), "{report}");
     let greet = ("greet", json!({ "name": "Ada" }), "Hello, Ada!");
-    let report = in_time(peers.probe_command(
-        &["py-legacy/bin/python", "fastmcp_server.py", "--stdio"],
-        &greet,
-        "fastmcp-upstream",
-    ))
-    .await;
+    let server = ["py-legacy/bin/python", "fastmcp_server.py", "--stdio"];
+    let report = peers.probe_command(&server, &greet, "fastmcp-upstream").await;
     assert!(peers::served(&report).contains(&"2025-11-25".to_owned()), "{report}");
 }

@@ -5,9 +5,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::time::Duration;
-use support::WAIT_MAX;
 
 use serde_json::{Value, json};
+use support::peers::WAIT_MAX;
 use support::peers::install::Peers;
 use support::peers::upstream::{PeerServer, Program};
 use support::session_client::TestGateway;

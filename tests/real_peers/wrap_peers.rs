@@ -6,7 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use support::WAIT_MAX;
+use support::peers::WAIT_MAX;
 use support::peers::install::Peers;
 use support::processes;
 

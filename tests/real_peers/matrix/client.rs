@@ -1,8 +1,7 @@
 //! The clients of the matrix: unmodified libraries, each driven by a small script of its own.
 
-use support::WAIT_MAX;
-
 use serde::Deserialize;
+use support::peers::WAIT_MAX;
 use tokio::time::timeout;
 
 use super::cases::{Call, Case, Expected, Way, call, plain_call};

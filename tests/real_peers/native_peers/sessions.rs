@@ -2,9 +2,9 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
+use support::peers::in_time;
 
 use super::client::{Reply, TestGateway};
-use super::in_time;
 use super::install::Peers;
 use super::peer::{PeerServer, Program};
 use super::talk::{RELATED, SessionMessages, SessionUser};

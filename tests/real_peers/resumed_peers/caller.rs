@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 use std::time::Duration;
-use support::WAIT_MAX;
 
 use http::StatusCode;
 use serde_json::{Value, json};
+use support::peers::WAIT_MAX;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 

@@ -6,15 +6,17 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
-use support::WAIT_MAX;
 
 use rusqlite::{Connection, OpenFlags};
 use rustix::process::{Pid, Signal, kill_process};
+use support::peers::WAIT_MAX;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
+/// How long a gateway may take to end, whatever calls are under way.
+const END_MAX: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
 /// How a life ends.
@@ -58,7 +60,7 @@ impl Gateway {
         };
         let id = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)).expect("it runs");
         kill_process(id, signal).unwrap();
-        let status = timeout(WAIT_MAX, self.child.wait()).await.expect("it waits for no call").unwrap();
+        let status = timeout(END_MAX, self.child.wait()).await.expect("it waits for no call").unwrap();
         match how {
             End::Killed => assert_eq!(status.signal(), Some(9), "{status}"),
             End::InOrder => assert!(status.success(), "{status}"),

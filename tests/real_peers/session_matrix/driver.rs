@@ -1,9 +1,9 @@
 //! Drives one client through some cases, each in a session of its own: by its script, or in this process.
 
 use std::convert::Infallible;
-use support::WAIT_MAX;
 
 use serde_json::Value;
+use support::peers::WAIT_MAX;
 use tokio::sync::{mpsc, watch};
 
 use super::install::Peers;

@@ -2,7 +2,6 @@
 //! `session_driver.mjs`.
 
 use std::time::Duration;
-use support::WAIT_MAX;
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -16,6 +15,7 @@ use rmcp::service::{PeerRequestOptions, RoleClient, RunningService, ServiceExt a
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::{Peer, ServiceError};
 use serde_json::{Value, json};
+use support::peers::WAIT_MAX;
 use tokio::time::{Instant, timeout};
 
 use super::bridge::UnixSocketProxy;

@@ -3,16 +3,14 @@
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
-use support::WAIT_MAX;
 
 use serde_json::Value;
 use support::peers::install;
+use support::peers::{WAIT_MAX, in_time};
 use support::ports::reserved_address;
 use taskgate::config;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-
-use super::gate::in_time;
 
 /// The folder that they are installed in.
 pub(crate) struct Peers(install::Peers);

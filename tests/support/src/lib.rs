@@ -5,7 +5,6 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
-use std::time::Duration;
 
 pub mod alone;
 pub mod balancer;
@@ -37,18 +36,6 @@ pub mod subtask_server;
 pub mod talk;
 mod unprivileged;
 pub mod wire_client;
-
-/// The longest that a test waits for what must happen. Interpreters are slow on a busy machine, which can stand still for a
-/// minute; what never happens fails the test all the same.
-pub const WAIT_MAX: Duration = Duration::from_mins(3);
-
-/// Waits for what must happen within [`WAIT_MAX`].
-///
-/// # Panics
-/// If it does not.
-pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(WAIT_MAX, future).await.expect("it happens in time")
-}
 
 /// The repository's folder.
 pub fn repository() -> &'static Path {

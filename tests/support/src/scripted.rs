@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -26,7 +27,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-pub use crate::{WAIT_MAX, in_time};
+/// Nothing that is waited for takes this long unless it hangs.
+pub const WAIT_MAX: Duration = Duration::from_secs(20);
+
+pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(WAIT_MAX, future).await.expect("it happens in time")
+}
 
 pub type ScriptedReply = Response<UnsyncBoxBody<Bytes, io::Error>>;
 type Script = dyn Fn(SeenRequest, Arc<ScriptedState>) -> BoxFuture<'static, Option<ScriptedReply>> + Send + Sync;

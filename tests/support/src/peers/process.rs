@@ -16,7 +16,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::{WAIT_MAX, processes};
+use super::WAIT_MAX;
+use crate::processes;
 
 /// How long a child may take to end after it was asked to.
 const END_MAX: Duration = Duration::from_secs(3);

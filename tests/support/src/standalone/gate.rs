@@ -13,7 +13,13 @@ use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
 use crate::processes;
-pub use crate::{WAIT_MAX, in_time};
+
+/// The longest that anything may take.
+pub const WAIT_MAX: Duration = Duration::from_secs(60);
+
+pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(WAIT_MAX, future).await.expect("it takes too long")
+}
 
 /// A gateway in front of the demo server as `up`. Killed when dropped.
 pub struct GatewayProcess {

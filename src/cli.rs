@@ -38,7 +38,7 @@ mod wrap;
 use std::env;
 use std::ffi::OsString;
 use std::fmt::Display;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -52,7 +52,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
-use crate::{app, config};
+use crate::{app, config, console};
 use admin_client::{AdminClient, AdminOutput, AdminRequestError, TOKEN_VARIABLE};
 use call_arguments::{CallArguments, EXIT_CODES};
 use offers::{OfferArguments, OfferKind};
@@ -217,7 +217,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(arguments) => arguments.command,
         Err(error) => {
             // Help and version are "errors" too, for stdout; there is nowhere to report a failure to print.
-            let _ = error.print();
+            let _ = console::print_usage(&error);
             if let Some(hint) = hint(&error) {
                 say(hint);
             }
@@ -287,7 +287,7 @@ fn check(file: &Path) -> ExitCode {
                 write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
             }
             // With stdout gone there is nobody left to tell.
-            let _ = writeln!(io::stdout(), "{}", in_short(&loaded.config));
+            let _ = writeln!(console::stdout(), "{}", in_short(&loaded.config));
             ExitCode::SUCCESS
         }
         Err(mistakes) => refuse_file(&mistakes),
@@ -325,7 +325,7 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
     let server = DemoServer::start(address, &tracker, cancel.clone())
         .await
         .with_context(|| format!("cannot listen on {address}"))?;
-    writeln!(io::stdout(), "{}", server.url()).context("cannot print the address")?;
+    writeln!(console::stdout(), "{}", server.url()).context("cannot print the address")?;
     tokio::select! {
         _ = interrupt.recv() => (),
         _ = terminate.recv() => (),
@@ -347,11 +347,11 @@ async fn operate(
     };
     match asked {
         Ok(AdminOutput::Done(text)) => {
-            io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
+            console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             Ok(ExitCode::SUCCESS)
         }
         Ok(AdminOutput::Part(text)) => {
-            io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
+            console::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             say("there are more; --limit says how many are shown");
             Ok(ExitCode::SUCCESS)
         }
@@ -379,7 +379,7 @@ fn say(text: impl Display) {
 
 fn write_line(text: impl Display) {
     // With stderr gone there is nobody left to tell.
-    let _ = writeln!(io::stderr(), "{}", printable_lines(&text.to_string()));
+    let _ = writeln!(console::stderr(), "{}", printable_lines(&text.to_string()));
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 pub mod boot_clock;
 pub mod cause;
+mod console;
 pub mod failpoint;
 pub mod metric;
 pub mod random;

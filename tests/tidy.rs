@@ -18,9 +18,10 @@ use std::path::{Path, PathBuf};
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 23] = [
+const RANKS: [(&str, usize); 24] = [
     ("boot_clock", 0),
     ("cause", 0),
+    ("console", 0),
     ("failpoint", 0),
     ("metric", 0),
     ("random", 0),

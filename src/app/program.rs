@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fmt::Display;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +27,7 @@ use super::task_store::{LifeEnd, StoreRefusal};
 use super::waiting_listeners::StoreSource;
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
+use crate::console;
 use crate::demo::DemoServer;
 use crate::server::StartError;
 use crate::task::Reason;
@@ -192,7 +193,7 @@ pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Res
 }
 
 fn print_and_end(why: &dyn Display, code: u8) -> anyhow::Result<ExitCode> {
-    writeln!(io::stderr(), "{why}").context("cannot print the mistakes")?;
+    writeln!(console::stderr(), "{why}").context("cannot print the mistakes")?;
     Ok(ExitCode::from(code))
 }
 

@@ -23,6 +23,7 @@ use super::printable::printable;
 use super::tool_arguments::text_of;
 use super::{USAGE, refuse, write_line};
 use crate::config::{fallback_name, fitting_name};
+use crate::console;
 use notes::ImportNotes;
 use variables::Variables;
 
@@ -60,7 +61,7 @@ pub(super) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     };
     match imported(&text) {
         Ok(imported) => {
-            io::stdout().write_all(imported.toml.as_bytes()).context("cannot print the configuration")?;
+            console::stdout().write_all(imported.toml.as_bytes()).context("cannot print the configuration")?;
             for note in imported.notes {
                 write_line(format_args!("{name}: {}", printable(&note)));
             }

@@ -1,12 +1,13 @@
 //! Makes API keys (`taskgate keys`).
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 
 use super::{refuse, write_line};
 use crate::config::{check_principal_id, quoted};
+use crate::console;
 use crate::server::api_keys::ApiKey;
 
 /// What is done with keys.
@@ -31,6 +32,6 @@ pub(super) fn run(order: &KeysCommand) -> anyhow::Result<ExitCode> {
     write_line(format_args!("The key of {id}, shown this once; clients send it as `Authorization: Bearer KEY`:"));
     write_line(&secret);
     let block = format!("[[auth.api_keys]]\nid = {}\nkey_sha256 = {}\n", quoted(id), quoted(&key.known_as()));
-    io::stdout().write_all(block.as_bytes()).context("cannot print the block")?;
+    console::stdout().write_all(block.as_bytes()).context("cannot print the block")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,7 +1,7 @@
 //! Copies the tasks of a stopped gateway into a database (`taskgate store copy`), and says what came of it.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -13,6 +13,7 @@ use super::{refuse_file, say, write_line};
 use crate::app;
 use crate::app::store_copy::{CopyEnd, KeyAdvice, StoreCopyError, StoreCopyReport};
 use crate::cause::CauseChain;
+use crate::console;
 use crate::store::Usage;
 use crate::store::copy::LeftRow;
 
@@ -65,7 +66,7 @@ pub(super) async fn run(order: &StoreCommand) -> anyhow::Result<ExitCode> {
     drop(copying);
     match copied {
         Ok(report) => {
-            io::stdout().write_all(text_of(&report, from).as_bytes()).context("cannot print what was done")?;
+            console::stdout().write_all(text_of(&report, from).as_bytes()).context("cannot print what was done")?;
             complain(&report);
             Ok(ExitCode::from(report.exit_code()))
         }

@@ -1,6 +1,6 @@
 //! Reads the command line of `taskgate probe`.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use super::super::server_address::bearer;
 use super::super::{UNAVAILABLE, refuse, say};
 use super::ProbeCommand;
 use crate::config::{ServerTarget, is_variable_name, server_headers};
+use crate::console;
 use crate::telemetry;
 use crate::wire::{Object, Payload, ScanLimits};
 
@@ -99,7 +100,7 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
     match super::run(&probe).await {
         Ok(report) => {
             let text = if json { format!("{:#}\n", report.json()) } else { report.text() };
-            io::stdout().write_all(text.as_bytes()).context("cannot print the report")?;
+            console::stdout().write_all(text.as_bytes()).context("cannot print the report")?;
             Ok(ExitCode::from(report.verdict().exit_code()))
         }
         Err(why) => {

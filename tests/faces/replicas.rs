@@ -6,6 +6,7 @@
 mod gone;
 mod link;
 mod postgres;
+mod raw_replica;
 mod refusals;
 mod rounds;
 mod sessions;

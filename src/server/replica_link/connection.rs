@@ -1,0 +1,177 @@
+//! One connection of HTTP/2 to a replica, spoken by h2 itself: a request is no task and no channel of its own.
+
+use std::future::pending;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{Builder, SendRequest};
+use h2::{Ping, PingPong, Reason, RecvStream};
+use http::header::{CONNECTION, CONTENT_LENGTH, TE, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{sleep, timeout};
+
+use crate::cause::CauseChain;
+use crate::upstream::TaskScope;
+use crate::wire::framing::BodyPart;
+
+/// What may be unread of one answer. All answers together may have as much each, so that a client that does not read holds up
+/// none of the others.
+const STREAM_WINDOW: u32 = 64 << 10;
+/// Largest head of an answer.
+const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
+/// A replica that has stopped without a word is noticed by this, as silence is normal for a running call.
+const PING_INTERVAL: Duration = Duration::from_secs(2);
+const PING_MAX: Duration = Duration::from_secs(2);
+/// What HTTP/2 has no place for.
+const OF_HTTP1: [HeaderName; 6] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    TE,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Sends requests over one connection. Each clone does, over the same one.
+#[derive(Clone)]
+pub(super) struct ReplicaSender(SendRequest<Bytes>);
+
+/// Why there is no answer.
+pub(super) enum Unanswered {
+    /// The replica has certainly done nothing about the request.
+    Unsent,
+    /// It may have.
+    Lost(h2::Error),
+}
+
+impl ReplicaSender {
+    /// Begins to speak HTTP/2, for as many requests at a time. The connection lasts while there are senders or answers.
+    pub(super) async fn speak<T>(io: T, requests_max: u32, life: &TaskScope) -> Result<Self, h2::Error>
+    where
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, mut connection) = Builder::new()
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(STREAM_WINDOW * requests_max)
+            .max_header_list_size(HEADER_LIST_BYTES_MAX)
+            .enable_push(false)
+            .handshake(io)
+            .await?;
+        let pings = connection.ping_pong();
+        let stop = life.stop.clone();
+        life.tracker.spawn(async move {
+            let ended = async {
+                tokio::select! {
+                    ended = connection => ended.map_err(|error| CauseChain(&error).to_string()),
+                    () = unanswered_ping(pings) => Err("it answers no ping".to_owned()),
+                }
+            };
+            // Whatever is under way fails with it, as nobody reads any more.
+            if let Some(Err(error)) = stop.run_until_cancelled(ended).await {
+                tracing::debug!(%error, "a connection to another replica ended");
+            }
+        });
+        Ok(Self(sender))
+    }
+
+    /// Whether a request could be sent: the connection has not ended, and the replica has not said that it will.
+    pub(super) async fn is_open(&self) -> bool {
+        self.0.clone().ready().await.is_ok()
+    }
+
+    /// The answer to a request, once its head is there.
+    pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<RecvStream>, Unanswered> {
+        let (mut head, body) = request.into_parts();
+        OF_HTTP1.iter().for_each(|name| drop(head.headers.remove(name)));
+        if !body.is_empty() {
+            head.headers.entry(CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(body.len()));
+        }
+        let mut sender = self.0.clone().ready().await.map_err(|_| Unanswered::Unsent)?;
+        let sent = sender.send_request(Request::from_parts(head, ()), body.is_empty());
+        let (answer, mut stream) = sent.map_err(|_| Unanswered::Unsent)?;
+        if !body.is_empty() {
+            // All of it is in memory already. h2 sends as much as the replica's windows have room for, and keeps the rest.
+            // Where this fails the stream has ended, which the answer tells as well.
+            let _ = stream.send_data(body, true);
+        }
+        answer.await.map_err(|error| if is_unprocessed(&error) { Unanswered::Unsent } else { Unanswered::Lost(error) })
+    }
+}
+
+/// Whether the replica said that it did nothing about a request (RFC 9113, 8.7). h2 gives the error of a GOAWAY to those streams alone
+/// that are beyond the last one that it names.
+fn is_unprocessed(error: &h2::Error) -> bool {
+    error.is_remote() && (error.is_go_away() || error.reason() == Some(Reason::REFUSED_STREAM))
+}
+
+/// Returns when the other side has not answered a ping in time.
+async fn unanswered_ping(pings: Option<PingPong>) {
+    let Some(mut pings) = pings else { return pending().await };
+    loop {
+        sleep(PING_INTERVAL).await;
+        match timeout(PING_MAX, pings.ping(Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            // The connection has ended, and says why by itself.
+            Ok(Err(_)) => return pending().await,
+            Err(_) => return,
+        }
+    }
+}
+
+/// The body of an answer as a replica sends it. Dropped, it ends the request there.
+pub(super) struct ForwardedBody {
+    incoming: RecvStream,
+    /// What its head says is still to come.
+    left: Option<u64>,
+    data_ended: bool,
+    _place: OwnedSemaphorePermit,
+}
+
+impl ForwardedBody {
+    pub(super) fn new(incoming: RecvStream, headers: &HeaderMap, place: OwnedSemaphorePermit) -> Self {
+        let left = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        Self { incoming, left, data_ended: false, _place: place }
+    }
+
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
+        let Some(read) = ready!(self.incoming.poll_data(context)) else { return Poll::Ready(None) };
+        Poll::Ready(Some(read.and_then(|data| {
+            self.incoming.flow_control().release_capacity(data.len())?;
+            self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
+            Ok(data)
+        })))
+    }
+}
+
+impl Body for ForwardedBody {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
+        if !self.data_ended {
+            match ready!(self.poll_data(context)) {
+                Some(Ok(data)) => return Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(data))))),
+                // What was wanted of the request was said, and the answer is whole (RFC 9113, 8.1).
+                Some(Err(error)) if error.reason() == Some(Reason::NO_ERROR) => return Poll::Ready(None),
+                Some(Err(error)) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+                None => self.data_ended = true,
+            }
+        }
+        let trailers = ready!(self.incoming.poll_trailers(context));
+        Poll::Ready(trailers.map_err(io::Error::other).transpose().map(|read| read.map(Frame::trailers)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.left.map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}

@@ -104,13 +104,17 @@ pub(super) struct Site<'a> {
 }
 
 /// Waits until something is so.
-pub(super) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+pub(super) async fn until(what: &str, is_so: impl AsyncFnMut() -> bool) {
+    assert!(is_in_time(is_so).await, "not so in time: {what}");
+}
+
+async fn is_in_time(mut is_so: impl AsyncFnMut() -> bool) -> bool {
     let waited = async {
         while !is_so().await {
             sleep(LOOK).await;
         }
     };
-    timeout(PATIENCE, waited).await.unwrap_or_else(|_| panic!("not so in time: {what}"));
+    timeout(PATIENCE, waited).await.is_ok()
 }
 
 /// Since 1970, by the machine's own clock.
@@ -208,7 +212,8 @@ impl Replica {
 
     /// Waits until it has written a text to its log this often.
     pub(super) async fn says(&self, text: &str, times: usize) {
-        until(text, async || self.keeper.said().matches(text).count() >= times).await;
+        let is_said = is_in_time(async || self.keeper.said().matches(text).count() >= times).await;
+        assert!(is_said, "did not say {text:?} {times} times, but: {}", self.keeper.said());
     }
 
     /// Asks it as a client without a session.

@@ -190,9 +190,9 @@ impl Gateway {
         let seen = OperatorsView { readiness: readiness.clone(), healths: healths.clone(), metrics: metrics.clone() };
         let operators = seen.site((&config.admin, callers_of_admin), &parts.engine, shared.as_ref());
         let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
-        let metrics = listen_for_probes(config.metrics, &readiness, metrics).await?;
+        let metrics = listen_for_probes(config.metrics, &readiness, metrics, sockets.metrics).await?;
         let beside = replica.as_ref().zip(parts.homes.as_ref());
-        let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes).await?;
+        let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes, sockets.replicas).await?;
         let site = clients_site(config.listen, callers, routes);
         let public_url = site.settings.public_url.clone();
         let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;
@@ -270,13 +270,19 @@ impl Gateway {
         }
     }
 
-    /// What a gateway is started with that takes this one's place.
-    fn successor(&self) -> Config {
+    /// What a gateway is started with that takes this one's place, and where it listens. Who comes before it does waits.
+    fn successor(&self) -> (Config, Sockets) {
         let mut config = self.current.clone();
         config.listen.address = self.address();
         config.admin.address = self.admin_address();
         config.metrics = self.metrics_address();
-        config
+        let sockets = Sockets {
+            clients: self.clients.socket(),
+            admin: self.admin.socket(),
+            metrics: self.metrics.as_ref().and_then(RunningListener::socket),
+            replicas: self.replicas.as_ref().and_then(|replicas| replicas.running.socket()),
+        };
+        (config, sockets)
     }
 
     /// Where operators are served.

@@ -34,9 +34,10 @@ pub(super) async fn listen_for_probes(
     address: Option<SocketAddr>,
     readiness: &Readiness,
     metrics: MetricsSource,
+    socket: Option<TcpListener>,
 ) -> Result<Option<RunningListener>, StartError> {
     match address {
-        Some(address) => server::start(admin::probes(address, readiness.clone(), metrics)).await.map(Some),
+        Some(address) => server::start_on(admin::probes(address, readiness.clone(), metrics), socket).await.map(Some),
         None => Ok(None),
     }
 }

@@ -91,7 +91,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     let has_file = announcement == Announcement::Addresses;
     let start = async {
         if has_file || are_kept {
-            Gateway::start_on(config, metrics.clone(), sockets.try_clone()?).await
+            Gateway::start_on(config, metrics.clone(), sockets).await
         } else {
             start_on_free_ports(config, metrics.clone(), port).await
         }
@@ -107,7 +107,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     };
     announcement.print(&gateway, &paths).context("cannot print the addresses")?;
     service_manager::tell_ready();
-    let (gateway, notice) = match until_signal(gateway, &sockets, &metrics, (&mut signals, &mut reloads)).await {
+    let (gateway, notice) = match until_signal(gateway, &metrics, (&mut signals, &mut reloads)).await {
         Ok(LastLife::Signal(gateway, notice)) => (*gateway, notice),
         Ok(LastLife::Nothing) => return Ok(ExitCode::SUCCESS),
         Ok(LastLife::StoreLost) => return Ok(ExitCode::from(task_store::EXIT_IO)),
@@ -130,7 +130,6 @@ enum LastLife {
 /// Serves until a signal comes. Where other gateways on the same store go on without this one, it begins anew among them.
 async fn until_signal(
     mut gateway: Gateway,
-    sockets: &Sockets,
     metrics: &PrometheusHandle,
     (signals, reloads): (&mut Signals, &mut ReloadTrigger),
 ) -> anyhow::Result<LastLife> {
@@ -143,12 +142,12 @@ async fn until_signal(
                 continue;
             }
         };
-        let config = gateway.successor();
+        let (config, sockets) = gateway.successor();
         Box::pin(gateway.end_life(ended)).await;
         if ended == LifeEnd::StoreLost {
             return Ok(LastLife::StoreLost);
         }
-        let start = Gateway::start_with(config, metrics.clone(), sockets.try_clone()?, StoreSource::ConfigAgain);
+        let start = Gateway::start_with(config, metrics.clone(), sockets, StoreSource::ConfigAgain);
         let start = Box::pin(start);
         gateway = tokio::select! {
             started = start => started?,

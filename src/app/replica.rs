@@ -1,6 +1,6 @@
 //! Puts together what a gateway has that is one of several on one store: where sessions are at home, and the listener for others.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
@@ -113,18 +113,19 @@ impl ReplicaListener {
     /// Serves what clients are served, to other replicas, if they are to reach this one.
     ///
     /// # Errors
-    /// As [`server::start`].
+    /// As [`server::start_on`].
     pub(super) async fn start(
         replica: Option<(&ReplicaSetup, &Arc<SessionHomes>)>,
         body_bytes_max: NonZeroUsize,
         routes: &Routes,
+        socket: Option<TcpListener>,
     ) -> Result<Option<Box<Self>>, StartError> {
         let Some((setup, homes)) = replica else { return Ok(None) };
         let Some(address) = setup.address else { return Ok(None) };
         let callers = ForwardedCallers::new(Arc::clone(homes));
         let site = replicas::site(address, setup.tls.clone(), body_bytes_max, callers.clone(), routes.clone());
         let settings = site.settings.clone();
-        let running = Box::pin(server::start(site)).await?;
+        let running = Box::pin(server::start_on(site, socket)).await?;
         Ok(Some(Box::new(Self { running, settings, callers })))
     }
 

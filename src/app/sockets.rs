@@ -1,5 +1,6 @@
-//! Takes listening sockets from a service manager: they listen before the process starts and after it has ended, so
-//! that no connection is refused during a restart.
+//! Listening sockets that are there before a gateway is. A service manager's listen before the process starts and after it has
+//! ended, so that no connection is refused during a restart. Those of a gateway whose life on a shared store has ended are taken
+//! by the one that begins anew in its place: let go of, their ports could be another's meanwhile.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -13,11 +14,13 @@ use crate::task::Principal;
 /// Names of the sockets, separated by colons in their order: `clients` and `admin`.
 const NAMES: &str = "LISTEN_FDNAMES";
 
-/// The sockets to listen on instead of the addresses of the configuration.
+/// The sockets to listen on instead of the addresses of the configuration. A service manager has the first two alone.
 #[derive(Debug, Default)]
 pub struct Sockets {
     pub clients: Option<TcpListener>,
     pub admin: Option<TcpListener>,
+    pub metrics: Option<TcpListener>,
+    pub replicas: Option<TcpListener>,
 }
 
 /// Why a socket cannot be used.
@@ -72,15 +75,6 @@ impl Sockets {
             *place = socket;
         }
         Ok(sockets)
-    }
-
-    /// The same sockets once more, for a gateway that begins anew on them.
-    ///
-    /// # Errors
-    /// If the process has no descriptor left.
-    pub(super) fn try_clone(&self) -> io::Result<Self> {
-        let again = |socket: &Option<TcpListener>| socket.as_ref().map(TcpListener::try_clone).transpose();
-        Ok(Self { clients: again(&self.clients)?, admin: again(&self.admin)? })
     }
 
     /// Holds the sockets to the rules that hold for addresses.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -70,6 +70,8 @@ pub struct RunningListener {
     connections_max: usize,
     places: Arc<ConnectionPermits>,
     shared: Arc<ListenerState>,
+    /// There while connections are accepted.
+    socket: Weak<std::net::TcpListener>,
 }
 
 impl RunningListener {
@@ -77,6 +79,13 @@ impl RunningListener {
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// Its socket once more, for a listener that takes its place; `None` where it listens no more, or the process has no
+    /// descriptor left.
+    #[must_use]
+    pub fn socket(&self) -> Option<std::net::TcpListener> {
+        self.socket.upgrade()?.try_clone().ok()
     }
 
     /// `http`, or `https` where the listener speaks TLS.
@@ -190,6 +199,7 @@ pub async fn start_on(
     let listener = listener.map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
     let acceptor = Acceptor::new(listener).map_err(failed)?;
+    let socket = Arc::downgrade(&acceptor.original);
     let kept = RetainedLayers {
         principal: PrincipalGuard::new(callers),
         certificate: tls.as_ref().map(|tls| Arc::clone(tls.shown())),
@@ -209,7 +219,7 @@ pub async fn start_on(
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(listener = name, %local_addr, scheme, "listening");
     shared.tracker.spawn(acceptor.run(Arc::clone(&shared), Arc::clone(&places), tls));
-    Ok(RunningListener { local_addr, scheme, connections_max, places, shared })
+    Ok(RunningListener { local_addr, scheme, connections_max, places, shared, socket })
 }
 
 /// What one listener's layers have of those before them.
@@ -244,13 +254,13 @@ fn layers(
 /// The listening socket, with a spare descriptor that can be given up to tell one client that there is none.
 struct Acceptor {
     listener: TcpListener,
-    original: std::net::TcpListener,
+    original: Arc<std::net::TcpListener>,
     spare: Option<std::net::TcpListener>,
 }
 
 impl Acceptor {
     fn new(listener: TcpListener) -> io::Result<Self> {
-        let original = listener.into_std()?;
+        let original = Arc::new(listener.into_std()?);
         let spare = Some(original.try_clone()?);
         let listener = TcpListener::from_std(original.try_clone()?)?;
         Ok(Self { listener, original, spare })

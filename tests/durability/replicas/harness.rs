@@ -25,6 +25,7 @@ use support::postgres::Database;
 use support::session_client::KEY;
 use support::wire_client::{Answer, Flavour, WireClient, send};
 use taskgate::task::{Clock as _, SystemClock, Timestamp};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, NoTls};
@@ -214,6 +215,23 @@ impl Replica {
     pub(super) async fn says(&self, text: &str, times: usize) {
         let is_said = is_in_time(async || self.keeper.said().matches(text).count() >= times).await;
         assert!(is_said, "did not say {text:?} {times} times, but: {}", self.keeper.said());
+    }
+
+    /// How often it refused a connection while something went on, wherever it listens.
+    pub(super) async fn refusals_during(&self, meanwhile: impl Future<Output = ()>) -> usize {
+        let mut refusals = 0;
+        let connecting = async {
+            loop {
+                for place in [self.keeper.address(), self.keeper.admin(), self.internal] {
+                    refusals += usize::from(TcpStream::connect(place).await.is_err());
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            () = meanwhile => refusals,
+            () = connecting => unreachable!("it goes on until it is dropped"),
+        }
     }
 
     /// Asks it as a client without a session.

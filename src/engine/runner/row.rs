@@ -20,8 +20,8 @@ use crate::task::{
     Task, TaskKey, TaskVisibility, Timestamp, transition,
 };
 
-/// How much later than the handle a row is stored where a test wants that promise broken.
-const SABOTAGE_DELAY: Duration = Duration::from_millis(100);
+/// How much later than the handle a row is stored where a test wants that promise broken: the process is killed long before.
+const SABOTAGE_DELAY: Duration = Duration::from_secs(60);
 
 /// What a runner has once its call has a row.
 pub(super) struct RunnerRow {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use h2::{Ping, PingPong, Reason, RecvStream};
-use http::header::{CONNECTION, CONTENT_LENGTH, TE, TRANSFER_ENCODING, UPGRADE};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
@@ -28,15 +28,6 @@ const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
 /// A replica that has stopped without a word is noticed by this, as silence is normal for a running call.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_MAX: Duration = Duration::from_secs(2);
-/// What HTTP/2 has no place for.
-const OF_HTTP1: [HeaderName; 6] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    TE,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
 
 /// Sends requests over one connection. Each clone does, over the same one.
 #[derive(Clone)]
@@ -85,10 +76,9 @@ impl ReplicaSender {
         self.0.clone().ready().await.is_ok()
     }
 
-    /// The answer to a request, once its head is there.
+    /// The answer to a request, once its head is there. The request must have no header of one hop (RFC 9113, 8.2.2).
     pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<RecvStream>, Unanswered> {
         let (mut head, body) = request.into_parts();
-        OF_HTTP1.iter().for_each(|name| drop(head.headers.remove(name)));
         if !body.is_empty() {
             head.headers.entry(CONTENT_LENGTH).or_insert_with(|| HeaderValue::from(body.len()));
         }

@@ -52,7 +52,14 @@ impl Layers {
         // A bug costs one answer, not the process (F64); outside everything that may have bugs.
         // Nothing that the panic left half done is used again: the request is gone with its future.
         let caught = AssertUnwindSafe(self.guarded(request, ends)).catch_unwind().await;
-        caught.unwrap_or_else(|_| rescue(version))
+        caught.unwrap_or_else(|_| {
+            let mut answer = rescue(version);
+            if self.is_for_replicas() {
+                // Otherwise the other one would take it that nothing was done.
+                note_taken(&mut answer);
+            }
+            answer
+        })
     }
 
     async fn guarded(&self, request: Box<Request<Incoming>>, ends: ConnectionAddresses) -> FaceResponse {

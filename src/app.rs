@@ -341,9 +341,10 @@ impl GatewayParts {
         ending: CancellationToken,
     ) -> Self {
         let limits = SharedLimits::new(Arc::clone(&config.principals));
-        let homes = replica.map(|replica| replica.homes(&sealer, &life));
+        let homes = replica.map(|replica| replica.homes(&sealer, &life, &limits));
         let tasks_max = config.store.limits().tasks_max;
-        let engine = Engine::new(Arc::clone(&store), clock, Box::new(random_bits), tasks_max, limits.clone());
+        let engine =
+            Engine::new(Arc::clone(&store), clock, Box::new(random_bits), tasks_max, limits.clone());
         engine.access().replace(Arc::clone(&config.access));
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         Self {

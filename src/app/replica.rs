@@ -46,8 +46,8 @@ impl ReplicaSetup {
     }
 
     /// Where sessions are at home.
-    pub(super) fn homes(&self, sealer: &Arc<Sealer>, life: &TaskScope) -> Arc<SessionHomes> {
-        let link = Arc::new(Http2ReplicaLink::new(self.tls.clone(), life.clone()));
+    pub(super) fn homes(&self, sealer: &Arc<Sealer>, life: &TaskScope, limits: &SharedLimits) -> Arc<SessionHomes> {
+        let link = Arc::new(Http2ReplicaLink::new(self.tls.clone(), life.clone(), limits.clone()));
         let (directory, sealer, clock) = (self.directory.clone(), Arc::clone(sealer), Arc::clone(&self.clock));
         Arc::new(SessionHomes::new(directory, sealer, clock, link))
     }

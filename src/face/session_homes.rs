@@ -25,7 +25,7 @@ use super::http::{FaceResponse, Inbound, MessageChannel};
 use super::sealed::{ForwardToken, Sealer, digest_of_request};
 use crate::metric;
 use crate::replica::{HomeErrand, Incarnation, ReplicaDirectory, ReplicaPeer, SessionHome};
-use crate::task::{Clock, Executed, GatewayFault, Reason};
+use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 
 /// With a request between replicas: what seals it.
 pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
@@ -47,11 +47,16 @@ const AWAY_RETRY: Duration = Duration::from_secs(1);
 #[async_trait]
 pub trait ReplicaLink: fmt::Debug + Send + Sync {
     /// Takes a request to a replica and returns the head of its answer, whose body comes as the replica sends it. Dropping
-    /// either ends the request there.
+    /// either ends the request there. Until then it counts among what `owner` has under way.
     ///
     /// # Errors
     /// If no answer came.
-    async fn carry(&self, peer: ReplicaPeer, request: http::Request<Bytes>) -> Result<FaceResponse, ForwardFailure>;
+    async fn carry(
+        &self,
+        peer: ReplicaPeer,
+        request: http::Request<Bytes>,
+        owner: &Principal,
+    ) -> Result<FaceResponse, ForwardFailure>;
 
     /// Lets go of connections to all replicas that are not in the directory.
     fn keep(&self, directory: &ReplicaDirectory);
@@ -135,7 +140,7 @@ impl SessionHomes {
     }
 
     /// Where the session of a request is at home, if that is not here.
-    pub(super) fn elsewhere(&self, inbound: &Inbound, errand: HomeErrand) -> Option<ReplicaPeer> {
+    fn elsewhere(&self, inbound: &Inbound, errand: HomeErrand) -> Option<ReplicaPeer> {
         if !may_go_on(inbound) {
             return None;
         }
@@ -165,7 +170,7 @@ impl SessionHomes {
         reason: ForwardReason,
     ) -> Result<FaceResponse, GatewayFault> {
         let carried = match self.request(inbound, peer) {
-            Some(request) => self.link.carry(peer, request).await,
+            Some(request) => self.link.carry(peer, request, &inbound.counted_as()).await,
             None => Err(ForwardFailure::Away),
         };
         let carried = carried.and_then(|answer| taken(answer).ok_or(ForwardFailure::Away));

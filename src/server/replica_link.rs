@@ -1,6 +1,7 @@
 //! Takes requests to other replicas: one connection of HTTP/2 to each, made when it is needed.
 
 mod connection;
+mod link_places;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,24 +19,27 @@ use rustls::pki_types::ServerName;
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
 use self::connection::{ForwardedBody, ReplicaSender, Unanswered};
-use super::replicas::ReplicaTls;
+use self::link_places::LinkPlaces;
+use super::replicas::{self, ReplicaTls};
 use crate::cause::CauseChain;
 use crate::face::http::FaceResponse;
+use crate::face::listen_permits::LISTENERS_MAX;
 use crate::face::session_homes::{ForwardFailure, ReplicaLink};
 use crate::replica::{Incarnation, ReplicaDirectory, ReplicaPeer};
-use crate::task::{Clock as _, SystemClock};
+use crate::shared_limits::SharedLimits;
+use crate::task::{Clock as _, Principal, SystemClock};
 use crate::tls::{provider, read_roots};
 use crate::upstream::TaskScope;
 
 /// How long a replica may take to be reached.
 const REACH_MAX: Duration = Duration::from_secs(1);
-/// Requests that are under way to one replica at a time.
-const REQUESTS_MAX: u32 = 1_024;
+/// Requests that are under way to one replica at a time: all who may listen here, and as many more as their calls may be.
+const REQUESTS_MAX: u32 = LISTENERS_MAX as u32 + 2_048;
+const _: () = assert!(REQUESTS_MAX < replicas::REQUESTS_MAX, "the other side takes them");
 /// How often the log tells of one replica that it cannot be reached.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
@@ -43,6 +47,7 @@ const LOG_EVERY: Duration = Duration::from_secs(60);
 pub struct Http2ReplicaLink {
     tls: Option<ReplicaTls>,
     life: TaskScope,
+    limits: SharedLimits,
     peers: Mutex<HashMap<Incarnation, Arc<PeerConnection>>>,
 }
 
@@ -51,7 +56,7 @@ struct PeerConnection {
     peer: ReplicaPeer,
     /// Held by whoever connects; others wait for that.
     sender: tokio::sync::Mutex<Option<ReplicaSender>>,
-    places: Arc<Semaphore>,
+    places: Arc<LinkPlaces>,
     /// When the log told last that it is away.
     logged: Mutex<Option<Instant>>,
 }
@@ -72,17 +77,19 @@ enum ConnectError {
 }
 
 impl Http2ReplicaLink {
-    /// Shows and wants the certificates of `tls`; without them no replica is reached but those on loopback.
+    /// Shows and wants the certificates of `tls`; without them no replica is reached but those on loopback. One of several principals
+    /// has the share of a replica's places that `limits` give it.
     #[must_use]
-    pub fn new(tls: Option<ReplicaTls>, life: TaskScope) -> Self {
-        Self { tls, life, peers: Mutex::default() }
+    pub fn new(tls: Option<ReplicaTls>, life: TaskScope, limits: SharedLimits) -> Self {
+        Self { tls, life, limits, peers: Mutex::default() }
     }
 
     fn to(&self, peer: ReplicaPeer) -> Arc<PeerConnection> {
         let mut peers = self.peers.lock();
-        let known = peers.entry(peer.incarnation).or_insert_with(|| Arc::new(PeerConnection::new(peer)));
+        let known =
+            peers.entry(peer.incarnation).or_insert_with(|| Arc::new(PeerConnection::new(peer, self.limits.clone())));
         if known.peer != peer {
-            *known = Arc::new(PeerConnection::new(peer));
+            *known = Arc::new(PeerConnection::new(peer, self.limits.clone()));
         }
         Arc::clone(known)
     }
@@ -118,9 +125,14 @@ impl Http2ReplicaLink {
 
 #[async_trait]
 impl ReplicaLink for Http2ReplicaLink {
-    async fn carry(&self, peer: ReplicaPeer, request: Request<Bytes>) -> Result<FaceResponse, ForwardFailure> {
+    async fn carry(
+        &self,
+        peer: ReplicaPeer,
+        request: Request<Bytes>,
+        owner: &Principal,
+    ) -> Result<FaceResponse, ForwardFailure> {
         let to = self.to(peer);
-        let Ok(place) = Arc::clone(&to.places).try_acquire_owned() else {
+        let Some(place) = to.places.take(owner) else {
             to.log_away(&"too many requests are under way to it");
             return Err(ForwardFailure::Away);
         };
@@ -162,11 +174,11 @@ impl fmt::Debug for Http2ReplicaLink {
 }
 
 impl PeerConnection {
-    fn new(peer: ReplicaPeer) -> Self {
+    fn new(peer: ReplicaPeer, limits: SharedLimits) -> Self {
         Self {
             peer,
             sender: tokio::sync::Mutex::default(),
-            places: Arc::new(Semaphore::new(REQUESTS_MAX as usize)),
+            places: LinkPlaces::new(REQUESTS_MAX as usize, limits),
             logged: Mutex::default(),
         }
     }

@@ -16,8 +16,8 @@ use crate::tls::IdentityFiles;
 
 /// Each replica has one connection, and another while that one ends.
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
-/// Requests that one replica passes on at a time. The other side keeps to less by itself.
-pub(super) const REQUESTS_MAX: u32 = 4_096;
+/// Requests that one replica passes on at a time: more than all who may listen there. The other side keeps to less by itself.
+pub(super) const REQUESTS_MAX: u32 = 8_192;
 /// What a request may have beside what its client sent: what seals it.
 const HEAD_BYTES_MORE: usize = 4 << 10;
 const HEADERS_MORE: usize = 8;

@@ -13,9 +13,9 @@ use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{sleep, timeout};
 
+use super::link_places::LinkPlace;
 use crate::cause::CauseChain;
 use crate::upstream::TaskScope;
 use crate::wire::framing::BodyPart;
@@ -51,6 +51,9 @@ impl ReplicaSender {
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(STREAM_WINDOW * requests_max)
             .max_header_list_size(HEADER_LIST_BYTES_MAX)
+            // What comes late for an answer that nobody waits for any more is no mistake of the replica's, however often it happens.
+            .max_concurrent_reset_streams(requests_max as usize)
+            .max_local_error_reset_streams(None)
             .enable_push(false)
             .handshake(io)
             .await?;
@@ -120,11 +123,11 @@ pub(super) struct ForwardedBody {
     /// What its head says is still to come.
     left: Option<u64>,
     data_ended: bool,
-    _place: OwnedSemaphorePermit,
+    _place: LinkPlace,
 }
 
 impl ForwardedBody {
-    pub(super) fn new(incoming: RecvStream, headers: &HeaderMap, place: OwnedSemaphorePermit) -> Self {
+    pub(super) fn new(incoming: RecvStream, headers: &HeaderMap, place: LinkPlace) -> Self {
         let left = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         Self { incoming, left, data_ended: false, _place: place }
     }

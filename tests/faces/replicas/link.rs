@@ -1,22 +1,28 @@
 //! The way from one replica to another, without the replica that goes it.
 
-use std::net::Ipv4Addr;
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
 use http_body_util::BodyExt as _;
-use taskgate::face::http::FaceResponse;
+use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
 use taskgate::face::sealed::ForwardToken;
-use taskgate::face::session_homes::{ForwardFailure, ReplicaLink as _};
+use taskgate::face::session_homes::{ForwardFailure, ReplicaLink as _, SessionHomes};
 use taskgate::replica::{ReplicaDirectory, ReplicaPeer};
 use taskgate::server::replica_link::Http2ReplicaLink;
+use taskgate::server::{self, ForwardedCallers, Routes, replicas};
+use taskgate::shared_limits::SharedLimits;
+use taskgate::task::{ManualClock, PlaceShare, Principal, PrincipalLimitTable, PrincipalLimits};
 use taskgate::upstream::TaskScope;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::client::call;
-use super::harness::{Replicas, sealer};
+use super::harness::{NOW, Replicas, sealer};
 use super::refusals::token;
 use super::upstream::{BodySender, ScriptedServer, in_time};
 
@@ -35,10 +41,20 @@ impl Way {
         let first = &replicas.all[0];
         let address = first.gateway.replica_address().unwrap();
         let peer = ReplicaPeer { incarnation: first.incarnation, address };
-        Self { link: Http2ReplicaLink::new(None, life), peer, session: replicas.client().await.session.unwrap() }
+        let others = PrincipalLimits { places: PlaceShare::percent(1).unwrap(), ..PrincipalLimits::default() };
+        let limits = SharedLimits::new(Arc::new(PrincipalLimitTable { others, own: HashMap::new() }));
+        Self {
+            link: Http2ReplicaLink::new(None, life, limits),
+            peer,
+            session: replicas.client().await.session.unwrap(),
+        }
     }
 
     async fn carry(&self, number: u64, n: u32) -> Result<FaceResponse, ForwardFailure> {
+        self.carry_for(&Principal::local(), number, n).await
+    }
+
+    async fn carry_for(&self, owner: &Principal, number: u64, n: u32) -> Result<FaceResponse, ForwardFailure> {
         let token = ForwardToken { number, ..token(self.peer.incarnation, &self.session) };
         let request = Request::post("/mcp")
             .header("content-type", "application/json")
@@ -46,7 +62,7 @@ impl Way {
             .header("mcp-session-id", &self.session)
             .header("taskgate-forward", sealer().seal_forward(&token).unwrap())
             .body(Bytes::from(call(n)));
-        in_time(self.link.carry(self.peer, request.unwrap())).await
+        in_time(self.link.carry(self.peer, request.unwrap(), owner)).await
     }
 }
 
@@ -84,26 +100,27 @@ async fn answers_that_nobody_reads_hold_up_no_other_on_their_connection() {
     drop(unread);
 }
 
-/// What is under way to one replica is bounded, and makes room when it ends.
+/// What one of several principals has under way to one replica is bounded, and makes room when it ends.
 #[tokio::test]
-async fn more_requests_than_one_replica_is_sent_are_refused_at_once() {
+async fn a_principal_with_all_its_places_is_refused_at_once_and_keeps_nobody_else_out() {
     let server = flooding().await;
     let replicas = Replicas::pair(&server).await;
     let way = Way::to_the_first(&replicas).await;
-    let (mut held, mut number) = (Vec::new(), 0);
+    let (mut held, mut number, ada) = (Vec::new(), 0, Principal::holding("ada"));
     let refused = loop {
         number += 1;
-        match way.carry(number, 2).await {
+        match way.carry_for(&ada, number, 2).await {
             Ok(answer) => held.push(answer),
             Err(failure) => break failure,
         }
-        assert!(number <= 2_000, "there is no bound");
+        assert!(number <= 100, "there is no bound");
     };
-    assert_eq!((refused, held.len()), (ForwardFailure::Away, 1_024));
+    assert_eq!((refused, held.len()), (ForwardFailure::Away, 62), "a hundredth");
+    assert!(way.carry_for(&Principal::holding("bob"), number + 1, 2).await.is_ok());
     held.clear();
-    assert!(way.carry(number + 1, 2).await.is_ok(), "there is room again");
+    assert!(way.carry_for(&ada, number + 2, 2).await.is_ok(), "there is room again");
     way.link.keep(&ReplicaDirectory::alone(replicas.all[1].incarnation));
-    assert!(way.carry(number + 2, 2).await.is_ok(), "a replica that was let go of is reached anew");
+    assert!(way.carry(number + 3, 2).await.is_ok(), "a replica that was let go of is reached anew");
 }
 
 /// The address that names none leads here, too, and could be anybody's.
@@ -117,4 +134,31 @@ async fn nothing_goes_in_clear_to_a_replica_that_is_not_on_loopback() {
     way.peer.address.set_ip(Ipv4Addr::LOCALHOST.into());
     assert!(way.carry(2, 2).await.is_ok());
     assert_eq!(server.world.count("tools/call"), 1);
+}
+
+struct Buggy;
+
+#[async_trait::async_trait]
+impl Endpoint for Buggy {
+    async fn serve(&self, _: Inbound) -> FaceResponse {
+        panic!("a handler with a bug")
+    }
+}
+
+/// F64. It had begun: whoever passed the request on must not say that nothing was done.
+#[tokio::test]
+async fn a_replica_whose_answer_panicked_has_taken_the_request() {
+    let server = ScriptedServer::polite().await;
+    let mut way = Way::to_the_first(&Replicas::pair(&server).await).await;
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let link = Arc::new(Http2ReplicaLink::new(None, life, SharedLimits::default()));
+    let directory = ReplicaDirectory::alone(way.peer.incarnation);
+    let homes = SessionHomes::new(directory, Arc::new(sealer()), Arc::new(ManualClock::at(NOW)), link);
+    let routes = Routes::new().with("/mcp", Arc::new(Buggy));
+    let (address, body_max) = (SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), NonZeroUsize::new(4_096).unwrap());
+    let site = replicas::site(address, None, body_max, ForwardedCallers::new(Arc::new(homes)), routes);
+    let running = server::start(site).await.unwrap();
+    way.peer.address = running.local_addr();
+    let answer = way.carry(1, 1).await.unwrap();
+    assert_eq!((answer.status().as_u16(), answer.headers()["taskgate-forwarded"].as_bytes()), (500, &b"taken"[..]));
 }

@@ -10,6 +10,8 @@ use http::{Request, Response};
 use taskgate::face::session_homes::{ForwardFailure, ReplicaLink as _};
 use taskgate::replica::{Incarnation, ReplicaPeer};
 use taskgate::server::replica_link::Http2ReplicaLink;
+use taskgate::shared_limits::SharedLimits;
+use taskgate::task::Principal;
 use taskgate::upstream::TaskScope;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -26,7 +28,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// What the replica does with a request.
 #[derive(Clone, Copy)]
-enum Does {
+pub(crate) enum Does {
     ReadSlowly,
     Refuse,
     ReadAndReset,
@@ -35,7 +37,7 @@ enum Does {
 }
 
 /// Starts a replica that does one thing after the other; the lengths of the bodies that it read.
-async fn replica(script: &'static [Does]) -> (ReplicaPeer, mpsc::Receiver<usize>) {
+pub(crate) async fn replica(script: &'static [Does]) -> (ReplicaPeer, mpsc::Receiver<usize>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let peer = ReplicaPeer { incarnation: Incarnation(7), address: listener.local_addr().unwrap() };
     let (seen, lengths) = mpsc::channel(script.len());
@@ -105,9 +107,10 @@ async fn serve(
 
 async fn carried(script: &'static [Does], len: usize) -> (Result<u16, ForwardFailure>, Vec<usize>) {
     let (peer, mut lengths) = replica(script).await;
-    let link = Http2ReplicaLink::new(None, TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() });
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let link = Http2ReplicaLink::new(None, life, SharedLimits::default());
     let request = Request::post("/mcp").body(Bytes::from(vec![b'x'; len])).unwrap();
-    let answer = in_time(link.carry(peer, request)).await.map(|answer| answer.status().as_u16());
+    let answer = in_time(link.carry(peer, request, &Principal::local())).await.map(|answer| answer.status().as_u16());
     let mut seen = Vec::new();
     while let Ok(len) = lengths.try_recv() {
         seen.push(len);

@@ -314,6 +314,8 @@ struct GatewayParts {
     store: Arc<dyn TaskStore>,
     engine: Arc<Engine>,
     permits: Arc<CallPermitsByName>,
+    /// The one of tasks, which is the same at all gateways on one store.
+    clock: Arc<dyn Clock>,
     /// Of programs.
     processes: Arc<CallPermitsByName>,
     life: TaskScope,
@@ -344,7 +346,7 @@ impl GatewayParts {
         let homes = replica.map(|replica| replica.homes(&sealer, &life, &limits));
         let tasks_max = config.store.limits().tasks_max;
         let engine =
-            Engine::new(Arc::clone(&store), clock, Box::new(random_bits), tasks_max, limits.clone());
+            Engine::new(Arc::clone(&store), Arc::clone(&clock), Box::new(random_bits), tasks_max, limits.clone());
         engine.access().replace(Arc::clone(&config.access));
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         Self {
@@ -355,6 +357,7 @@ impl GatewayParts {
             store,
             engine,
             permits: Arc::new(CallPermitsByName::new(limits.clone())),
+            clock,
             processes: Arc::new(CallPermitsByName::new(limits.clone())),
             life,
             sealer,
@@ -462,7 +465,7 @@ fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUp
         listeners: Arc::clone(&parts.listeners),
         sealer: Arc::clone(&parts.sealer),
         homes: parts.homes.clone(),
-        clock: Arc::new(SystemClock),
+        clock: Arc::clone(&parts.clock),
         random: random_bits,
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),

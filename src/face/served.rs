@@ -41,6 +41,7 @@ pub struct Served {
     pub sealer: Arc<Sealer>,
     /// Where sessions are at home, where other gateways share the store.
     pub homes: Option<Arc<SessionHomes>>,
+    /// The one of tasks: what is sealed at one gateway may be opened at another.
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, new at each call.
     pub random: fn() -> u128,

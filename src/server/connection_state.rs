@@ -150,7 +150,8 @@ impl Body for OpenRequestBody {
         };
         let OpenRequest { trail, number, .. } = &this.open;
         trail.unread.taken(*number);
-        if left.is_empty() {
+        // An empty piece says nothing, and peers count them (h2 ends a connection after a hundred).
+        while left.is_empty() {
             match ready!(Pin::new(&mut this.body).poll_frame(context)) {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => *left = data.into_bytes(),
@@ -182,5 +183,29 @@ impl Body for OpenRequestBody {
 impl Drop for OpenRequestBody {
     fn drop(&mut self) {
         self.open.trail.unread.taken(self.open.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use futures_util::stream;
+    use http_body_util::{BodyExt as _, StreamBody};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_empty_piece_of_an_answer_is_not_sent_on() {
+        let pieces = ["", "a", "", "", "b", ""].map(|piece| Ok(Frame::data(BodyPart::Bytes(Bytes::from(piece)))));
+        let body = StreamBody::new(stream::iter(pieces)).boxed_unsync();
+        let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
+        let open = OpenRequest::new(trail, &ListenerMetrics::new("replicas"));
+        let mut body = OpenRequestBody::new(body, open, Version::HTTP_2);
+        let mut sent = Vec::new();
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+            sent.push(frame.unwrap().into_data().unwrap().into_bytes());
+        }
+        assert_eq!(sent, ["a", "b"]);
     }
 }

@@ -89,10 +89,11 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     if !is_session || header_is_stateless(&inbound.headers) {
         return only_post();
     }
-    if let Some(passed) = pass_on(faces, inbound, HomeErrand::Begin).await {
+    if let Some(passed) = pass_on(faces, inbound, errand_of_operation(inbound)).await {
         return match passed {
             Ok(answer) if inbound.method == Method::GET => held(faces, inbound, answer),
             Ok(answer) => answer,
+            // Also where it may have been taken: a second time does no more than the first.
             Err(_) => unreachable_home(),
         };
     }
@@ -120,23 +121,48 @@ fn held(faces: &impl PathFaces, inbound: &Inbound, answer: FaceResponse) -> Face
     }
 }
 
-/// Whether a message of a session asks for a task: where the session's home cannot be reached, any other gateway can answer. The
-/// home is asked first, as it has the stream on which the client is told of changes.
-fn is_told_by_the_store(message: &Message) -> bool {
+/// Whether a message of a session asks for a task: where the session's home gave no answer, any other gateway can. The home is asked
+/// first, as it has the stream on which the client is told of changes. What changes something is done here only where nothing was
+/// done there.
+fn is_told_by_the_store(message: &Message, done_at_home: Executed) -> bool {
     let Message::Request(request) = message else { return false };
-    matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)
+    match &*request.method {
+        method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST => true,
+        method::TASKS_CANCEL => done_at_home == Executed::No,
+        _ => false,
+    }
 }
 
 /// What is asked of a session's home with a message.
-fn errand_of(message: &Message) -> HomeErrand {
+const fn errand_of(message: &Message) -> HomeErrand {
     match message {
         Message::Request(_) => HomeErrand::Begin,
         Message::Notification(_) | Message::Response(_) => HomeErrand::GoOn,
     }
 }
 
+/// The same with an array: what could not be read begins nothing either.
+fn errand_of_batch(batch: &[(Result<Message, EnvelopeError>, Bytes)]) -> HomeErrand {
+    let begins = |(read, _): &(Result<Message, EnvelopeError>, Bytes)| {
+        read.as_ref().is_ok_and(|message| errand_of(message) == HomeErrand::Begin)
+    };
+    if batch.iter().any(begins) { HomeErrand::Begin } else { HomeErrand::GoOn }
+}
+
+/// The same with GET and DELETE: a stream that is taken up again was begun there.
+fn errand_of_operation(inbound: &Inbound) -> HomeErrand {
+    let takes_up = inbound.method == Method::GET && inbound.headers.contains_key(headers::LAST_EVENT_ID);
+    if takes_up { HomeErrand::GoOn } else { HomeErrand::Begin }
+}
+
+/// Answers a message without an answer of its own whose home gave none: 503 where nothing was done, so that it is sent again; 202
+/// where it may have been taken, as a second time could do it twice.
+pub(super) fn unanswered_home(fault: &GatewayFault) -> FaceResponse {
+    if fault.executed == Executed::No { unreachable_home() } else { accepted() }
+}
+
 /// 503 for what has no id: its session's home cannot be reached, and it may be sent again.
-pub(super) fn unreachable_home() -> FaceResponse {
+fn unreachable_home() -> FaceResponse {
     addressee(None, AcceptedTypes::Json).fault(&session_homes::away())
 }
 
@@ -157,7 +183,7 @@ async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: B
     }
     let response = match pass_on_message(faces, face, &inbound, &message).await {
         Some(Ok(answer)) => answer,
-        Some(Err(fault)) if fault.executed == Executed::No && is_told_by_the_store(&message) => {
+        Some(Err(fault)) if is_told_by_the_store(&message, fault.executed) => {
             serve_one(faces, face, inbound, message).await
         }
         Some(Err(fault)) => return asker.refuse_away(&fault),
@@ -263,7 +289,7 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
         let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
         return refuse(&addressee, &complaint);
     }
-    match pass_on(faces, inbound, HomeErrand::Begin).await {
+    match pass_on(faces, inbound, errand_of_batch(&batch)).await {
         Some(Ok(answer)) => return answer,
         Some(Err(fault)) => return addressee.fault(&fault),
         None => (),
@@ -321,9 +347,9 @@ impl RefusableRequest {
         }
     }
 
-    /// The same where the home of its session or call cannot be reached: 503 for what has no id.
+    /// The same where the home of its session or call gave no answer.
     fn refuse_away(&self, fault: &GatewayFault) -> FaceResponse {
-        if self.addressee.id.is_none() { unreachable_home() } else { self.refuse_for_now(fault) }
+        if self.addressee.id.is_none() { unanswered_home(fault) } else { self.refuse_for_now(fault) }
     }
 
     /// 429, but for requests of session clients, which drop their connection then (GW-04).

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{accepted, addressee, bare, event_stream, too_many, too_often, unreadable};
 use super::call_stream::stream;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
-use super::intake::unreachable_home;
+use super::intake::unanswered_home;
 use super::revocable_body::ending_with;
 use super::sealed::{StreamToken, TokenPurpose};
 use super::served::Served;
@@ -140,7 +140,7 @@ impl SseEndpoint {
             // On the heap, as a gateway that is alone never needs it.
             && let Some(passed) = Box::pin(homes.pass_on_to(&inbound, home, ForwardReason::Stream)).await
         {
-            return passed.unwrap_or_else(|_| unreachable_home());
+            return passed.unwrap_or_else(|fault| unanswered_home(&fault));
         }
         let key = token.map(|token| self.key(&inbound, token.nonce));
         let Some(inlet) = key.and_then(|key| self.sse.streams.0.find(&key)) else {

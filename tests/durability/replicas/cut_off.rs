@@ -173,8 +173,9 @@ async fn f85_gateways_cut_off_from_each_other_refuse_what_is_at_home_elsewhere_a
     until("its home is away", async || reason(&listed().await) == "replica_away").await;
     let refused = session.ask(there, "tools/call", unwanted("elsewhere-")).await;
     assert_eq!(reason(&refused), "replica_away", "{refused:?}");
+    // Whether its home took that is not known either, and it changes nothing.
     let shown = session.ask(there, "tasks/get", json!({"taskId": tasks[1]})).await;
-    assert_eq!(reason(&shown), "replica_away", "{shown:?}");
+    assert!(shown.result().is_some_and(|task| task.contains(r#""status":"working""#)), "{shown:?}");
     for (path, task) in [RESUMABLE, PLAIN].into_iter().zip(&tasks) {
         assert_eq!(other.shows(path, task).await["status"], "working");
     }

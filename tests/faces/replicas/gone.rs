@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 
 use super::client::{Client, call};
 use super::harness::{Replicas, before};
+use super::raw_replica::{Does, replica};
 use super::upstream::{Once, ScriptedServer, SeenRequest};
 
 const NOTE: &str = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
@@ -66,6 +67,42 @@ async fn tasks_of_a_session_are_told_while_its_home_cannot_be_reached() {
     assert_eq!(ask(there.clone(), "tasks/result").await["result"], result["result"]);
     let unknown = ask(there.clone(), "tasks/update").await;
     assert_eq!(fault(&unknown), ("replica_away", "no"), "{unknown}");
+}
+
+/// F85. Asking changes nothing, so it is done here where the home was asked in vain; a cancellation may have been told.
+#[tokio::test]
+async fn tasks_of_a_session_are_told_where_its_home_was_lost_while_it_was_asked() {
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::pair(&server).await;
+    let first = replicas.client().await;
+    let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow","arguments":{},"task":{}}}"#;
+    let made = first.post(task).await.json().await;
+    let id = made["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
+    let ask = |client: Client, method: &'static str| {
+        let body = json!({"jsonrpc": "2.0", "id": 2, "method": method, "params": {"taskId": id}});
+        async move { client.post(body.to_string()).await.json().await }
+    };
+    let result = ask(first.clone(), "tasks/result").await;
+    let (resetting, _read) = replica(&[Does::ReadAndReset; 4]).await;
+    replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
+    let there = replicas.at(1, &first);
+    assert_eq!(ask(there.clone(), "tasks/get").await["result"]["status"], "completed");
+    assert_eq!(ask(there.clone(), "tasks/result").await["result"], result["result"]);
+    assert_eq!(ask(there.clone(), "tasks/list").await["result"]["tasks"][0]["taskId"], id);
+    let cancelled = ask(there, "tasks/cancel").await;
+    assert_eq!(fault(&cancelled), ("replica_away", "unknown"), "{cancelled}");
+}
+
+/// What has no id is told so, too, and is not asked for again.
+#[tokio::test]
+async fn a_notification_whose_home_was_lost_may_have_been_taken() {
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::pair(&server).await;
+    let there = replicas.at(1, &replicas.client().await);
+    let (resetting, _read) = replica(&[Does::ReadAndReset]).await;
+    replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
+    let reply = there.post(NOTE).await;
+    assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
 }
 
 /// F85. As after a restart: the session at the server is the same, and what memory held is not there.
@@ -218,6 +255,11 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
         StatusCode::SERVICE_UNAVAILABLE,
         "it was sent to the home, which has another name by now"
     );
+    // Neither begins anything: the rest of a call's stream, and an array without a request.
+    for rest in [there.get(Some("x")).await, there.post(format!("[{NOTE}]")).await] {
+        assert_eq!(rest.status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    assert_ne!(there.get(None).await.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(there.post(call(2)).await.json().await["result"]["n"], 2, "and this was not");
     drop(events);
 }

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::harness::{Replicas, before};
+use super::raw_replica::{Does, replica};
 use super::upstream::{Once, ScriptedServer};
 use crate::sse_face::client::{ADA, Stream};
 
@@ -48,4 +49,20 @@ async fn a_stream_whose_replica_cannot_be_reached_may_be_tried_again_until_that_
     assert!(status == 503 && said.contains("replica_away"), "{status} {said}");
     replicas.introduce();
     assert_eq!(client.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await.0, 404);
+}
+
+/// It may be looked at already: sent again, a tool could run twice. What becomes of it the stream says, or its end does.
+#[tokio::test]
+async fn f86_a_message_that_its_streams_home_may_have_taken_is_not_asked_for_again() {
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::pair(&server).await;
+    let mut client = Stream::open(replicas.all[0].gateway.address(), ADA).await;
+    client.address = replicas.all[1].gateway.address();
+    client.initialize("2025-06-18").await;
+    let (resetting, _read) = replica(&[Does::ReadAndReset]).await;
+    replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
+    assert_eq!(
+        client.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await,
+        (202, String::new())
+    );
 }

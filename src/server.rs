@@ -125,8 +125,9 @@ pub struct ListenerLimits {
     /// A body that brings fewer than `body_window_bytes_min` within one window is too slow.
     pub body_window: Duration,
     pub body_window_bytes_min: usize,
-    /// How long a peer may leave an answer unread before its connection is reset.
+    /// How long a peer may leave an answer unread before its connection is reset, or that answer.
     pub write_stall: Duration,
+    pub stall_cost: StallCost,
     /// How long a connection that ends early still reads, so that the peer sees the answer and not a reset.
     pub linger: Duration,
     /// Connections of one peer address, or of one /64 of IPv6; loopback peers are exempt.
@@ -141,6 +142,14 @@ pub struct ListenerLimits {
     /// PING, SETTINGS and PRIORITY frames that an HTTP/2 peer may send within one window.
     pub control_frames_max: u32,
     pub control_window: Duration,
+}
+
+/// What a peer loses over HTTP/2 that leaves an answer unread. One that takes no byte at all loses its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StallCost {
+    Connection,
+    /// That answer: others that come over its connection are not its own.
+    Answer,
 }
 
 impl Default for ListenerLimits {
@@ -158,6 +167,7 @@ impl Default for ListenerLimits {
             body_window: Duration::from_secs(10),
             body_window_bytes_min: 10 << 10,
             write_stall: Duration::from_secs(30),
+            stall_cost: StallCost::Connection,
             linger: Duration::from_secs(2),
             connections_per_address_max: 256,
             streams_max: 64,

@@ -2,9 +2,11 @@
 
 use std::convert::Infallible;
 use std::error::Error;
+use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -21,6 +23,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 
+use super::connection_state::unread_answers::ReadWatch;
 use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState};
 use super::drain::Phases;
 use super::frames::PREFACE;
@@ -28,7 +31,7 @@ use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedS
 use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
 use super::stack::{ConnectionAddresses, Layers};
-use super::{ListenerLimits, frames};
+use super::{ListenerLimits, StallCost, frames};
 
 /// Room for a target of 64 KiB, which hyper answers with 414 and not with 431 (B21); [`super::head`] is stricter.
 const READ_BUFFER: usize = 96 << 10;
@@ -78,7 +81,7 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
             drive(Box::pin(connection), &trail, &shared.phases).await
         }
         Protocol::Http2 => {
-            let connection = http2(&shared).serve_connection(TokioIo::new(io), service);
+            let connection = http2(&shared, &trail).serve_connection(TokioIo::new(io), service);
             drive(Box::pin(connection), &trail, &shared.phases).await
         }
     };
@@ -135,8 +138,9 @@ fn service(
     service_fn(move |request: Request<Incoming>| {
         let (shared, trail) = (Arc::clone(&shared), Arc::clone(&trail));
         let request = Box::new(request);
+        // At once, and not when the answer is first asked for: see `StreamExecutor`.
+        let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
         async move {
-            let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
             let version = request.version();
             let mut response = shared.layers.load_full().answer(request, ends).await;
             shared.meter.answered(response.status());
@@ -164,8 +168,9 @@ fn http1(shared: &ListenerState) -> http1::Builder {
     builder
 }
 
-fn http2(shared: &ListenerState) -> http2::Builder<TrackerExecutor> {
-    let mut builder = http2::Builder::new(TrackerExecutor(shared.tracker.clone()));
+fn http2(shared: &Arc<ListenerState>, trail: &Arc<ConnectionState>) -> http2::Builder<StreamExecutor> {
+    let executor = StreamExecutor { shared: Arc::clone(shared), trail: Arc::clone(trail) };
+    let mut builder = http2::Builder::new(executor);
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(shared.limits.streams_max)
@@ -179,16 +184,40 @@ fn http2(shared: &ListenerState) -> http2::Builder<TrackerExecutor> {
     builder
 }
 
-/// Spawns the streams of HTTP/2 where a drain can wait for them.
+/// Spawns the streams of HTTP/2 of one connection where a drain can wait for them.
 #[derive(Clone, Debug)]
-struct TrackerExecutor(TaskTracker);
+struct StreamExecutor {
+    shared: Arc<ListenerState>,
+    trail: Arc<ConnectionState>,
+}
 
-impl<F> hyper::rt::Executor<F> for TrackerExecutor
+impl<F> hyper::rt::Executor<F> for StreamExecutor
 where
     F: Future<Output: Send> + Send + 'static,
 {
     fn execute(&self, stream: F) {
-        self.0.spawn(stream);
+        let Self { shared, trail } = self;
+        match shared.limits.stall_cost {
+            StallCost::Connection => drop(shared.tracker.spawn(stream)),
+            StallCost::Answer => {
+                // hyper has called the service for this stream just now.
+                let request = trail.begun().wrapping_sub(1);
+                let watch = ReadWatch::of(Arc::clone(trail), shared.limits.write_stall, request);
+                drop(shared.tracker.spawn(unless_unread(stream, watch, Arc::clone(shared))));
+            }
+        }
+    }
+}
+
+/// Drops the stream of an answer that is left unread, which resets it.
+async fn unless_unread(stream: impl Future, mut watch: ReadWatch, shared: Arc<ListenerState>) {
+    let mut stream = pin!(stream);
+    let is_unread = poll_fn(|context| match stream.as_mut().poll(context) {
+        Poll::Ready(_) => Poll::Ready(false),
+        Poll::Pending => watch.poll(context).map(|()| true),
+    });
+    if is_unread.await {
+        shared.meter.refused("write_stall");
     }
 }
 

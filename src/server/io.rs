@@ -13,11 +13,11 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::ListenerLimits;
 use super::connection_state::ConnectionState;
 use super::connection_state::unread_answers::ReadWatch;
 use super::frames::{ControlBudget, FrameCursor};
 use super::header_timeout::{HeaderTimeout, HeaderTimeoutStage};
+use super::{ListenerLimits, StallCost};
 
 /// Something a connection can run over.
 pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
@@ -75,7 +75,7 @@ pub(super) struct WatchedSocket<T> {
     patience: Option<HeaderTimeout>,
     /// Where the next byte over HTTP/1 stands.
     request_line: RequestLine,
-    /// Over HTTP/2, as are the frames.
+    /// Over HTTP/2, as are the frames; there where an unread answer costs the connection.
     unread: Option<ReadWatch>,
     frames: Option<Box<FrameCounters>>,
     misconduct: Misconduct,
@@ -112,7 +112,9 @@ impl<T: ResettableStream> WatchedSocket<T> {
         let (patience, unread, frames) = match protocol {
             Protocol::Http1 => (Some(HeaderTimeout::new(trail)), None, None),
             Protocol::Http2 => {
-                (None, Some(ReadWatch::new(trail, limits.write_stall)), Some(Box::new(FrameCounters::new(&limits))))
+                let unread =
+                    (limits.stall_cost == StallCost::Connection).then(|| ReadWatch::new(trail, limits.write_stall));
+                (None, unread, Some(Box::new(FrameCounters::new(&limits))))
             }
         };
         let watched = Self {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::forwarded_callers::ForwardedCallers;
 use super::listener::ListenerSpec;
 use super::principal::Authenticator;
-use super::{ListenSettings, ListenerLimits, ListenerRole, Routes};
+use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost};
 use crate::tls::IdentityFiles;
 
 /// Each replica has one connection, and another while that one ends.
@@ -23,8 +23,8 @@ const HEAD_BYTES_MORE: usize = 4 << 10;
 const HEADERS_MORE: usize = 8;
 /// Over HTTP/2 each field counts for 32 bytes more than it has.
 const FIELD_BYTES: usize = 32;
-/// How long an answer may be left unread. The client's own connection is reset sooner, and takes its stream along; only where
-/// that does not happen all that share this connection are in danger.
+/// How long an answer may be left unread before it is reset. A client that reads nothing at all loses its own connection sooner, and
+/// its answer here with it; one that reads very slowly does not, as what it has taken is told here only by the half of a window.
 const WRITE_STALL: Duration = Duration::from_secs(120);
 /// The refusals of many clients come over one connection.
 const GLITCHES_MAX: u32 = 10_000;
@@ -77,6 +77,7 @@ fn limits() -> ListenerLimits {
         header_list_bytes_max: u32::try_from(head_bytes_max + headers_max * FIELD_BYTES).unwrap_or(u32::MAX),
         headers_max,
         write_stall: WRITE_STALL,
+        stall_cost: StallCost::Answer,
         streams_max: REQUESTS_MAX,
         unseen_resets_max: UNSEEN_RESETS_MAX,
         glitches_max: GLITCHES_MAX,

@@ -51,32 +51,49 @@ impl UnreadAnswers {
     fn oldest(&self) -> Option<Instant> {
         self.0.lock().values().min().copied()
     }
+
+    fn since(&self, request: u32) -> Option<Instant> {
+        self.0.lock().get(&request).copied()
+    }
 }
 
 /// Looks from time to time whether an answer has waited for too long.
 #[derive(Debug)]
 pub(in crate::server) struct ReadWatch {
     trail: Arc<ConnectionState>,
+    /// Which one; all of the connection without.
+    request: Option<u32>,
     span: Duration,
-    timer: Pin<Box<Sleep>>,
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl ReadWatch {
-    pub(in crate::server) fn new(trail: Arc<ConnectionState>, span: Duration) -> Self {
-        Self { trail, span, timer: Box::pin(sleep(span)) }
+    pub(in crate::server) const fn new(trail: Arc<ConnectionState>, span: Duration) -> Self {
+        Self { trail, request: None, span, timer: None }
+    }
+
+    /// The same for the answer to one request. To be polled after each piece that is handed over.
+    pub(in crate::server) const fn of(trail: Arc<ConnectionState>, span: Duration, request: u32) -> Self {
+        Self { trail, request: Some(request), span, timer: None }
     }
 
     /// Ready once an answer has waited for the whole span. The timer never stands later than the first moment
     /// at which that may be, and moves only when it fires: it costs a request nothing.
     pub(in crate::server) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let Self { trail, request, span, timer } = self;
+        if request.is_some_and(|request| trail.unread().since(request).is_none()) {
+            return Poll::Pending;
+        }
+        let timer = timer.get_or_insert_with(|| Box::pin(sleep(*span)));
         loop {
-            ready!(self.timer.as_mut().poll(context));
+            ready!(timer.as_mut().poll(context));
             let now = Instant::now();
-            let ends_at = self.trail.unread().oldest().unwrap_or(now) + self.span;
+            let since = request.map_or_else(|| trail.unread().oldest(), |request| trail.unread().since(request));
+            let ends_at = since.unwrap_or(now) + *span;
             if ends_at <= now {
                 return Poll::Ready(());
             }
-            self.timer.as_mut().reset(ends_at);
+            timer.as_mut().reset(ends_at);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use taskgate::server::{DrainPlan, Drained, ListenerLimits};
+use taskgate::server::{DrainPlan, Drained, ListenerLimits, StallCost};
 use taskgate::task::Principal;
 use tokio::time::timeout;
 
@@ -166,6 +166,27 @@ async fn a_stream_whose_window_stays_closed_costs_the_connection() {
         assert_eq!(http2.fate(3).await, "end", "{name}");
         gate.emptied().await;
     }
+}
+
+/// Where many clients share a connection, as between two gateways, one of them costs the others nothing.
+#[tokio::test]
+async fn an_answer_that_nobody_reads_costs_itself_alone_where_many_share_the_connection() {
+    let shared = ListenerLimits {
+        write_stall: Duration::from_millis(150),
+        stall_cost: StallCost::Answer,
+        ..ListenerLimits::default()
+    };
+    let gate = gate_with(settings(), shared).await;
+    let mut http2 = Http2::connect(&gate).await;
+    let flood = ORDINARY.map(|(name, value)| if name == ":path" { (name, "/flood") } else { (name, value) });
+    http2.send(&fields(&flood)).await;
+    assert_eq!(http2.fate(1).await, "200");
+    assert_eq!(http2.fate(1).await, "reset 8");
+    // What the first answer has used up is the window of the whole connection.
+    let wider = frame(WINDOW_UPDATE, NONE, 0, &(1u32 << 20).to_be_bytes());
+    http2.send(&[wider, posted(3, &[])].concat()).await;
+    assert_eq!(http2.fate(3).await, "200");
+    assert!(http2.lives().await);
 }
 
 /// B28 is about answers: one that its handler holds back costs nothing.

@@ -139,6 +139,10 @@ impl Engine {
                 // Nobody knew whether the write was made, and it was.
                 return Ok(AppliedEvent { task: row.task, changed });
             }
+            // Also where there is nothing to write: what means nothing to its row any more is not this life's to judge.
+            if role == WriteRole::Holder && row.holder.is_some_and(|holder| holder != self.store.holder()) {
+                return Err(StoreError::Fenced.into());
+            }
             let StoredTask { task: before, revision, .. } = row;
             let (task, effects, changed) = decided(&before, &events, now);
             if effects.is_empty() {

@@ -18,6 +18,7 @@ mod dispatch;
 mod element_rows;
 mod elements;
 mod exchange_stage;
+mod fence;
 mod idempotent_call;
 mod live_runners;
 mod questions;
@@ -131,6 +132,8 @@ struct Runner {
     unproven: Option<UnconfirmedCall>,
     /// Whether the call is waited for although the gateway ends.
     stays: bool,
+    /// Whether another gateway has the task: see `fence`.
+    is_fenced: bool,
     /// What it is counted as; `None` of what needs no permit.
     in_progress: Option<CallInProgress>,
     /// For whoever cleans up after a panic.
@@ -184,13 +187,15 @@ impl Runner {
             checkpoint: Checkpoint::new(),
             unproven: None,
             stays: false,
+            is_fenced: false,
             in_progress: None,
             concerned,
         }
     }
 
     async fn run(mut self: Box<Self>) {
-        if matches!(Box::pin(self.prepare()).await, RunnerFlow::Stop) {
+        let next = Box::pin(self.prepare()).await;
+        if matches!(self.unless_fenced(next).await, RunnerFlow::Stop) {
             return Box::pin(self.leave()).await;
         }
         if self.row.is_some() && !self.stage.is_waiting() {
@@ -205,7 +210,8 @@ impl Runner {
         loop {
             self.count();
             let step = self.step().await;
-            if matches!(Box::pin(self.handle_step(step)).await, RunnerFlow::Stop) {
+            let next = Box::pin(self.handle_step(step)).await;
+            if matches!(self.unless_fenced(next).await, RunnerFlow::Stop) {
                 return Box::pin(self.leave()).await;
             }
         }
@@ -287,7 +293,10 @@ impl Runner {
                 }
                 RunnerFlow::Stop => RunnerFlow::Stop,
             },
-            RunnerEvent::Orders(RunnerCommand::Fenced) => self.end_with_gateway().await,
+            RunnerEvent::Orders(RunnerCommand::Fenced) => {
+                self.let_go_as_fenced();
+                RunnerFlow::Stop
+            }
             RunnerEvent::Orders(RunnerCommand::Abandon) => {
                 failpoint::hit("cancel-stored");
                 self.subtasks_told().await;

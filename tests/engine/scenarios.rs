@@ -20,6 +20,7 @@ mod duplex;
 mod elements;
 mod failing_stores;
 mod faults;
+mod fenced;
 mod fleet;
 mod grace;
 mod inputs;

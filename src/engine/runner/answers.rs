@@ -11,7 +11,6 @@ use crate::dialect::faults::reason_key;
 use crate::dialect::upstream_dialect::RefusalAnswer;
 use crate::engine::TaskError;
 use crate::failpoint;
-use crate::store::WriteRole;
 use crate::task::{Event, Executed, GatewayFault, Outcome, Phase, Task, TaskKey};
 use crate::upstream::{Answer, ExchangeError};
 use crate::wire::Payload;
@@ -88,7 +87,7 @@ impl Runner {
             return Ok(());
         };
         let event = Event::Answered { answers: BTreeMap::from([(input, answer)]) };
-        self.engine.apply(key, WriteRole::Holder, event).await.map(|_| ())
+        self.write(key, vec![event]).await.map(|_| ())
     }
 
     /// Whether the row says now that this runner hands an answer over. From this commit on it may have arrived, so nobody hands

@@ -11,8 +11,7 @@ use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::apply::AppliedEvent;
 use crate::engine::call::{CallEnd, CallSpec};
-use crate::store::WriteRole;
-use crate::task::{Event, Executed, StoredCall, TaskKey};
+use crate::task::{Event, Executed, GatewayFault, StoredCall, TaskKey};
 use crate::upstream::limits::CallProspect;
 use crate::upstream::{ResumeToken, UpstreamTaskMode};
 use crate::wire::Payload;
@@ -101,7 +100,7 @@ impl Runner {
     pub(super) async fn apply(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let place = self.new_place();
         let kept = place.clone().map(|place| Event::Checkpointed { attempt: self.attempt, resume: Some(place) });
-        let applied = self.engine.apply_all(key, WriteRole::Holder, kept.into_iter().chain([event]).collect()).await?;
+        let applied = self.write(key, kept.into_iter().chain([event]).collect()).await?;
         // It is left out where there is no room for it.
         if place.is_some() && applied.task.recovery.resume == place {
             self.checkpoint.is_written(place);
@@ -115,9 +114,7 @@ impl Runner {
     /// If it could not be kept.
     async fn keep_place(&mut self) -> Result<(), TaskError> {
         let (Some(key), Some(place)) = (self.row_key(), self.new_place()) else { return Ok(()) };
-        self.engine
-            .apply(&key, WriteRole::Holder, Event::Checkpointed { attempt: self.attempt, resume: Some(place.clone()) })
-            .await?;
+        self.write(&key, vec![Event::Checkpointed { attempt: self.attempt, resume: Some(place.clone()) }]).await?;
         self.checkpoint.is_written(Some(place));
         self.checkpoint.stirred();
         Ok(())
@@ -129,7 +126,7 @@ impl Runner {
     /// If that could not be stored: then nothing may be sent.
     pub(super) async fn forget_place(&mut self) -> Result<(), TaskError> {
         let Some(key) = self.row_key() else { return Ok(()) };
-        self.engine.apply(&key, WriteRole::Holder, Event::Checkpointed { attempt: self.attempt, resume: None }).await?;
+        self.write(&key, vec![Event::Checkpointed { attempt: self.attempt, resume: None }]).await?;
         self.checkpoint.is_written(None);
         Ok(())
     }
@@ -172,13 +169,19 @@ impl Runner {
     /// to judge.
     pub(super) async fn end_with_gateway(&mut self) -> RunnerFlow {
         self.is_let_go().await;
-        if !self.has_handle() && self.client.is_there() {
+        if !self.has_handle() {
             let executed = if self.is_waiting() { self.executed_so_far() } else { Executed::Unknown };
-            self.client.release(std::mem::take(&mut self.held)).await;
-            let fault = self.engine.calls_end.fault(executed);
-            self.client.end(CallEnd::Outcome(lost(fault))).await;
+            self.tell_waiting(self.engine.calls_end.fault(executed)).await;
         }
         RunnerFlow::Stop
+    }
+
+    /// Tells the client that waits why its call is not waited for any more.
+    pub(super) async fn tell_waiting(&mut self, fault: GatewayFault) {
+        if self.client.is_there() {
+            self.client.release(std::mem::take(&mut self.held)).await;
+            self.client.end(CallEnd::Outcome(lost(fault))).await;
+        }
     }
 
     /// Counts the call as what it is by now.

@@ -11,7 +11,7 @@ use super::{Runner, RunnerFlow, lost};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::failpoint;
-use crate::store::{StoreError, WriteRole};
+use crate::store::StoreError;
 use crate::task::{GatewayFault, Phase, Task, TaskKey};
 
 impl Runner {
@@ -35,7 +35,7 @@ impl Runner {
                 RunnerFlow::Stop
             }
             Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Mark, &error),
-            Err(TaskError::Store(StoreError::Fenced)) => self.end_with_gateway().await,
+            Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
                 self.end(lost(GatewayFault::new(error.reason(), self.executed_so_far()))).await
@@ -50,7 +50,7 @@ impl Runner {
         if certain.is_some_and(is_marked) {
             return Ok(true);
         }
-        Ok(self.engine.apply_all(key, WriteRole::Holder, self.sending()).await?.changed)
+        Ok(self.write(key, self.sending()).await?.changed)
     }
 
     /// Whether this try was certainly not sent yet.

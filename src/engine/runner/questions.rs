@@ -215,7 +215,7 @@ impl Runner {
                 Ok(self.wait_for_store(UnstoredStep::Questions, &error))
             }
             // Whoever has the task now hears the question, too.
-            Err(TaskError::Store(StoreError::Fenced)) => Ok(self.end_with_gateway().await),
+            Err(TaskError::Store(StoreError::Fenced)) => Ok(RunnerFlow::Stop),
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "a question could not be stored and was refused");
                 Err(QuestionError(QuestionRefusal::Unanswered))
@@ -347,6 +347,7 @@ impl Runner {
                 self.inputs.withdrawn.push(withdrawn);
                 return self.wait_for_store(UnstoredStep::Withdrawals, &error);
             }
+            Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Stop,
             Err(error) => tracing::warn!(error = %CauseChain(&error), "a question could not be taken off its task"),
         }
         let Some(method) = refused else {

@@ -154,6 +154,7 @@ impl Runner {
             checkpoint,
             unproven: None,
             stays: false,
+            is_fenced: false,
             in_progress: None,
             concerned,
         }
@@ -175,7 +176,7 @@ impl Runner {
                 self.deliver(task.recovery.undelivered.clone()).await
             }
         };
-        match next {
+        match self.unless_fenced(next).await {
             RunnerFlow::Continue => self.go_on().await,
             RunnerFlow::Stop => Box::pin(self.leave()).await,
         }
@@ -185,9 +186,10 @@ impl Runner {
     async fn resume(&mut self, task: &Task, token: ResumeToken) -> RunnerFlow {
         self.unproven = Some(UnconfirmedCall { what: ResumeMethod::Up, since: Instant::now(), is_counted: true });
         // An event that no longer applies has an order behind it that says why.
-        if let Err(error) =
-            self.engine.apply(&task.key, WriteRole::Holder, Event::TakenUp { attempt: self.attempt }).await
-        {
+        if let Err(error) = self.write(&task.key, vec![Event::TakenUp { attempt: self.attempt }]).await {
+            if self.is_fenced {
+                return RunnerFlow::Stop;
+            }
             tracing::warn!(error = %CauseChain(&error), "that a call is taken up was not stored");
         }
         self.goes_on(task);
@@ -264,7 +266,7 @@ impl Runner {
     pub(super) async fn is_alive(&mut self) {
         if self.unproven.take().is_some()
             && let Some(key) = self.row_key()
-            && let Err(error) = self.engine.apply(&key, WriteRole::Holder, Event::Alive { attempt: self.attempt }).await
+            && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.attempt }]).await
         {
             tracing::warn!(error = %CauseChain(&error), "that a call is alive was not stored");
         }

@@ -7,7 +7,7 @@ use super::{CallEvent, Runner, RunnerFlow, lost};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
-use crate::store::WriteRole;
+use crate::store::StoreError;
 use crate::task::{Event, Executed, GatewayFault, Phase, Plan, Task};
 
 /// Rounds of questions in one call; clients give up at ten.
@@ -57,8 +57,10 @@ impl Runner {
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         self.client.seat(seat);
         self.spec.questions = retry.questions;
-        let task = match self.engine.apply(&key, WriteRole::Holder, Event::Answered { answers: retry.answers }).await {
+        let task = match self.write(&key, vec![Event::Answered { answers: retry.answers }]).await {
             Ok(applied) => applied.task,
+            // Who waits is told with the rest.
+            Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Stop,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "answers could not be stored");
                 // The call goes on, and waits for them: they may be sent again.

@@ -13,7 +13,7 @@ use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;
-use crate::store::{StoreError, WriteRole};
+use crate::store::StoreError;
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Plan, Question, Reason, Recovery, StoredCall,
@@ -179,8 +179,7 @@ impl Runner {
         let elements = self.insert_elements(key, self.engine.clock.now()).await;
         let children = elements.map_err(|error| TaskError::from(error).reason())?.to_vec();
         let added = (!children.is_empty()).then_some(Event::ChildrenAdded { children });
-        let applied =
-            self.engine.apply_all(key, WriteRole::Holder, added.into_iter().chain([Event::Revealed]).collect()).await;
+        let applied = self.write(key, added.into_iter().chain([Event::Revealed]).collect()).await;
         let refused = match (&mut self.row, applied) {
             (Some(row), Ok(applied)) if applied.changed => {
                 row.shown = TaskVisibility::Handle;
@@ -227,7 +226,7 @@ impl Runner {
     /// Settles the row, if there is one, as cancelled.
     pub(super) async fn settle_cancelled(&mut self) {
         if let Some(key) = self.row_key()
-            && let Err(error) = self.engine.store_outcome(&key, Event::CancelRequested).await
+            && let Err(error) = self.write_outcome(&key, Event::CancelRequested).await
         {
             tracing::error!(error = %CauseChain(&error), "a cancel could not be stored");
         }
@@ -237,7 +236,7 @@ impl Runner {
     /// once more: nothing waits for it.
     pub(super) async fn mark_told(&mut self) {
         if let Some(key) = self.row_key()
-            && let Err(error) = self.engine.apply(&key, WriteRole::Holder, Event::Told).await
+            && let Err(error) = self.write(&key, vec![Event::Told]).await
         {
             tracing::warn!(error = %CauseChain(&error), "that an upstream was told was not stored");
         }
@@ -245,6 +244,9 @@ impl Runner {
 
     /// Settles the task, and answers the client that waits.
     pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
+        if self.is_fenced {
+            return RunnerFlow::Stop;
+        }
         let outcome = self.of_all_attempts(outcome);
         // However long the store takes with the outcome: nothing runs at the upstream any more.
         self.stage.finish();
@@ -285,8 +287,7 @@ impl Runner {
         failpoint::hit("outcome-heard");
         // The last words belong to the task even where they came too fast to be stored one by one.
         if let Some(message) = self.row.as_mut().and_then(|row| row.progress.take()) {
-            let _ =
-                self.engine.apply(key, WriteRole::Holder, Event::Progressed { attempt: self.attempt, message }).await;
+            let _ = self.write(key, vec![Event::Progressed { attempt: self.attempt, message }]).await;
         }
         let attempt = self.attempt;
         let is_cancelled = outcome == Outcome::Cancelled;
@@ -297,7 +298,7 @@ impl Runner {
             Outcome::Faulted(failure) => Event::Faulted { attempt, failure },
             Outcome::Cancelled => Event::CancelRequested,
         };
-        match self.engine.store_outcome(key, event).await {
+        match self.write_outcome(key, event).await {
             Ok(applied) if !applied.changed => {
                 metric::count_dropped(self.spec.upstream.name(), "settled");
                 tracing::info!("a late outcome was dropped");
@@ -306,7 +307,8 @@ impl Runner {
             }
             // The upstream cancelled it, so it knows.
             Ok(_) if is_cancelled => self.mark_told().await,
-            Ok(_) => (),
+            // An outcome of its own is the other gateway's to store.
+            Ok(_) | Err(TaskError::Store(StoreError::Fenced)) => (),
             Err(error) => tracing::error!(error = %CauseChain(&error), "an outcome could not be stored"),
         }
     }

@@ -98,7 +98,10 @@ impl Runner {
     pub(super) async fn try_again(&mut self) -> RunnerFlow {
         let certain = match self.certain_task().await {
             Ok(certain) => certain,
-            Err(StoreError::Fenced) => return self.end_with_gateway().await,
+            Err(StoreError::Fenced) => {
+                self.let_go_as_fenced();
+                return RunnerFlow::Stop;
+            }
             Err(error) => {
                 tracing::debug!(error = %CauseChain(&error), "a call waits for the store still");
                 self.rest_from_store();

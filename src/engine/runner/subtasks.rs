@@ -88,6 +88,7 @@ impl Runner {
                     self.wait_for_store(UnstoredStep::Subtasks, &error);
                     return;
                 }
+                Err(TaskError::Store(StoreError::Fenced)) => return,
                 Err(error) => {
                     tracing::error!(error = %CauseChain(&error), "subtasks of the server's could not become tasks");
                     self.subtasks.waiting.clear();
@@ -166,7 +167,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Lets go of subtasks that could not be stored.
+    /// Lets go of subtasks that could not be stored. Another gateway may have made the same, or taken these over: what it
+    /// holds stays.
     async fn let_go_of(&mut self, fresh: Vec<NewSubtask>, is_tried_again: bool) {
         for NewSubtask { task, .. } in fresh {
             if is_tried_again {
@@ -174,7 +176,11 @@ impl Runner {
                 self.subtasks.doubtful.insert(task.key.id);
             } else {
                 // Nobody finds it without its parent: where it stays, a later life removes it, or its own time.
-                let _ = self.engine.store.remove(&task.key).await;
+                let own = self.engine.store.holder();
+                let row = self.engine.store.load(&task.key, self.engine.clock.now()).await;
+                if !self.is_fenced && row.is_ok_and(|row| row.is_some_and(|row| row.holder == Some(own))) {
+                    let _ = self.engine.store.remove(&task.key).await;
+                }
             }
             self.engine.live.remove(&task.key);
         }

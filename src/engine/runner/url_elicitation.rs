@@ -8,7 +8,9 @@ use super::store_wait::UnstoredStep;
 use super::{Failure, Outcome, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::dialect::plain::PlainUpstream;
+use crate::engine::TaskError;
 use crate::engine::call::Askable;
+use crate::store::StoreError;
 use crate::task::{Executed, GatewayFault};
 use crate::upstream::Answer;
 use crate::wire::{Payload, RpcError, method};
@@ -92,6 +94,7 @@ impl Runner {
                 RunnerFlow::Continue
             }
             Err(error) if error.is_passing() => self.wait_for_store(UnstoredStep::Repeat, &error),
+            Err(TaskError::Store(StoreError::Fenced)) => RunnerFlow::Stop,
             Err(error) => {
                 tracing::error!(error = %CauseChain(&error), "the call could not be marked as sent and is not sent again");
                 self.end(super::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await

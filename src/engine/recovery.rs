@@ -36,9 +36,10 @@ const CLAIM_EVERY: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 32;
 /// How often one row is looked at: to settle it, and to tell its upstream.
 const LOOKS_MAX: usize = 4;
-/// How soon a store that failed is asked again, first and at last.
+/// How soon a row is looked at again that the store keeps from being done with, first and at last.
 const RETRY_FIRST: Duration = Duration::from_millis(500);
 const RETRY_LAST: Duration = Duration::from_secs(30);
+const RETRIES: RetryDelays = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
 
 /// The upstreams that there are, by name. Clones are one.
 #[derive(Clone, Debug, Default)]
@@ -90,30 +91,21 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
     }
 }
 
-/// Takes over what there is, and returns when it is done with all of it: how many tasks that were.
+/// Takes over what there is, and returns when it is done with all of it: how many tasks that were. What is not done with keeps
+/// nothing from being claimed, and is looked at again ever more rarely.
 async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
-    let mut pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
-    let (mut seen, mut left) = (0, Vec::new());
-    let (mut claims_told, mut rows_told) = (false, false);
+    let mut left = LeftRows::new();
+    let mut claim_pauses = RetryDelays::new(RETRY_FIRST, CLAIM_EVERY);
+    let (mut seen, mut claims_told) = (0, false);
     loop {
-        match engine.store.claim(CLAIM_MAX, &origins.names()).await {
-            Ok(keys) if keys.is_empty() && left.is_empty() => return seen,
-            Ok(keys) if keys.is_empty() => {
-                if std::mem::replace(&mut rows_told, true) {
-                    tracing::debug!(tasks = left.len(), "tasks of earlier lives are looked at again");
-                } else {
-                    tracing::warn!(
-                        tasks = left.len(),
-                        "tasks of earlier lives are not done with yet; they are looked at again"
-                    );
-                }
-                pauses.wait().await;
-                seen += look_at_all(engine, origins, std::mem::take(&mut left), &mut left).await;
-            }
+        let pause = match engine.store.claim(CLAIM_MAX, &origins.names()).await {
+            Ok(keys) if keys.is_empty() && left.rows.is_empty() => return seen,
+            Ok(keys) if keys.is_empty() => CLAIM_EVERY,
             Ok(keys) => {
-                pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
                 let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
-                seen += look_at_all(engine, origins, rows, &mut left).await;
+                seen += look_at_all(engine, origins, rows, &mut left.rows).await;
+                left.begin_anew();
+                continue;
             }
             Err(error) => {
                 if std::mem::replace(&mut claims_told, true) {
@@ -121,9 +113,54 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
                 } else {
                     tracing::warn!(error = %CauseChain(&error), "tasks of earlier lives could not be claimed; this is tried again");
                 }
-                pauses.wait().await;
+                claim_pauses.take()
             }
+        };
+        let claims_at = Instant::now() + pause;
+        if left.rows.is_empty() || claims_at < left.due {
+            tokio::time::sleep_until(claims_at).await;
+            continue;
         }
+        tokio::time::sleep_until(left.due).await;
+        let rows = left.take();
+        seen += look_at_all(engine, origins, rows, &mut left.rows).await;
+    }
+}
+
+/// Rows that the store keeps from being done with.
+struct LeftRows {
+    rows: Vec<RecoveryCandidate>,
+    pauses: RetryDelays,
+    /// When they are looked at again.
+    due: Instant,
+    is_told: bool,
+}
+
+impl LeftRows {
+    fn new() -> Self {
+        let mut left = Self { rows: Vec::new(), pauses: RETRIES, due: Instant::now(), is_told: false };
+        left.begin_anew();
+        left
+    }
+
+    /// There are others among them.
+    fn begin_anew(&mut self) {
+        self.pauses = RETRIES;
+        self.due = Instant::now() + self.pauses.take();
+    }
+
+    /// Those that are to be looked at now.
+    fn take(&mut self) -> Vec<RecoveryCandidate> {
+        if std::mem::replace(&mut self.is_told, true) {
+            tracing::debug!(tasks = self.rows.len(), "tasks of earlier lives are looked at again");
+        } else {
+            tracing::warn!(
+                tasks = self.rows.len(),
+                "tasks of earlier lives are not done with yet; they are looked at again"
+            );
+        }
+        self.due = Instant::now() + self.pauses.take();
+        std::mem::take(&mut self.rows)
     }
 }
 
@@ -206,6 +243,8 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();
         let task = match engine.store.load(&found.key, now).await {
+            // Another gateway has it by now.
+            Ok(Some(row)) if row.holder.is_some_and(|holder| holder != engine.store.holder()) => break,
             Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
             Err(error) => return found.put_back(engine, &error, "a task of an earlier life could not be read"),
@@ -323,7 +362,7 @@ async fn finish(
         RecoveryDecision::Settle(failure) => {
             let event = Event::Faulted { attempt: task.attempt, failure: failure.clone() };
             let settled = settle(engine, key, event).await?;
-            if task.shown == TaskVisibility::Hidden {
+            if settled && task.shown == TaskVisibility::Hidden {
                 // Nobody comes back for it, so nobody needs the call either. Best effort: no mark is kept.
                 tell(reach, task).await;
             }

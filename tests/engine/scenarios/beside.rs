@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::rounds::{accept, answers};
 use super::script::{Happens, Saw, Script, result};
+use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, Rules, World, millis, seconds};
 use crate::random::Choices;
 
@@ -138,6 +139,51 @@ async fn f77_a_call_of_a_gateway_that_ended_goes_on_at_another() {
     for other in &others {
         other.is_idle().await;
     }
+}
+
+/// How long the calls of a gateway that ended wait for another one, which may send them again.
+async fn taken_over_after(trouble: impl AsyncFnOnce(&World, &World, &str)) -> std::time::Duration {
+    let rules = Rules { after_crash: AfterCrash::Rerun, ..rules() };
+    let one = World::with(rules, Script::silent());
+    let (first, other) = (one.beside(), one.beside());
+    let stuck = first.handle(&Ask::call()).await;
+    one.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(1)).await;
+    first.life.end();
+    trouble(&first, &other, &stuck).await;
+    let (began, sent) = (one.age(), one.upstream.calls().len());
+    one.life.end();
+    one.store.is_declared_ended();
+    while one.upstream.calls().len() == sent {
+        assert!(one.age() - began < seconds(60), "nobody takes it over");
+        tokio::time::sleep(millis(100)).await;
+    }
+    one.age() - began
+}
+
+/// F77: what another gateway leaves is taken over in time, however long a row of one before cannot be settled.
+#[tokio::test(start_paused = true)]
+async fn f77_a_row_that_cannot_be_settled_holds_up_no_other() {
+    let took = taken_over_after(async |first, other, stuck| {
+        *other.store.stuck.lock() = Some(key(stuck));
+        first.store.is_declared_ended();
+        other.engine.cancel(&key(stuck)).await.expect_err("its row is stuck");
+        tokio::time::sleep(seconds(100)).await;
+    })
+    .await;
+    assert!(took <= seconds(2), "{took:?}");
+}
+
+/// F77: a gateway that could not reach the store for long takes over soon after it can again.
+#[tokio::test(start_paused = true)]
+async fn f77_rows_are_claimed_soon_after_a_long_outage() {
+    let took = taken_over_after(async |_, other, _| {
+        other.store.faults.strike(Method::Claim, StoreFault::Fails, 1_000_000);
+        tokio::time::sleep(seconds(100)).await;
+        other.store.faults.heal();
+    })
+    .await;
+    assert!(took <= seconds(2), "{took:?}");
 }
 
 /// Gateways that come and are declared ended, as clients see them.

@@ -21,6 +21,7 @@ mod target;
 mod task_metrics;
 mod unstored_tasks;
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use admission::TaskAdmission;
+use admission::{TaskPermit, UnsettledRows};
 pub use apply::TaskError;
 use apply::record_shown;
 pub use call::{
@@ -172,6 +174,21 @@ impl Engine {
         if !task.is_settled() {
             self.live.polled(&task.key);
         }
+    }
+
+    /// Takes places for a task and its subtasks: all of them, or none. Where other gateways have the store open, what they have
+    /// there counts, as of the last look at it.
+    ///
+    /// # Errors
+    /// `TooManyTasks` or `Draining`.
+    fn take_places(&self, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
+        let stored = match self.store.reach() {
+            Reach::Process | Reach::Machine => UnsettledRows::default(),
+            Reach::Shared => {
+                UnsettledRows { all: self.store.usage().unsettled, of_owner: self.store.usage_of(owner).unsettled }
+            }
+        };
+        self.admission.take_beside(owner, number, stored)
     }
 
     /// Those who wait for changes of tasks.

@@ -12,6 +12,13 @@ use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Principal, PrincipalCounts, Reason};
 
+/// Unsettled tasks in a store that other gateways have open, too: this one's are among them, and have their places here.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct UnsettledRows {
+    pub(super) all: usize,
+    pub(super) of_owner: usize,
+}
+
 /// The count of places taken, hidden tasks and reserved places included.
 #[derive(Debug)]
 pub struct TaskAdmission {
@@ -47,14 +54,27 @@ impl TaskAdmission {
     /// # Errors
     /// As [`TaskAdmission::take`].
     pub fn take_many(self: &Arc<Self>, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
+        self.take_beside(owner, number, UnsettledRows::default())
+    }
+
+    /// The same where other gateways have the store open, too: what all of them have there counts, as far as it is known.
+    ///
+    /// # Errors
+    /// As [`TaskAdmission::take`].
+    pub(super) fn take_beside(
+        self: &Arc<Self>,
+        owner: &Principal,
+        number: NonZeroUsize,
+        stored: UnsettledRows,
+    ) -> Result<TaskPermit, Reason> {
         let own_max = self.principals.of(owner).tasks_max;
         let mut taken = self.taken.lock();
         if taken.closed {
             return Err(Reason::Draining);
         }
         let limit = match () {
-            () if taken.counts.of(owner) + number.get() > own_max => Some("principal"),
-            () if taken.counts.all() + number.get() > taken.tasks_max => Some("all"),
+            () if taken.counts.of(owner).max(stored.of_owner) + number.get() > own_max => Some("principal"),
+            () if taken.counts.all().max(stored.all) + number.get() > taken.tasks_max => Some("all"),
             () => None,
         };
         if let Some(limit) = limit {

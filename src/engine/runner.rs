@@ -157,7 +157,7 @@ impl Runner {
         let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
         let place = match spec.plan {
             Plan::Direct | Plan::Refuse => None,
-            Plan::Grace(_) | Plan::Task => engine.admission.take_many(&spec.owner, tasks).ok(),
+            Plan::Grace(_) | Plan::Task => engine.take_places(&spec.owner, tasks).ok(),
         };
         let stage = match split {
             Some(plan) => CallStage::split(plan),

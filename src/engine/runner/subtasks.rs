@@ -4,6 +4,7 @@
 //! the same way. Its id follows from the server's, so that a later life finds it again; one that stands elsewhere in the tree
 //! already is passed over.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -251,7 +252,9 @@ impl Runner {
         {
             return Ok(Err("it stands elsewhere in the tree"));
         }
-        let Ok(place) = self.engine.admission.take(&key.owner) else { return Ok(Err("there are too many tasks")) };
+        let Ok(place) = self.engine.take_places(&key.owner, NonZeroUsize::MIN) else {
+            return Ok(Err("there are too many tasks"));
+        };
         // Before it is there: else it were taken for what an earlier life left behind. Who looks for that has a claim while it
         // looks.
         let mut looks = 0;

@@ -119,6 +119,25 @@ async fn f79_a_gateway_that_was_replaced_settles_nothing() {
     one.is_idle().await;
 }
 
+/// GW-40: bounds on tasks hold for all gateways together, that of a principal too.
+#[tokio::test(start_paused = true)]
+async fn gw_40_gateways_at_one_store_take_no_more_tasks_together_than_there_may_be() {
+    const MAX: usize = 6;
+    let one = World::with(Rules { tasks_max: MAX, ..rules() }, Script::returns(seconds(60), "done"));
+    let other = one.beside();
+    let mut ids = Vec::new();
+    for number in 0..MAX {
+        ids.push([&one, &other][number % 2].handle(&Ask::call()).await);
+    }
+    for world in [&one, &other] {
+        let refused = world.send(&Ask::call()).await.json().await;
+        assert_eq!(refused["error"]["data"]["reason"], "too_many_tasks", "{refused}");
+    }
+    other.settled(&ids[0]).await;
+    other.settled(&ids[1]).await;
+    other.handle(&Ask::call()).await;
+}
+
 /// F77, F78: a call that may be sent again is sent by whoever took it over, and by nobody else.
 #[tokio::test(start_paused = true)]
 async fn f77_a_call_of_a_gateway_that_ended_goes_on_at_another() {
@@ -142,15 +161,15 @@ async fn f77_a_call_of_a_gateway_that_ended_goes_on_at_another() {
 }
 
 /// How long the calls of a gateway that ended wait for another one, which may send them again.
-async fn taken_over_after(trouble: impl AsyncFnOnce(&World, &World, &str)) -> std::time::Duration {
-    let rules = Rules { after_crash: AfterCrash::Rerun, ..rules() };
+async fn taken_over_after(trouble: impl AsyncFnOnce([&World; 3], &str)) -> std::time::Duration {
+    let rules = Rules { after_crash: AfterCrash::RerunIfSafe, ..rules() };
     let one = World::with(rules, Script::silent());
     let (first, other) = (one.beside(), one.beside());
     let stuck = first.handle(&Ask::call()).await;
-    one.handle(&Ask::call()).await;
+    one.handle(&Ask::tool("read")).await;
     tokio::time::sleep(seconds(1)).await;
     first.life.end();
-    trouble(&first, &other, &stuck).await;
+    trouble([&one, &first, &other], &stuck).await;
     let (began, sent) = (one.age(), one.upstream.calls().len());
     one.life.end();
     one.store.is_declared_ended();
@@ -164,10 +183,11 @@ async fn taken_over_after(trouble: impl AsyncFnOnce(&World, &World, &str)) -> st
 /// F77: what another gateway leaves is taken over in time, however long a row of one before cannot be settled.
 #[tokio::test(start_paused = true)]
 async fn f77_a_row_that_cannot_be_settled_holds_up_no_other() {
-    let took = taken_over_after(async |first, other, stuck| {
-        *other.store.stuck.lock() = Some(key(stuck));
+    let took = taken_over_after(async |[one, first, other], stuck| {
+        for world in [one, other] {
+            *world.store.stuck.lock() = Some(key(stuck));
+        }
         first.store.is_declared_ended();
-        other.engine.cancel(&key(stuck)).await.expect_err("its row is stuck");
         tokio::time::sleep(seconds(100)).await;
     })
     .await;
@@ -177,7 +197,7 @@ async fn f77_a_row_that_cannot_be_settled_holds_up_no_other() {
 /// F77: a gateway that could not reach the store for long takes over soon after it can again.
 #[tokio::test(start_paused = true)]
 async fn f77_rows_are_claimed_soon_after_a_long_outage() {
-    let took = taken_over_after(async |_, other, _| {
+    let took = taken_over_after(async |[_, _, other], _| {
         other.store.faults.strike(Method::Claim, StoreFault::Fails, 1_000_000);
         tokio::time::sleep(seconds(100)).await;
         other.store.faults.heal();

@@ -7,7 +7,7 @@ use futures_util::future::{OptionFuture, join_all};
 use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
-use super::live_calls::{CallSurvey, LiveCalls};
+use super::live_calls::{CallSurvey, LiveCalls, TOLD_MAX};
 use super::task_store::LifeEnd;
 use crate::server::DrainPlan;
 use crate::task::Reason;
@@ -38,7 +38,8 @@ impl Gateway {
         };
         let calls = self.live_calls().end(why);
         tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
-        self.drain_max = Duration::ZERO;
+        // Whoever waits is to hear of it.
+        self.drain_max = TOLD_MAX;
         Box::pin(self.end(None, false)).await;
     }
 

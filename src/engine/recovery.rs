@@ -242,9 +242,8 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
     let mut orders = Some(orders);
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();
-        let task = match engine.store.load(&found.key, now).await {
-            // Another gateway has it by now.
-            Ok(Some(row)) if row.holder.is_some_and(|holder| holder != engine.store.holder()) => break,
+        // One that another gateway has by now is none of ours.
+        let task = match engine.store.load(&found.key, now).await.map(|row| row.filter(|row| is_ours(engine, row))) {
             Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
             Err(error) => return found.put_back(engine, &error, "a task of an earlier life could not be read"),
@@ -313,6 +312,11 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
     }
     engine.live.remove(&found.key);
     if found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
+}
+
+/// Whether no other gateway has a row.
+fn is_ours(engine: &Engine, row: &StoredTask) -> bool {
+    row.holder.is_none_or(|holder| holder == engine.store.holder())
 }
 
 /// Whether a call was made with its client's own credential, as far as that is known by its owner, or by what the operator

@@ -127,6 +127,16 @@ impl ReplicaControl {
         let (sender, notifications) = mpsc::channel(NOTIFICATIONS_MAX);
         let session = self.connector.connect("control", Some(sender)).await;
         let session = session.map_err(|error: PostgresOpenError| error.health())?;
+        // A server that fell silent in the meantime must not keep this life from finding out that it has ended.
+        let within = self.state.settings.access.write_max;
+        tokio::time::timeout(within, self.prepare(session, notifications)).await.unwrap_or(Err(PostgresHealth::slow()))
+    }
+
+    async fn prepare(
+        &self,
+        session: Session,
+        notifications: mpsc::Receiver<Notification>,
+    ) -> Result<ControlLink, PostgresHealth> {
         let client = &session.client;
         let channel = hints::channel(&self.state.settings.access.schema);
         client.batch_execute(&format!("LISTEN {channel}")).await.map_err(away)?;

@@ -86,7 +86,13 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     transact(session, &[(&barrier, vec![])]).await.map_err(unmade)?;
     let generation = check_identity(session, settings).await?;
     if let Some(prior) = settings.prior.filter(|prior| prior.generation == generation) {
-        declare_dead(session, prior.holder).await?;
+        // A store that was brought back gives numbers anew, and another one may have this by now.
+        let lines = read_lines(session).await.map_err(away)?;
+        let is_own =
+            |one: &StoredReplica| one.line.incarnation == prior.holder && one.line.name == settings.replica.name;
+        if lines.iter().any(is_own) {
+            declare_dead(session, prior.holder).await?;
+        }
     }
     let living = living(session, settings).await?;
     if living.iter().any(|one| one.line.name == settings.replica.name) {

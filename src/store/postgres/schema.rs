@@ -146,7 +146,12 @@ async fn lock(session: &Session, settings: &PostgresSettings) -> Result<SchemaSt
     run(session, &format!("BEGIN; SET LOCAL lock_timeout = {lock_max}")).await?;
     let locked = session.client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await;
     locked.map_err(|error| refused(&error))?;
-    run(session, &format!("CREATE SCHEMA IF NOT EXISTS {schema}")).await?;
+    // Whoever owns a schema need not be allowed to make one, which is asked before it is looked whether it is there.
+    let is_there = session.client.query_one("SELECT to_regnamespace($1) IS NOT NULL", &[schema]).await;
+    let is_there = is_there.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| refused(&error))?;
+    if !is_there {
+        run(session, &format!("CREATE SCHEMA {schema}")).await?;
+    }
     state(session, settings).await
 }
 

@@ -35,6 +35,10 @@ use crate::tls;
 /// What a server's list shows of a gateway's name: the whole has 63 bytes.
 const NAME_LEN_MAX: usize = 24;
 const SECRET_BYTES_MAX: usize = 4 << 10;
+/// How long nothing comes before either side asks whether the other is there; how long it waits for an answer, and how often it asks.
+const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 3);
+/// How long the server waits at least for the rest of a batch.
+const IDLE_MIN: Duration = Duration::from_secs(2);
 /// The shortest and the longest wait before a connect is tried again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
@@ -42,7 +46,7 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fr
 /// one, and a plan is the same with and without statistics. Rows are found by their keys; a cost for pages would let
 /// the planner read a table instead that it takes for a small one.
 const SESSION: &str = "SET client_min_messages = warning; SET synchronous_commit = on; SET statement_timeout = 0; \
-    SET lock_timeout = 0; SET idle_in_transaction_session_timeout = 0; SET default_transaction_isolation = 'read committed'; \
+    SET lock_timeout = 0; SET default_transaction_isolation = 'read committed'; \
     SET default_transaction_deferrable = off; SET bytea_output = hex; SET jit = off; SET plan_cache_mode = force_generic_plan; \
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; \
     SET random_page_cost = 0; SET seq_page_cost = 0; SET max_parallel_workers_per_gather = 0; SET work_mem = '64MB';";
@@ -115,41 +119,50 @@ impl DatabaseConnector {
         Self { settings, tracker, trust, token: format!("{token:08x}") }
     }
 
-    /// Opens a connection to the first host that can be written to, and sets its session up. Reads files with secrets anew.
+    /// Opens a connection to the first host that can be written to and whose server lets nothing wait, and sets its session up. Reads
+    /// files with secrets anew.
     ///
     /// # Errors
     /// `Away` for whatever may be otherwise later: a wrong password may be one that was changed. The others as
     /// [`super::PostgresStore::open`].
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
-        let settings = &self.settings;
-        let (client, connection) = self.reach(duty).await?;
-        in_time(settings.access.write_max, self.arrive(client, connection, listener)).await
+        let (config, tls, within) = (self.config()?, self.tls()?, self.write_max());
+        let mut last = PostgresOpenError::Away(PostgresHealth::silent());
+        for mut host in each_host(&config) {
+            host.application_name(self.name_of_connections() + duty)
+                .keepalives_idle(KEEPALIVE.0)
+                .keepalives_interval(KEEPALIVE.1)
+                .keepalives_retries(KEEPALIVE.2);
+            for address in timeout(within, each_address(host)).await.unwrap_or_default() {
+                // Boxed, as whoever opens a store waits for several of them, in place.
+                match Box::pin(self.reach(&address, tls.clone(), listener.clone())).await {
+                    Ok(session) => return Ok(session),
+                    Err(error) if !error.may_pass() => return Err(error),
+                    // Where commits wait is more to be known than which other host is no primary.
+                    Err(_) if matches!(last, PostgresOpenError::Away(PostgresHealth::Behind(_))) => (),
+                    Err(error) => last = error,
+                }
+            }
+        }
+        Err(last)
     }
 
     pub(super) fn write_max(&self) -> Duration {
         self.settings.access.write_max
     }
 
-    /// The first host that can be written to. Each address has as long as a write: one that accepts connections and says nothing,
-    /// as where the disk stands still, is passed over, and the others are asked.
-    async fn reach(&self, duty: &str) -> Result<(Client, TlsConnection), PostgresOpenError> {
-        let (config, tls, within) = (self.config()?, self.tls()?, self.settings.access.write_max);
-        let silent = || PostgresOpenError::Away(PostgresHealth::silent());
-        let mut last = silent();
-        for mut host in each_host(&config) {
-            host.application_name(self.name_of_connections() + duty)
-                .keepalives_idle(Duration::from_secs(10))
-                .keepalives_interval(Duration::from_secs(5))
-                .keepalives_retries(3);
-            for address in timeout(within, each_address(host)).await.unwrap_or_default() {
-                match timeout(within, address.connect(tls.clone())).await {
-                    Ok(Ok(reached)) => return Ok(reached),
-                    Ok(Err(error)) => last = away(&error),
-                    Err(_) => last = silent(),
-                }
-            }
-        }
-        Err(last)
+    /// A session at one address, which has as long as a write for each step: one that accepts connections and says nothing, as where
+    /// the disk stands still, is passed over, as is one where an earlier statement goes on, and the others are asked.
+    async fn reach(
+        &self,
+        address: &Config,
+        tls: MakeRustlsConnect,
+        listener: Option<Listener>,
+    ) -> Result<Session, PostgresOpenError> {
+        let within = self.write_max();
+        let connecting = async { address.connect(tls).await.map_err(|error| away(&error)) };
+        let (client, connection) = in_time(within, connecting).await?;
+        in_time(within, self.arrive(client, connection, listener)).await
     }
 
     /// What the name of each of this process's connections begins with, in the server's list.
@@ -171,7 +184,7 @@ impl DatabaseConnector {
         let name = format!("{:032x}", u128::from_be_bytes(crate::random::bytes()));
         let arriving = async {
             let named = format!("SET taskgate.session = '{name}'; SET search_path = {schema};");
-            client.batch_execute(&format!("{SESSION} {named}")).await?;
+            client.batch_execute(&format!("{SESSION} {} {named}", self.bounds())).await?;
             let arrived = client.query_one(ARRIVAL, &[]).await?;
             let promise = client.prepare(PROMISE).await?;
             Ok((arrived.try_get::<_, i64>(0)?, mark(arrived.try_get(1)?), promise))
@@ -183,6 +196,19 @@ impl DatabaseConnector {
         self.trust.lock().connected(boot_time());
         let (settings, trust) = (Arc::clone(&self.settings), Arc::clone(&self.trust));
         Ok(Session { client, settings, promise, name, server, notices, trust, _driver: driver })
+    }
+
+    /// What the server is to do about a session whose gateway is gone: one that ends in the middle of a batch has locks, which
+    /// everybody else would wait for. A commit that waits for its standby is not idle.
+    fn bounds(&self) -> String {
+        let (idle, interval, count) = KEEPALIVE;
+        format!(
+            "SET idle_in_transaction_session_timeout = {}; SET tcp_keepalives_idle = {}; SET tcp_keepalives_interval = {}; \
+             SET tcp_keepalives_count = {count};",
+            (self.write_max() * 2).max(IDLE_MIN).as_millis(),
+            idle.as_secs(),
+            interval.as_secs()
+        )
     }
 
     fn config(&self) -> Result<Config, PostgresOpenError> {

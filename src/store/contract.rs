@@ -33,7 +33,7 @@ pub(crate) fn task(owner: &str, id: u128) -> Task {
     Task { phase: Phase::Working, ..Task::queued(key, TaskVisibility::Handle, origin, START, times) }
 }
 
-fn settled(task: Task, result: &str) -> Task {
+pub(crate) fn settled(task: Task, result: &str) -> Task {
     let event = Event::Returned { attempt: Attempt::FIRST, result: Payload::of(result), is_error: false };
     transition(task, event, START).0
 }
@@ -456,9 +456,9 @@ async fn sums_follow_every_write(store: &impl TaskStore) {
     assert_eq!((store.usage(), store.usage_of(&one.key.owner)), (Usage::default(), Usage::default()));
 }
 
-const NAME: Idempotency = Idempotency { key: Digest([7; 32]), call: Digest([8; 32]) };
+pub(crate) const NAME: Idempotency = Idempotency { key: Digest([7; 32]), call: Digest([8; 32]) };
 
-fn named(owner: &str, id: u128) -> Task {
+pub(crate) fn named(owner: &str, id: u128) -> Task {
     Task { idempotency: Some(NAME), ..task(owner, id) }
 }
 

@@ -31,6 +31,7 @@ mod session;
 mod settings;
 mod settled_rows;
 mod shared_clock;
+mod shown_rows;
 mod state;
 mod statements;
 mod sums;
@@ -316,6 +317,7 @@ impl TaskStore for PostgresStore {
 
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
+        self.view.borrow().may_begin(self.state.settings.terms, boot_time())?;
         self.put(TaskWrite::Insert(Box::new(self.encoded(task)))).await
     }
 
@@ -342,11 +344,7 @@ impl TaskStore for PostgresStore {
         key: &Digest,
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError> {
-        let lane = self.lists.lane()?;
-        match lane.read(async |link| lists::idempotent(link, owner, key, now).await).await? {
-            Some(key) => self.load(&key, now).await,
-            None => Ok(None),
-        }
+        self.find_named(owner, key, now).await
     }
 
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
@@ -438,6 +436,10 @@ impl TaskStore for PostgresStore {
     }
 
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
+        let held = self.state.doubt.take_held(limit);
+        if !held.is_empty() {
+            return Ok(held);
+        }
         if !self.view.borrow().has_dead() {
             return Ok(Vec::new());
         }

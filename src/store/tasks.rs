@@ -146,8 +146,8 @@ pub enum StoreError {
     #[error("the store failed")]
     Io(#[from] std::io::Error),
     /// Of a write: it was made, or it was not; [`TaskStore::settle_doubt`] says which. The row of such an insert may be
-    /// there: nobody is shown it, and the store removes it as soon as it can; a process that ends before may leave it to the
-    /// next one.
+    /// there: this life shows it to nobody, and the store removes it as soon as it can, unless another life has written it
+    /// meanwhile; a process that ends before may leave it to the next one.
     #[error("the store failed, and whether it did what was asked is not known")]
     Unsure(#[source] std::io::Error),
 }
@@ -250,7 +250,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io`.
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// The task that an owner made under an idempotency key, as long as [`TaskStore::load`] would find it.
+    /// The task that an owner made under an idempotency key, as long as [`TaskStore::load`] would find it. Whoever made it does not
+    /// take it for one that nobody was told of from then on.
     ///
     /// # Errors
     /// `Io`.
@@ -278,7 +279,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io`, if that cannot be known yet.
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Drops a row that nobody was told of (T-27). Unknown keys are no error.
+    /// Drops a row: a settled one, or one that nobody was told of (T-27). One that another life holds at the same time and that
+    /// has not settled stays. Unknown keys are no error.
     ///
     /// # Errors
     /// `Io`, `Unsure`.
@@ -337,7 +339,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// it.
     ///
     /// # Errors
-    /// `Io`, after which none was taken over.
+    /// `Io`. Rows that were taken over all the same come with a later answer, and rows with them that this life has held before.
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError>;
 
     /// What others write, from now on. Hints may be lost where the stream says so by [`StoreHint::Missed`], or without a word: what

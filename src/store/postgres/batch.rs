@@ -64,6 +64,7 @@ impl BatchPlan {
             TaskWrite::Insert(row) => row.name.clone().map(|name| (row.key.owner.clone(), name)),
             TaskWrite::Replace { .. }
             | TaskWrite::Remove(_)
+            | TaskWrite::Withdraw(_)
             | TaskWrite::Sweep { .. }
             | TaskWrite::Claim { .. }
             | TaskWrite::Retire { .. }
@@ -257,7 +258,7 @@ impl GroupedWrites<'_> {
                 (None, None) if count(row.size) > ROW_BYTES_MAX => full,
                 (None, None) => Err(StoreError::Conflict),
             },
-            TaskWrite::Remove(_) => Ok(WriteOutcome::Removed),
+            TaskWrite::Remove(_) | TaskWrite::Withdraw(_) => Ok(WriteOutcome::Removed),
             TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Retire { .. } | TaskWrite::Barrier => {
                 Ok(WriteOutcome::Passed)
             }

@@ -1,14 +1,16 @@
 //! Reads the lines that gateways keep of themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 
 use tokio_postgres::{Error, Row, Statement};
 
 use super::columns::{holder, holder_column, time};
 use super::session::Session;
 use super::transaction::{CommitFailure, MadeTransaction, Parameters};
-use crate::replica::{BootTime, Incarnation, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
+use crate::replica::{BootTime, Incarnation, LeaseTerms, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
 use crate::store::record;
+use crate::store::tasks::StoreError;
 
 /// All lines. A read alone: what it shows may be taken back, so nothing is lost by believing it.
 pub(super) const LOOK: &str =
@@ -71,6 +73,17 @@ impl ReplicaView {
     pub(super) fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
         let (beats, given_up) = (BTreeMap::new(), Vec::new());
         Self { lines, beats, seen: Some(seen), beaten: seen, standing: OwnStanding::Member, given_up }
+    }
+
+    /// Whether this life may add rows: without beats the others take it for dead, and its rows over, while its writer goes on.
+    ///
+    /// # Errors
+    /// `Io` if no beat was acknowledged for too long.
+    pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
+        if now.since(self.beaten) < terms.begin_max() {
+            return Ok(());
+        }
+        Err(StoreError::Io(io::Error::other("no beat of this gateway's was acknowledged for too long")))
     }
 
     /// How many lives take something new, beside the one that looks: they keep limits together with it.

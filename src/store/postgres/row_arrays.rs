@@ -60,20 +60,22 @@ pub(super) struct RowArrays<'a> {
     upstreams: Vec<&'a [u8]>,
     removed_ids: Vec<Vec<u8>>,
     removed_owners: Vec<&'a [u8]>,
+    withdrawn: Vec<bool>,
 }
 
 impl<'a> RowArrays<'a> {
     pub(super) fn of(writes: &'a [TaskWrite], room: usize) -> Self {
         let mut arrays = Self::default();
         let mut rows: Vec<(Option<i64>, bool, &EncodedRow)> = Vec::with_capacity(writes.len());
-        let mut removed: Vec<&TaskKey> = Vec::new();
+        let mut removed: Vec<(&TaskKey, bool)> = Vec::new();
         for write in writes {
             match write {
                 TaskWrite::Insert(row) if fits(row, room) => rows.push((None, false, row)),
                 TaskWrite::Replace { expected, role, row } if count(row.size) <= ROW_BYTES_MAX => {
                     rows.push((Some(revision_column(*expected)), *role == WriteRole::Holder, row));
                 }
-                TaskWrite::Remove(key) => removed.push(key),
+                TaskWrite::Remove(key) => removed.push((key, false)),
+                TaskWrite::Withdraw(key) => removed.push((key, true)),
                 // Rows that are too large are not sent.
                 TaskWrite::Insert(_)
                 | TaskWrite::Replace { .. }
@@ -84,14 +86,15 @@ impl<'a> RowArrays<'a> {
             }
         }
         rows.sort_unstable_by_key(|(_, _, row)| (row.id, row.owner()));
-        removed.sort_unstable_by_key(|key| (columns::id(key), key.owner.as_str()));
+        removed.sort_unstable_by_key(|(key, _)| (columns::id(key), key.owner.as_str()));
         for (expected, by_holder, row) in rows {
             arrays.add(row, expected, by_holder);
             arrays.room.push(number(room));
         }
-        for key in removed {
+        for (key, is_withdrawn) in removed {
             arrays.removed_ids.push(columns::id(key).to_vec());
             arrays.removed_owners.push(key.owner.as_str().as_bytes());
+            arrays.withdrawn.push(is_withdrawn);
         }
         arrays
     }
@@ -145,6 +148,7 @@ impl<'a> RowArrays<'a> {
             &self.upstreams,
             &self.removed_ids,
             &self.removed_owners,
+            &self.withdrawn,
         ]
     }
 }

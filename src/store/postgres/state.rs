@@ -11,6 +11,7 @@ use super::health::PostgresHealth;
 use super::settings::PostgresSettings;
 use super::settled_rows::SettledRows;
 use super::sums::StoreSums;
+use super::task_write::TaskWrite;
 use crate::replica::Incarnation;
 use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
@@ -24,7 +25,7 @@ pub(super) struct StoreState {
     pub(super) holder: Incarnation,
     pub(super) sums: StoreSums,
     pub(super) settled: SettledRows,
-    pub(super) doubt: DoubtfulInserts,
+    pub(super) doubt: StoreDoubts,
     pub(super) hints: broadcast::Sender<StoreHint>,
     /// Told apart by who finds it out: the writer, the one who beats, and those who read.
     writer: watch::Sender<PostgresHealth>,
@@ -43,7 +44,7 @@ impl StoreState {
             holder,
             sums: StoreSums::default(),
             settled: SettledRows::new(),
-            doubt: DoubtfulInserts::default(),
+            doubt: StoreDoubts::default(),
             hints: broadcast::Sender::new(HINTS_MAX),
             writer: watch::Sender::new(PostgresHealth::Good),
             control: watch::Sender::new(PostgresHealth::Good),
@@ -133,28 +134,60 @@ fn note(health: &watch::Sender<PostgresHealth>, new: PostgresHealth) {
     });
 }
 
-/// Rows of which nobody knows whether they were inserted. Their callers were refused, so they are shown to nobody, and removed
-/// by the first transaction of the next connection. At most those of one batch at a time.
+/// What writes in doubt left behind, other than rows whose writers ask for them by their keys.
 #[derive(Debug, Default)]
-pub(super) struct DoubtfulInserts(Mutex<BTreeSet<TaskKey>>);
+pub(super) struct StoreDoubts(Mutex<OpenDoubts>);
 
-impl DoubtfulInserts {
-    pub(super) fn add(&self, keys: impl IntoIterator<Item = TaskKey>) {
-        self.0.lock().extend(keys);
-    }
+#[derive(Debug, Default)]
+struct OpenDoubts {
+    /// Rows of which nobody knows whether they were inserted. Their callers were refused, so they are shown to nobody here, and
+    /// removed by the first transaction of the next connection, unless another life has shown them meanwhile. At most those of
+    /// one batch at a time.
+    inserts: BTreeSet<TaskKey>,
+    /// Whether rows may have been claimed of which nobody here knows.
+    is_claim: bool,
+    /// Rows that this life holds, of which some may be such; handed out by the next claims.
+    held: BTreeSet<TaskKey>,
+}
 
-    pub(super) fn open(&self) -> Vec<TaskKey> {
-        self.0.lock().iter().cloned().collect()
-    }
-
-    pub(super) fn removed(&self, keys: &[TaskKey]) {
+impl StoreDoubts {
+    /// Takes note of writes of which nobody knows whether they were made.
+    pub(super) fn add(&self, writes: &[TaskWrite]) {
         let mut open = self.0.lock();
-        for key in keys {
-            open.remove(key);
+        open.inserts.extend(writes.iter().filter_map(TaskWrite::new_row).cloned());
+        open.is_claim |= writes.iter().any(|write| matches!(write, TaskWrite::Claim { .. }));
+    }
+
+    pub(super) fn inserts(&self) -> Vec<TaskKey> {
+        self.0.lock().inserts.iter().cloned().collect()
+    }
+
+    /// Those inserts are in doubt no longer.
+    pub(super) fn decided(&self, inserts: &[TaskKey]) {
+        let mut open = self.0.lock();
+        for key in inserts {
+            open.inserts.remove(key);
         }
     }
 
+    pub(super) fn is_claim(&self) -> bool {
+        self.0.lock().is_claim
+    }
+
+    /// All that this life holds, claims in doubt included: none is in doubt any more.
+    pub(super) fn holds(&self, rows: impl IntoIterator<Item = TaskKey>) {
+        let mut open = self.0.lock();
+        open.is_claim = false;
+        open.held.extend(rows);
+    }
+
+    /// Rows that may have been claimed without anybody's knowing.
+    pub(super) fn take_held(&self, limit: usize) -> Vec<TaskKey> {
+        let mut open = self.0.lock();
+        std::iter::from_fn(|| open.held.pop_first()).take(limit).collect()
+    }
+
     pub(super) fn hides(&self, key: &TaskKey) -> bool {
-        self.0.lock().contains(key)
+        self.0.lock().inserts.contains(key)
     }
 }

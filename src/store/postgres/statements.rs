@@ -56,7 +56,8 @@ const RULES: [(&str, &str); 4] =
     [("expected", "int8"), ("by_holder", "bool"), ("room", "int8"), ("needs_holder", "bool")];
 
 /// Writes rows over others and new ones, and removes some. `$1`, `$2` as [`GUARD`] has them; then the arrays of what is written:
-/// `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`]; then `id` and `owner` of what is removed.
+/// `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`]; then `id` and `owner` of what is removed, and whether only if nobody has written it
+/// since this life inserted it. What another life has to do something about and has not settled is not removed.
 pub(super) fn batch() -> String {
     let keys = [("id", "bytea"), ("owner", "bytea")];
     let columns: Vec<_> = keys.iter().chain(&RULES).chain(&MOVING).chain(&STAYING).collect();
@@ -86,11 +87,15 @@ pub(super) fn batch() -> String {
             ON CONFLICT DO NOTHING
             RETURNING t.id, t.owner, t.rev, t.holder, 1 AS tasks, (NOT t.settled)::int AS unsettled, t.size AS bytes),
         gone AS (
-            DELETE FROM tg_task t USING unnest(${removed}::bytea[], ${}::bytea[]) AS d (id, owner)
-            WHERE t.id = d.id AND t.owner = d.owner AND EXISTS (SELECT FROM guard) RETURNING {GONE}),
+            DELETE FROM tg_task t USING unnest(${removed}::bytea[], ${}::bytea[], ${}::bool[]) AS d (id, owner, is_new)
+            WHERE t.id = d.id AND t.owner = d.owner AND EXISTS (SELECT FROM guard)
+                AND CASE WHEN d.is_new THEN t.rev = 1 AND t.holder = $1
+                    ELSE t.settled OR t.holder IS NULL OR t.holder = $1 END
+            RETURNING {GONE}),
         changed AS (SELECT * FROM put UNION ALL SELECT * FROM made UNION ALL SELECT * FROM gone),
         {SUMS}",
-        removed + 1
+        removed + 1,
+        removed + 2
     )
 }
 
@@ -166,6 +171,9 @@ fn claim() -> String {
         is_claimable(3)
     )
 }
+
+/// All rows that this life holds, which is `$1`.
+pub(super) const HELD: &str = "SELECT id, owner FROM tg_task WHERE holder = $1";
 
 /// Lives that are dead for longer than some seconds; one alone where it is named.
 fn long_dead(seconds: &str, one: &str) -> String {

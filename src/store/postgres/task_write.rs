@@ -20,6 +20,8 @@ pub(super) enum TaskWrite {
         row: Box<EncodedRow>,
     },
     Remove(TaskKey),
+    /// Removes a row whose insert was refused, if nobody has written it since.
+    Withdraw(TaskKey),
     Sweep {
         now: Timestamp,
         limit: usize,
@@ -58,14 +60,19 @@ impl TaskWrite {
     pub(super) fn row(&self) -> Option<&EncodedRow> {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(row),
-            Self::Remove(_) | Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Barrier => None,
+            Self::Remove(_)
+            | Self::Withdraw(_)
+            | Self::Sweep { .. }
+            | Self::Claim { .. }
+            | Self::Retire { .. }
+            | Self::Barrier => None,
         }
     }
 
     pub(super) fn key(&self) -> Option<&TaskKey> {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(&row.key),
-            Self::Remove(key) => Some(key),
+            Self::Remove(key) | Self::Withdraw(key) => Some(key),
             Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Barrier => None,
         }
     }
@@ -76,6 +83,7 @@ impl TaskWrite {
             Self::Insert(row) => Some(&row.key),
             Self::Replace { .. }
             | Self::Remove(_)
+            | Self::Withdraw(_)
             | Self::Sweep { .. }
             | Self::Claim { .. }
             | Self::Retire { .. }

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bloat;
+mod doubts;
 mod lives;
 mod metrics_page;
 mod plan;

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, WriteOutcome, WriterIdentity};
-use super::columns::holder_column;
+use super::columns::{self, holder_column};
 use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
@@ -23,7 +23,7 @@ use super::schema;
 use super::server_words::{in_words, is_full};
 use super::session::{DatabaseConnector, Session, back_off};
 use super::state::StoreState;
-use super::statements::{OWN_SUMS, TAKE_LANE, WriterStatements};
+use super::statements::{HELD, OWN_SUMS, TAKE_LANE, WriterStatements};
 use super::sums::SumChange;
 use super::task_write::TaskWrite;
 use super::transaction::{CommitFailure, count_barrier, transact};
@@ -172,20 +172,22 @@ impl PostgresWriter {
                 if matches!(trouble, PostgresHealth::NoStandby | PostgresHealth::Behind(_)) {
                     self.state.writer_is(trouble);
                 }
-                // Nobody is shown such rows before they are removed.
-                self.state.doubt.add(writes.iter().filter_map(TaskWrite::new_row).cloned());
+                self.state.doubt.add(&writes);
                 drop(link);
                 let why = failure.to_string();
                 tracing::warn!(%why, writes = writes.len(), "whether a batch was written is not known");
                 for (write, reply) in writes.iter().zip(replies) {
                     let cause = io::Error::other(why.clone());
                     let _ = reply.send(Err(match write {
-                        // They say nothing of rows that somebody waits for.
+                        // They say nothing of rows that somebody waits for by their keys.
                         TaskWrite::Sweep { .. }
                         | TaskWrite::Claim { .. }
                         | TaskWrite::Retire { .. }
                         | TaskWrite::Barrier => StoreError::Io(cause),
-                        TaskWrite::Insert(_) | TaskWrite::Replace { .. } | TaskWrite::Remove(_) => {
+                        TaskWrite::Insert(_)
+                        | TaskWrite::Replace { .. }
+                        | TaskWrite::Remove(_)
+                        | TaskWrite::Withdraw(_) => {
                             metrics::counter!(metric::DATABASE_UNSURE).increment(1);
                             StoreError::Unsure(cause)
                         }
@@ -326,20 +328,40 @@ impl WriterLink {
         count_barrier();
         let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(away)?;
         // From here on nothing that an earlier connection wrote can appear any more.
-        let doubtful = state.doubt.open();
-        if !doubtful.is_empty() {
-            let identity = WriterIdentity { holder: state.holder, epoch };
-            let batch = GroupedWrites { session, statements: &statements, identity, room: 0 };
-            let writes: Vec<_> = doubtful.iter().cloned().map(TaskWrite::Remove).collect();
-            let removed = batch.run(&writes).await.map_err(|failure| failure.open_error())?;
-            tracing::warn!(refused = doubtful.len(), found = removed.changed.len(), "rows in doubt were removed");
-            state.doubt.removed(&doubtful);
-        }
+        Self::end_doubts(session, &statements, WriterIdentity { holder: state.holder, epoch }, state).await?;
         let lines = session.client.query(OWN_SUMS, &[&me]).await.map_err(away)?;
         let lines = lines.iter().map(|line| SumChange::of(line, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
         state.sums.reset_own(lines);
         state.settled.forget_all();
         Ok((statements, epoch))
+    }
+
+    /// Takes out rows whose inserts were refused, and finds those that may have been claimed without anybody's knowing.
+    async fn end_doubts(
+        session: &Session,
+        statements: &WriterStatements,
+        identity: WriterIdentity,
+        state: &StoreState,
+    ) -> Result<(), PostgresOpenError> {
+        let away = |error: tokio_postgres::Error| PostgresOpenError::Away(PostgresHealth::of(&error));
+        let doubtful = state.doubt.inserts();
+        if !doubtful.is_empty() {
+            let batch = GroupedWrites { session, statements, identity, room: 0 };
+            let writes: Vec<_> = doubtful.iter().cloned().map(TaskWrite::Withdraw).collect();
+            let removed = batch.run(&writes).await.map_err(|failure| failure.open_error())?;
+            tracing::warn!(refused = doubtful.len(), found = removed.changed.len(), "rows in doubt were removed");
+            state.doubt.decided(&doubtful);
+        }
+        if state.doubt.is_claim() {
+            let held = session.client.query(HELD, &[&holder_column(state.holder)]).await.map_err(away)?;
+            let held = held.iter().map(|row| columns::key(row, 0)).collect::<Result<Vec<_>, _>>().map_err(away)?;
+            tracing::warn!(
+                held = held.len(),
+                "whether tasks were taken over was not known; all that are held here are looked at"
+            );
+            state.doubt.holds(held);
+        }
+        Ok(())
     }
 
     /// Tells the others what changed. Hints are comfort: nobody waits for them, and they may be lost.

@@ -303,3 +303,20 @@ async fn records_are_written_as_all_who_live_read_them() {
     }
     store.close().await;
 }
+
+/// After a store was brought back from a backup it gives numbers anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_number_of_a_prior_life_that_another_gateway_has_by_now_says_nothing() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let one = open_with(settings(server, &schema)).await.unwrap();
+    let mut other = settings(server, &schema);
+    other.replica.name.push('+');
+    other.prior = Some(one.life());
+    let other = open_with(other).await.unwrap();
+    assert!(!other.view.borrow().has_dead());
+    one.insert(&task("a", 1)).await.unwrap();
+    for store in [one, other] {
+        store.close().await;
+    }
+}

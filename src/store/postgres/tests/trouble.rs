@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use support::fault_proxy::{Fault, FaultProxy, Verb};
 use support::postgres::ServerStop;
 
 use super::*;
@@ -222,6 +223,79 @@ async fn a_password_that_was_changed_is_read_anew_at_the_next_connect() {
     write_secret(&at.password_file(), "second\n");
     at.goes_on().await;
     at.store.close().await;
+}
+
+/// The others take such a gateway for dead, and whatever it begins they would take over at once (7.5).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_whose_beats_are_not_acknowledged_begins_nothing_and_goes_on_with_what_it_has() {
+    let Some(at) = RoleStore::begin().await else { return };
+    at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT 0"));
+    let control =
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE '% control'";
+    assert_eq!(at.server.psql(control), "1");
+    let begin = Instant::now();
+    for id in 100.. {
+        if let Err(refused) = at.store.insert(&task("a", id)).await {
+            assert!(matches!(refused, StoreError::Io(_)) && begin.elapsed() > Duration::from_secs(1), "{refused:?}");
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "it begins more and more");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    at.store.replace(Revision(1), WriteRole::Holder, &task("a", 1)).await.unwrap();
+    at.server.psql(&format!("ALTER ROLE {ROLE} CONNECTION LIMIT -1"));
+    at.goes_on().await;
+    at.store.close().await;
+}
+
+/// A gateway that ended in the middle of a batch keeps nobody from its rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_which_the_rest_does_not_come_is_undone_by_the_server() {
+    let Some(server) = shared() else { return };
+    let settings = with(settings(server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
+    let store = open_with(settings).await.unwrap();
+    let session = store.connector.connect("half", None).await.unwrap();
+    session.client.batch_execute("BEGIN; UPDATE tg_lane SET writes = writes + 1").await.unwrap();
+    until("the server ends it", || session.client.is_closed()).await;
+    store.insert(&task("a", 1)).await.unwrap();
+    store.close().await;
+}
+
+/// A server that falls silent between the connect and the first beat.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_that_connects_anew_to_beat_does_not_wait_for_ever() {
+    let Some(server) = shared() else { return };
+    let (schema, line) = (new_schema(), FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await);
+    let settings = with(settings(server, &schema), |access| {
+        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
+        access.write_max = Duration::from_secs(1);
+    });
+    let store = open_with(settings).await.unwrap();
+    let name = store.connector.name_of_connections();
+    line.set_times(Fault::down("LISTEN", 0, Verb::Stall), 1);
+    let control = format!(
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = '{name}control'"
+    );
+    until("the one that beats is there", || server.psql(&control) == "1").await;
+    tokio::time::timeout(Duration::from_secs(30), line.strikes()).await.expect("it connects anew");
+    let beat = || server.psql(&format!("SELECT beat FROM {schema}.tg_replica")).parse::<u64>().unwrap();
+    let before = beat();
+    until("it beats again", || beat() > before).await;
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_owns_the_schema_need_not_be_allowed_to_make_one() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    let schema = new_schema();
+    server.psql(&format!("CREATE ROLE {ROLE} LOGIN; CREATE SCHEMA {schema} AUTHORIZATION {ROLE}"));
+    server.let_in(&[&format!("local all {ROLE} trust")]);
+    let settings = with(settings(&server, &schema), |access| {
+        access.url = DatabaseUrl::Here(server.url().replace("postgres@", &format!("{ROLE}@")));
+    });
+    let store = open_with(settings).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+    store.close().await;
 }
 
 /// What a row that needs room is answered.

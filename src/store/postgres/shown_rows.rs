@@ -1,0 +1,47 @@
+//! Finds the row of a name, to be shown by a gateway that may not have made it.
+
+use std::io;
+
+use super::{PostgresStore, lists};
+use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _, WriteRole};
+use crate::task::{Digest, Principal, Timestamp};
+
+/// How often a row is read again that others wrote while it was to be shown.
+const TRIES_MAX: usize = 4;
+
+impl PostgresStore {
+    /// See [`TaskStore::find_idempotent`](crate::store::TaskStore::find_idempotent).
+    pub(super) async fn find_named(
+        &self,
+        owner: &Principal,
+        key: &Digest,
+        now: Timestamp,
+    ) -> Result<Option<StoredTask>, StoreError> {
+        for _ in 0..TRIES_MAX {
+            let lane = self.lists.lane()?;
+            let found = lane.read(async |link| lists::idempotent(link, owner, key, now).await).await?;
+            let Some(found) = found else { return Ok(None) };
+            let Some(row) = self.load(&found, now).await? else { return Ok(None) };
+            if let Some(shown) = self.shown(row).await? {
+                return Ok(Some(shown));
+            }
+        }
+        Err(StoreError::Io(io::Error::other("others write the task again and again")))
+    }
+
+    /// Takes note in a row that it is shown, where another life has inserted it and nobody has written it since: that life may not
+    /// know whether the row was made, and would remove it. `None` where somebody else wrote it meanwhile.
+    async fn shown(&self, row: StoredTask) -> Result<Option<StoredTask>, StoreError> {
+        let is_untouched = row.revision == Revision(1) && row.holder.is_some_and(|holder| holder != self.state.holder);
+        if !is_untouched {
+            return Ok(Some(row));
+        }
+        match self.replace(row.revision, WriteRole::Command, &row.task).await {
+            Ok(revision) => Ok(Some(StoredTask { revision, ..row })),
+            Err(StoreError::Conflict) => Ok(None),
+            // Nothing is shown, so it does not matter.
+            Err(StoreError::Unsure(cause)) => Err(StoreError::Io(cause)),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What writes in doubt leave behind while other gateways see it: nothing that somebody was shown is lost, and nothing is nobody's.
+
+use std::collections::BTreeSet;
+
+use support::fault_proxy::{Fault, FaultProxy, Verb};
+
+use super::rules::{READ_EACH, Waiting};
+use super::*;
+use crate::store::contract::{NAME, named, settled};
+
+/// Two gateways on one database, of which one can be made to hear nothing of it: what it sends arrives.
+struct Deafened {
+    line: FaultProxy,
+    deaf: Arc<PostgresStore>,
+    other: Arc<PostgresStore>,
+}
+
+impl Deafened {
+    async fn begin(server: &PostgresServer) -> Self {
+        let line = FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await;
+        let other = settings(server, &new_schema());
+        let mut deaf = with(other.clone(), |access| {
+            access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
+            access.write_max = Duration::from_secs(1);
+        });
+        deaf.replica.name.push('+');
+        Self { line, other: open_with(other).await.unwrap(), deaf: open_with(deaf).await.unwrap() }
+    }
+
+    /// Inserts a row of which the one that hears nothing cannot know whether it was made.
+    async fn insert_in_doubt(&self, task: &Task) {
+        self.line.set(Some(Fault::down("", 0, Verb::Hold)));
+        let unsure = self.deaf.insert(task).await;
+        assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    }
+
+    /// How the row certainly stands, once it can be heard again.
+    async fn found_out(&self, key: &TaskKey) -> Option<StoredTask> {
+        self.line.set(None);
+        let begin = Instant::now();
+        loop {
+            match self.deaf.settle_doubt(key, START).await {
+                Ok(found) => return found,
+                Err(error) => assert!(begin.elapsed() < Duration::from_secs(30), "{error:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn close(self) {
+        for store in [self.deaf, self.other] {
+            store.close().await;
+        }
+    }
+}
+
+/// L1: the client that was refused repeats its call elsewhere, and is given the handle of the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_in_doubt_whose_handle_another_gateway_gave_out_stays_and_is_its_makers() {
+    let Some(server) = shared() else { return };
+    let at = Deafened::begin(server).await;
+    let one = named("a", 1);
+    at.insert_in_doubt(&one).await;
+    let find = async || at.other.find_idempotent(&one.key.owner, &NAME.key, START).await.unwrap().unwrap();
+    let shown = find().await;
+    assert_eq!((shown.revision, shown.holder), (Revision(2), Some(at.deaf.holder())));
+    assert_eq!(find().await.revision, Revision(2), "once is enough");
+    let found = at.found_out(&one.key).await;
+    assert_eq!(found.map(|row| (row.revision, row.holder)), Some((Revision(2), Some(at.deaf.holder()))));
+    at.deaf.replace(Revision(2), WriteRole::Holder, &one).await.expect("it goes on with it");
+    assert_eq!(find().await.revision, Revision(3));
+    at.close().await;
+}
+
+/// What nobody has written since is taken out, as nobody was told of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_in_doubt_that_nobody_was_told_of_is_removed() {
+    let Some(server) = shared() else { return };
+    let at = Deafened::begin(server).await;
+    let one = named("a", 1);
+    at.insert_in_doubt(&one).await;
+    assert!(at.other.load(&one.key, START).await.unwrap().is_some(), "it was made");
+    assert!(at.found_out(&one.key).await.is_none());
+    assert!(at.other.load(&one.key, START).await.unwrap().is_none());
+    assert_eq!(at.other.insert(&one).await.unwrap(), Revision(1), "its name is free");
+    at.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_in_doubt_takes_no_row_away_that_others_made_or_hold() {
+    let Some(server) = shared() else { return };
+    let at = Deafened::begin(server).await;
+    let (own, done, taken) = (task("a", 1), settled(task("a", 2), "r"), task("a", 3));
+    for row in [&own, &done] {
+        at.other.insert(row).await.unwrap();
+    }
+    at.line.set(Some(Fault::down("", 0, Verb::Hold)));
+    let all = tokio::join!(at.deaf.insert(&own), at.deaf.insert(&done), at.deaf.insert(&taken));
+    assert!(matches!(all, (Err(_), Err(_), Err(StoreError::Unsure(_)))), "{all:?}");
+    assert!(at.other.declare_dead(at.deaf.holder(), None).await.unwrap());
+    assert_eq!(at.other.claim(9, &known()).await.unwrap(), std::slice::from_ref(&taken.key));
+    for row in [&own, &done, &taken] {
+        assert!(at.found_out(&row.key).await.is_some(), "{:?}", row.key);
+        at.deaf.remove(&row.key).await.unwrap();
+        let is_there = at.other.load(&row.key, START).await.unwrap().is_some();
+        assert_eq!(is_there, !row.is_settled(), "{:?}", row.key);
+    }
+    at.close().await;
+}
+
+/// Nobody else takes such rows over: their holder lives.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_of_a_claim_in_doubt_are_handed_out_by_the_next_claims() {
+    let Some(at) = Waiting::begin(READ_EACH).await else { return };
+    let mut beside = (*at.store.state.settings).clone();
+    beside.replica.name.push('+');
+    let ended = open_with(beside).await.unwrap();
+    let wanted: BTreeSet<_> = (2..7).map(|id| task("a", id).key).collect();
+    for id in 2..7 {
+        ended.insert(&task("a", id)).await.unwrap();
+    }
+    assert!(at.store.declare_dead(ended.holder(), None).await.unwrap());
+    until("the death is seen", || at.store.view.borrow().has_dead()).await;
+    at.names("nobody").await;
+    let refused = at.store.claim(9, &known()).await;
+    assert!(matches!(refused, Err(StoreError::Io(_))), "{refused:?}");
+    at.names("").await;
+    at.recovers().await;
+    let mut claimed = Vec::new();
+    let begin = Instant::now();
+    while !wanted.iter().all(|key| claimed.contains(key)) {
+        let some = at.store.claim(2, &known()).await.unwrap_or_default();
+        assert!(some.len() <= 2);
+        claimed.extend(some);
+        assert!(begin.elapsed() < Duration::from_secs(30), "only {claimed:?}");
+    }
+    let once: BTreeSet<_> = claimed.iter().collect();
+    assert_eq!(once.len(), claimed.len(), "{claimed:?}");
+    while !at.store.claim(9, &known()).await.unwrap().is_empty() {}
+    let keys: Vec<_> = wanted.into_iter().collect();
+    assert_eq!(at.store.holders(&keys).await.unwrap(), vec![Some(at.store.holder()); keys.len()]);
+    ended.close().await;
+    at.store.close().await;
+}

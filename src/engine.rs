@@ -13,6 +13,7 @@ pub mod changes_elsewhere;
 mod doubtful_writes;
 mod list_all;
 pub mod recovery;
+mod refused_inserts;
 pub mod retry_delays;
 pub mod runner;
 mod subtask_tree;

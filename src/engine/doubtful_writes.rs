@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use super::retry_delays::RetryDelays;
+use crate::cause::CauseChain;
 use crate::store::{Revision, StoreError, StoredTask};
 use crate::task::{Effect, Task, TaskKey, Timestamp};
 
@@ -197,7 +198,7 @@ impl Engine {
                     self.doubts.forget(key);
                     return;
                 }
-                Err(error) => tracing::debug!(error = %crate::cause::CauseChain(&error), "a write is in doubt"),
+                Err(error) => tracing::debug!(error = %CauseChain(&error), "a write is in doubt"),
             }
         }
     }

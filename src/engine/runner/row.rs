@@ -1,5 +1,6 @@
 //! Inserts the row of a call, hands out its handle, and writes its end.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -128,7 +129,11 @@ impl Runner {
         let task = match self.store_tree(task, now).await {
             Ok(task) => task,
             Err(error) => {
-                self.engine.live.remove(&key);
+                if matches!(error, StoreError::Unsure(_)) {
+                    self.engine.end_refused(key);
+                } else {
+                    self.engine.live.remove(&key);
+                }
                 return Err(error);
             }
         };
@@ -158,14 +163,14 @@ impl Runner {
             true => store_new(&self.engine, &task).await,
             false => Err(StoreError::OwnerFull),
         };
-        match stored {
-            Ok(()) => Ok(task),
-            Err(error) => {
-                let error = without_row(&self.engine, &task.key, error).await;
-                self.remove_elements().await;
-                Err(error)
-            }
+        let stored = match stored {
+            Err(StoreError::Unsure(cause)) => found_out(&self.engine, &task.key, cause).await,
+            stored => stored.map(|()| task),
+        };
+        if stored.is_err() {
+            self.remove_elements().await;
         }
+        stored
     }
 
     /// Whether the owner may have as many bytes more in the store.
@@ -330,15 +335,19 @@ impl Runner {
     }
 }
 
-/// Sees to it that a row that was refused is not there. Where that cannot be had now, the error goes on saying so: a later
-/// life could find the row, and send the call.
-async fn without_row(engine: &Engine, key: &TaskKey, error: StoreError) -> StoreError {
-    let StoreError::Unsure(cause) = error else { return error };
-    match engine.store.remove(key).await {
-        Ok(()) => StoreError::Io(cause),
+/// The task whose insert was in doubt, if it is there and still this gateway's to run. Where that cannot be known now, the error
+/// goes on saying so: a later life could find the row, and send the call.
+async fn found_out(engine: &Engine, key: &TaskKey, cause: io::Error) -> Result<Task, StoreError> {
+    match engine.store.settle_doubt(key, engine.clock.now()).await {
+        // Others have seen it, so it stays.
+        Ok(Some(row)) if row.holder == Some(engine.store.holder()) && !row.task.is_settled() => {
+            Ok(Arc::unwrap_or_clone(row.task))
+        }
+        Ok(Some(_)) => Err(StoreError::Unsure(cause)),
+        Ok(None) => Err(StoreError::Io(cause)),
         Err(failed) => {
             tracing::warn!(error = %CauseChain(&failed), "whether a task was stored is not known");
-            StoreError::Unsure(cause)
+            Err(StoreError::Unsure(cause))
         }
     }
 }

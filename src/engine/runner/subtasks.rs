@@ -168,8 +168,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Lets go of subtasks that could not be stored. Another gateway may have made the same, or taken these over: what it
-    /// holds stays.
+    /// Lets go of subtasks that could not be stored.
     async fn let_go_of(&mut self, fresh: Vec<NewSubtask>, is_tried_again: bool) {
         for NewSubtask { task, .. } in fresh {
             if is_tried_again {
@@ -177,9 +176,8 @@ impl Runner {
                 self.subtasks.doubtful.insert(task.key.id);
             } else {
                 // Nobody finds it without its parent: where it stays, a later life removes it, or its own time.
-                let own = self.engine.store.holder();
-                let row = self.engine.store.load(&task.key, self.engine.clock.now()).await;
-                if !self.is_fenced && row.is_ok_and(|row| row.is_some_and(|row| row.holder == Some(own))) {
+                // Another gateway may have made the same, or taken these over: what it holds the store leaves.
+                if !self.is_fenced {
                     let _ = self.engine.store.remove(&task.key).await;
                 }
             }

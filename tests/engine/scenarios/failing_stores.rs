@@ -60,13 +60,13 @@ async fn a_row_that_is_not_confirmed_is_no_task_and_nothing_is_sent() {
     }
 }
 
-/// L4, decision 1: what a client was told was not sent is sent by no later life. Where the row may be there and cannot be
-/// removed, nobody says so; and the answer is none that is repeated without a thought.
+/// L4, decision 1: what a client was told was not sent is sent by no later life. Where it cannot be found out
+/// whether the row is there, nobody says so; and the answer is none that is repeated without a thought.
 #[tokio::test(start_paused = true)]
 async fn what_was_refused_as_not_sent_is_sent_by_no_later_life() {
     let fails = Some(StoreFault::Fails);
     let named = || Ask::call().saying("io.taskgate/idempotency-key", "k");
-    for (insert, remove, executed, later_calls) in [
+    for (insert, settle, executed, later_calls) in [
         (StoreFault::Fails, None, "no", 0),
         (StoreFault::Fails, fails, "no", 0),
         (StoreFault::AppliesAndFails, None, "no", 0),
@@ -78,13 +78,13 @@ async fn what_was_refused_as_not_sent_is_sent_by_no_later_life() {
             let world = World::with(rules, returns(1));
             let place = is_queued.then(|| world.permits.try_acquire(&Principal::new("another")).unwrap());
             world.store.faults.strike(Method::Insert, insert, 1);
-            if let Some(fault) = remove {
-                world.store.faults.strike(Method::Remove, fault, ALWAYS);
+            if let Some(fault) = settle {
+                world.store.faults.strike(Method::SettleDoubt, fault, ALWAYS);
             }
             let refused = world.send(&ask).await;
             let status = refused.status;
             let data = refused.json().await["error"]["data"].take();
-            let case = format!("{insert:?} {remove:?} {is_queued}");
+            let case = format!("{insert:?} {settle:?} {is_queued}");
             assert_eq!((&data["reason"], &data["executed"]), (&json!("store_failed"), &json!(executed)), "{case}");
             assert_eq!(status, if executed == "no" { 503 } else { 200 }, "{case}");
             assert!(world.upstream.calls().is_empty(), "{case}");
@@ -96,6 +96,39 @@ async fn what_was_refused_as_not_sent_is_sent_by_no_later_life() {
             // A row that was made with its place may have been sent, as far as a later life knows.
             assert_eq!(next.upstream.calls().len(), if is_queued { later_calls } else { 0 }, "{case}");
         }
+    }
+}
+
+/// What others were shown of a row whose insert was in doubt stays true: its maker goes on with it, or says that it is not sent.
+#[tokio::test(start_paused = true)]
+async fn a_row_in_doubt_that_others_have_seen_is_run_or_ended() {
+    for is_soon_known in [true, false] {
+        let rules = Rules { durable: true, ..Rules::mode(TaskMode::Always) };
+        let world = World::with(rules, returns(1));
+        world.store.faults.strike(Method::Insert, StoreFault::AppliesAndFails, 1);
+        let (fault, times) = if is_soon_known { (StoreFault::Delays(millis(50)), 1) } else { (StoreFault::Fails, 4) };
+        world.store.faults.strike(Method::SettleDoubt, fault, times);
+        let ask = Ask::call();
+        let (asked, seen) = tokio::join!(world.send(&ask), async {
+            tokio::time::sleep(millis(10)).await;
+            world.store.are_seen_by_others().await
+        });
+        let status = asked.status;
+        let answer = asked.json().await;
+        let [key] = <[_; 1]>::try_from(seen).unwrap();
+        let id = key.id.to_string();
+        if is_soon_known {
+            assert_eq!(answer["result"]["taskId"], json!(id), "{answer}");
+        } else {
+            assert_eq!((status, &answer["error"]["data"]["executed"]), (200, &json!("unknown")), "{answer}");
+        }
+        let task = world.settled(&id).await;
+        assert_eq!(task["status"], if is_soon_known { "completed" } else { "failed" }, "{task}");
+        assert_eq!(world.upstream.calls().len(), usize::from(is_soon_known));
+        if !is_soon_known {
+            assert_eq!(task["error"]["data"]["executed"], "no", "{task}");
+        }
+        world.is_idle().await;
     }
 }
 

@@ -1,5 +1,6 @@
 //! A store, in memory where nothing else is said, whose writes can be held up, and are counted, and that does wrong what a test wants it to.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -40,12 +41,16 @@ pub(crate) struct GatedStore {
     pub(crate) pauses: AtomicBool,
     /// After the next change, whatever becomes of it, so many reads fail.
     pub(crate) blind_after: AtomicUsize,
+    /// Rows of which nobody knows whether they were inserted.
+    doubtful: Mutex<BTreeSet<TaskKey>>,
     /// No change of this task is stored.
     pub(crate) stuck: Mutex<Option<TaskKey>>,
     inserted: AtomicUsize,
     replaced: AtomicUsize,
 }
 
+/// Of a row that nobody has written since it was inserted.
+const FIRST: Revision = Revision(1);
 /// More permits than any test uses.
 const OPEN: usize = 1 << 20;
 
@@ -73,6 +78,7 @@ impl GatedStore {
             failures: AtomicUsize::new(0),
             pauses: AtomicBool::new(false),
             blind_after: AtomicUsize::new(0),
+            doubtful: Mutex::default(),
             stuck: Mutex::default(),
             inserted: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
@@ -106,6 +112,16 @@ impl GatedStore {
         let page = self.inner().survey(None, 100, Timestamp::from_millis(0)).await.unwrap();
         let mut keys: Vec<_> = page.tasks.into_iter().filter(|task| !task.is_settled()).map(|task| task.key).collect();
         keys.sort();
+        keys
+    }
+
+    /// Another life writes each unsettled task, as it does for one that it shows and did not make. Returns their keys.
+    pub(crate) async fn are_seen_by_others(&self) -> Vec<TaskKey> {
+        let keys = self.unsettled().await;
+        for key in &keys {
+            let row = self.inner().load(key, Timestamp::from_millis(0)).await.unwrap().unwrap();
+            self.inner().replace(row.revision, WriteRole::Command, &row.task).await.unwrap();
+        }
         keys
     }
 
@@ -164,7 +180,11 @@ impl TaskStore for GatedStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         self.inserted.fetch_add(1, Ordering::Relaxed);
         self.inserts.acquire().await.unwrap().forget();
-        let revision = self.with(Method::Insert, self.inner().insert(task)).await?;
+        let inserted = self.with(Method::Insert, self.inner().insert(task)).await;
+        if matches!(inserted, Err(StoreError::Unsure(_))) {
+            self.doubtful.lock().insert(task.key.clone());
+        }
+        let revision = inserted?;
         self.returns.acquire().await.unwrap().forget();
         Ok(revision)
     }
@@ -251,7 +271,18 @@ impl TaskStore for GatedStore {
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         // Whoever cannot read cannot do this either.
-        let settled = async { self.faults.with(Method::Load, self.inner().settle_doubt(key, now)).await };
+        let settled = async {
+            let settle = async {
+                let found = self.inner().settle_doubt(key, now).await?;
+                let is_new = found.as_ref().is_some_and(|row| row.revision == FIRST);
+                if self.doubtful.lock().remove(key) && is_new {
+                    self.inner().remove(key).await?;
+                    return Ok(None);
+                }
+                Ok(found)
+            };
+            self.faults.with(Method::Load, settle).await
+        };
         self.with(Method::SettleDoubt, settled).await
     }
 

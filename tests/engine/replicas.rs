@@ -171,3 +171,13 @@ fn without_a_commit_before_the_first_byte_calls_are_sent_twice() {
 fn without_an_end_of_the_own_runner_at_a_claim_calls_are_sent_twice() {
     check_without(Rule::ClaimEndsRunner, &[Violation::SentTwice]);
 }
+
+#[test]
+fn without_a_note_in_a_row_whose_handle_another_gave_out_it_is_removed() {
+    check_without(Rule::RepeatIsNoted, &[Violation::HandleLost]);
+}
+
+#[test]
+fn without_holder_and_revision_in_removals_rows_are_lost_that_others_have_shown() {
+    check_without(Rule::WithdrawIsGuarded, &[Violation::HandleLost]);
+}

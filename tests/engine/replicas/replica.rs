@@ -56,7 +56,10 @@ pub(super) enum Action {
     Claim(GuardedWrite, TaskRow),
     /// A client's command.
     Cancel(GuardedWrite, TaskRow),
-    /// A client repeats a call under the name of one that was made: the row is found, nothing is written.
+    /// Its client was refused: a row whose insert was in doubt is removed, if nobody has written it since.
+    Withdraw(GuardedWrite),
+    /// A client repeats a call under the name of one that was made: the row is found. It is written where its maker may take it for
+    /// one that nobody was told of.
     Repeat,
     /// A client asks; the barrier behind the read is under way.
     Answer {

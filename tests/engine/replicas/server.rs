@@ -34,6 +34,8 @@ pub(super) struct LineRow {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Write {
     Task(usize, TaskRow),
+    /// The row is removed.
+    Gone(usize),
     Line(Incarnation, LineRow),
     EpochOnly,
 }
@@ -41,7 +43,7 @@ pub(super) enum Write {
 impl Write {
     const fn is_of_same_row(self, other: Self) -> bool {
         match (self, other) {
-            (Self::Task(one, _), Self::Task(two, _)) => one == two,
+            (Self::Task(one, _) | Self::Gone(one), Self::Task(two, _) | Self::Gone(two)) => one == two,
             (Self::Line(one, _), Self::Line(two, _)) => one.0 == two.0,
             _ => false,
         }
@@ -93,6 +95,7 @@ impl Table {
         put(&mut self.epochs, batch.writer.0 as usize, batch.epoch);
         match batch.write {
             Write::Task(number, row) => put(&mut self.tasks, number, row),
+            Write::Gone(number) => self.tasks[number] = None,
             Write::Line(of, line) => put(&mut self.lines, of.0 as usize, line),
             Write::EpochOnly => (),
         }

@@ -40,6 +40,10 @@ pub(super) enum Rule {
     ClaimEndsRunner,
     /// That a call is about to be sent is committed first.
     DispatchBeforeSend,
+    /// Whoever gives out a handle of a row that another made and nobody has written since, writes it.
+    RepeatIsNoted,
+    /// A row in doubt is removed by its maker alone, and only as it was made.
+    WithdrawIsGuarded,
 }
 
 /// What happens next.

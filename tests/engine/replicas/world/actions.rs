@@ -20,7 +20,10 @@ impl World {
         if self.keeps(Rule::BarrierFirst) && !replica.trust.may_settle(server.mark) {
             return self.transact(at, 0, Action::Beat);
         }
-        match self.choices.below(100) {
+        // What is found and not written is given out far more often where that is what is looked at.
+        let draws = if self.keeps(Rule::EmptyBatchWrites) { 100 } else { 160 };
+        match self.choices.below(draws) {
+            100.. => self.repeat(at),
             0..7 => self.transact(at, 0, Action::Beat),
             7..18 if !self.is_healing && replica.jobs.len() < JOBS_MAX => self.create(at),
             18..34 => self.take_over(at),
@@ -96,7 +99,9 @@ impl World {
 
     fn repeat(&mut self, at: usize) {
         let Some(task) = self.recent_task() else { return };
-        if self.seen(at).task(task).is_some() {
+        // A row in doubt is shown to nobody where it was made.
+        let is_hidden = self.replicas[at].job(task).is_some_and(|job| !job.is_stored);
+        if self.seen(at).task(task).is_some() && !is_hidden {
             self.transact(at, task, Action::Repeat);
         }
     }
@@ -145,6 +150,10 @@ impl World {
             (Some(DoubtEnd::NotMade), Some((None, _))) => {
                 self.judge.refused(job.task);
                 self.replicas[at].drop_job(job.task);
+            }
+            (Some(DoubtEnd::Made), Some((None, written))) => {
+                let own = GuardedWrite::by_holder(self.replicas[at].incarnation, written.guard.revision);
+                return self.transact(at, job.task, Action::Withdraw(own));
             }
             (Some(DoubtEnd::Made), Some((Some(_), written))) => replaced(&mut self.replicas[at], job.task, written),
             _ => self.replicas[at].reloaded(job.task, row),
@@ -233,7 +242,20 @@ impl World {
                 (WriteVerdict::Made, dead)
             }
             Action::Insert(new) if row.is_none() => made(Write::Task(task, new)),
-            Action::Insert(_) | Action::Repeat => (WriteVerdict::Conflict, None),
+            Action::Insert(_) => (WriteVerdict::Conflict, None),
+            Action::Withdraw(guard) => {
+                let verdict = guard.judge(row.map(|row| row.guard));
+                let is_removed = verdict == WriteVerdict::Made || !self.keeps(Rule::WithdrawIsGuarded);
+                (verdict, row.filter(|_| is_removed).map(|_| Write::Gone(task)))
+            }
+            Action::Repeat => match row {
+                Some(row) if self.keeps(Rule::RepeatIsNoted) && is_untouched(row.guard, own) => {
+                    let guard = GuardedRow { revision: row.guard.revision + 1, ..row.guard };
+                    made(Write::Task(task, TaskRow { guard, ..row }))
+                }
+                Some(_) => (WriteVerdict::Made, None),
+                None => (WriteVerdict::Conflict, None),
+            },
             Action::Replace(_, new) if !self.keeps(Rule::GuardInWrite) => {
                 match row.filter(|row| !matches!(row.phase, Phase::Settled(_))) {
                     Some(_) => made(Write::Task(task, new)),
@@ -302,14 +324,27 @@ impl World {
                     job.stage = Stage::Reload;
                 }
             }
-            (Action::Replace(..), WriteVerdict::Fenced) => replica.drop_job(task),
+            (Action::Replace(..) | Action::Withdraw(_), WriteVerdict::Fenced) => replica.drop_job(task),
+            (Action::Withdraw(_), WriteVerdict::Made) => {
+                replica.drop_job(task);
+                self.judge.refused(task);
+            }
             (Action::Claim(_, row), WriteVerdict::Made) => {
                 let stage = if row.phase == Phase::Queued { Stage::Dispatch } else { Stage::Settle };
                 replica.jobs.push(adopted(task, row, stage));
             }
-            (Action::Repeat, _) => self.judge.gave_handle(task),
-            (Action::Beat | Action::DeclareDead(_) | Action::Claim(..) | Action::Cancel(..) | Action::Insert(_), _) => {
-            }
+            (Action::Repeat, WriteVerdict::Made) => self.judge.gave_handle(task),
+            // Who has written the row since has shown it: it is read again.
+            (Action::Withdraw(_), WriteVerdict::Conflict) => (),
+            (
+                Action::Beat
+                | Action::DeclareDead(_)
+                | Action::Claim(..)
+                | Action::Cancel(..)
+                | Action::Insert(_)
+                | Action::Repeat,
+                _,
+            ) => (),
         }
     }
 
@@ -332,6 +367,8 @@ impl World {
             | Action::Beat
             | Action::DeclareDead(_)
             | Action::Cancel(..)
+            // The row is read again.
+            | Action::Withdraw(_)
             | Action::Repeat
             | Action::Answer { .. } => (),
         }
@@ -341,6 +378,11 @@ impl World {
 /// The row as the end of a call leaves it: nobody has to go on with it.
 const fn settled(outcome: Outcome, guard: GuardedRow) -> TaskRow {
     TaskRow { phase: Phase::Settled(outcome), guard: GuardedRow { revision: guard.revision + 1, holder: None } }
+}
+
+/// Whether nobody has written a row since another made it.
+fn is_untouched(row: GuardedRow, reader: Incarnation) -> bool {
+    row.revision == 1 && row.holder.is_some_and(|holder| holder != reader)
 }
 
 /// A row's job in a new holder's hands. What was about to be sent may have been: it is not sent again.

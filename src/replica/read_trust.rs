@@ -16,9 +16,10 @@
 //! - It closes the store to batches that were sent before the doubt and come later
 //!   ([`BatchEpoch`](crate::replica::BatchEpoch)).
 //!
-//! One statement does all three: the line's epoch is set to the own one where it is not higher, and a batch that finds it higher is
-//! undone. It comes first in every batch, so each of them is such a barrier once it is done. The line is no other that
-//! anybody waits for: declaring a replica dead must not wait for what it has under way.
+//! One statement does all three: it writes that line where the line has the writer's epoch, and a batch that finds another one
+//! there is undone. It stands in every batch, so each of them is such a barrier once it is done. The PostgreSQL store counts the
+//! epoch up once for each connection, by a write that waits for the line. The line is no other that anybody waits for:
+//! declaring a replica dead must not wait for what it has under way.
 
 use std::time::Duration;
 

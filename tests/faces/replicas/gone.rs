@@ -47,19 +47,27 @@ async fn gw_04_f85_a_home_that_cannot_be_reached_is_not_taken_for_dead() {
     assert_eq!(server.world.count("initialize"), 1, "nobody took the session over");
 }
 
+/// The id of a task that a client of a session makes.
+async fn made_task(client: &Client) -> String {
+    let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow","arguments":{},"task":{}}}"#;
+    let made = client.post(task).await.json().await;
+    made["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned()
+}
+
+/// What it is told of a task.
+async fn asked(client: Client, method: &'static str, id: String) -> Value {
+    let body = json!({"jsonrpc": "2.0", "id": 2, "method": method, "params": {"taskId": id}});
+    client.post(body.to_string()).await.json().await
+}
+
 /// F85. How a task stands is in the store, whoever has the session.
 #[tokio::test]
 async fn tasks_of_a_session_are_told_while_its_home_cannot_be_reached() {
     let server = ScriptedServer::polite().await;
     let mut replicas = Replicas::pair(&server).await;
     let first = replicas.client().await;
-    let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow","arguments":{},"task":{}}}"#;
-    let made = first.post(task).await.json().await;
-    let id = made["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
-    let ask = |client: Client, method: &'static str| {
-        let body = json!({"jsonrpc": "2.0", "id": 2, "method": method, "params": {"taskId": id}});
-        async move { client.post(body.to_string()).await.json().await }
-    };
+    let id = made_task(&first).await;
+    let ask = |client: Client, method| asked(client, method, id.clone());
     let result = ask(first.clone(), "tasks/result").await;
     let there = replicas.at(1, &first);
     replicas.kill(0);
@@ -75,13 +83,8 @@ async fn tasks_of_a_session_are_told_where_its_home_was_lost_while_it_was_asked(
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::pair(&server).await;
     let first = replicas.client().await;
-    let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow","arguments":{},"task":{}}}"#;
-    let made = first.post(task).await.json().await;
-    let id = made["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
-    let ask = |client: Client, method: &'static str| {
-        let body = json!({"jsonrpc": "2.0", "id": 2, "method": method, "params": {"taskId": id}});
-        async move { client.post(body.to_string()).await.json().await }
-    };
+    let id = made_task(&first).await;
+    let ask = |client: Client, method| asked(client, method, id.clone());
     let result = ask(first.clone(), "tasks/result").await;
     let (resetting, _read) = replica(&[Does::ReadAndReset; 4]).await;
     replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);

@@ -321,20 +321,6 @@ impl Membership {
         self.others.values().filter(is_silent).map(WatchedReplica::death_claim).collect()
     }
 
-    /// The claim that another replica is gone, by whoever knows it: its next life, in the same folder, that got the folder's lock.
-    /// `None` if the last look did not show it living.
-    #[must_use]
-    pub fn known_gone(&self, incarnation: Incarnation) -> Option<DeathClaim> {
-        self.others.get(&incarnation).filter(|other| !other.line.is_dead).map(WatchedReplica::death_claim)
-    }
-
-    /// The claim by which a replica that has drained gives up its rows at once. A beat of its own that is in doubt may be in the way;
-    /// then the claim matches nothing and the lease decides.
-    #[must_use]
-    pub const fn resignation(&self) -> DeathClaim {
-        DeathClaim { incarnation: self.own, beat: self.acknowledged.beat }
-    }
-
     /// How long this replica is without the store: since it sent the last beat that was acknowledged. Others may count from that
     /// moment, not from the answer's.
     #[must_use]
@@ -352,12 +338,6 @@ impl Membership {
             None if alone_for >= self.terms.begin_max() => OwnStanding::Alone,
             None => OwnStanding::Member,
         }
-    }
-
-    /// Whether this replica may give a handle, dispatch a call or answer an upstream's question now.
-    #[must_use]
-    pub fn may_begin(&self, now: BootTime) -> bool {
-        self.standing(now) == OwnStanding::Member
     }
 
     /// Since when another replica's line has the beat that it has, as far as this one has seen it.

@@ -145,7 +145,6 @@ fn a_replica_begins_nothing_once_its_beats_are_unanswered_and_ends_when_alone_fo
     ];
     for (millis, expected) in rows {
         assert_eq!(membership.standing(at(millis)), expected, "after {millis} ms");
-        assert_eq!(membership.may_begin(at(millis)), expected == OwnStanding::Member);
     }
     assert_eq!(membership.alone_for(at(9_000)), Duration::from_secs(7));
     // Within that time the store is back and nobody replaced it.
@@ -216,18 +215,6 @@ fn the_living_are_told_from_the_dead() {
     assert_eq!(membership.living_others().count(), 3);
     assert_eq!(membership.given_up(at(10)).count(), 0);
     assert_eq!(membership.given_up(at(10 + 300_000)).collect::<Vec<_>>(), [Incarnation(5)]);
-}
-
-#[test]
-fn who_is_known_to_be_gone_is_claimed_at_once() {
-    let mut membership = member();
-    let dead = ReplicaLine { is_dead: true, ..line(Incarnation(3), 1) };
-    assert_eq!(membership.looked(look(10, &[line(OTHER, 9), dead])), []);
-    assert_eq!(membership.known_gone(OTHER), Some(DeathClaim { incarnation: OTHER, beat: 9 }));
-    assert_eq!(membership.known_gone(Incarnation(3)), None);
-    assert_eq!(membership.known_gone(Incarnation(9)), None);
-    membership.beat_answered(BeatAnswer::Acknowledged { beat: 6, generation: GENERATION }, at(2_000), at(2_000));
-    assert_eq!(membership.resignation(), DeathClaim { incarnation: OWN, beat: 6 });
 }
 
 /// Steps of a run, in milliseconds.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::served_endpoint::{self, add_endpoints};
+use super::shared_store::digest_of_upstreams;
 use super::sockets::{check_admin_reach, check_reach};
 use super::{Gateway, GatewayParts, OpenedUpstream, client_address, files, open};
 use crate::config::{Config, UpstreamConfig};
@@ -253,6 +254,9 @@ impl Gateway {
         self.endpoints = served_endpoint::renewed(&config.endpoints, endpoints, &members, &self.parts);
         self.healths.set(self.upstreams.iter().map(ServedUpstream::health).collect());
         self.parts.engine.set_tasks_max(config.store.limits().tasks_max);
+        if let Some(shared) = &self.shared {
+            shared.store.tell_config(digest_of_upstreams(&config));
+        }
         let routes = add_endpoints(routes(&self.upstreams, &self.gone), &self.endpoints);
         if let Some(replicas) = &mut self.replicas {
             replicas.replace(config.listen.body_bytes_max, routes.clone());

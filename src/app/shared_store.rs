@@ -204,13 +204,13 @@ pub(super) fn description(config: &Config, key_prints: Vec<KeyPrint>) -> Replica
         name: String::new(),
         address: String::new(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        config_digest: digest(config),
+        config_digest: digest_of_upstreams(config),
         key_prints,
     }
 }
 
 /// What upstreams a gateway has: others that have not the same cannot go on with all of its tasks.
-fn digest(config: &Config) -> Vec<u8> {
+pub(super) fn digest_of_upstreams(config: &Config) -> Vec<u8> {
     let mut names: Vec<&str> = config.upstreams.iter().map(|upstream| &*upstream.name).collect();
     names.sort_unstable();
     let mut digest = Context::new(&SHA256);

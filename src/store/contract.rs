@@ -118,7 +118,7 @@ async fn only_the_first_of_two_writers_wins(store: &impl TaskStore) {
         matches!(&found.task.phase, Phase::Settled(Outcome::Returned { result, .. }) if result.as_str() == "\"won\"")
     );
     let absent = task("a", 2);
-    assert!(matches!(store.replace(Revision(1), WriteRole::Holder, &absent).await, Err(StoreError::Conflict)));
+    assert!(matches!(store.replace(Revision::FIRST, WriteRole::Holder, &absent).await, Err(StoreError::Conflict)));
 }
 
 async fn an_expired_settled_task_is_gone_and_an_overdue_live_one_is_not(store: &impl TaskStore) {

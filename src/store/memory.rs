@@ -76,7 +76,7 @@ impl TaskStore for MemoryStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let bytes = task.stored_bytes();
-        let revision = Revision(1);
+        let revision = Revision::FIRST;
         // Outside of the locks: a failed outcome is read for it.
         let row = MemoryRow::new(task, revision, self.holder);
         self.rows.take_bytes(bytes)?;

@@ -54,7 +54,7 @@ use tokio_util::task::TaskTracker;
 
 use self::batch::WriteOutcome;
 use self::columns::{EncodedRow, FetchedRow};
-use self::control::ReplicaControl;
+use self::control::{BeatContent, ReplicaControl};
 pub use self::forgetting::ReplicaForgetting;
 pub use self::health::PostgresHealth;
 pub use self::open_error::PostgresOpenError;
@@ -97,7 +97,7 @@ pub struct PostgresStore {
     state: Arc<StoreState>,
     connector: Arc<DatabaseConnector>,
     view: watch::Sender<ReplicaView>,
-    leaving: watch::Sender<bool>,
+    content: watch::Sender<BeatContent>,
     clock: Arc<SharedClock>,
     generation: StoreGeneration,
     tracker: TaskTracker,
@@ -158,7 +158,9 @@ impl PostgresStore {
         let all = points.into_iter().chain(lists.iter().cloned()).collect();
         tracker.spawn(end.clone().run_until_cancelled_owned(readers::mend(all)));
         let lists = ListReaders::new(lists);
-        let (view, leaving) = (watch::Sender::new(view), watch::Sender::new(false));
+        let config_digest = settings.replica.config_digest.clone();
+        let content = watch::Sender::new(BeatContent { is_leaving: false, config_digest });
+        let view = watch::Sender::new(view);
         let silence = end.child_token();
         let control = ReplicaControl {
             connector: Arc::clone(&connector),
@@ -166,7 +168,7 @@ impl PostgresStore {
             view: view.clone(),
             clock: Arc::clone(&clock),
             membership,
-            is_leaving: leaving.subscribe(),
+            content: content.subscribe(),
             end: silence.clone(),
             has_warned: false,
         };
@@ -179,7 +181,7 @@ impl PostgresStore {
             state,
             connector,
             view,
-            leaving,
+            content,
             clock,
             generation,
             tracker,
@@ -231,7 +233,12 @@ impl PostgresStore {
 
     /// Tells the others that this life is about to end, with the next beat, which is made at once.
     pub fn leave(&self) {
-        self.leaving.send_replace(true);
+        self.content.send_modify(|content| content.is_leaving = true);
+    }
+
+    /// Tells the others what this life is configured with from now on, with the next beat, which is made at once.
+    pub fn tell_config(&self, config_digest: Vec<u8>) {
+        self.content.send_modify(|content| content.config_digest = config_digest);
     }
 
     /// Declares a life dead, unless it has beaten since it was seen at `beat`; whoever it is and whatever it does, its rows

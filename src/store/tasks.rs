@@ -14,6 +14,11 @@ use crate::task::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision(pub u64);
 
+impl Revision {
+    /// Of a row that nobody has written since it was inserted.
+    pub const FIRST: Self = Self(1);
+}
+
 /// On whose account a task is written over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteRole {

@@ -142,7 +142,7 @@ impl<'a> WriteBatch<'a> {
             return Ok(Err(StoreError::Exists));
         }
         self.bytes += bytes;
-        Ok(Ok(self.note(task, Revision(1), None)))
+        Ok(Ok(self.note(task, Revision::FIRST, None)))
     }
 
     /// Writes a task over its row. `anew` makes a new record instead of writing over the old one.

@@ -91,7 +91,7 @@ pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<bool> {
         return Ok(false);
     }
     let summary = Summary::of(task);
-    let columns = RowColumns::of(task, &summary, reference, Revision(1), put_record(conn, task)?);
+    let columns = RowColumns::of(task, &summary, reference, Revision::FIRST, put_record(conn, task)?);
     insert_row(conn, |run| columns.bind(&summary, run)).map(|()| true)
 }
 

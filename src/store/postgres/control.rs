@@ -46,8 +46,8 @@ const HINT_WITHIN: Duration = Duration::from_secs(2);
 /// Notifications that wait to be read; when there is no room, some are missed.
 const NOTIFICATIONS_MAX: usize = 4_096;
 
-const BEAT: &str =
-    "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3 WHERE incarnation = $1 AND NOT dead
+const BEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3, config_digest = $4
+    WHERE incarnation = $1 AND NOT dead
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
 /// Asked where a beat found nothing to write.
 const OWN_LINE: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
@@ -55,6 +55,13 @@ const OWN_LINE: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1
 pub(super) const OTHERS_SUMS: &str =
     "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM tg_usage
     WHERE incarnation <> $1 GROUP BY owner";
+
+/// What a life says of itself with each beat, beside the time.
+#[derive(Clone, Debug)]
+pub(super) struct BeatContent {
+    pub(super) is_leaving: bool,
+    pub(super) config_digest: Vec<u8>,
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -64,7 +71,7 @@ pub(super) struct ReplicaControl {
     pub(super) view: watch::Sender<ReplicaView>,
     pub(super) clock: Arc<SharedClock>,
     pub(super) membership: Membership,
-    pub(super) is_leaving: watch::Receiver<bool>,
+    pub(super) content: watch::Receiver<BeatContent>,
     pub(super) end: CancellationToken,
     /// Whether it was said that no hints come.
     pub(super) has_warned: bool,
@@ -180,7 +187,7 @@ impl ReplicaControl {
                         tokio::time::timeout(within, self.hint_at_itself(link)).await.map_err(slow)??;
                     }
                 }
-                Ok(()) = self.is_leaving.changed() => beats.reset_immediately(),
+                Ok(()) = self.content.changed() => beats.reset_immediately(),
                 _ = looks.tick() => {
                     tokio::time::timeout(within, self.look(link)).await.map_err(slow)??;
                     self.make_up_for_hints(link);
@@ -231,8 +238,9 @@ impl ReplicaControl {
 
     async fn beat(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let sent = boot_time();
-        let (me, now, is_leaving) = (holder_column(self.state.holder), at(self.clock.now()), *self.is_leaving.borrow());
-        let values: Parameters<'_> = vec![&me, &now, &is_leaving];
+        let (me, now) = (holder_column(self.state.holder), at(self.clock.now()));
+        let BeatContent { is_leaving, config_digest } = self.content.borrow().clone();
+        let values: Parameters<'_> = vec![&me, &now, &is_leaving, &config_digest];
         // Why one found nothing to write is asked behind a barrier.
         let made = transact(&link.session, &[(&link.beat, values), (&link.barrier, vec![])]).await;
         let made = made.map_err(|failure: CommitFailure| failure.health())?;

@@ -32,7 +32,8 @@ impl PostgresStore {
     /// Takes note in a row that it is shown, where another life has inserted it and nobody has written it since: that life may not
     /// know whether the row was made, and would remove it. `None` where somebody else wrote it meanwhile.
     async fn shown(&self, row: StoredTask) -> Result<Option<StoredTask>, StoreError> {
-        let is_untouched = row.revision == Revision(1) && row.holder.is_some_and(|holder| holder != self.state.holder);
+        let is_untouched =
+            row.revision == Revision::FIRST && row.holder.is_some_and(|holder| holder != self.state.holder);
         if !is_untouched {
             return Ok(Some(row));
         }

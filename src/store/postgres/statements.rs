@@ -16,6 +16,7 @@
 use tokio_postgres::{Error, Statement};
 
 use super::session::Session;
+use crate::store::tasks::Revision;
 
 /// Writes to the own line: `$1` is the life, `$2` the number of its connection.
 const GUARD: &str =
@@ -70,7 +71,7 @@ pub(super) fn batch() -> String {
     let moved: Vec<_> =
         MOVING.iter().map(|(name, _)| *name).filter(is_moved).map(|name| format!("{name} = w.{name}")).collect();
     let stored: Vec<_> = keys.iter().chain(&MOVING).chain(&STAYING).map(|(name, _)| *name).collect();
-    let (moved, stored) = (moved.join(", "), stored.join(", "));
+    let (moved, stored, first) = (moved.join(", "), stored.join(", "), Revision::FIRST.0);
     format!(
         "WITH {GUARD},
         w AS (SELECT * FROM unnest({arrays}) AS w ({names}) WHERE EXISTS (SELECT FROM guard)),
@@ -83,13 +84,13 @@ pub(super) fn batch() -> String {
                 t.size - t.size_before AS bytes),
         made AS (
             INSERT INTO tg_task AS t (rev, holder, {stored})
-            SELECT 1, CASE WHEN needs_holder THEN $1 END, {stored} FROM w WHERE expected IS NULL
+            SELECT {first}, CASE WHEN needs_holder THEN $1 END, {stored} FROM w WHERE expected IS NULL
             ON CONFLICT DO NOTHING
             RETURNING t.id, t.owner, t.rev, t.holder, 1 AS tasks, (NOT t.settled)::int AS unsettled, t.size AS bytes),
         gone AS (
             DELETE FROM tg_task t USING unnest(${removed}::bytea[], ${}::bytea[], ${}::bool[]) AS d (id, owner, is_new)
             WHERE t.id = d.id AND t.owner = d.owner AND EXISTS (SELECT FROM guard)
-                AND CASE WHEN d.is_new THEN t.rev = 1 AND t.holder = $1
+                AND CASE WHEN d.is_new THEN t.rev = {first} AND t.holder = $1
                     ELSE t.settled OR t.holder IS NULL OR t.holder = $1 END
             RETURNING {GONE}),
         changed AS (SELECT * FROM put UNION ALL SELECT * FROM made UNION ALL SELECT * FROM gone),

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use rustix::process::Signal;
 use support::postgres;
 
 use super::harness::{Replica, Site, Terms, until};
@@ -86,10 +87,20 @@ async fn n06_gateways_with_unlike_upstreams_warn_of_each_other() {
     for replica in [&site.replicas[0], &other] {
         replica.says("another gateway has other upstreams", 1).await;
     }
+    // What is said is what is in force, not what the start had.
+    for (nth, upstreams) in [(1, fewer.as_str()), (2, site.upstreams())] {
+        site.replicas[0].keeper.configure(upstreams);
+        site.replicas[0].keeper.signal(Signal::HUP);
+        let said =
+            if nth == 1 { "all gateways have the same upstreams" } else { "another gateway has other upstreams" };
+        for replica in [&site.replicas[0], &other] {
+            replica.says(said, nth).await;
+        }
+    }
     other.kill().await;
     other.keeper.configure(site.upstreams());
     other.start().await;
-    site.replicas[0].says("all gateways have the same upstreams", 1).await;
+    site.replicas[0].says("all gateways have the same upstreams", 2).await;
     site.replicas.push(other);
     site.judge().await;
 }

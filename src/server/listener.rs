@@ -189,7 +189,7 @@ pub async fn start_on(
 ) -> Result<RunningListener, StartError> {
     let ListenerSpec { role, settings, limits, callers, routes, peers_ca } = site;
     let name = role.name();
-    let tls = settings.tls.clone().map(|files| Tls::read(files, peers_ca.as_deref())).transpose()?;
+    let tls = settings.tls.clone().map(|files| Tls::read(files, peers_ca)).transpose()?;
     let address = settings.address;
     let failed = |source| StartError::Bind { address, source };
     let listener = match socket {

@@ -3,13 +3,14 @@
 //! Versions 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else
 //! gets an alert and no byte of HTTP (B30). What is in the files: [`crate::tls`].
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::ServerConfig;
+use arc_swap::ArcSwap;
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -18,34 +19,83 @@ use tokio_rustls::server::TlsStream;
 use super::certificate::ListenerCertificate;
 use super::connection::ListenerState;
 use super::io::{ResettableStream, linger};
-use crate::task::{Clock, SystemClock};
+use crate::task::{Clock as _, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, provider, read_roots};
 
 /// The protocols that are served, the preferred one first.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// What a listener needs to speak TLS. Clones share the certificate.
+/// What a listener needs to speak TLS. Clones share what is in force.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
-    config: Arc<ServerConfig>,
+    handshakes: Arc<ArcSwap<HandshakeSettings>>,
     shown: Arc<ListenerCertificate>,
-    files: IdentityFiles,
+    files: ListenerFiles,
+}
+
+/// What new connections are greeted with.
+#[derive(Debug)]
+struct HandshakeSettings {
+    config: Arc<ServerConfig>,
+    /// Who vouches for peers, where they need certificates.
+    peer_roots: Option<Arc<RootCertStore>>,
+}
+
+/// The files that a listener speaks TLS by.
+#[derive(Clone, Debug)]
+struct ListenerFiles {
+    identity: IdentityFiles,
+    /// Who vouches for peers; without it they need no certificates.
+    peers_ca: Option<PathBuf>,
+}
+
+impl ListenerFiles {
+    /// The certificate, and what vouches for peers, where anything must.
+    fn read(&self) -> Result<(Arc<CertifiedKey>, Option<PeerVerifier>), TlsFileError> {
+        let verifier = self.peers_ca.as_deref().map(PeerVerifier::read).transpose()?;
+        Ok((self.identity.read(SystemClock.now())?, verifier))
+    }
+}
+
+/// Takes the certificates that some authorities vouch for.
+struct PeerVerifier {
+    roots: Arc<RootCertStore>,
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+impl PeerVerifier {
+    fn read(path: &Path) -> Result<Self, TlsFileError> {
+        let roots = Arc::new(read_roots(path)?);
+        let bad = |_| TlsFileError::BadCertificate { path: path.to_owned() };
+        let built = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), provider()).build();
+        Ok(Self { verifier: built.map_err(bad)?, roots })
+    }
+}
+
+impl HandshakeSettings {
+    /// Shows whatever certificate is `shown` at the time.
+    fn new(shown: &Arc<ListenerCertificate>, peers: Option<PeerVerifier>) -> Self {
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .expect("the library serves the versions that it recommends");
+        let (builder, peer_roots) = match peers {
+            Some(PeerVerifier { roots, verifier }) => (builder.with_client_cert_verifier(verifier), Some(roots)),
+            None => (builder.with_no_client_auth(), None),
+        };
+        let mut config = builder.with_cert_resolver(Arc::<ListenerCertificate>::clone(shown));
+        config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
+        Self { config: Arc::new(config), peer_roots }
+    }
 }
 
 impl Tls {
     /// Reads the files. Where `peers_ca` vouches for peers, none gets through that it does not vouch for.
-    pub(super) fn read(files: IdentityFiles, peers_ca: Option<&Path>) -> Result<Self, TlsFileError> {
-        let shown = Arc::new(ListenerCertificate::new(files.read(SystemClock.now())?));
-        let builder = ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .expect("the library serves the versions that it recommends");
-        let builder = match peers_ca {
-            Some(path) => builder.with_client_cert_verifier(peer_verifier(path)?),
-            None => builder.with_no_client_auth(),
-        };
-        let mut config = builder.with_cert_resolver(Arc::<ListenerCertificate>::clone(&shown));
-        config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
-        Ok(Self { config: Arc::new(config), shown, files })
+    pub(super) fn read(identity: IdentityFiles, peers_ca: Option<PathBuf>) -> Result<Self, TlsFileError> {
+        let files = ListenerFiles { identity, peers_ca };
+        let (identity, peers) = files.read()?;
+        let shown = Arc::new(ListenerCertificate::new(identity));
+        let handshakes = Arc::new(ArcSwap::from_pointee(HandshakeSettings::new(&shown, peers)));
+        Ok(Self { handshakes, shown, files })
     }
 
     /// The certificate, whichever it is at the time.
@@ -55,7 +105,7 @@ impl Tls {
 
     /// Performs the handshake. `None` where there is nobody to serve; the peer knows why.
     pub(super) async fn accept(&self, shared: &ListenerState, socket: TcpStream) -> Option<TlsStream<TcpStream>> {
-        let handshake = TlsAcceptor::from(Arc::clone(&self.config)).accept(socket).into_fallible();
+        let handshake = TlsAcceptor::from(Arc::clone(&self.handshakes.load().config)).accept(socket).into_fallible();
         let ended = tokio::select! {
             ended = timeout(shared.limits.handshake_deadline, handshake) => ended,
             () = shared.phases.stop.cancelled() => return None,
@@ -77,7 +127,7 @@ impl Tls {
     }
 
     /// Reads the files again whenever they have changed, and when they are asked for, until the listener ends (F65). Files that are of no
-    /// use leave the old certificate in place; the log says so once for each change of them.
+    /// use leave what is in force in place; the log says so once for each change of them.
     pub(super) async fn follow(self, shared: Arc<ListenerState>) {
         let mut troubled = None;
         loop {
@@ -91,18 +141,30 @@ impl Tls {
                 return;
             }
             let files = self.files.clone();
-            let read = shared.tracker.spawn_blocking(move || files.read(SystemClock.now()));
+            let read = shared.tracker.spawn_blocking(move || files.read());
             let Ok(read) = read.await else { return };
             troubled = self.take_over(read, troubled);
         }
     }
 
-    /// Shows what was read from now on. Returns what is wrong with the files; `known` is what was before.
-    fn take_over(&self, read: Result<Arc<CertifiedKey>, TlsFileError>, known: Option<String>) -> Option<String> {
+    /// Greets new connections with what was read. Returns what is wrong with the files; `known` is what was before.
+    fn take_over(
+        &self,
+        read: Result<(Arc<CertifiedKey>, Option<PeerVerifier>), TlsFileError>,
+        known: Option<String>,
+    ) -> Option<String> {
         match read {
-            Ok(identity) => {
+            Ok((identity, peers)) => {
                 if self.shown.replace(identity) {
-                    tracing::info!(certificate = %self.files.certificate.display(), "certificate changed");
+                    tracing::info!(certificate = %self.files.identity.certificate.display(), "certificate changed");
+                }
+                let roots = |peers: Option<&Arc<RootCertStore>>| peers.map(|roots| roots.roots.clone());
+                let are_others = roots(peers.as_ref().map(|peers| &peers.roots))
+                    != roots(self.handshakes.load().peer_roots.as_ref());
+                if are_others {
+                    // With all else, so that nobody goes on with a session that the old ones vouched for.
+                    self.handshakes.store(Arc::new(HandshakeSettings::new(&self.shown, peers)));
+                    tracing::info!("the authorities that vouch for peers changed");
                 }
                 None
             }
@@ -115,13 +177,6 @@ impl Tls {
             }
         }
     }
-}
-
-/// Takes the certificates that an authority in a file vouches for.
-fn peer_verifier(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, TlsFileError> {
-    let roots = Arc::new(read_roots(path)?);
-    let bad = |_| TlsFileError::BadCertificate { path: path.to_owned() };
-    WebPkiClientVerifier::builder_with_provider(roots, provider()).build().map_err(bad)
 }
 
 impl<T: ResettableStream> ResettableStream for TlsStream<T> {

@@ -42,7 +42,8 @@ pub(super) enum Unanswered {
 }
 
 impl ReplicaSender {
-    /// Begins to speak HTTP/2, for as many requests at a time. The connection lasts while there are senders or answers.
+    /// Begins to speak HTTP/2, for as many requests at a time; returns once the replica has answered. The connection lasts while there are
+    /// senders or answers.
     pub(super) async fn speak<T>(io: T, requests_max: u32, life: &TaskScope) -> Result<Self, h2::Error>
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -57,7 +58,13 @@ impl ReplicaSender {
             .enable_push(false)
             .handshake(io)
             .await?;
-        let pings = connection.ping_pong();
+        let mut pings = connection.ping_pong().expect("nobody else asked for it");
+        // Whether the replica takes this side's certificate is known once it has answered something, and not when the handshake has
+        // ended here (RFC 8446, 4.4.2): until then a request would be lost with the connection.
+        tokio::select! {
+            ended = &mut connection => return Err(ended.err().unwrap_or_else(|| Reason::NO_ERROR.into())),
+            answered = pings.ping(Ping::opaque()) => answered?,
+        };
         let stop = life.stop.clone();
         life.tracker.spawn(async move {
             let ended = async {
@@ -104,8 +111,7 @@ fn is_unprocessed(error: &h2::Error) -> bool {
 }
 
 /// Returns when the other side has not answered a ping in time.
-async fn unanswered_ping(pings: Option<PingPong>) {
-    let Some(mut pings) = pings else { return pending().await };
+async fn unanswered_ping(mut pings: PingPong) {
     loop {
         sleep(PING_INTERVAL).await;
         match timeout(PING_MAX, pings.ping(Ping::opaque())).await {

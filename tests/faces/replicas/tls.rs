@@ -1,14 +1,16 @@
 //! Replicas that show one another certificates.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use taskgate::server::replicas::ReplicaTls;
 
 use super::certificates::{Authority, write};
 use super::client::call;
-use super::harness::{Replicas, before};
+use super::harness::{Replicas, before as serving};
 use super::upstream::ScriptedServer;
 
 /// An identity for this machine's address that `authority` vouches for, and whom its holder trusts.
@@ -22,7 +24,7 @@ fn identity(folder: &Path, name: &str, authority: &Authority, trusted: &Authorit
 
 async fn answer(tls: &[ReplicaTls]) -> Value {
     let server = ScriptedServer::polite().await;
-    let replicas = Replicas::serving(2, &before(&server), tls).await;
+    let replicas = Replicas::serving(2, &serving(&server), tls).await;
     let there = replicas.at(1, &replicas.client().await);
     there.post(call(1)).await.json().await
 }
@@ -47,9 +49,34 @@ async fn a_replica_that_shows_no_certificate_or_a_foreign_one_is_nobody() {
     ] {
         let answer = answer(&[home, other]).await;
         let data = &answer["error"]["data"];
-        assert!(data["reason"] == "replica_away", "{what}: {answer}");
+        let found = (&data["reason"], &data["executed"]);
+        assert_eq!(found, (&json!("replica_away"), &json!("no")), "{what}: {answer}");
     }
     // The home wants certificates, and the other has none to show.
     let answer = answer(&[good]).await;
     assert_eq!(answer["error"]["data"]["reason"], "replica_away", "{answer}");
+}
+
+/// As an authority is renewed: its successor joins it in the file, then certificates are the successor's.
+#[tokio::test]
+async fn an_authority_that_joins_the_file_is_believed_without_a_start() {
+    let (before, after, folder) = (Authority::new(), Authority::new(), tempfile::tempdir().unwrap());
+    let home = identity(folder.path(), "home", &before, &before);
+    let renewed = identity(folder.path(), "renewed", &after, &before);
+    let successor = write(folder.path(), "successor.pem", "CERTIFICATE", after.certificate());
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::serving(2, &serving(&server), &[home.clone(), renewed]).await;
+    let there = replicas.at(1, &replicas.client().await);
+    assert_eq!(there.post(call(1)).await.json().await["error"]["data"]["reason"], "replica_away");
+    let both = [&home.ca, &successor].map(|file| fs::read_to_string(file).unwrap()).concat();
+    fs::write(&home.ca, both).unwrap();
+    for attempt in 2..400 {
+        let answer = there.post(call(attempt)).await.json().await;
+        if answer["result"]["n"] == attempt {
+            return;
+        }
+        assert_eq!(answer["error"]["data"]["reason"], "replica_away", "{answer}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the home does not believe the successor");
 }

@@ -276,6 +276,9 @@ impl Gateway {
         config.listen.address = self.address();
         config.admin.address = self.admin_address();
         config.metrics = self.metrics_address();
+        if let (StoreSettings::Postgres(database), Some(address)) = (&mut config.store, self.replica_address()) {
+            database.replica.address = Some(address);
+        }
         let sockets = Sockets {
             clients: self.clients.socket(),
             admin: self.admin.socket(),

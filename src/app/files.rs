@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use super::api_key_files::{self, ApiKeyFileError};
 use super::sealing_key::{self, KeyFileError};
 use super::{task_store, upstream_programs};
-use crate::config::{self, Config, ConfigError, Findings, LoadedConfig};
+use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, ReplicaSettings, StoreSettings};
 use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
 use crate::server::{AdminSettings, Authenticator, LocalUser};
 use crate::store::OpenError;
+use crate::store::postgres::PostgresOpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::upstream::transport::credential::CredentialError;
@@ -25,6 +26,8 @@ pub enum FileError {
     Key(#[from] KeyFileError),
     #[error(transparent)]
     Store(#[from] OpenError),
+    #[error(transparent)]
+    Database(#[from] PostgresOpenError),
     #[error(transparent)]
     ApiKey(#[from] ApiKeyFileError),
     #[error("{}: {source}", file.display())]
@@ -97,6 +100,20 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     }
     note("store.path".to_owned(), sealing_key::read(&config.folder).map(drop).map_err(FileError::from));
     note("store.path".to_owned(), task_store::check(config).map_err(FileError::from));
+    if let StoreSettings::Postgres(database) = &config.store {
+        for (key, mistake) in database.access.mistakes() {
+            note(format!("store.{key}"), Err(mistake.into()));
+        }
+        let ReplicaSettings { identity, ca, .. } = &database.replica;
+        if let Some(ca) = ca {
+            note("replica.ca".to_owned(), read_roots(ca).map(drop).map_err(FileError::from));
+        }
+        if let Some(identity) = identity
+            && let Err(error) = identity.read(now)
+        {
+            note(at_fault("replica", identity, &error), Err(error.into()));
+        }
+    }
     for upstream in &config.upstreams {
         let name = &upstream.name;
         if let Some(folder) = upstream.server.stdio().and_then(|stdio| stdio.folder.as_ref()) {

@@ -9,6 +9,7 @@
 //! `settled_rows` that were read.
 //! `upkeep` has removed what dead lives leave, and `forgetting` what one leaves that is to be forgotten.
 
+mod access_files;
 mod batch;
 mod columns;
 mod control;

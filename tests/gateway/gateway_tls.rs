@@ -227,6 +227,29 @@ fn files_of_no_use_end_the_start_with_64() {
     }
 }
 
+/// The same of the files by which gateways share a database: nothing of it is connected to.
+#[test]
+fn files_of_no_use_for_a_database_and_its_gateways_end_the_start_with_64() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    authority.vouch(|_| ()).write(folder.path(), "good");
+    authority.vouch(|_| ()).write(folder.path(), "other");
+    let text = "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
+                [store]\nkind = \"postgres\"\nurl_file = \"db.url\"\npassword_file = \"db.password\"\nca = \"good.key\"\n\
+                durability = \"single\"\npath = \"data\"\n\
+                [replica]\naddress = \"192.0.2.1:9443\"\ncertificate = \"good.pem\"\nkey = \"other.key\"\nca = \"none.pem\"\n\
+                [upstreams.a]\nurl = \"https://localhost/\"\n";
+    std::fs::write(folder.path().join("gate.toml"), text).unwrap();
+    let expected = "\
+        gate.toml:7: key `store.url_file`: db.url: cannot be read: No such file or directory (os error 2)\n\
+        gate.toml:8: key `store.password_file`: db.password: cannot be read: No such file or directory (os error 2)\n\
+        gate.toml:9: key `store.ca`: good.key: has no certificate; a PEM file has one between BEGIN CERTIFICATE and END CERTIFICATE\n\
+        gate.toml:15: key `replica.key`: other.key: is not the key of the certificate in good.pem\n\
+        gate.toml:16: key `replica.ca`: none.pem: cannot be read: No such file or directory (os error 2)\n";
+    for arguments in [&["check", "gate.toml"][..], &["serve", "--config", "gate.toml"]] {
+        check(folder.path(), arguments, expected);
+    }
+}
+
 #[track_caller]
 fn check(folder: &Path, arguments: &[&str], expected: &str) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));

@@ -25,16 +25,14 @@ use super::health::PostgresHealth;
 use super::hosts::{each_address, each_host};
 use super::notices::SessionNotices;
 use super::open_error::PostgresOpenError;
-use super::settings::{DatabaseUrl, PostgresSettings, read_url};
+use super::settings::PostgresSettings;
 use super::shared_clock::boot_time;
 use crate::replica::commit_trust::is_doubtful;
 use crate::replica::{ReadTrust, ServerMark};
-use crate::secret_file;
 use crate::tls;
 
 /// What a server's list shows of a gateway's name: the whole has 63 bytes.
 const NAME_LEN_MAX: usize = 24;
-const SECRET_BYTES_MAX: usize = 4 << 10;
 /// How long nothing comes before either side asks whether the other is there; how long it waits for an answer, and how often it asks.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 3);
 /// How long the server waits at least for the rest of a batch.
@@ -126,7 +124,7 @@ impl DatabaseConnector {
     /// `Away` for whatever may be otherwise later: a wrong password may be one that was changed. The others as
     /// [`super::PostgresStore::open`].
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
-        let (config, tls, within) = (self.config()?, self.tls()?, self.write_max());
+        let (config, tls, within) = (self.settings.access.read()?, self.tls()?, self.write_max());
         let mut last = PostgresOpenError::Away(PostgresHealth::silent());
         for mut host in each_host(&config) {
             host.application_name(self.name_of_connections() + duty)
@@ -209,26 +207,6 @@ impl DatabaseConnector {
             idle.as_secs(),
             interval.as_secs()
         )
-    }
-
-    fn config(&self) -> Result<Config, PostgresOpenError> {
-        let settings = &self.settings;
-        let secret = |path: &std::path::Path, what| {
-            let read = secret_file::read(path, what, SECRET_BYTES_MAX);
-            read.map_err(|source| PostgresOpenError::Secret { path: path.to_owned(), source })
-        };
-        let mut config = match &settings.access.url {
-            DatabaseUrl::Here(url) => read_url(url)?,
-            DatabaseUrl::File(path) => {
-                let text = secret(path, "the database's url")?;
-                read_url(std::str::from_utf8(&text).map_err(|_| PostgresOpenError::Url)?)?
-            }
-        };
-        if let Some(path) = &settings.access.password_file {
-            let password = secret(path, "the database's password")?;
-            config.password(password.trim_ascii_end());
-        }
-        Ok(config)
     }
 
     fn tls(&self) -> Result<MakeRustlsConnect, PostgresOpenError> {

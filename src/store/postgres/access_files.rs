@@ -1,0 +1,59 @@
+//! Reads the files that say where the database is, and by which password and authority it is reached.
+
+use std::path::Path;
+
+use tokio_postgres::Config;
+
+use super::open_error::PostgresOpenError;
+use super::settings::{DatabaseAccess, DatabaseUrl, read_url};
+use crate::secret_file;
+use crate::tls::read_roots;
+
+/// Most of a file with a secret.
+const SECRET_BYTES_MAX: usize = 4 << 10;
+
+impl DatabaseAccess {
+    /// What a connection is made by, as the files are now.
+    pub(super) fn read(&self) -> Result<Config, PostgresOpenError> {
+        let mut config = self.url.read()?;
+        if let Some(path) = &self.password_file {
+            config.password(read_password(path)?.trim_ascii_end());
+        }
+        Ok(config)
+    }
+
+    /// What is wrong with the files, each with the key in `[store]` that names it. Connects to nothing.
+    pub fn mistakes(&self) -> impl Iterator<Item = (&'static str, PostgresOpenError)> {
+        let url = match &self.url {
+            // Said where the configuration is read.
+            DatabaseUrl::Here(_) => None,
+            DatabaseUrl::File(_) => self.url.read().err(),
+        };
+        let password = self.password_file.as_deref().and_then(|path| read_password(path).err());
+        let ca = self.ca.as_deref().and_then(|path| read_roots(path).err());
+        [("url_file", url), ("password_file", password), ("ca", ca.map(PostgresOpenError::from))]
+            .into_iter()
+            .filter_map(|(key, mistake)| Some((key, mistake?)))
+    }
+}
+
+impl DatabaseUrl {
+    fn read(&self) -> Result<Config, PostgresOpenError> {
+        match self {
+            Self::Here(url) => read_url(url),
+            Self::File(path) => {
+                let text = secret(path, "the database's url")?;
+                read_url(std::str::from_utf8(&text).map_err(|_| PostgresOpenError::Url)?)
+            }
+        }
+    }
+}
+
+fn read_password(path: &Path) -> Result<Vec<u8>, PostgresOpenError> {
+    secret(path, "the database's password")
+}
+
+fn secret(path: &Path, what: &'static str) -> Result<Vec<u8>, PostgresOpenError> {
+    let read = secret_file::read(path, what, SECRET_BYTES_MAX);
+    read.map_err(|source| PostgresOpenError::Secret { path: path.to_owned(), source })
+}

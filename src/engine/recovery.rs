@@ -326,7 +326,7 @@ fn lets_clients_in(reach: Option<&CallTarget>, task: &Task) -> bool {
 }
 
 /// Counts what clients asked for and is not done.
-fn count_in_flight(engine: &Engine, task: &Task) {
+pub(super) fn count_in_flight(engine: &Engine, task: &Task) {
     if !task.is_settled() && task.shown == TaskVisibility::Handle && task.tree.parent.is_none() {
         engine.metrics.taken_over(&task.origin.upstream);
     }

@@ -2,41 +2,58 @@
 
 use std::sync::Arc;
 
+use super::recovery::count_in_flight;
 use super::retry_delays::RetryDelays;
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
-use crate::store::{StoreError, WriteRole};
+use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::{Event, Executed, Failure, GatewayFault, Reason, TaskKey};
 
 impl Engine {
     /// Ends the task of a call that was refused, whose insert is in doubt: once it is known that its row is there after all, as others
-    /// may have seen it since. Until then nobody else runs it; where the gateway ends before, a later life finds it.
-    pub(super) fn end_refused(self: &Arc<Self>, key: TaskKey) {
+    /// may have seen it since. Until then nobody else runs it; where the gateway ends before, a later life finds it. `executed` is
+    /// whether its call was sent.
+    pub(super) fn end_refused(self: &Arc<Self>, key: TaskKey, executed: Executed) {
         let (engine, leaving) = (Arc::clone(self), self.leaving.clone());
         self.changes.tracker.spawn(async move {
-            let _ = leaving.run_until_cancelled(engine.refuse_until_known(&key)).await;
+            let mut pauses = RetryDelays::of_writers();
+            // A look can be left; what a row's end causes is done to its end.
+            while let Some(Some(row)) = leaving.run_until_cancelled(engine.found_refused(&key, &mut pauses)).await {
+                if engine.ends_refused(&row, executed).await {
+                    break;
+                }
+            }
             engine.live.remove(&key);
         });
     }
 
-    async fn refuse_until_known(self: &Arc<Self>, key: &TaskKey) {
-        let mut pauses = RetryDelays::of_writers();
+    /// The row of such an insert, once it is known whether it is there.
+    async fn found_refused(&self, key: &TaskKey, pauses: &mut RetryDelays) -> Option<StoredTask> {
         loop {
             pauses.wait().await;
-            let ended = match self.store.settle_doubt(key, self.clock.now()).await {
-                Ok(None) => return,
-                Ok(Some(row)) => {
-                    let failure = Failure::Gateway(GatewayFault::new(Reason::StoreFailed, Executed::No));
-                    let event = Event::Faulted { attempt: row.task.attempt, failure };
-                    self.apply(key, WriteRole::Holder, event).await
-                }
-                Err(error) => Err(error.into()),
-            };
-            match ended {
-                Ok(_) | Err(TaskError::Unknown | TaskError::Store(StoreError::Fenced)) => return,
+            match self.store.settle_doubt(key, self.clock.now()).await {
+                Ok(found) => return found,
                 Err(error) => {
                     tracing::debug!(error = %CauseChain(&error), "whether a task was stored is not known yet");
                 }
+            }
+        }
+    }
+
+    /// Whether nothing is left to be done about it. Not cancel safe, as [`Engine::apply`].
+    async fn ends_refused(self: &Arc<Self>, row: &StoredTask, executed: Executed) -> bool {
+        let failure = Failure::Gateway(GatewayFault::new(Reason::StoreFailed, executed));
+        let event = Event::Faulted { attempt: row.task.attempt, failure };
+        match self.apply(&row.task.key, WriteRole::Holder, event).await {
+            Ok(_) => {
+                // Its end was counted, and its beginning was not.
+                count_in_flight(self, &row.task);
+                true
+            }
+            Err(TaskError::Unknown | TaskError::Store(StoreError::Fenced)) => true,
+            Err(error) => {
+                tracing::debug!(error = %CauseChain(&error), "a refused task that is there after all has not ended yet");
+                false
             }
         }
     }

@@ -130,7 +130,9 @@ impl Runner {
             Ok(task) => task,
             Err(error) => {
                 if matches!(error, StoreError::Unsure(_)) {
-                    self.engine.end_refused(key);
+                    // A call that is a task from its beginning is not sent before its row is there.
+                    let is_unsent = self.spec.plan == Plan::Task || self.stage.is_waiting();
+                    self.engine.end_refused(key, if is_unsent { Executed::No } else { Executed::Unknown });
                 } else {
                     self.engine.live.remove(&key);
                 }

@@ -146,8 +146,10 @@ async fn lock(session: &Session, settings: &PostgresSettings) -> Result<SchemaSt
     run(session, &format!("BEGIN; SET LOCAL lock_timeout = {lock_max}")).await?;
     let locked = session.client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await;
     locked.map_err(|error| refused(&error))?;
-    // Whoever owns a schema need not be allowed to make one, which is asked before it is looked whether it is there.
-    let is_there = session.client.query_one("SELECT to_regnamespace($1) IS NOT NULL", &[schema]).await;
+    // Whoever owns a schema need not be allowed to make one, which is asked before it is looked whether it is there. A read of the
+    // table itself sees what was committed while this one waited for the lock; a lookup by name may be answered from before.
+    let is_there = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
+    let is_there = session.client.query_one(is_there, &[schema]).await;
     let is_there = is_there.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| refused(&error))?;
     if !is_there {
         run(session, &format!("CREATE SCHEMA {schema}")).await?;

@@ -40,9 +40,11 @@ impl PostgresStore {
         match self.replace(row.revision, WriteRole::Command, &row.task).await {
             Ok(revision) => Ok(Some(StoredTask { revision, ..row })),
             Err(StoreError::Conflict) => Ok(None),
-            // Nothing is shown, so it does not matter.
+            // Nothing is shown, so it does not matter whether it was noted.
             Err(StoreError::Unsure(cause)) => Err(StoreError::Io(cause)),
-            Err(error) => Err(error),
+            Err(error @ StoreError::Io(_)) => Err(error),
+            // Of a note, the caller knows nothing.
+            Err(error) => Err(StoreError::Io(io::Error::other(error))),
         }
     }
 }

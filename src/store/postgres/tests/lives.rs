@@ -17,6 +17,24 @@ async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresStore>; 2] {
     [one, open_with(other).await.unwrap()]
 }
 
+/// As where a deployment of several gateways meets a new database.
+#[tokio::test(flavor = "multi_thread")]
+async fn lives_that_begin_at_the_same_time_make_one_schema() {
+    let Some(server) = shared() else { return };
+    for _ in 0..4 {
+        let schema = new_schema();
+        let named = |number| {
+            let mut settings = settings(server, &schema);
+            settings.replica.name.push_str(&format!("-{number}"));
+            open_with(settings)
+        };
+        let opened = futures_util::future::join_all((0..4).map(named)).await;
+        for store in opened {
+            store.unwrap().close().await;
+        }
+    }
+}
+
 /// As if all the dead had died more than a day ago.
 fn wait_a_day(server: &PostgresServer, schema: &str) {
     server.psql(&format!("UPDATE {schema}.tg_replica SET died = died - interval '25 hours'"));

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 
 /// What nobody but the owner may have.
 const OTHERS: u32 = 0o077;
-/// The same for what a service manager gives: its group, or whom an ACL lets in, may read it.
+/// The same for what a service manager gives, or another user's administrator: its group, or whom an ACL lets in, may read it.
 const OTHERS_OF_GIVEN: u32 = 0o037;
+/// The administrator.
+const ROOT: u32 = 0;
 /// The folder of what a service manager gives (systemd's `LoadCredential=`).
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 /// The bits of a mode that are about who may do what.
@@ -31,7 +33,8 @@ pub enum SecretFileError {
 }
 
 /// What a file holds, which is a `what`. One that a service manager gave this process as a credential may be read by its
-/// group: it is kept in a folder of this process's own, and its mode is how the manager lets the process in.
+/// group: it is kept in a folder of this process's own, and its mode is how the manager lets the process in. So may one of root's where
+/// the process is not root's: it has no other way in, and orchestrators give secrets so.
 ///
 /// # Errors
 /// If it cannot be read, is no file, can be used by others than its owner, or is larger than `bytes_max`.
@@ -54,8 +57,9 @@ fn read_beside(
         return Err(SecretFileError::NoFile);
     }
     let mode = metadata.mode() & MODE_BITS;
-    let is_given = credentials.is_some_and(|folder| lies_in(path, folder));
-    if mode & if is_given { OTHERS_OF_GIVEN } else { OTHERS } != 0 {
+    let is_given = credentials.is_some_and(|folder| lies_in(path, folder))
+        || is_let_in_by_root(metadata.uid(), rustix::process::geteuid().as_raw());
+    if is_exposed(mode, is_given) {
         return Err(SecretFileError::Exposed { mode, what });
     }
     let mut held = Vec::new();
@@ -64,6 +68,15 @@ fn read_beside(
         return Err(SecretFileError::TooLarge { bytes_max });
     }
     Ok(held)
+}
+
+const fn is_exposed(mode: u32, is_given: bool) -> bool {
+    mode & if is_given { OTHERS_OF_GIVEN } else { OTHERS } != 0
+}
+
+/// Whether a process that could read a file was let in by its group.
+const fn is_let_in_by_root(owner: u32, user: u32) -> bool {
+    owner == ROOT && user != ROOT
 }
 
 /// Whether a file lies in a folder itself, wherever links to either are.
@@ -102,6 +115,23 @@ mod tests {
         }
         assert_eq!(read(folder.path(), "key", 8).unwrap_err().to_string(), "is no file");
         assert!(read(Path::new("/nowhere"), "key", 8).unwrap_err().to_string().starts_with("cannot be read: "));
+    }
+
+    /// A Kubernetes volume of secrets: root's, and with `fsGroup` of mode 0440.
+    #[test]
+    fn what_root_lets_a_group_read_is_taken_by_a_process_of_another_user() {
+        for (owner, user, mode, is_fine) in [
+            (0, 1000, 0o440, true),
+            (0, 1000, 0o640, true),
+            (0, 1000, 0o660, false),
+            (0, 1000, 0o444, false),
+            (0, 0, 0o440, false),
+            (1000, 1000, 0o440, false),
+            (1001, 1000, 0o440, false),
+            (1000, 1000, 0o400, true),
+        ] {
+            assert_eq!(!is_exposed(mode, is_let_in_by_root(owner, user)), is_fine, "{owner} {user} {mode:o}");
+        }
     }
 
     /// What systemd's `LoadCredential=` gives a service has mode 0440.

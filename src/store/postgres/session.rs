@@ -7,7 +7,7 @@
 
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -49,7 +49,7 @@ const SESSION: &str = "SET client_min_messages = warning; SET synchronous_commit
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; \
     SET random_page_cost = 0; SET seq_page_cost = 0; SET max_parallel_workers_per_gather = 0; SET work_mem = '64MB';";
 
-/// Statements of earlier connections for the same duty that go on; and what tells one run of one server from any other: its start,
+/// Statements of this process's earlier connections for the same duty that go on; and what tells one run of one server from any other: its start,
 /// its address, and its timeline. As long as there are any such statements nothing new is begun, so that no more than one waits for
 /// a standby that is away, however long that takes.
 const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
@@ -65,6 +65,10 @@ const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), curr
 /// What only something between says: of statements that are missing, or there already, without this connection's doing; and that
 /// a transaction must not be begun.
 const OF_POOLERS: [&str; 3] = ["26000", "42P05", "08P01"];
+
+/// Tells this process's connections from those of others, in the server's list. It stays the same for as long as the process runs:
+/// a try to open the store, and a life that begins anew, find what an earlier one has left under way.
+static PROCESS_TOKEN: LazyLock<u32> = LazyLock::new(|| u32::from_be_bytes(crate::random::bytes()));
 
 type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
@@ -106,15 +110,12 @@ pub(super) struct DatabaseConnector {
     settings: Arc<PostgresSettings>,
     tracker: TaskTracker,
     pub(super) trust: SharedReadTrust,
-    /// Tells this process's connections from those of others, in the server's list.
-    token: String,
 }
 
 impl DatabaseConnector {
     pub(super) fn new(settings: Arc<PostgresSettings>, tracker: TaskTracker) -> Self {
-        let token = u32::from_be_bytes(crate::random::bytes());
         let trust = Arc::new(Mutex::new(ReadTrust::new(settings.access.read_trust, boot_time())));
-        Self { settings, tracker, trust, token: format!("{token:08x}") }
+        Self { settings, tracker, trust }
     }
 
     /// Opens a connection to the first host that can be written to and whose server lets nothing wait, and sets its session up. Reads
@@ -166,7 +167,7 @@ impl DatabaseConnector {
     /// What the name of each of this process's connections begins with, in the server's list.
     pub(super) fn name_of_connections(&self) -> String {
         let name = self.settings.replica.name.chars().filter(char::is_ascii_graphic);
-        format!("taskgate {} {} ", name.take(NAME_LEN_MAX).collect::<String>(), self.token)
+        format!("taskgate {} {:08x} ", name.take(NAME_LEN_MAX).collect::<String>(), *PROCESS_TOKEN)
     }
 
     /// Sets up the session of a connection.

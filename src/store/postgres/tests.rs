@@ -8,6 +8,7 @@ mod metrics_page;
 mod plan;
 mod pooled;
 mod rules;
+mod starts;
 mod trouble;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,0 +1,21 @@
+//! What a start finds of the lives before it, and leaves behind where it has to be tried again.
+
+use super::*;
+
+/// Whatever a try leaves at the server waits as long as the standby is away, which may be long.
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() {
+    let Some(server) = PostgresServer::start(&[]) else { return };
+    let settings = with(settings(&server, &new_schema()), |access| access.write_max = Duration::from_secs(1));
+    open_with(settings.clone()).await.unwrap().close().await;
+    name_standbys(&server, "nobody").await;
+    for _ in 0..3 {
+        let refused = open_with(settings.clone()).await;
+        assert!(refused.as_ref().is_err_and(PostgresOpenError::may_pass), "{refused:?}");
+    }
+    let left = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'taskgate %' AND state <> 'idle'";
+    assert_eq!(server.psql(left), "1");
+    name_standbys(&server, "").await;
+    until("it has ended", || server.psql(left) == "0").await;
+    open_with(settings).await.unwrap().close().await;
+}

@@ -22,7 +22,7 @@ use crate::store::postgres::{
 /// How often a database that is away is tried.
 const RETRY: Duration = Duration::from_secs(1);
 /// A first try that takes longer counts as one of a database that is away: each host that says nothing takes as long as a write
-/// may. A start among others has seen all of them beat by then, unless their lease is a long one.
+/// may. A start among others has seen all of them beat by then.
 const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
 
 const STORE_AWAY: &str = "store away";

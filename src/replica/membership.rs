@@ -12,6 +12,8 @@ use crate::task::Timestamp;
 
 /// How often each replica reads the lines of all.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The longest between two beats, whatever the lease: an observer goes by its own, and that of others may be longer.
+pub const BEAT_EVERY_MAX: Duration = Duration::from_secs(2);
 /// A window after an outage of the store is as long as the outage, up to this.
 pub const WINDOW_AFTER_OUTAGE_MAX: Duration = Duration::from_secs(30);
 /// How long a dead replica's line stays at least. One that was paused finds out by it that it was replaced; one whose line is gone
@@ -48,10 +50,10 @@ impl LeaseTerms {
         self.lease
     }
 
-    /// How often a replica beats: a quarter of the lease.
+    /// How often a replica beats: a quarter of the lease, or more often where that is longer than [`BEAT_EVERY_MAX`].
     #[must_use]
     pub fn beat_every(self) -> Duration {
-        self.lease / 4
+        (self.lease / 4).min(BEAT_EVERY_MAX)
     }
 
     /// A longer gap between an observer's own acknowledged beats is an outage of the store: half of the lease.

@@ -64,6 +64,14 @@ fn the_lease_has_bounds_and_parts() {
 }
 
 #[test]
+fn a_longer_lease_is_not_silent_for_those_with_the_usual_one() {
+    let usual = LeaseTerms::default();
+    let longest = terms(60, 300);
+    assert_eq!(terms(4, 300).beat_every(), Duration::from_secs(1));
+    assert!(longest.beat_every() * 2 + LOOK_EVERY < usual.lease(), "a beat that is lost is no silence");
+}
+
+#[test]
 fn a_beat_that_stays_for_the_lease_is_claimed_with_that_beat() {
     let mut membership = member();
     assert_eq!(beat_and_look(&mut membership, 1..9, 5), []);

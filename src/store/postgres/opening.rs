@@ -23,6 +23,7 @@ use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
 use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
+use crate::replica::membership::BEAT_EVERY_MAX;
 use crate::replica::{ClockStart, Incarnation, Membership, StoreGeneration};
 use crate::store::record;
 use crate::task::{Clock as _, Timestamp};
@@ -137,7 +138,7 @@ async fn declare_dead(session: &Session, life: Incarnation) -> Result<(), Postgr
 /// The others that beat while they are looked at, for as long as all of them would. Whoever is silent may be dead, and what
 /// its line says of the time may be old.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
-    let until = Instant::now() + settings.terms.beat_every() + BEAT_MAX;
+    let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
     let mut beats: HashMap<Incarnation, u64> = HashMap::new();
     loop {
         let mut others = read_lines(session).await.map_err(away)?;

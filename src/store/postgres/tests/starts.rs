@@ -2,6 +2,11 @@
 
 use super::*;
 
+fn named(mut settings: PostgresSettings, name: &str) -> PostgresSettings {
+    name.clone_into(&mut settings.replica.name);
+    settings
+}
+
 /// Whatever a try leaves at the server waits as long as the standby is away, which may be long.
 #[tokio::test(flavor = "multi_thread")]
 async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() {
@@ -18,4 +23,19 @@ async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() 
     name_standbys(&server, "").await;
     until("it has ended", || server.psql(left) == "0").await;
     open_with(settings).await.unwrap().close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let short = open_with(settings(server, &schema)).await.unwrap();
+    let terms = LeaseTerms::new(LeaseTerms::LEASE_MAX, Duration::from_secs(300)).unwrap();
+    let long = named(PostgresSettings { terms, ..settings(server, &schema) }, "long");
+    let long = open_with(long).await.unwrap();
+    tokio::time::sleep(LeaseTerms::LEASE_MIN * 2).await;
+    assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_replica WHERE dead")), "0");
+    for store in [short, long] {
+        store.close().await;
+    }
 }

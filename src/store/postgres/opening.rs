@@ -91,8 +91,8 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
         let lines = read_lines(session).await.map_err(away)?;
         let is_own =
             |one: &StoredReplica| one.line.incarnation == prior.holder && one.line.name == settings.replica.name;
-        if lines.iter().any(is_own) {
-            declare_dead(session, prior.holder).await?;
+        if lines.iter().any(is_own) && declare_dead(session, prior.holder, None).await? {
+            tracing::info!(life = %prior.holder, "the life before this one had not ended in order; its tasks are taken over");
         }
     }
     let living = living(session, settings).await?;
@@ -126,35 +126,60 @@ async fn check_identity(session: &Session, settings: &PostgresSettings) -> Resul
     Ok(generation)
 }
 
-async fn declare_dead(session: &Session, life: Incarnation) -> Result<(), PostgresOpenError> {
+/// Whether a life was declared dead: if it still has this beat, or whatever it has.
+async fn declare_dead(session: &Session, life: Incarnation, beat: Option<u64>) -> Result<bool, PostgresOpenError> {
     let statement = session.client.prepare(DECLARE_DEAD).await.map_err(away)?;
-    let values = declaring(life, None);
-    if is_declared(transact(session, &[declaration(&statement, &values)]).await).map_err(unmade)? {
-        tracing::info!(%life, "the life before this one had not ended in order; its tasks are taken over");
-    }
-    Ok(())
+    let values = declaring(life, beat);
+    is_declared(transact(session, &[declaration(&statement, &values)]).await).map_err(unmade)
+}
+
+/// A line as it was when it was seen first.
+struct SeenLine {
+    beat: u64,
+    at: Instant,
 }
 
 /// The others that beat while they are looked at, for as long as all of them would. Whoever is silent may be dead, and what
-/// its line says of the time may be old.
+/// its line says of the time may be old. One whose keys do not fit cannot be lived with: it is looked at until it beats, or was
+/// silent for the lease, and is declared dead.
+///
+/// # Errors
+/// `SealKeys` if one beats whose keys do not fit; `Away`.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
     let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
-    let mut beats: HashMap<Incarnation, u64> = HashMap::new();
+    let mut seen: HashMap<Incarnation, SeenLine> = HashMap::new();
+    let mut is_told = false;
     loop {
         let mut others = read_lines(session).await.map_err(away)?;
         others.retain(|one| !one.line.is_dead);
-        let own = &settings.replica.key_prints;
-        if let Some(unlike) = others.iter().find(|one| !open_each_other(own, &one.key_print)) {
+        let (own, now) = (&settings.replica.key_prints, Instant::now());
+        let has_beaten = |one: &StoredReplica| {
+            seen.get(&one.line.incarnation).is_some_and(|seen: &SeenLine| seen.beat != one.line.beat)
+        };
+        let (living, silent): (Vec<_>, Vec<_>) = others.into_iter().partition(has_beaten);
+        let is_unlike = |one: &&StoredReplica| !open_each_other(own, &one.key_print);
+        if let Some(unlike) = living.iter().find(is_unlike) {
             return Err(PostgresOpenError::SealKeys { name: unlike.line.name.clone() });
         }
-        let has_beaten =
-            |one: &StoredReplica| beats.get(&one.line.incarnation).is_some_and(|beat| *beat != one.line.beat);
-        if others.iter().all(has_beaten) || Instant::now() >= until {
-            others.retain(has_beaten);
-            return Ok(others);
+        let unlike: Vec<_> = silent.iter().filter(is_unlike).collect();
+        if silent.is_empty() || (now >= until && unlike.is_empty()) {
+            return Ok(living);
         }
-        for one in &others {
-            beats.entry(one.line.incarnation).or_insert(one.line.beat);
+        if let Some(one) = unlike.first().filter(|_| now >= until && !std::mem::replace(&mut is_told, true)) {
+            tracing::warn!(
+                replica = one.line.name,
+                "a gateway that seals with another key is silent; it is declared dead once it was for the lease"
+            );
+        }
+        for one in unlike {
+            let life = one.line.incarnation;
+            let since = seen.get(&life).map_or(Duration::ZERO, |seen| now - seen.at);
+            if since >= settings.terms.lease() && declare_dead(session, life, Some(one.line.beat)).await? {
+                tracing::warn!(%life, "a gateway is silent, and was declared dead; its tasks are taken over");
+            }
+        }
+        for one in &silent {
+            seen.entry(one.line.incarnation).or_insert(SeenLine { beat: one.line.beat, at: now });
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

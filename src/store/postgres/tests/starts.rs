@@ -2,6 +2,11 @@
 
 use super::*;
 
+fn sealing_with(mut settings: PostgresSettings, key: u8) -> PostgresSettings {
+    settings.replica.key_prints = vec![[key; 8]];
+    settings
+}
+
 fn named(mut settings: PostgresSettings, name: &str) -> PostgresSettings {
     name.clone_into(&mut settings.replica.name);
     settings
@@ -38,4 +43,31 @@ async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
     for store in [short, long] {
         store.close().await;
     }
+}
+
+/// As after a crash of all, where they come back with another key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_line_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_from_starting() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let gone = open_with(sealing_with(settings(server, &schema), 1)).await.unwrap();
+    let made = task("a", 1);
+    gone.insert(&made).await.unwrap();
+    let former = gone.holder();
+    // Its line stays as it is.
+    drop(gone);
+    let other = sealing_with(named(settings(server, &schema), "other"), 2);
+    let began = Instant::now();
+    let store = open_with(other.clone()).await.unwrap();
+    assert!(began.elapsed() >= other.terms.lease(), "{:?}", began.elapsed());
+    let dead = format!("SELECT incarnation FROM {schema}.tg_replica WHERE dead");
+    assert_eq!(server.psql(&dead), former.to_string());
+    assert_eq!(store.claim(9, &known()).await.unwrap(), [made.key]);
+    // One that beats refuses it as soon as it is seen to.
+    let began = Instant::now();
+    let refused = open_with(sealing_with(named(settings(server, &schema), "third"), 3)).await.unwrap_err();
+    assert!(matches!(&refused, PostgresOpenError::SealKeys { name } if name == "other"), "{refused}");
+    assert!(began.elapsed() < other.terms.lease(), "{:?}", began.elapsed());
+    assert_eq!(server.psql(&dead), former.to_string());
+    store.close().await;
 }

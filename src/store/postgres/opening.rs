@@ -39,8 +39,9 @@ const BEGIN: &str = "WITH line AS (
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
     lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM line)
     SELECT incarnation FROM line";
-/// Which store it is, and the highest number that it ever gave to a life.
-const IDENTITY: &str = "SELECT generation::text, (SELECT last_value FROM tg_replica_incarnation_seq) FROM tg_meta";
+/// Which store it is, and the highest number that it ever gave to a life. The lane of the last life stays ([`super::statements`]); the
+/// sequence says nothing, as the server logs it ahead: one that was brought back goes on behind numbers that it never gave.
+const IDENTITY: &str = "SELECT generation::text, (SELECT coalesce(max(incarnation), 0) FROM tg_lane) FROM tg_meta";
 /// What is known of the time beside the clocks of those that live.
 const TIMES: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
     greatest((SELECT max(created) FROM tg_task), (SELECT max(now_ms) FROM tg_replica))";

@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// A number of a life beyond which the server logs the sequence, so that one that was brought back goes on behind it.
+const LOGGED_AHEAD: u64 = 32;
+
 fn sealing_with(mut settings: PostgresSettings, key: u8) -> PostgresSettings {
     settings.replica.key_prints = vec![[key; 8]];
     settings
@@ -70,4 +73,48 @@ async fn a_line_that_is_silent_for_a_lease_keeps_no_gateway_with_another_key_fro
     assert!(began.elapsed() < other.terms.lease(), "{:?}", began.elapsed());
     assert_eq!(server.psql(&dead), former.to_string());
     store.close().await;
+}
+
+/// Brought back to a moment in between: lives that were given a number by then are not there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_lacks_the_life_before_is_older_however_far_its_numbers_are() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let life = store.life();
+    store.close().await;
+    let ahead = life.holder.0 + LOGGED_AHEAD;
+    server.psql(&format!(
+        "SET search_path = {schema}; DELETE FROM tg_replica; DELETE FROM tg_lane;
+        SELECT setval('tg_replica_incarnation_seq', {ahead})"
+    ));
+    let next = PostgresSettings { prior: Some(life), ..settings(server, &schema) };
+    let refused = open_with(next.clone()).await;
+    assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
+    let accepted = with(next, |access| access.accept_loss = Some(life.generation));
+    let store = open_with(accepted).await.unwrap();
+    assert!(store.holder().0 > ahead);
+    store.close().await;
+}
+
+/// The last one that began is known to have been, whatever was removed of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_life_that_was_forgotten_is_no_sign_of_a_database_that_is_older() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let asked = open_with(settings(server, &schema)).await.unwrap();
+    let gone = open_with(named(settings(server, &schema), "gone")).await.unwrap();
+    let prior = Some(gone.life());
+    gone.close().await;
+    assert_eq!(asked.forget("gone").await.unwrap(), ReplicaForgetting::Forgotten(1));
+    let lanes = || {
+        server.psql(&format!("SELECT string_agg(incarnation::text, ' ' ORDER BY incarnation) FROM {schema}.tg_lane"))
+    };
+    let next = PostgresSettings { prior, ..named(settings(server, &schema), "gone") };
+    let next = open_with(next).await.unwrap();
+    upkeep::pass(&asked.queue, None).await.unwrap();
+    assert_eq!(lanes(), format!("{} {}", asked.holder(), next.holder()), "nobody needs the other any more");
+    for store in [next, asked] {
+        store.close().await;
+    }
 }

@@ -121,8 +121,14 @@ async fn check_identity(session: &Session, settings: &PostgresSettings) -> Resul
         generation_of(&text).ok_or_else(|| PostgresOpenError::Refused("it has no generation".to_owned()))?;
     let is_known = |prior: &PriorLife| prior.generation == generation && prior.holder <= newest;
     let is_lost = settings.prior.is_some_and(|prior| !is_known(&prior));
-    if is_lost && settings.access.accept_loss != Some(generation) {
-        return Err(PostgresOpenError::Lost { generation: generation_text(generation) });
+    match (is_lost, settings.access.accept_loss == Some(generation)) {
+        (true, false) => return Err(PostgresOpenError::Lost { generation: generation_text(generation) }),
+        (true, true) => tracing::warn!(
+            "the database is another one than before, or was brought back from a backup, and is gone on with as `accept_loss` in \
+             [store] says; take that out again: the next such loss passes, too"
+        ),
+        (false, true) => tracing::warn!("take `accept_loss` out of [store]: the next loss of this database passes"),
+        (false, false) => (),
     }
     Ok(generation)
 }

@@ -71,6 +71,11 @@ async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway
         replica.keeper.configure(&upstreams);
         replica.start().await;
         until("it is ready", async || replica.is_ready().await).await;
+        replica.says("the next such loss passes, too", 1).await;
+        replica.kill().await;
+        // It stays in force for as long as it is written there, and each start says so.
+        replica.start().await;
+        replica.says("take `accept_loss` out of [store]", 1).await;
         replica.kill().await;
         replica.keeper.forget_log();
     }

@@ -35,6 +35,8 @@ use crate::telemetry::{self, LogFormat};
 
 /// How long balancers have to notice a drain before nothing is accepted any more.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
+/// How often a gateway that begins anew tries what it cannot for now.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// What is served.
 #[derive(Clone, Debug)]
@@ -142,18 +144,43 @@ async fn until_signal(
                 continue;
             }
         };
-        let (config, sockets) = gateway.successor();
+        let successor = gateway.successor();
         Box::pin(gateway.end_life(ended)).await;
         if ended == LifeEnd::StoreLost {
             return Ok(LastLife::StoreLost);
         }
-        let start = Gateway::start_with(config, metrics.clone(), sockets, StoreSource::ConfigAgain);
-        let start = Box::pin(start);
         gateway = tokio::select! {
-            started = start => started?,
+            started = begin_anew(successor, metrics) => started?,
             _ = signals.next() => return Ok(LastLife::Nothing),
         };
         tracing::info!("begun anew beside the other gateways");
+    }
+}
+
+/// Starts a gateway in the place of one that served. All that is in the way was in order before, as files are that are written
+/// anew just then, so it is tried again; meanwhile whoever connects waits.
+///
+/// # Errors
+/// What the store refuses for good, or the rules for sockets.
+async fn begin_anew((config, sockets): (Config, Sockets), metrics: &PrometheusHandle) -> anyhow::Result<Gateway> {
+    let mut told = None;
+    loop {
+        let source = StoreSource::ConfigAgain;
+        let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
+        let error = match Box::pin(start).await {
+            Ok(gateway) => return Ok(gateway),
+            Err(error) => error,
+        };
+        let is_final = error.downcast_ref::<StoreRefusal>().is_some_and(|refusal| !refusal.may_pass_again());
+        if is_final || error.is::<SocketError>() {
+            return Err(error);
+        }
+        let why = format!("{error:#}");
+        if told.as_ref() != Some(&why) {
+            tracing::warn!("{why}; this is tried until it goes well");
+            told = Some(why);
+        }
+        tokio::time::sleep(RETRY).await;
     }
 }
 

@@ -75,6 +75,8 @@ pub(super) struct SharedStoreOpening {
     /// `None` where the folder cannot be written to.
     file: Option<ReplicaFile>,
     readiness: Readiness,
+    /// Whether it was tried before, or was open in this process.
+    is_known: bool,
     /// When the name was found taken first.
     taken: Option<Instant>,
     told: Option<String>,
@@ -111,7 +113,13 @@ impl SharedStoreOpening {
         let described = ReplicaDescription { name, address, ..description(config, prints) };
         let settings = PostgresSettings { prior, ..settings(database, described) };
         let (readiness, late) = (readiness.clone(), CancellationToken::new());
-        Ok(Self { settings, file, readiness, taken: None, told: None, late })
+        Ok(Self { settings, file, readiness, is_known: false, taken: None, told: None, late })
+    }
+
+    /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses.
+    pub(super) fn begins_anew(&mut self) {
+        self.is_known = true;
+        self.late.cancel();
     }
 
     /// Cancelled once it is to be waited for.
@@ -138,11 +146,13 @@ impl SharedStoreOpening {
         let is_taken = matches!(error, PostgresOpenError::NameTaken { .. });
         let since = self.taken.filter(|_| is_taken).unwrap_or_else(Instant::now);
         self.taken = is_taken.then_some(since);
+        let is_known = std::mem::replace(&mut self.is_known, true);
+        let may_pass = error.may_pass() || (is_known && error.may_pass_again());
         // One that has just ended is silent after as long.
-        if !error.may_pass() || since.elapsed() > self.settings.terms.lease() * 2 {
+        if !may_pass || since.elapsed() > self.settings.terms.lease() * 2 {
             return Err(error.into());
         }
-        let trouble = if let PostgresOpenError::Away(trouble) = &error { reason(trouble) } else { None };
+        let trouble = if is_taken { None } else { reason(&error.health()) };
         let reason = trouble.map_or(if is_taken { NAME_TAKEN } else { STORE_AWAY }, |(reason, _)| reason);
         self.readiness.show_one_of(&REASONS, Some((reason, ReasonWeight::Blocks)));
         let why = error.to_string();

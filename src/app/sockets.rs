@@ -77,6 +77,17 @@ impl Sockets {
         Ok(sockets)
     }
 
+    /// The same once more, for a start that may have to be made again; without those for which the process has no descriptor left.
+    pub(super) fn again(&self) -> Self {
+        let again = |socket: &Option<TcpListener>| socket.as_ref().and_then(|socket| socket.try_clone().ok());
+        Self {
+            clients: again(&self.clients),
+            admin: again(&self.admin),
+            metrics: again(&self.metrics),
+            replicas: again(&self.replicas),
+        }
+    }
+
     /// Holds the sockets to the rules that hold for addresses.
     ///
     /// # Errors

@@ -257,6 +257,11 @@ pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {
 }
 
 impl StoreRefusal {
+    /// Whether it may be otherwise later in a process that had the store open. What a database may say later was waited for.
+    pub(super) const fn may_pass_again(&self) -> bool {
+        matches!(self, Self::Shared(SharedStoreError::File(ReplicaFileError::File { .. })))
+    }
+
     /// The key of the configuration that says what was tried.
     pub(super) const fn key(&self) -> &'static str {
         match self {

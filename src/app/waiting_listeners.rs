@@ -22,7 +22,8 @@ use crate::upstream::upstream_health::UpstreamHealthList;
 pub(super) enum StoreSource {
     /// The configuration names it, and nobody is served before it was tried once, unless that takes long.
     Config,
-    /// The same for a gateway that takes the place of one that served: clients are told to come again from the beginning.
+    /// The same for a gateway that takes the place of one that served: clients are told to come again from the beginning, and what
+    /// may pass is waited for.
     ConfigAgain,
     /// Somebody else opened it.
     Given(Box<ReplicaSetup>),
@@ -48,14 +49,14 @@ pub(super) async fn open_store(
         let opened = OpenedStore { store: Arc::clone(&setup.store), clock: Arc::clone(&setup.clock), shared: None };
         return Ok((opened, WaitingListeners::default()));
     }
-    let opening = match task_store::open(config, prints, (life, readiness)).await? {
+    let mut opening = match task_store::open(config, prints, (life, readiness)).await? {
         StoreOpening::Open(opened) => return Ok((opened, WaitingListeners::default())),
         StoreOpening::Waiting(opening) => opening,
     };
-    let late = opening.late();
     if matches!(source, StoreSource::ConfigAgain) {
-        late.cancel();
+        opening.begins_anew();
     }
+    let late = opening.late();
     let mut wait = Box::pin(task_store::wait(opening, life, readiness));
     tokio::select! {
         opened = &mut wait => return Ok((opened?, WaitingListeners::default())),

@@ -109,8 +109,36 @@ impl PostgresOpenError {
         matches!(self, Self::Away(_) | Self::NameTaken { .. })
     }
 
+    /// Whether the same may be accepted later by a process that has tried before, or had the store open: it came of what is read or
+    /// asked at each try, and may be about to change. A store at work sits out the same.
+    #[must_use]
+    pub const fn may_pass_again(&self) -> bool {
+        match self {
+            Self::Url
+            | Self::NoHost
+            | Self::NoTls { .. }
+            | Self::MixedHosts { .. }
+            | Self::Secret { .. }
+            | Self::Ca(_)
+            | Self::Tls(_)
+            | Self::Away(_)
+            | Self::Unsafe { .. }
+            | Self::NoStandby
+            | Self::Pooled
+            | Self::NameTaken { .. }
+            | Self::Refused(_) => true,
+            Self::SchemaName { .. }
+            | Self::OldServer { .. }
+            | Self::Newer { .. }
+            | Self::Foreign { .. }
+            | Self::SealKeys { .. }
+            | Self::Lost { .. } => false,
+        }
+    }
+
     /// What it says of a store that was open before.
-    pub(super) fn health(&self) -> PostgresHealth {
+    #[must_use]
+    pub fn health(&self) -> PostgresHealth {
         if let Self::Away(trouble) = self {
             return trouble.clone();
         }

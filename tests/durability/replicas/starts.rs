@@ -1,6 +1,7 @@
 //! Starts that are refused, and what gateways log that are not alike.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use rustix::process::Signal;
 use support::postgres;
@@ -79,6 +80,38 @@ async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway
         replica.kill().await;
         replica.keeper.forget_log();
     }
+}
+
+/// F79: files that are written anew while it is to begin anew do not end a gateway, as they end no gateway that serves. The first
+/// start refuses them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::open("half_written", server, Terms::default()).await;
+    let mut replica = site.replica("a").await;
+    let (password, key) = (replica.keeper.folder().join("password"), replica.keeper.folder().join("data/seal.key"));
+    replica.keeper.add_keys(&format!("password_file = \"{}\"\n", password.display()));
+    replica.keeper.configure(site.upstreams());
+    let said = refused(&mut replica, 64).await;
+    assert!(said.contains("password") && said.contains("cannot be read"), "{said}");
+    fs::write(&password, "secret\n").unwrap();
+    fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
+    replica.start().await;
+    until("it is ready", async || replica.is_ready().await).await;
+    let whole = fs::read(&key).unwrap();
+    fs::write(&key, "08").unwrap();
+    fs::rename(&password, password.with_extension("old")).unwrap();
+    site.tables.sql("UPDATE tg_replica SET dead = true, died = now()");
+    replica.says("seal.key", 1).await;
+    fs::write(&key, whole).unwrap();
+    replica.is_unready("store away").await;
+    replica.says("cannot be read: No such file or directory (os error 2); this is tried until it goes well", 1).await;
+    fs::rename(password.with_extension("old"), &password).unwrap();
+    replica.says("begun anew beside the other gateways", 1).await;
+    until("it is ready again", async || replica.is_ready().await).await;
+    assert_eq!(site.tables.lives_of("a").len(), 2, "of one process");
+    site.replicas.push(replica);
+    site.judge().await;
 }
 
 /// N06: where one has upstreams that the other lacks, both say so; and that it is over, once it is.

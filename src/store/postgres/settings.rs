@@ -110,21 +110,20 @@ pub fn check_database_url(url: &str) -> Result<(), PostgresOpenError> {
 /// could listen.
 ///
 /// # Errors
-/// `Url`, `NoHost`, `NoTls`.
+/// `Url`, `NoHost`, `NoTls`, `MixedHosts`.
 pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     // What the library says may quote the URL, with a password in it.
     let mut config: Config = url.trim().parse().map_err(|_| PostgresOpenError::Url)?;
     if config.get_hosts().is_empty() {
         return Err(PostgresOpenError::NoHost);
     }
-    let foreign = config.get_hosts().iter().find(|host| !is_local(host));
     if config.get_ssl_mode() == SslMode::Disable {
-        if let Some(Host::Tcp(host)) = foreign {
-            return Err(PostgresOpenError::NoTls { host: host.clone() });
+        if let Some(host) = foreign_host(&config) {
+            return Err(PostgresOpenError::NoTls { host });
         }
     } else if config.get_hosts().iter().any(|host| matches!(host, Host::Unix(_))) {
-        if let Some(Host::Tcp(host)) = foreign {
-            return Err(PostgresOpenError::MixedHosts { host: host.clone() });
+        if let Some(host) = foreign_host(&config) {
+            return Err(PostgresOpenError::MixedHosts { host });
         }
         config.ssl_mode(SslMode::Disable);
     } else {
@@ -134,12 +133,16 @@ pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     Ok(config)
 }
 
-/// Whether nobody else can listen on the way there.
-fn is_local(host: &Host) -> bool {
-    match host {
-        Host::Unix(_) => true,
-        Host::Tcp(name) => name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback()),
-    }
+/// A host on the way to which others could listen. An address counts more than its host: it is what is connected to.
+fn foreign_host(config: &Config) -> Option<String> {
+    let is_local =
+        |name: &str| name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    let named = config.get_hosts().iter().find_map(|host| match host {
+        Host::Tcp(name) if !is_local(name) => Some(name.clone()),
+        Host::Tcp(_) | Host::Unix(_) => None,
+    });
+    let address = config.get_hostaddrs().iter().find(|address| !address.is_loopback());
+    named.or_else(|| address.map(IpAddr::to_string))
 }
 
 #[cfg(test)]
@@ -156,6 +159,13 @@ mod tests {
         let text = |url| tls(url).unwrap_err();
         assert!(text("postgres://t@db1/t?sslmode=disable").contains("db1"));
         assert!(text("postgres://t@%2Frun,db2/t").contains("db2"));
+        assert_eq!(tls("postgres://t@localhost/t?hostaddr=127.0.0.1&sslmode=disable"), Ok(SslMode::Disable));
+        assert_eq!(tls("postgres://t@localhost/t?hostaddr=10.0.0.5"), Ok(SslMode::Require));
+        // Where there is an address, a host is only what the certificate says.
+        assert!(text("postgres://t@localhost/t?hostaddr=10.0.0.5&sslmode=disable").contains("10.0.0.5"));
+        assert!(text("postgres://t@localhost,[::1]/t?hostaddr=::1,fd00::5&sslmode=disable").contains("fd00::5"));
+        assert!(text("postgres://t@%2Frun/t?hostaddr=10.0.0.5").contains("10.0.0.5"));
+        assert!(text("postgres://t@%2Frun/t?hostaddr=10.0.0.5&sslmode=disable").contains("10.0.0.5"));
         assert!(!text("postgres://t:secret@db1:port/t").contains("secret"));
         assert!(!text("mysql://t:secret@db1/t").contains("secret"));
         assert!(matches!(read_url("postgres:///t"), Err(PostgresOpenError::NoHost)));

@@ -82,8 +82,8 @@ pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
 pub const SSE_STREAMS: &str = "taskgate_sse_streams";
 /// Streams of HTTP+SSE refused because too many are open, by `upstream`.
 pub const SSE_STREAMS_REFUSED: &str = "taskgate_sse_refused_total";
-/// Requests that were passed on to the replica where their session or stream is at home, by `reason` (`session`, `stream`) and
-/// `outcome` (`answered`, `away`, `lost`).
+/// Requests that were passed on to the replica where their session, stream or held call is at home, by `reason` (`session`, `stream`,
+/// `held_call`) and `outcome` (`answered`, `away`, `lost`).
 pub const FORWARDED: &str = "taskgate_forwarded_total";
 /// Readings of the configuration while it was in force, by `outcome` (`applied`, `unchanged`, `rejected`).
 pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";
@@ -91,9 +91,9 @@ pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";
 pub const RATE_LIMITED: &str = "taskgate_rate_limited_total";
 /// Calls and tasks refused as there are too many, by `limit` (`principal`, `all`, `principal_bytes`).
 pub const QUOTA_REFUSED: &str = "taskgate_quota_refused_total";
-/// Bytes that kept tasks take.
+/// Bytes that kept tasks take: with a shared store those of all replicas, the same at each.
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
-/// Kept tasks.
+/// Kept tasks, counted as [`STORE_BYTES`] are.
 pub const STORE_ROWS: &str = "taskgate_store_rows";
 /// Transactions of a store on disk or in a database.
 pub const STORE_COMMITS: &str = "taskgate_store_commits_total";

@@ -311,7 +311,7 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
         kind: MetricKind::Counter,
         name: metric::FORWARDED,
         unit: Unit::Count,
-        text: "Requests passed on to the replica where their session or stream is at home, by reason and outcome",
+        text: "Requests passed on to the replica where their session, stream or held call is at home, by reason and outcome",
         first: FirstSeries::ProcessPairs(&[
             [("reason", "session"), ("outcome", "answered")],
             [("reason", "session"), ("outcome", "away")],
@@ -346,14 +346,14 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
         kind: MetricKind::Gauge,
         name: metric::STORE_BYTES,
         unit: Unit::Bytes,
-        text: "Bytes that kept tasks take",
+        text: "Bytes that kept tasks take, of all gateways that share a store",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::STORE_ROWS,
         unit: Unit::Count,
-        text: "Kept tasks",
+        text: "Kept tasks, of all gateways that share a store",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {

@@ -32,14 +32,15 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
 }
 
 /// One sweep: unsettled tasks past their time settle as a fault, settled ones are freed. Neither waits for the other,
-/// and a task that cannot be settled holds up no other.
+/// and a task that cannot be settled holds up no other. What is past its time only since the sweep began is left to the next one.
 ///
 /// # Errors
 /// If the store fails; what was done stays done.
 pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
-    loop {
-        let now = engine.clock.now();
-        let overdue = engine.store.overdue(now, BATCH).await?;
+    let now = engine.clock.now();
+    let (mut is_overdue, mut is_gone, mut failed) = (true, true, None);
+    while is_overdue || is_gone {
+        let overdue = if is_overdue { engine.store.overdue(now, BATCH).await? } else { Vec::new() };
         let found = overdue.len();
         let ended = futures_util::stream::iter(overdue)
             .map(|key| async move { expire(engine, &key).await })
@@ -51,17 +52,18 @@ pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
                 })
             });
         crate::failpoint::hit("sweeping");
-        let ((done, failed), freed) = tokio::join!(ended, engine.store.sweep(now, BATCH));
+        let freeing = async { if is_gone { engine.store.sweep(now, BATCH).await } else { Ok(0) } };
+        let ((done, why), freed) = tokio::join!(ended, freeing);
         let freed = freed?;
         let usage = engine.store.usage();
         metrics::gauge!(metric::STORE_ROWS).set(usage.tasks as f64);
         metrics::gauge!(metric::STORE_BYTES).set(usage.bytes as f64);
-        // Where nothing moves any more the next sweep tries again.
-        if (found < BATCH || done == 0) && freed < BATCH {
-            return failed.map_or(Ok(()), Err);
-        }
+        failed = failed.or(why);
+        // Where nothing moves any more the next sweep tries again. How many a store frees at a time is up to the store.
+        (is_overdue, is_gone) = (found >= BATCH && done > 0, freed > 0);
         tokio::task::yield_now().await;
     }
+    failed.map_or(Ok(()), Err)
 }
 
 async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {

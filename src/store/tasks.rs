@@ -105,6 +105,10 @@ pub enum StoreHint {
     Missed,
 }
 
+/// A sweep of a store that is shared, or on a disk, ends beyond as many bytes of rows, however many were asked for: what frees more
+/// keeps other writes waiting.
+pub const SWEEP_BYTES_MAX: usize = 32 << 20;
+
 /// A page of a list ends beyond as many bytes of summaries, however many tasks were asked for.
 pub const PAGE_BYTES_MAX: usize = 256 << 10;
 
@@ -291,7 +295,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io`, `Unsure`.
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError>;
 
-    /// Frees settled tasks past their `ttl`, at most `limit`; returns how many. Reclaims space only.
+    /// Frees settled tasks past their `ttl`, at most `limit` and hardly more than [`SWEEP_BYTES_MAX`]; returns how many: none only
+    /// if none may be freed. Reclaims space only.
     ///
     /// # Errors
     /// `Io`.

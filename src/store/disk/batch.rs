@@ -10,7 +10,7 @@ use super::earlier_rows::OWN;
 use super::resident::RowChange;
 use super::rows::{self, FoundRow, UnfreeableRows};
 use crate::metric;
-use crate::store::tasks::{Revision, StoreError, StoredTask, WriteRole};
+use crate::store::tasks::{Revision, SWEEP_BYTES_MAX, StoreError, StoredTask, WriteRole};
 use crate::task::{Task, TaskKey, Timestamp};
 
 /// SQLite takes no larger value than a billion bytes.
@@ -197,9 +197,9 @@ impl<'a> WriteBatch<'a> {
     fn sweep(&mut self, now: Timestamp, limit: usize) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         // Rows that cannot be freed stand before all others, as they get older.
         let stuck = self.stuck.lock().rows.len();
-        let mut freed = 0;
+        let (mut freed, bytes) = (0, self.bytes);
         for row in rows::gone(self.conn, now, limit.saturating_add(stuck))? {
-            if freed == limit {
+            if freed == limit || bytes - self.bytes >= SWEEP_BYTES_MAX {
                 break;
             }
             if self.stuck.lock().rows.contains(&row) {

@@ -16,7 +16,7 @@
 use tokio_postgres::{Error, Statement};
 
 use super::session::Session;
-use crate::store::tasks::Revision;
+use crate::store::tasks::{Revision, SWEEP_BYTES_MAX};
 
 /// Writes to the own line: `$1` is the life, `$2` the number of its connection.
 const GUARD: &str =
@@ -117,15 +117,18 @@ fn look() -> String {
     )
 }
 
-/// Frees rows that are gone: `$3` is the time, `$4` how many.
+/// Frees rows that are gone: `$3` is the time, `$4` how many. One that would begin behind the bytes of a sweep is left to the next:
+/// what takes longer than writes may would be undone, and tried again and again.
 fn sweep() -> String {
     format!(
         "WITH {GUARD},
         picked AS (
-            SELECT id, owner FROM tg_task WHERE settled AND expires <= $3 AND EXISTS (SELECT FROM guard)
+            SELECT id, owner, expires, size FROM tg_task WHERE settled AND expires <= $3 AND EXISTS (SELECT FROM guard)
             ORDER BY expires LIMIT $4 FOR UPDATE SKIP LOCKED),
+        placed AS (SELECT id, owner, sum(size) OVER (ORDER BY expires, id, owner) - size AS before FROM picked),
         changed AS (
-            DELETE FROM tg_task t USING picked WHERE t.id = picked.id AND t.owner = picked.owner RETURNING {GONE}),
+            DELETE FROM tg_task t USING placed p WHERE t.id = p.id AND t.owner = p.owner AND p.before < {SWEEP_BYTES_MAX}
+            RETURNING {GONE}),
         {SUMS}"
     )
 }

@@ -9,6 +9,7 @@ mod plan;
 mod pooled;
 mod rules;
 mod starts;
+mod sweeps;
 mod trouble;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,6 +1,7 @@
 //! Deadlines, and a task's time to live.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use taskgate::engine::sweeper;
@@ -190,5 +191,21 @@ async fn the_sweeper_ends_what_is_overdue_and_frees_what_is_gone() {
     sweeper::sweep(&world.engine).await.unwrap();
     assert_eq!((world.store.usage().tasks, world.store.usage().bytes), (0, 0));
     assert_eq!(world.upstream.cancels(), 3);
+    world.is_idle().await;
+}
+
+/// Those of a store that frees few at a time, as they are large.
+#[tokio::test(start_paused = true)]
+async fn one_sweep_frees_all_that_is_gone_however_few_the_store_frees_at_a_time() {
+    let world = World::with(SHORT, Script::silent());
+    world.store.frees_max.store(1, Ordering::Relaxed);
+    for _ in 0..3 {
+        world.handle(&Ask::call()).await;
+    }
+    tokio::time::sleep(seconds(100)).await;
+    sweeper::sweep(&world.engine).await.unwrap();
+    tokio::time::sleep(seconds(60)).await;
+    sweeper::sweep(&world.engine).await.unwrap();
+    assert_eq!(world.store.usage().tasks, 0);
     world.is_idle().await;
 }

@@ -37,6 +37,8 @@ pub(crate) struct GatedStore {
     held_replace: Mutex<Option<oneshot::Receiver<()>>>,
     /// So many of the next changes fail.
     pub(crate) failures: AtomicUsize,
+    /// So many rows are freed at a time, however many may be.
+    pub(crate) frees_max: AtomicUsize,
     /// Whether whoever uses it has to wait for a turn before it does something, and again before it says so.
     pub(crate) pauses: AtomicBool,
     /// After the next change, whatever becomes of it, so many reads fail.
@@ -76,6 +78,7 @@ impl GatedStore {
             returns: Semaphore::new(OPEN),
             held_replace: Mutex::default(),
             failures: AtomicUsize::new(0),
+            frees_max: AtomicUsize::new(usize::MAX),
             pauses: AtomicBool::new(false),
             blind_after: AtomicUsize::new(0),
             doubtful: Mutex::default(),
@@ -241,6 +244,7 @@ impl TaskStore for GatedStore {
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        let limit = limit.min(self.frees_max.load(Ordering::Relaxed));
         self.with(Method::Sweep, self.inner().sweep(now, limit)).await
     }
 

@@ -6,6 +6,7 @@ use super::super::folder::Ballast;
 use super::super::opening::read_in_at_last;
 use super::*;
 use crate::store::disk::folder::BALLAST_BYTES;
+use crate::store::tasks::SWEEP_BYTES_MAX;
 
 const MIB: u64 = 1 << 20;
 const PAST: Timestamp = Timestamp::from_millis(1_000_000 + 3_600_000);
@@ -51,6 +52,22 @@ async fn f53_a_store_that_filled_its_disk_takes_new_tasks_once_its_rows_are_gone
     until("there is room", || store.health() == StoreHealth::Good).await;
     store.insert(&task("a", 1_000)).await.unwrap();
     assert!(bytes(&folder) < 16 * MIB, "{}", bytes(&folder));
+}
+
+/// Whoever frees more keeps other writes waiting.
+#[tokio::test]
+async fn a_sweep_ends_behind_so_many_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = DiskStore::open_with(quick(&folder), roomy()).await.unwrap();
+    for id in 1..4 {
+        let text = "x".repeat(SWEEP_BYTES_MAX * 2 / 3);
+        store.insert(&settled(task("a", id), &text)).await.unwrap();
+    }
+    let mut freed = Vec::new();
+    while freed.last() != Some(&0) {
+        freed.push(store.sweep(PAST, 1_000).await.unwrap());
+    }
+    assert_eq!(freed, [2, 1, 0]);
 }
 
 /// The file has given its room back although nothing is written any more, and whoever read meanwhile.

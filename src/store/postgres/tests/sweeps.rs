@@ -1,0 +1,31 @@
+//! How much is freed at a time.
+
+use super::*;
+use crate::store::tasks::SWEEP_BYTES_MAX;
+
+/// Rows that are gone, which count so many bytes each.
+fn fill(server: &PostgresServer, schema: &str, sizes: &[u64]) {
+    for (number, size) in sizes.iter().enumerate() {
+        server.psql(&format!(
+            "INSERT INTO {schema}.tg_task
+                (id, owner, rev, settled, state, lag, scope, created, updated, expires, ref, size, summary, record)
+            VALUES (decode(lpad('{number}', 32, '0'), 'hex'), 'a', 1, true, 3, 0, '', 1, 1, {number}, 'x', {size}, 'x', 'x')"
+        ));
+    }
+}
+
+/// One that is larger goes alone. A statement that takes longer than writes may is undone, and would be tried for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_bytes_are_freed_at_a_time_than_a_write_has_time_for() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let max = u64::try_from(SWEEP_BYTES_MAX).unwrap();
+    fill(server, &schema, &[3 * max, max / 2, max / 2 - 1, 1024, 1024, max - 1024, max]);
+    let mut freed = Vec::new();
+    while freed.last() != Some(&0) {
+        freed.push(store.sweep(START, 1_000).await.unwrap());
+    }
+    assert_eq!(freed, [1, 3, 2, 1, 0]);
+    store.close().await;
+}

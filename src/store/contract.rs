@@ -75,6 +75,9 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
         lives::lives_beside_each_other_see_what_the_other_writes(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {
+        lives::what_a_life_beside_holds_and_has_not_settled_is_not_removed(&*one, &*other).await;
+    }
+    if let Some((one, other)) = pair().await {
         lives::one_name_is_one_task_whoever_inserts(&*one, &*other).await;
     }
     if let Some((one, other)) = pair().await {

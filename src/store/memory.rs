@@ -56,6 +56,19 @@ impl MemoryStore {
         Self::begin(Arc::clone(&self.rows), Reach::Shared)
     }
 
+    fn remove_if(&self, key: &TaskKey, may: impl FnOnce(&StoredTask) -> bool) {
+        {
+            let mut shard = self.rows.shard(key).lock();
+            if !shard.rows.get(key).is_some_and(|row| may(&row.stored)) {
+                return;
+            }
+            if let Some(row) = shard.remove(key) {
+                self.rows.forget(&row.task);
+            }
+        }
+        self.rows.lives.wrote(self.holder, key);
+    }
+
     /// Declares a life ended: from then on what it holds can be claimed. It may not know, and go on.
     pub fn end_life(&self, holder: Incarnation) {
         self.rows.end_life(holder);
@@ -150,13 +163,8 @@ impl TaskStore for MemoryStore {
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        {
-            let mut shard = self.rows.shard(key).lock();
-            if let Some(row) = shard.remove(key) {
-                self.rows.forget(&row.task);
-            }
-        }
-        self.rows.lives.wrote(self.holder, key);
+        let is_own = |holder| holder == self.holder || self.rows.lives.has_ended(holder);
+        self.remove_if(key, |row| row.task.is_settled() || row.holder.is_none_or(is_own));
         Ok(())
     }
 

@@ -164,6 +164,21 @@ pub(super) async fn lives_beside_each_other_see_what_the_other_writes(one: &impl
     assert!(one.load(&made.key, START).await.unwrap().is_none());
 }
 
+pub(super) async fn what_a_life_beside_holds_and_has_not_settled_is_not_removed(
+    one: &impl TaskStore,
+    other: &impl TaskStore,
+) {
+    let made = task("a", 1);
+    let first = one.insert(&made).await.unwrap();
+    other.remove(&made.key).await.unwrap();
+    assert_eq!(row(one, &made.key).await.revision, first);
+    assert_eq!(one.usage().tasks, 1);
+    // Its upstream is still to be told.
+    one.replace(first, WriteRole::Command, &transition(made.clone(), Event::CancelRequested, START).0).await.unwrap();
+    other.remove(&made.key).await.unwrap();
+    assert!(one.load(&made.key, START).await.unwrap().is_none());
+}
+
 /// L6.
 pub(super) async fn one_name_is_one_task_whoever_inserts(one: &impl TaskStore, other: &impl TaskStore) {
     one.insert(&named("a", 1)).await.unwrap();

@@ -47,6 +47,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     only_the_first_of_two_writers_wins(&*roomy().await).await;
     an_expired_settled_task_is_gone_and_an_overdue_live_one_is_not(&*roomy().await).await;
     the_sweeper_frees_only_what_is_gone(&*roomy().await).await;
+    a_task_is_freed_by_its_key_only_if_it_is_gone(&*roomy().await).await;
     a_full_store_refuses_and_keeps_what_it_has(&*open(2 * ROW_BYTES_MIN).await).await;
     an_outcome_without_room_is_refused_and_a_fault_is_not(&*open(2 * ROW_BYTES_MIN).await).await;
     pages_hold_each_task_of_the_owner_once_in_order(&*roomy().await).await;
@@ -148,6 +149,25 @@ async fn the_sweeper_frees_only_what_is_gone(store: &impl TaskStore) {
     assert_eq!(store.sweep(past, 3).await.unwrap(), 3);
     assert_eq!(store.sweep(past, 9).await.unwrap(), 1);
     assert_eq!(store.usage(), Usage { tasks: 1, unsettled: 1, bytes: ROW_BYTES_MIN });
+}
+
+/// Whoever finds that a key is gone is not the first: by then it may be another task's.
+async fn a_task_is_freed_by_its_key_only_if_it_is_gone(store: &impl TaskStore) {
+    let (live, done) = (task("a", 1), settled(task("a", 2), "r"));
+    store.insert(&live).await.unwrap();
+    store.insert(&done).await.unwrap();
+    let past = START.after(TTL);
+    for (key, now) in [(&done.key, past.before(Duration::from_millis(1))), (&live.key, past)] {
+        store.sweep_one(key, now).await.unwrap();
+        assert!(store.load(key, now).await.unwrap().is_some(), "{key:?}");
+    }
+    store.sweep_one(&done.key, past).await.unwrap();
+    store.sweep_one(&done.key, past).await.unwrap();
+    assert_eq!(store.usage(), Usage { tasks: 1, unsettled: 1, bytes: ROW_BYTES_MIN });
+    let later = Task { created_at: past, updated_at: past, ..done };
+    store.insert(&later).await.unwrap();
+    store.sweep_one(&later.key, past).await.unwrap();
+    assert!(store.load(&later.key, past).await.unwrap().is_some(), "another's by now");
 }
 
 async fn a_full_store_refuses_and_keeps_what_it_has(store: &impl TaskStore) {

@@ -308,6 +308,10 @@ impl TaskStore for DiskStore {
         }
     }
 
+    async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
+        self.write(RowWrite::SweepOne { key: key.clone(), now: self.raise(now) }).await.map(|_| ())
+    }
+
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         if self.clock.is_distrusted() {
             return Ok(Vec::new());

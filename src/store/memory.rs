@@ -186,6 +186,11 @@ impl TaskStore for MemoryStore {
         Ok(freed)
     }
 
+    async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
+        self.remove_if(key, |row| row.task.is_settled() && row.task.expires_at() <= now);
+        Ok(())
+    }
+
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         let mut keys = Vec::new();
         for shard in &self.rows.shards {

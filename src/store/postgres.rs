@@ -395,6 +395,10 @@ impl TaskStore for PostgresStore {
         Ok(if let WriteOutcome::Freed(freed) = swept { freed } else { 0 })
     }
 
+    async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
+        self.write(TaskWrite::SweepOne { key: key.clone(), now }).await.map(|_| ())
+    }
+
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         self.lists.lane()?.read(async |link| lists::overdue(link, now, limit).await).await
     }

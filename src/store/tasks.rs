@@ -302,6 +302,13 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io`.
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
 
+    /// Frees one task if [`TaskStore::sweep`] may: for whoever needs its key. What was made under the key since stays. Unknown keys
+    /// are no error.
+    ///
+    /// # Errors
+    /// `Io`, `Unsure`.
+    async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError>;
+
     /// Unsettled tasks whose `ttl` has passed, at most `limit`.
     ///
     /// # Errors

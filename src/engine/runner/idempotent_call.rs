@@ -109,10 +109,11 @@ impl Runner {
             }
             // Whoever has a claim on the key makes, runs or ends its task.
             let Some(claim) = self.engine.live.claim(key) else { return Ok(None) };
-            let freed = match self.engine.store.load(key, self.engine.clock.now()).await {
+            let now = self.engine.clock.now();
+            let freed = match self.engine.store.load(key, now).await {
                 Ok(Some(_)) => Ok(false),
-                // Gone, and not swept yet: nobody can ask for it any more, nor make another one while this has the claim.
-                Ok(None) => self.engine.store.remove(key).await.map(|()| true),
+                // Gone, and not swept yet: nobody can ask for it any more. Another gateway may have made another one since, which stays.
+                Ok(None) => self.engine.store.sweep_one(key, now).await.map(|()| true),
                 Err(error) => Err(error),
             };
             self.engine.live.remove(key);

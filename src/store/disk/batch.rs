@@ -31,6 +31,11 @@ pub(super) enum RowWrite {
         task: Arc<Task>,
     },
     Remove(TaskKey),
+    /// Frees a row, if it is gone by then.
+    SweepOne {
+        key: TaskKey,
+        now: Timestamp,
+    },
     Sweep {
         now: Timestamp,
         limit: usize,
@@ -44,7 +49,7 @@ impl RowWrite {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Insert(task) | Self::Replace { task, .. } | Self::Condemn { task, .. } => task.stored_bytes(),
-            Self::Remove(_) | Self::Sweep { .. } | Self::Barrier => 0,
+            Self::Remove(_) | Self::SweepOne { .. } | Self::Sweep { .. } | Self::Barrier => 0,
         }
     }
 }
@@ -112,7 +117,8 @@ impl<'a> WriteBatch<'a> {
             RowWrite::Insert(task) => self.insert(task),
             RowWrite::Replace { expected, role, task } => self.put((*expected, *role), task, self.is_careful),
             RowWrite::Condemn { expected, task } => self.put((*expected, WriteRole::Command), task, true),
-            RowWrite::Remove(key) => self.remove(key),
+            RowWrite::Remove(key) => self.remove(key, None),
+            RowWrite::SweepOne { key, now } => self.remove(key, Some(*now)),
             RowWrite::Sweep { now, limit } => self.sweep(*now, *limit),
             RowWrite::Barrier => {
                 self.has_barrier = true;
@@ -185,8 +191,15 @@ impl<'a> WriteBatch<'a> {
         WriteResult::At(revision)
     }
 
-    fn remove(&mut self, key: &TaskKey) -> rusqlite::Result<Result<WriteResult, StoreError>> {
+    /// With a time, only what is gone by then.
+    fn remove(
+        &mut self,
+        key: &TaskKey,
+        gone_at: Option<Timestamp>,
+    ) -> rusqlite::Result<Result<WriteResult, StoreError>> {
+        let is_there = |row: &RowOutline| gone_at.is_some_and(|now| !row.is_settled || row.expires_at > now);
         match rows::find(self.conn, key)? {
+            Some(found) if is_there(&found.columns.outline) => (),
             Some(found) => self.delete(found)?,
             // Nobody is shown out of memory what cannot be found.
             None => self.changes.push(RowChange { key: key.clone(), before: None, after: None }),

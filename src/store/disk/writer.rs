@@ -182,7 +182,9 @@ impl DiskWriter {
     fn is_in_doubt(&self, write: &RowWrite) -> bool {
         match write {
             RowWrite::Insert(task) => self.doubt.is_open(&task.key),
-            RowWrite::Replace { .. } | RowWrite::Condemn { .. } | RowWrite::Remove(_) => self.failed_at_commit,
+            RowWrite::Replace { .. } | RowWrite::Condemn { .. } | RowWrite::Remove(_) | RowWrite::SweepOne { .. } => {
+                self.failed_at_commit
+            }
             RowWrite::Sweep { .. } | RowWrite::Barrier => false,
         }
     }

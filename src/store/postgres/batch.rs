@@ -65,6 +65,7 @@ impl BatchPlan {
             TaskWrite::Replace { .. }
             | TaskWrite::Remove(_)
             | TaskWrite::Withdraw(_)
+            | TaskWrite::SweepOne { .. }
             | TaskWrite::Sweep { .. }
             | TaskWrite::Claim { .. }
             | TaskWrite::Retire { .. }
@@ -258,7 +259,7 @@ impl GroupedWrites<'_> {
                 (None, None) if count(row.size) > ROW_BYTES_MAX => full,
                 (None, None) => Err(StoreError::Conflict),
             },
-            TaskWrite::Remove(_) | TaskWrite::Withdraw(_) => Ok(WriteOutcome::Removed),
+            TaskWrite::Remove(_) | TaskWrite::Withdraw(_) | TaskWrite::SweepOne { .. } => Ok(WriteOutcome::Removed),
             TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Retire { .. } | TaskWrite::Barrier => {
                 Ok(WriteOutcome::Passed)
             }

@@ -61,21 +61,23 @@ pub(super) struct RowArrays<'a> {
     removed_ids: Vec<Vec<u8>>,
     removed_owners: Vec<&'a [u8]>,
     withdrawn: Vec<bool>,
+    gone_at: Vec<Option<i64>>,
 }
 
 impl<'a> RowArrays<'a> {
     pub(super) fn of(writes: &'a [TaskWrite], room: usize) -> Self {
         let mut arrays = Self::default();
         let mut rows: Vec<(Option<i64>, bool, &EncodedRow)> = Vec::with_capacity(writes.len());
-        let mut removed: Vec<(&TaskKey, bool)> = Vec::new();
+        let mut removed: Vec<(&TaskKey, bool, Option<i64>)> = Vec::new();
         for write in writes {
             match write {
                 TaskWrite::Insert(row) if fits(row, room) => rows.push((None, false, row)),
                 TaskWrite::Replace { expected, role, row } if count(row.size) <= ROW_BYTES_MAX => {
                     rows.push((Some(revision_column(*expected)), *role == WriteRole::Holder, row));
                 }
-                TaskWrite::Remove(key) => removed.push((key, false)),
-                TaskWrite::Withdraw(key) => removed.push((key, true)),
+                TaskWrite::Remove(key) => removed.push((key, false, None)),
+                TaskWrite::Withdraw(key) => removed.push((key, true, None)),
+                TaskWrite::SweepOne { key, now } => removed.push((key, false, Some(columns::at(*now)))),
                 // Rows that are too large are not sent.
                 TaskWrite::Insert(_)
                 | TaskWrite::Replace { .. }
@@ -86,15 +88,16 @@ impl<'a> RowArrays<'a> {
             }
         }
         rows.sort_unstable_by_key(|(_, _, row)| (row.id, row.owner()));
-        removed.sort_unstable_by_key(|(key, _)| (columns::id(key), key.owner.as_str()));
+        removed.sort_unstable_by_key(|(key, ..)| (columns::id(key), key.owner.as_str()));
         for (expected, by_holder, row) in rows {
             arrays.add(row, expected, by_holder);
             arrays.room.push(number(room));
         }
-        for (key, is_withdrawn) in removed {
+        for (key, is_withdrawn, gone_at) in removed {
             arrays.removed_ids.push(columns::id(key).to_vec());
             arrays.removed_owners.push(key.owner.as_str().as_bytes());
             arrays.withdrawn.push(is_withdrawn);
+            arrays.gone_at.push(gone_at);
         }
         arrays
     }
@@ -149,6 +152,7 @@ impl<'a> RowArrays<'a> {
             &self.removed_ids,
             &self.removed_owners,
             &self.withdrawn,
+            &self.gone_at,
         ]
     }
 }

@@ -57,8 +57,9 @@ const RULES: [(&str, &str); 4] =
     [("expected", "int8"), ("by_holder", "bool"), ("room", "int8"), ("needs_holder", "bool")];
 
 /// Writes rows over others and new ones, and removes some. `$1`, `$2` as [`GUARD`] has them; then the arrays of what is written:
-/// `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`]; then `id` and `owner` of what is removed, and whether only if nobody has written it
-/// since this life inserted it. What another life has to do something about and has not settled is not removed.
+/// `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`]; then `id` and `owner` of what is removed, whether only if nobody has written it
+/// since this life inserted it, and by which time it has to be gone, if that is asked. Else what another life has to do something
+/// about and has not settled is not removed.
 pub(super) fn batch() -> String {
     let keys = [("id", "bytea"), ("owner", "bytea")];
     let columns: Vec<_> = keys.iter().chain(&RULES).chain(&MOVING).chain(&STAYING).collect();
@@ -88,15 +89,18 @@ pub(super) fn batch() -> String {
             ON CONFLICT DO NOTHING
             RETURNING t.id, t.owner, t.rev, t.holder, 1 AS tasks, (NOT t.settled)::int AS unsettled, t.size AS bytes),
         gone AS (
-            DELETE FROM tg_task t USING unnest(${removed}::bytea[], ${}::bytea[], ${}::bool[]) AS d (id, owner, is_new)
+            DELETE FROM tg_task t
+            USING unnest(${removed}::bytea[], ${}::bytea[], ${}::bool[], ${}::int8[]) AS d (id, owner, is_new, gone_at)
             WHERE t.id = d.id AND t.owner = d.owner AND EXISTS (SELECT FROM guard)
                 AND CASE WHEN d.is_new THEN t.rev = {first} AND t.holder = $1
+                    WHEN d.gone_at IS NOT NULL THEN t.settled AND t.expires <= d.gone_at
                     ELSE t.settled OR t.holder IS NULL OR t.holder = $1 END
             RETURNING {GONE}),
         changed AS (SELECT * FROM put UNION ALL SELECT * FROM made UNION ALL SELECT * FROM gone),
         {SUMS}",
         removed + 1,
-        removed + 2
+        removed + 2,
+        removed + 3
     )
 }
 

@@ -22,6 +22,11 @@ pub(super) enum TaskWrite {
     Remove(TaskKey),
     /// Removes a row whose insert was refused, if nobody has written it since.
     Withdraw(TaskKey),
+    /// Frees a row, if it is gone by then.
+    SweepOne {
+        key: TaskKey,
+        now: Timestamp,
+    },
     Sweep {
         now: Timestamp,
         limit: usize,
@@ -62,6 +67,7 @@ impl TaskWrite {
             Self::Insert(row) | Self::Replace { row, .. } => Some(row),
             Self::Remove(_)
             | Self::Withdraw(_)
+            | Self::SweepOne { .. }
             | Self::Sweep { .. }
             | Self::Claim { .. }
             | Self::Retire { .. }
@@ -72,7 +78,7 @@ impl TaskWrite {
     pub(super) fn key(&self) -> Option<&TaskKey> {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(&row.key),
-            Self::Remove(key) | Self::Withdraw(key) => Some(key),
+            Self::Remove(key) | Self::Withdraw(key) | Self::SweepOne { key, .. } => Some(key),
             Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Barrier => None,
         }
     }
@@ -84,6 +90,7 @@ impl TaskWrite {
             Self::Replace { .. }
             | Self::Remove(_)
             | Self::Withdraw(_)
+            | Self::SweepOne { .. }
             | Self::Sweep { .. }
             | Self::Claim { .. }
             | Self::Retire { .. }

@@ -187,7 +187,8 @@ impl PostgresWriter {
                         TaskWrite::Insert(_)
                         | TaskWrite::Replace { .. }
                         | TaskWrite::Remove(_)
-                        | TaskWrite::Withdraw(_) => {
+                        | TaskWrite::Withdraw(_)
+                        | TaskWrite::SweepOne { .. } => {
                             metrics::counter!(metric::DATABASE_UNSURE).increment(1);
                             StoreError::Unsure(cause)
                         }

@@ -51,6 +51,9 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
     ("remove", Holds::Live, Holds::Nothing, |store| Box::pin(async { store.remove(&task().key).await })),
     ("remove", Holds::Settled, Holds::Nothing, |store| Box::pin(async { store.remove(&task().key).await })),
     ("sweep", Holds::Settled, Holds::Nothing, |store| Box::pin(async { store.sweep(later(), 10).await.map(drop) })),
+    ("sweep_one", Holds::Settled, Holds::Nothing, |store| {
+        Box::pin(async { store.sweep_one(&task().key, later()).await })
+    }),
     ("load", Holds::Live, Holds::Live, |store| Box::pin(async { store.load(&task().key, NOW).await.map(drop) })),
     ("load", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.load(&task().key, NOW).await.map(drop) })),
     ("find_idempotent", Holds::Live, Holds::Live, |store| {

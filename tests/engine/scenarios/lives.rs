@@ -109,6 +109,10 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.sweep(now, limit)).await
     }
 
+    async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
+        self.life.writing(self.inner.sweep_one(key, now)).await
+    }
+
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         self.life.living(self.inner.overdue(now, limit)).await
     }

@@ -248,6 +248,10 @@ impl TaskStore for GatedStore {
         self.with(Method::Sweep, self.inner().sweep(now, limit)).await
     }
 
+    async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
+        self.with(Method::Sweep, self.inner().sweep_one(key, now)).await
+    }
+
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         self.with(Method::Overdue, self.inner().overdue(now, limit)).await
     }

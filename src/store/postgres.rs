@@ -70,6 +70,7 @@ pub use self::settings::{
     DatabaseAccess, DatabaseUrl, Durability, PostgresSettings, PriorLife, ReplicaDescription, check_database_url,
     is_schema_name,
 };
+use self::settled_rows::ReadSource;
 use self::shared_clock::{SharedClock, boot_time};
 use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
@@ -330,7 +331,8 @@ impl TaskStore for PostgresStore {
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        if let Some(row) = self.state.settled.get(key) {
+        let judge = |read: ReadSource| self.connector.trust.lock().judge(read.server, read.received, boot_time());
+        if let Some(row) = self.state.settled.get(key, judge) {
             return Ok(is_there(&row, now).then_some(row));
         }
         if self.state.doubt.hides(key) {
@@ -339,9 +341,9 @@ impl TaskStore for PostgresStore {
         let ticket = self.state.settled.ticket(key);
         let (reply, found) = oneshot::channel();
         self.rows.send((key.clone(), reply)).await.map_err(|_| closed())?;
-        let Some(read) = found.await.unwrap_or_else(|_| Err(closed()))? else { return Ok(None) };
+        let Some((read, source)) = found.await.unwrap_or_else(|_| Err(closed()))? else { return Ok(None) };
         if let FetchedRow::Whole(row) = &read {
-            self.state.settled.keep(ticket, row, now);
+            self.state.settled.keep(ticket, row, source, now);
         }
         self.present(read, now).await
     }

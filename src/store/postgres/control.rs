@@ -244,6 +244,7 @@ impl ReplicaControl {
         // Why one found nothing to write is asked behind a barrier.
         let made = transact(&link.session, &[(&link.beat, values), (&link.barrier, vec![])]).await;
         let made = made.map_err(|failure: CommitFailure| failure.health())?;
+        self.state.settled.barrier_passed(link.session.server, made.sent);
         let answer = match made.rows.first().and_then(|rows| rows.first()) {
             Some(row) => {
                 let (beat, generation): (i64, String) = (row.try_get(0).map_err(away)?, row.try_get(1).map_err(away)?);

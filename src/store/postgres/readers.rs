@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::columns::{FetchedRow, id};
 use super::health::PostgresHealth;
 use super::session::{DatabaseConnector, Session, back_off};
+use super::settled_rows::ReadSource;
 use super::shared_clock::boot_time;
 use super::state::StoreState;
 use super::transaction::{BARRIER, Parameters, count_barrier, transact};
@@ -116,6 +117,14 @@ impl ReaderLane {
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
     ) -> Result<T, StoreError> {
+        self.read_from(read).await.map(|(found, _)| found)
+    }
+
+    /// The same, and where it was read: it may be believed no longer by the time that it is shown again.
+    async fn read_from<T>(
+        &self,
+        read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
+    ) -> Result<(T, ReadSource), StoreError> {
         let mut slot = self.slot.lock().await;
         self.link(&mut slot).await?;
         self.read_by(&mut slot, ReadProof::Lately, read).await
@@ -131,7 +140,7 @@ impl ReaderLane {
     ) -> Result<T, StoreError> {
         let mut slot = self.slot.lock().await;
         self.link(&mut slot).await?;
-        self.read_by(&mut slot, ReadProof::None, read).await
+        self.read_by(&mut slot, ReadProof::None, read).await.map(|(found, _)| found)
     }
 
     /// Reads what became of a write in doubt, so that nothing is taken back of what it says. `None` if no barrier has passed since on
@@ -147,7 +156,7 @@ impl ReaderLane {
         let was_open = slot.is_open();
         let server = self.link(&mut slot).await?.session.server;
         if self.connector.trust.lock().may_settle(server) {
-            return self.read_by(&mut slot, ReadProof::ForGood, read).await.map(Some);
+            return self.read_by(&mut slot, ReadProof::ForGood, read).await.map(|(found, _)| Some(found));
         }
         // It may be a server that was replaced. Each connection that is made asks for another barrier.
         if was_open {
@@ -162,7 +171,7 @@ impl ReaderLane {
         slot: &mut ReaderSlot,
         proof: ReadProof,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
-    ) -> Result<T, StoreError> {
+    ) -> Result<(T, ReadSource), StoreError> {
         let link = slot.link.as_mut().ok_or_else(super::closed)?;
         let reading = async {
             let found = read(&mut *link).await.map_err(|error| PostgresHealth::of(&error))?;
@@ -175,12 +184,14 @@ impl ReaderLane {
                     ReadProof::ForGood => trust.judge_for_good(server, received),
                 }
             };
-            if judge(link.session.server) == ReadBelief::NeedsBarrier {
+            let server = link.session.server;
+            if judge(server) == ReadBelief::NeedsBarrier {
                 let proof = transact(&link.session, &[(&link.barrier, vec![])]).await;
-                proof.map_err(|failure| failure.health())?;
+                let proof = proof.map_err(|failure| failure.health())?;
+                self.state.settled.barrier_passed(server, proof.sent);
                 count_barrier();
             }
-            Ok::<T, PostgresHealth>(found)
+            Ok::<_, PostgresHealth>((found, ReadSource { server, received }))
         };
         let done = tokio::time::timeout(self.state.settings.access.write_max, reading).await;
         let trouble = match done {
@@ -250,8 +261,8 @@ pub(super) async fn mend(lanes: Vec<Arc<ReaderLane>>) {
     }
 }
 
-/// Somebody who wants a row.
-pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<FetchedRow>, StoreError>>);
+/// Somebody who wants a row, and where it was read.
+pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<(FetchedRow, ReadSource)>, StoreError>>);
 
 /// Reads rows by key, all that are asked for meanwhile at once, until the store ends.
 pub(super) async fn serve(
@@ -272,8 +283,8 @@ pub(super) async fn serve(
             }
         }
         wanted.retain(|(_, reply)| !reply.is_closed());
-        match lane.read(async |link| rows(link, &wanted).await).await {
-            Ok(found) => answer(&mut wanted, found),
+        match lane.read_from(async |link| rows(link, &wanted).await).await {
+            Ok((found, source)) => answer(&mut wanted, found, source),
             Err(error) => {
                 let why = error.to_string();
                 for (_, reply) in wanted.drain(..) {
@@ -309,12 +320,12 @@ pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Resul
 }
 
 /// Answers those whose row was read, or is not there; the others stay.
-fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>) {
+fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource) {
     let mut found: HashMap<usize, Option<FetchedRow>> = found.into_iter().collect();
     for (at, (key, reply)) in std::mem::take(wanted).into_iter().enumerate() {
         match found.remove(&at) {
             Some(None) => wanted.push((key, reply)),
-            Some(Some(row)) => drop(reply.send(Ok(Some(row)))),
+            Some(Some(row)) => drop(reply.send(Ok(Some((row, source))))),
             None => drop(reply.send(Ok(None))),
         }
     }

@@ -1,12 +1,18 @@
 //! Keeps settled rows that were read, for whoever asks next. What clients see of them never changes; a hint that one was
 //! written or removed elsewhere, or that hints are missing, takes them out.
+//!
+//! One is shown as long as its read is believed, and for good once a barrier behind it has passed: then nobody takes it back,
+//! whatever is doubted since ([`crate::replica::read_trust`]).
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use moka::Expiry;
 use moka::sync::Cache;
+use parking_lot::Mutex;
 
+use crate::replica::{BootTime, ReadBelief, ServerMark};
 use crate::store::tasks::StoredTask;
 use crate::task::{TaskKey, Timestamp};
 
@@ -21,6 +27,15 @@ pub(super) struct SettledRows {
     rows: Cache<TaskKey, KeptRow>,
     /// Counted up whenever a row of the shard is known to change: what was read before is not kept.
     changes: Box<[AtomicU64]>,
+    /// Where the last barrier passed, and when it was sent.
+    barrier: Mutex<Option<(ServerMark, BootTime)>>,
+}
+
+/// Which server showed something, and when that came.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReadSource {
+    pub(super) server: ServerMark,
+    pub(super) received: BootTime,
 }
 
 /// What a reader must show to have a row kept.
@@ -31,6 +46,8 @@ pub(super) struct CacheTicket(u64);
 struct KeptRow {
     row: StoredTask,
     remaining: Duration,
+    source: ReadSource,
+    is_proven: Arc<AtomicBool>,
 }
 
 struct KeptRowExpiry;
@@ -46,15 +63,40 @@ impl SettledRows {
         let weigh = |_: &TaskKey, kept: &KeptRow| u32::try_from(kept.row.task.stored_bytes()).unwrap_or(u32::MAX);
         let rows =
             Cache::builder().name("settled tasks").max_capacity(BYTES_MAX).weigher(weigh).expire_after(KeptRowExpiry);
-        Self { rows: rows.build(), changes: (0..SHARDS).map(|_| AtomicU64::new(0)).collect() }
+        Self {
+            rows: rows.build(),
+            changes: (0..SHARDS).map(|_| AtomicU64::new(0)).collect(),
+            barrier: Mutex::default(),
+        }
     }
 
     fn shard(&self, key: &TaskKey) -> &AtomicU64 {
         &self.changes[usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0)]
     }
 
-    pub(super) fn get(&self, key: &TaskKey) -> Option<StoredTask> {
-        self.rows.get(key).map(|kept| kept.row)
+    /// A row that was kept, if that was proven, or `judge` believes its read by now.
+    pub(super) fn get(&self, key: &TaskKey, judge: impl FnOnce(ReadSource) -> ReadBelief) -> Option<StoredTask> {
+        let KeptRow { row, source, is_proven, .. } = self.rows.get(key)?;
+        if !is_proven.load(Ordering::Relaxed) {
+            if self.is_proven(source) {
+                is_proven.store(true, Ordering::Relaxed);
+            } else if judge(source) == ReadBelief::NeedsBarrier {
+                return None;
+            }
+        }
+        Some(row)
+    }
+
+    fn is_proven(&self, source: ReadSource) -> bool {
+        self.barrier.lock().is_some_and(|(server, sent)| server == source.server && sent >= source.received)
+    }
+
+    /// A transaction that was sent then is done on that server. It proves for good what was read there before.
+    pub(super) fn barrier_passed(&self, server: ServerMark, sent: BootTime) {
+        let mut barrier = self.barrier.lock();
+        if barrier.is_none_or(|(_, last)| last <= sent) {
+            *barrier = Some((server, sent));
+        }
     }
 
     /// To be taken before a row is read.
@@ -63,14 +105,15 @@ impl SettledRows {
     }
 
     /// Keeps a row that was read, if it is settled and nothing changed meanwhile.
-    pub(super) fn keep(&self, ticket: CacheTicket, row: &StoredTask, now: Timestamp) {
+    pub(super) fn keep(&self, ticket: CacheTicket, row: &StoredTask, source: ReadSource, now: Timestamp) {
         let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
         if !row.task.is_settled() || remaining.is_zero() || row.task.stored_bytes() > ROW_BYTES_MAX {
             return;
         }
         let key = &row.task.key;
         if self.shard(key).load(Ordering::SeqCst) == ticket.0 {
-            self.rows.insert(key.clone(), KeptRow { row: row.clone(), remaining });
+            let is_proven = Arc::new(AtomicBool::new(self.is_proven(source)));
+            self.rows.insert(key.clone(), KeptRow { row: row.clone(), remaining, source, is_proven });
             // It may have changed between the look and the insertion.
             if self.shard(key).load(Ordering::SeqCst) != ticket.0 {
                 self.rows.invalidate(key);

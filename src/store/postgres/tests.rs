@@ -9,6 +9,7 @@ mod plan;
 mod pooled;
 mod rules;
 mod starts;
+mod settled;
 mod sweeps;
 mod trouble;
 

@@ -202,6 +202,7 @@ impl PostgresWriter {
     fn made(&mut self, link: &WriterLink, writes: &[TaskWrite], replies: Vec<WriteReply>, outcome: BatchOutcome) {
         let BatchOutcome { results, sums, folded, changed, sent } = outcome;
         self.connector.trust.lock().barrier_passed(link.session.server, sent);
+        self.state.settled.barrier_passed(link.session.server, sent);
         self.state.committed();
         metrics::counter!(metric::STORE_COMMITS).increment(1);
         let size = u32::try_from(writes.len()).unwrap_or(u32::MAX);

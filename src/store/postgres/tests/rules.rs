@@ -303,7 +303,7 @@ async fn n3_a_commit_that_a_person_released_is_not_shown_by_another_gateway() {
 }
 
 /// A pair of servers, of which the first waits for the other.
-async fn pair() -> Option<[PostgresServer; 2]> {
+pub(super) async fn pair() -> Option<[PostgresServer; 2]> {
     let server = PostgresServer::start(&[])?;
     let standby = PostgresServer::standby_of(&server, "one");
     name_standbys(&server, "one").await;

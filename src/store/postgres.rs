@@ -173,6 +173,7 @@ impl PostgresStore {
             content: content.subscribe(),
             end: silence.clone(),
             has_warned: false,
+            dead: std::collections::BTreeSet::new(),
         };
         tracker.spawn(control.run());
         tracker.spawn(upkeep::run(queue.clone(), end.clone()));
@@ -359,13 +360,7 @@ impl TaskStore for PostgresStore {
 
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        let write = TaskWrite::Replace { expected, role, row: Box::new(self.encoded(task)) };
-        let written = self.put(write).await;
-        if matches!(written, Err(StoreError::Conflict | StoreError::Fenced)) {
-            // What memory has of a settled row may be older than the row.
-            self.state.settled.forget(&task.key);
-        }
-        written
+        self.put(TaskWrite::Replace { expected, role, row: Box::new(self.encoded(task)) }).await
     }
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {

@@ -5,6 +5,7 @@
 //! whether the store is the one that acknowledged the beats before. What follows from what is seen says
 //! [`Membership`].
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ use super::sums::SumChange;
 use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
 use crate::metric;
 use crate::replica::membership::LOOK_EVERY;
-use crate::replica::{BeatAnswer, DeathClaim, Membership, OwnStanding};
+use crate::replica::{BeatAnswer, DeathClaim, Incarnation, Membership, OwnStanding};
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
@@ -75,6 +76,8 @@ pub(super) struct ReplicaControl {
     pub(super) end: CancellationToken,
     /// Whether it was said that no hints come.
     pub(super) has_warned: bool,
+    /// The dead of the last look.
+    pub(super) dead: BTreeSet<Incarnation>,
 }
 
 struct ControlLink {
@@ -290,6 +293,12 @@ impl ReplicaControl {
         if let Some(highest) = self.membership.highest_now() {
             self.clock.steer(highest, received);
         }
+        let dead = lines.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation).collect();
+        if !BTreeSet::is_subset(&dead, &self.dead) {
+            // What they wrote last they may have told nobody.
+            self.state.heard(StoreHint::Missed);
+        }
+        self.dead = dead;
         let living = lines.iter().filter(|one| !one.line.is_dead).count();
         metrics::gauge!(metric::REPLICAS_LIVING).set(f64::from(u32::try_from(living).unwrap_or(u32::MAX)));
         let lives = lines.iter().map(|one| one.line.incarnation);

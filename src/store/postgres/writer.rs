@@ -116,6 +116,7 @@ impl PostgresWriter {
         match opened {
             Ok(link) => {
                 *failures = 0;
+                link.hint_at_what_was_lost(&self.state);
                 let is_full = self.full_since.is_some();
                 self.state.writer_is(if is_full { PostgresHealth::Full } else { PostgresHealth::Good });
                 Some(link)
@@ -147,6 +148,10 @@ impl PostgresWriter {
         let begun = Instant::now();
         let made = self.attempt(&link, &writes).await;
         metrics::histogram!(metric::STORE_COMMIT_TIME).record(begun.elapsed().as_secs_f64());
+        // Whatever became of it: a row that was gone before, or that another one stands for by now, is shown to nobody here.
+        for key in writes.iter().filter_map(TaskWrite::key) {
+            self.state.settled.forget(key);
+        }
         match made {
             Ok(made) => {
                 self.made(&link, &writes, replies, made);
@@ -371,7 +376,16 @@ impl WriterLink {
         if changed.is_empty() {
             return;
         }
-        let texts: Vec<String> = changed.iter().map(|key| hints::text(state.holder, key)).collect();
+        self.notify(state, changed.iter().map(|key| hints::text(state.holder, key)).collect());
+    }
+
+    /// Tells the others that they may have missed something: what the connection before this one wrote last was in doubt until now, or
+    /// its hints went with it.
+    fn hint_at_what_was_lost(&self, state: &StoreState) {
+        self.notify(state, vec![hints::keyless(state.holder)]);
+    }
+
+    fn notify(&self, state: &StoreState, texts: Vec<String>) {
         let channel = hints::channel(&state.settings.access.schema);
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&channel, &texts];
         let sent = self.session.client.execute(&self.statements.hint, &values);

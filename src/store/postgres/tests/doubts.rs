@@ -9,14 +9,14 @@ use super::*;
 use crate::store::contract::{NAME, named, settled};
 
 /// Two gateways on one database, of which one can be made to hear nothing of it: what it sends arrives.
-struct Deafened {
-    line: FaultProxy,
-    deaf: Arc<PostgresStore>,
-    other: Arc<PostgresStore>,
+pub(super) struct Deafened {
+    pub(super) line: FaultProxy,
+    pub(super) deaf: Arc<PostgresStore>,
+    pub(super) other: Arc<PostgresStore>,
 }
 
 impl Deafened {
-    async fn begin(server: &PostgresServer) -> Self {
+    pub(super) async fn begin(server: &PostgresServer) -> Self {
         let line = FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await;
         let other = settings(server, &new_schema());
         let mut deaf = with(other.clone(), |access| {
@@ -35,7 +35,7 @@ impl Deafened {
     }
 
     /// How the row certainly stands, once it can be heard again.
-    async fn found_out(&self, key: &TaskKey) -> Option<StoredTask> {
+    pub(super) async fn found_out(&self, key: &TaskKey) -> Option<StoredTask> {
         self.line.set(None);
         let begin = Instant::now();
         loop {
@@ -47,7 +47,7 @@ impl Deafened {
         }
     }
 
-    async fn close(self) {
+    pub(super) async fn close(self) {
         for store in [self.deaf, self.other] {
             store.close().await;
         }

@@ -1,5 +1,8 @@
 //! What is told of settled rows that were read before.
 
+use support::fault_proxy::{Fault, Verb};
+
+use super::doubts::Deafened;
 use super::rules::pair;
 use super::*;
 use crate::replica::ReadBelief;
@@ -13,6 +16,57 @@ async fn insert_settled(store: &PostgresStore, id: u128) -> TaskKey {
 
 async fn is_shown(store: &PostgresStore, key: &TaskKey) -> bool {
     store.load(key, START).await.unwrap().is_some()
+}
+
+/// When it begins to listen it forgets what it has.
+async fn listens(store: &PostgresStore) {
+    let begun = boot_time();
+    until("it beats", || store.view.borrow().beaten > begun).await;
+}
+
+/// Its client was told that it is gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_task_that_was_removed_here_is_not_shown_whoever_removed_it_first() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    listens(&store).await;
+    let keys = [insert_settled(&store, 1).await, insert_settled(&store, 2).await];
+    for key in &keys {
+        assert!(is_shown(&store, key).await);
+    }
+    // Another gateway, of whom nobody heard.
+    server.psql(&format!("DELETE FROM {schema}.tg_task"));
+    for key in &keys {
+        assert!(is_shown(&store, key).await, "it is in memory");
+    }
+    store.remove(&keys[0]).await.unwrap();
+    assert!(!is_shown(&store, &keys[0]).await);
+    let live = task("a", 2);
+    store.insert(&live).await.unwrap();
+    assert!(!store.load(&live.key, START).await.unwrap().unwrap().task.is_settled());
+    store.close().await;
+}
+
+/// Nobody knew for a while whether the row was removed, so nobody was told.
+#[tokio::test(flavor = "multi_thread")]
+async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
+    let Some(server) = shared() else { return };
+    let at = Deafened::begin(server).await;
+    listens(&at.other).await;
+    let key = insert_settled(&at.other, 1).await;
+    assert!(is_shown(&at.other, &key).await);
+    at.line.set(Some(Fault::down("", 0, Verb::Hold)));
+    let unsure = at.deaf.remove(&key).await;
+    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    assert!(is_shown(&at.other, &key).await, "it is in memory");
+    assert!(at.found_out(&key).await.is_none(), "it was removed");
+    let begin = Instant::now();
+    while is_shown(&at.other, &key).await {
+        assert!(begin.elapsed() < Duration::from_secs(10), "it is shown on and on");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    at.close().await;
 }
 
 /// What was proven since is shown on, whatever becomes of the server: nobody takes it back.

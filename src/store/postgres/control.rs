@@ -288,6 +288,9 @@ impl ReplicaControl {
             let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(away)?;
             let sums = sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
             self.state.sums.reset_others(sums);
+        } else {
+            // What was seen last may be this life's by now.
+            self.state.sums.reset_others(vec![]);
         }
         let silent = self.membership.looked(look_of(&lines, (sent, received)));
         if let Some(highest) = self.membership.highest_now() {

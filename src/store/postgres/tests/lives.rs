@@ -342,3 +342,20 @@ async fn the_number_of_a_prior_life_that_another_gateway_has_by_now_says_nothing
         store.close().await;
     }
 }
+
+/// What was seen of others may be older than what became of it since.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_is_left_alone_counts_its_own_sums_alone() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [gone, store] = two(server, &schema).await;
+    store.insert(&task("a", 1)).await.unwrap();
+    gone.insert(&task("a", 2)).await.unwrap();
+    until("the others' sums are seen", || store.usage().tasks == 2).await;
+    gone.close().await;
+    let of = format!("WHERE incarnation = {}", gone.holder().0);
+    server.psql(&format!("DELETE FROM {schema}.tg_usage {of}; DELETE FROM {schema}.tg_replica {of}"));
+    until("they are not counted any more", || store.usage().tasks == 1).await;
+    assert_eq!(store.usage_of(&Principal::new("a")).tasks, 1);
+    store.close().await;
+}

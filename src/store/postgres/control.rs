@@ -52,10 +52,10 @@ const BEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving 
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
 /// Asked where a beat found nothing to write.
 const OWN_LINE: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
-/// The sums of all other lives. A line of zeros says nothing.
+/// The sums of all other lives, but for those that say nothing.
 pub(super) const OTHERS_SUMS: &str =
     "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM tg_usage
-    WHERE incarnation <> $1 GROUP BY owner";
+    WHERE incarnation <> $1 GROUP BY owner HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0";
 
 /// What a life says of itself with each beat, beside the time.
 #[derive(Clone, Debug)]

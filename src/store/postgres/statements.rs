@@ -25,11 +25,18 @@ const GUARD: &str =
 /// What a statement did to a row, beside how it is called.
 const GONE: &str = "t.id, t.owner, t.rev, t.holder, -1 AS tasks, -(NOT t.settled)::int AS unsettled, -t.size AS bytes";
 
-/// Adds what was `changed` to the sums of this life. Returns a row for the guard, and one for each change.
+/// Adds what was `changed` to the sums of this life, which nobody else writes as long as it lives; those that say nothing from then on
+/// go. Returns a row for the guard, and one for each change.
 const SUMS: &str = "
+added AS (
+    SELECT owner, sum(tasks)::int8 AS tasks, sum(unsettled)::int8 AS unsettled, sum(bytes)::int8 AS bytes FROM changed GROUP BY owner
+    HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0),
+spent AS (
+    DELETE FROM tg_usage u USING added a WHERE u.incarnation = $1 AND u.owner = a.owner
+        AND u.tasks = -a.tasks AND u.unsettled = -a.unsettled AND u.bytes = -a.bytes RETURNING u.owner),
 sums AS (
     INSERT INTO tg_usage AS u (incarnation, owner, tasks, unsettled, bytes)
-    SELECT $1, owner, sum(tasks), sum(unsettled), sum(bytes) FROM changed GROUP BY owner ORDER BY owner
+    SELECT $1, owner, tasks, unsettled, bytes FROM added WHERE owner NOT IN (SELECT owner FROM spent) ORDER BY owner
     ON CONFLICT (incarnation, owner) DO UPDATE SET tasks = u.tasks + excluded.tasks,
         unsettled = u.unsettled + excluded.unsettled, bytes = u.bytes + excluded.bytes)
 SELECT true, NULL::bytea AS id, NULL::bytea AS owner, NULL::bigint AS rev, NULL::bigint AS holder,

@@ -359,3 +359,39 @@ async fn whoever_is_left_alone_counts_its_own_sums_alone() {
     assert_eq!(store.usage_of(&Principal::new("a")).tasks, 1);
     store.close().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sums_that_say_nothing_are_neither_kept_nor_taken_over() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [old, store] = two(server, &schema).await;
+    let zeros = format!("SELECT count(*) FROM {schema}.tg_usage WHERE tasks = 0 AND unsettled = 0 AND bytes = 0");
+    for (id, owner) in ["a", "b", "c"].into_iter().enumerate() {
+        old.insert(&task(owner, id.try_into().unwrap())).await.unwrap();
+    }
+    old.remove(&task("a", 0).key).await.unwrap();
+    old.insert(&contract::settled(task("d", 3), "r")).await.unwrap();
+    assert_eq!(old.sweep(START.after(contract::TTL), 9).await.unwrap(), 1);
+    assert_eq!((server.psql(&zeros).as_str(), lines(server, &schema)[2]), ("0", 2), "a and d are gone");
+    old.insert(&task("a", 4)).await.unwrap();
+    assert_eq!((lines(server, &schema)[2], old.usage().tasks, old.usage_of(&Principal::new("a")).tasks), (3, 3, 1));
+    // As earlier programs left them.
+    let dead = old.holder().0;
+    old.close().await;
+    server.psql(&format!(
+        "INSERT INTO {schema}.tg_usage SELECT {dead}, n::text::bytea, 0, 0, 0 FROM generate_series(1, 5) AS n"
+    ));
+    until("the death is seen", || store.view.borrow().has_dead()).await;
+    while !store.claim(100, &known()).await.unwrap().is_empty() {}
+    wait_a_day(server, &schema);
+    for _ in 0..2 {
+        upkeep::pass(&store.queue, None).await.unwrap();
+    }
+    assert_eq!(lines(server, &schema), [1, 1, 3]);
+    until("they are counted", || store.usage().tasks == 3).await;
+    for id in [4, 1, 2] {
+        store.remove(&task(["", "b", "c", "", "a"][id], id.try_into().unwrap()).key).await.unwrap();
+    }
+    assert_eq!((lines(server, &schema)[2], store.usage()), (0, Usage::default()));
+    store.close().await;
+}

@@ -409,10 +409,10 @@ impl TaskStore for PostgresStore {
     ) -> Result<SummaryPage, StoreError> {
         loop {
             let found = self.lists.lane()?.read(async |link| lists::page(link, owner, after, limit, now).await).await?;
-            let last = found.rows.last().and_then(|row| Some((row.summary.as_ref()?.created_at, row.key.id)));
+            let last = found.last.map(|(time, key)| (time, key.id));
             let tasks = self.listed(found.rows, now).await;
             // A page without tasks names no place to go on at.
-            if !tasks.is_empty() || !found.has_more || last.is_none() {
+            if !tasks.is_empty() || !found.has_more || last.is_none() || last == after {
                 return Ok(SummaryPage { tasks, has_more: found.has_more });
             }
             after = last;
@@ -473,10 +473,9 @@ impl TaskStore for PostgresStore {
     ) -> Result<SummaryPage, StoreError> {
         loop {
             let found = self.lists.lane()?.read(async |link| lists::survey(link, after, limit, now).await).await?;
-            let last = found.rows.last();
-            let last = last.and_then(|row| Some((row.summary.as_ref()?.created_at, ShortReference::of(&row.key))));
+            let last = found.last.map(|(time, key)| (time, ShortReference::of(&key)));
             let tasks = self.listed(found.rows, now).await;
-            if !tasks.is_empty() || !found.has_more || last.is_none() {
+            if !tasks.is_empty() || !found.has_more || last.is_none() || last == after {
                 return Ok(SummaryPage { tasks, has_more: found.has_more });
             }
             after = last;

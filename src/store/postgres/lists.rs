@@ -20,6 +20,8 @@ use crate::task::{
 pub(super) struct ListLines {
     pub(super) rows: Vec<ListLine>,
     pub(super) has_more: bool,
+    /// Of the last one, which may be one that cannot be read: when it was made, as it stands in the list, and its key.
+    pub(super) last: Option<(Timestamp, TaskKey)>,
 }
 
 /// Those of `wanted`, which has [`super::columns::LISTED`] in its order, that begin before the bytes of a page are full.
@@ -37,7 +39,9 @@ fn paged(wanted: &str, order: &str) -> String {
 fn page_of(rows: &[tokio_postgres::Row], limit: usize) -> Result<ListLines, Error> {
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
     let listed = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
-    Ok(ListLines { has_more: count(found) > listed.len(), rows: listed })
+    let created = rows.iter().take(limit).next_back().map(|row| row.try_get("created")).transpose()?.map(time);
+    let last = created.zip(listed.last().map(|line| line.key.clone()));
+    Ok(ListLines { has_more: count(found) > listed.len(), rows: listed, last })
 }
 
 /// One owner's rows that are not gone, in order of creation.

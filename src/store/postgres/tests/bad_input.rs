@@ -207,6 +207,9 @@ fn is_condemned(task: &Task) -> bool {
     matches!(&task.phase, Phase::Settled(Outcome::Faulted(Failure::Gateway(found))) if *found == fault)
 }
 
+/// A record as a program of version 99 would write it.
+const NEWER: &str = "'\\x0063'::bytea || substring(sha256('\\x0063' || substring(record FROM 19)) FROM 1 FOR 16) || substring(record FROM 19)";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_of_a_newer_format_is_left_as_it_is() {
     let Some(server) = shared() else { return };
@@ -214,8 +217,7 @@ async fn a_record_of_a_newer_format_is_left_as_it_is() {
     let store = open_with(settings(server, &schema)).await.unwrap();
     let one = task("a", 1);
     store.insert(&one).await.unwrap();
-    let signed = "'\\x0063'::bytea || substring(sha256('\\x0063' || substring(record FROM 19)) FROM 1 FOR 16) || substring(record FROM 19)";
-    spoil(server, &schema, 1, signed);
+    spoil(server, &schema, 1, NEWER);
     let bytes = || server.psql(&format!("SELECT rev, encode(record, 'hex') FROM {schema}.tg_task"));
     let before = bytes();
     for _ in 0..2 {
@@ -223,6 +225,44 @@ async fn a_record_of_a_newer_format_is_left_as_it_is() {
         assert!(matches!(&found, Err(StoreError::Io(why)) if why.to_string().contains("version 99")), "{found:?}");
     }
     assert_eq!(bytes(), before);
+    store.close().await;
+}
+
+/// However many stand in a row.
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_go_on_behind_rows_that_cannot_be_read() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    for id in 1..=6 {
+        store
+            .insert(&Task { created_at: START.after(Duration::from_millis(id)), ..task("a", id.into()) })
+            .await
+            .unwrap();
+    }
+    for id in [1, 2, 4, 5] {
+        spoil(server, &schema, id, NEWER);
+    }
+    server.psql(&format!(
+        "UPDATE {schema}.tg_task SET summary = '\\x' WHERE octet_length(record) > 0 AND get_byte(record, 1) = 99"
+    ));
+    for limit in 1..=3 {
+        let (mut seen, mut surveyed, mut after, mut behind) = (Vec::new(), Vec::new(), None, None);
+        for _ in 0..6 {
+            let page = store.page(&Principal::new("a"), after, limit, START).await.unwrap();
+            seen.extend(page.tasks.iter().map(|task| task.key.id.bits()));
+            let Some(last) = page.tasks.last().filter(|_| page.has_more) else { break };
+            after = Some((last.created_at, last.key.id));
+        }
+        for _ in 0..6 {
+            let page = store.survey(behind, limit, START).await.unwrap();
+            surveyed.extend(page.tasks.iter().map(|task| task.key.id.bits()));
+            let Some(last) = page.tasks.last().filter(|_| page.has_more) else { break };
+            behind = Some((last.created_at, ShortReference::of(&last.key)));
+        }
+        surveyed.reverse();
+        assert_eq!((&seen[..], &surveyed[..]), (&[3, 6][..], &[3, 6][..]), "{limit} at a time");
+    }
     store.close().await;
 }
 

@@ -178,6 +178,17 @@ impl CombinedUpstreams {
         self.settings.upstreams.iter().position(|name| **name == *upstream)
     }
 
+    /// Returns once the endpoint's own streams are to end.
+    fn has_left(&self) -> impl Future<Output = ()> + Send + 'static {
+        let (replaced, ending) = (self.leaving.clone(), self.common().leaving.clone());
+        async move {
+            tokio::select! {
+                () = replaced.cancelled() => (),
+                () = ending.cancelled() => (),
+            }
+        }
+    }
+
     /// Tells operators that an upstream is missing in what a client is shown, and remembers to tell the client once it is not.
     fn note_absence(&self, client: &EndpointClient, at: usize, why: &str) {
         let (path, upstream) = (&self.settings.path, &self.settings.upstreams[at]);
@@ -266,5 +277,9 @@ impl PathFaces for Arc<CombinedUpstreams> {
 
     async fn delete(&self, inbound: &Inbound) -> FaceResponse {
         self.delete_in_session(inbound).await
+    }
+
+    fn left(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.has_left()
     }
 }

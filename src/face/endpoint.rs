@@ -133,4 +133,8 @@ impl PathFaces for UpstreamEndpoint {
     async fn delete(&self, inbound: &Inbound) -> FaceResponse {
         self.session.delete(inbound).await
     }
+
+    fn left(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.served.leaving.clone().cancelled_owned()
+    }
 }

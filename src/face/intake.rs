@@ -12,6 +12,7 @@ use super::answer::{
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound};
+use super::revocable_body::ending_with;
 use super::served::Served;
 use super::session::refuse;
 use super::session_homes::{self, ForwardReason};
@@ -48,6 +49,9 @@ pub(super) trait PathFaces: Send + Sync {
 
     /// Ends a session.
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
+
+    /// Returns once streams are to end that end by no other means.
+    fn left(&self) -> impl Future<Output = ()> + Send + 'static;
 }
 
 /// Answers one request.
@@ -111,11 +115,12 @@ async fn pass_on(
     Box::pin(homes.pass_on(inbound, errand)).await
 }
 
-/// A stream that comes from the session's home: what it takes up here is bounded as for all who listen.
+/// A stream that comes from the session's home: what it takes up here is bounded as for all who listen, and it ends here as
+/// theirs do, so that it holds up no shutdown. Its client goes on with it elsewhere.
 fn held(faces: &impl PathFaces, inbound: &Inbound, answer: FaceResponse) -> FaceResponse {
     let Served { listeners, channel, .. } = faces.served();
     match listeners.take(&inbound.counted_as(), channel.name()) {
-        Ok(place) => answer.map(|body| place.keep(body)),
+        Ok(place) => ending_with(answer, || faces.left()).map(|body| place.keep(body)),
         Err(fault) if fault.reason == Reason::Draining => bare(StatusCode::SERVICE_UNAVAILABLE),
         Err(fault) => too_many(&fault),
     }

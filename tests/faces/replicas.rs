@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod gone;
+mod leaving;
 mod link;
 mod postgres;
 mod raw_replica;
@@ -17,3 +18,4 @@ use support::certificates;
 use support::replicas as harness;
 use support::scripted as upstream;
 use support::session_client as client;
+use support::talk;

@@ -351,8 +351,7 @@ impl CallMessages for MergedStream {
             }
             let leaving = async {
                 tokio::select! {
-                    () = self.upstreams.leaving.cancelled() => (),
-                    () = self.upstreams.common().leaving.cancelled() => (),
+                    () = self.upstreams.has_left() => (),
                     () = self.session.ended.cancelled() => (),
                 }
             };

@@ -35,8 +35,9 @@ use super::intake::{self, BatchItems, PathFaces};
 use super::served::Served;
 use crate::metric;
 use crate::task::Principal;
-use crate::wire::Message;
+use crate::upstream::own_ids;
 use crate::wire::envelope::Request;
+use crate::wire::{Message, RequestId};
 use lists::ListOwners;
 use member_request::EndpointClient;
 pub use member_session::CombinedSessions;
@@ -277,6 +278,22 @@ impl PathFaces for Arc<CombinedUpstreams> {
 
     async fn delete(&self, inbound: &Inbound) -> FaceResponse {
         self.delete_in_session(inbound).await
+    }
+
+    fn has_asked(&self, nonce: u128, id: &RequestId) -> bool {
+        let Some((upstream, own)) = messages::unmarked(id) else { return false };
+        let mut open =
+            self.open_members(nonce).into_iter().filter(|(at, _)| *self.settings.upstreams[*at] == *upstream);
+        open.any(|(at, nonce)| self.members[at].endpoint.has_asked(nonce, &own))
+    }
+
+    fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
+        let open = self.open_members(nonce);
+        open.into_iter().any(|(at, nonce)| self.members[at].endpoint.has_under_way(nonce, id))
+    }
+
+    fn is_asked_by_a_gateway(&self, id: &RequestId) -> bool {
+        messages::unmarked(id).is_some_and(|(_, own)| own_ids::rest(&own).is_some())
     }
 
     fn left(&self) -> impl Future<Output = ()> + Send + 'static {

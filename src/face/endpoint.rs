@@ -18,8 +18,9 @@ use super::served::Served;
 use super::session::{self, SessionFace};
 use super::stateless::{MessageContext, StatelessFace};
 use crate::task::Principal;
-use crate::wire::Message;
+use crate::upstream::own_ids;
 use crate::wire::envelope::Request;
+use crate::wire::{Message, RequestId};
 
 /// Where one upstream is served.
 #[derive(Debug)]
@@ -132,6 +133,18 @@ impl PathFaces for UpstreamEndpoint {
 
     async fn delete(&self, inbound: &Inbound) -> FaceResponse {
         self.session.delete(inbound).await
+    }
+
+    fn has_asked(&self, nonce: u128, id: &RequestId) -> bool {
+        self.session.has_asked(nonce, id)
+    }
+
+    fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
+        self.session.has_under_way(nonce, id)
+    }
+
+    fn is_asked_by_a_gateway(&self, id: &RequestId) -> bool {
+        own_ids::rest(id).is_some()
     }
 
     fn left(&self) -> impl Future<Output = ()> + Send + 'static {

@@ -50,6 +50,15 @@ pub(super) trait PathFaces: Send + Sync {
     /// Ends a session.
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
+    /// Whether a question waits for its answer in this process that a call in the session of this nonce asked.
+    fn has_asked(&self, nonce: u128, id: &RequestId) -> bool;
+
+    /// Whether a request of the session of this nonce is under way in this process, as far as those are registered.
+    fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool;
+
+    /// Whether it was a gateway, and not a server, that asked under this id.
+    fn is_asked_by_a_gateway(&self, id: &RequestId) -> bool;
+
     /// Returns once streams are to end that end by no other means.
     fn left(&self) -> impl Future<Output = ()> + Send + 'static;
 }
@@ -93,7 +102,7 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     if !is_session || header_is_stateless(&inbound.headers) {
         return only_post();
     }
-    if let Some(passed) = pass_on(faces, inbound, errand_of_operation(inbound)).await {
+    if let Some(passed) = pass_on(faces, inbound, errand_of_operation(inbound), |_| false).await {
         return match passed {
             Ok(answer) if inbound.method == Method::GET => held(faces, inbound, answer),
             Ok(answer) => answer,
@@ -104,15 +113,17 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     if inbound.method == Method::GET { faces.get(inbound).await } else { faces.delete(inbound).await }
 }
 
-/// Has a request answered where its session is at home; `None` where that is here.
+/// Has a request answered where its session is at home; `None` where that is here, and where it is known here in the session of
+/// a nonce.
 async fn pass_on(
     faces: &impl PathFaces,
     inbound: &Inbound,
     errand: HomeErrand,
+    is_known: impl Fn(u128) -> bool + Send,
 ) -> Option<Result<FaceResponse, GatewayFault>> {
     let homes = faces.served().homes.as_ref()?;
     // On the heap, so that a gateway that is alone has no room for it in every request.
-    Box::pin(homes.pass_on(inbound, errand)).await
+    Box::pin(homes.pass_on(inbound, errand, is_known)).await
 }
 
 /// A stream that comes from the session's home: what it takes up here is bounded as for all who listen, and it ends here as
@@ -139,19 +150,31 @@ fn is_told_by_the_store(message: &Message, done_at_home: Executed) -> bool {
 }
 
 /// What is asked of a session's home with a message.
-const fn errand_of(message: &Message) -> HomeErrand {
-    match message {
-        Message::Request(_) => HomeErrand::Begin,
-        Message::Notification(_) | Message::Response(_) => HomeErrand::GoOn,
-    }
+fn errand_of(faces: &impl PathFaces, message: &Message) -> HomeErrand {
+    let is_of_a_call = match message {
+        Message::Request(_) => return HomeErrand::Begin,
+        Message::Notification(notification) => notification.cancelled().is_some(),
+        Message::Response(response) => response.id.as_ref().is_some_and(|id| faces.is_asked_by_a_gateway(id)),
+    };
+    if is_of_a_call { HomeErrand::GoOnWherever } else { HomeErrand::GoOn }
 }
 
 /// The same with an array: what could not be read begins nothing either.
-fn errand_of_batch(batch: &[(Result<Message, EnvelopeError>, Bytes)]) -> HomeErrand {
-    let begins = |(read, _): &(Result<Message, EnvelopeError>, Bytes)| {
-        read.as_ref().is_ok_and(|message| errand_of(message) == HomeErrand::Begin)
-    };
-    if batch.iter().any(begins) { HomeErrand::Begin } else { HomeErrand::GoOn }
+fn errand_of_batch(faces: &impl PathFaces, batch: &[(Result<Message, EnvelopeError>, Bytes)]) -> HomeErrand {
+    let messages = batch.iter().flat_map(|(read, _)| read);
+    messages.map(|message| errand_of(faces, message)).max().unwrap_or(HomeErrand::GoOn)
+}
+
+/// Whether a message goes on with a call that this process runs in the session of this nonce, whose home it need not be: one that
+/// ends has others run what is new.
+fn is_known_here(faces: &impl PathFaces, nonce: u128, message: &Message) -> bool {
+    match message {
+        Message::Request(_) => false,
+        Message::Notification(notification) => {
+            notification.cancelled().is_some_and(|id| faces.has_under_way(nonce, &id))
+        }
+        Message::Response(response) => response.id.as_ref().is_some_and(|id| faces.has_asked(nonce, id)),
+    }
 }
 
 /// The same with GET and DELETE: a stream that is taken up again was begun there.
@@ -219,7 +242,10 @@ async fn pass_on_message(
 ) -> Option<Result<FaceResponse, GatewayFault>> {
     match (face, message) {
         (Face::Session, Message::Request(request)) if request.method == method::INITIALIZE => None,
-        (Face::Session, _) => pass_on(faces, inbound, errand_of(message)).await,
+        (Face::Session, _) => {
+            let is_known = |nonce| is_known_here(faces, nonce, message);
+            pass_on(faces, inbound, errand_of(faces, message), is_known).await
+        }
         (Face::Stateless, Message::Request(request)) => pass_on_answers(faces, inbound, request).await,
         (Face::Stateless, Message::Notification(_) | Message::Response(_)) => None,
     }
@@ -294,7 +320,8 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
         let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
         return refuse(&addressee, &complaint);
     }
-    match pass_on(faces, inbound, errand_of_batch(&batch)).await {
+    let is_known = |nonce| batch.iter().flat_map(|(read, _)| read).any(|message| is_known_here(faces, nonce, message));
+    match pass_on(faces, inbound, errand_of_batch(faces, &batch), is_known).await {
         Some(Ok(answer)) => return answer,
         Some(Err(fault)) => return addressee.fault(&fault),
         None => (),

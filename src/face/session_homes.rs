@@ -129,27 +129,48 @@ impl SessionHomes {
         &*self.clock
     }
 
-    /// Answers a request of a session that is at home at another replica; `None` for one that is answered here.
+    /// Answers a request of a session that is at home at another replica; `None` for one that is answered here, as is one that
+    /// goes on with what `is_known` here in the session of this nonce. What may go on with a call of the home or of the replica that
+    /// stands in for it goes to both: the one that does not know it drops it. Neither is done with it until both are.
     pub(super) async fn pass_on(
         &self,
         inbound: &Inbound,
         errand: HomeErrand,
+        is_known: impl Fn(u128) -> bool + Send,
     ) -> Option<Result<FaceResponse, GatewayFault>> {
-        let peer = self.elsewhere(inbound, errand)?;
-        Some(self.forward(inbound, peer, ForwardReason::Session).await)
+        let (home, stand_in) = self.elsewhere(inbound, errand, is_known)?;
+        let at_home = self.forward(inbound, home, ForwardReason::Session);
+        let Some(stand_in) = stand_in else { return Some(at_home.await) };
+        let (at_home, elsewhere) = tokio::join!(at_home, self.forward(inbound, stand_in, ForwardReason::Session));
+        Some(at_home.and_then(|answer| elsewhere.map(|_| answer)))
     }
 
-    /// Where the session of a request is at home, if that is not here.
-    fn elsewhere(&self, inbound: &Inbound, errand: HomeErrand) -> Option<ReplicaPeer> {
+    /// Where the session of a request is at home, if that is not here, and which other replica may have to do with it.
+    fn elsewhere(
+        &self,
+        inbound: &Inbound,
+        errand: HomeErrand,
+        is_known: impl Fn(u128) -> bool,
+    ) -> Option<(ReplicaPeer, Option<ReplicaPeer>)> {
         if !may_go_on(inbound) {
             return None;
         }
         let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
         let (home, nonce) = self.sealer.open_session_home(sealed)?;
-        match self.directory.load().home(home, nonce, errand) {
-            SessionHome::Here => None,
-            SessionHome::There(peer) => Some(peer),
-        }
+        let directory = self.directory.load();
+        let peer = match directory.home(home, nonce, errand) {
+            SessionHome::Here => return None,
+            SessionHome::There(peer) => peer,
+        };
+        let stand_in = match errand {
+            HomeErrand::GoOnWherever => directory.home(home, nonce, HomeErrand::Begin),
+            HomeErrand::GoOn | HomeErrand::Begin => SessionHome::Here,
+        };
+        let stand_in = match stand_in {
+            SessionHome::There(other) if other != peer => Some(other),
+            SessionHome::There(_) | SessionHome::Here => None,
+        };
+        (!is_known(nonce)).then_some((peer, stand_in))
     }
 
     /// Passes on a request for what was begun at `home`, and ends with it; `None` where that is here, or gone.

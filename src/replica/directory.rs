@@ -38,13 +38,16 @@ pub struct ReplicaPeer {
     pub address: SocketAddr,
 }
 
-/// What is asked of a session's home.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is asked of a session's home. Of several the last of this order is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HomeErrand {
+    /// The rest of something that was begun there.
+    GoOn,
+    /// The rest of a call: an answer to what the gateway asked, a cancellation. Since the home ends, the call may be one that was
+    /// begun at the replica that stands in.
+    GoOnWherever,
     /// Something new: a replica that ends is not bothered.
     Begin,
-    /// The rest of something that was begun there: an answer, a cancellation.
-    GoOn,
 }
 
 impl ReplicaDirectory {
@@ -91,7 +94,7 @@ impl ReplicaDirectory {
             return SessionHome::Here;
         }
         let begun_at = begun_at.and_then(|at| self.member(at));
-        if let Some(member) = begun_at.filter(|member| errand == HomeErrand::GoOn || !member.is_leaving) {
+        if let Some(member) = begun_at.filter(|member| errand != HomeErrand::Begin || !member.is_leaving) {
             return self.at(member);
         }
         let standing = self.members.iter().filter(|member| !member.is_leaving);
@@ -238,6 +241,7 @@ mod tests {
             (vec![member(1), unreachable], 7, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), leaving.clone()], 2, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), leaving.clone()], 2, HomeErrand::GoOn, there(2)),
+            (vec![member(1), leaving.clone()], 2, HomeErrand::GoOnWherever, there(2)),
             (vec![member(5), leaving], 9, HomeErrand::GoOn, there(5)),
         ] {
             let directory = ReplicaDirectory::new(Incarnation(1), living);

@@ -7,7 +7,7 @@ mod handshake;
 mod listening;
 mod questions;
 mod resuming;
-mod server;
+pub(crate) mod server;
 mod sessions;
 
 use support::scripted as upstream;

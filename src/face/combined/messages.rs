@@ -30,7 +30,7 @@ fn marked(upstream: &str, id: &RequestId) -> Option<RequestId> {
 }
 
 /// The upstream whose mark an id has, and the id as that knows it.
-fn unmarked(id: &RequestId) -> Option<(String, RequestId)> {
+pub(super) fn unmarked(id: &RequestId) -> Option<(String, RequestId)> {
     let text = id.as_text()?;
     let (upstream, rest) = text.split_once(MARK_END)?;
     let own = match rest.chars().next()? {

@@ -28,6 +28,10 @@ pub(in crate::face) enum RequestStage {
     Driven,
 }
 
+impl RequestStage {
+    const ALL: [Self; 3] = [Self::Queued, Self::Held, Self::Driven];
+}
+
 type InFlightKey = (u128, RequestId, RequestStage);
 
 /// By the session's nonce, so that no session reaches into another.
@@ -115,6 +119,12 @@ impl InFlight {
         self.requests.lock().find(nonce, id, stage).is_some()
     }
 
+    /// Whether a request is at any stage.
+    pub(super) fn knows_any(&self, nonce: u128, id: &RequestId) -> bool {
+        let requests = self.requests.lock();
+        RequestStage::ALL.into_iter().any(|stage| requests.find(nonce, id, stage).is_some())
+    }
+
     /// Cancels what a session has under way. What waits for a place is left: it meets the end of its session there.
     pub(super) fn end_session(&self, nonce: u128) {
         for (of, stage, cancelled) in self.requests.lock().all.values() {
@@ -177,6 +187,7 @@ mod tests {
         assert!(!in_flight.cancel(1, &id, RequestStage::Queued), "nothing of this id waits for a place");
         assert!(in_flight.cancel(1, &id, RequestStage::Driven));
         assert_eq!(entries.each_ref().map(|entry| entry.cancelled().is_cancelled()), [true, false]);
+        assert!(in_flight.knows_any(1, &id) && !in_flight.knows_any(3, &id));
         let again = in_flight.drive(1, &id).unwrap();
         drop(entries);
         in_flight.end_session(1);

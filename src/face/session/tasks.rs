@@ -84,6 +84,11 @@ impl SessionTasksState {
         }
     }
 
+    /// Whether a request is still to be answered that became a task under an id of its client's, or is about to.
+    pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
+        self.requests.knows(nonce, id)
+    }
+
     /// The look-ups of tasks that failed.
     pub(super) const fn misses(&self) -> &UnknownTaskWatch {
         &self.misses

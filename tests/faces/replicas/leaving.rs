@@ -3,13 +3,24 @@
 use std::time::Duration;
 
 use http::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
+use taskgate::replica::ReplicaMember;
 use tokio_util::task::TaskTracker;
 
-use super::client::{Client, initialize};
+use super::client::{Client, call, initialize};
 use super::harness::{Replicas, before};
 use super::talk::SessionMessages;
-use super::upstream::{BodySender, ScriptedServer, in_time};
+use super::upstream::{BodySender, Once, ScriptedReply, ScriptedServer, SeenRequest, answer, in_time};
+use crate::session_bridge::server::stateless;
+
+const ASKED: &str = "elicitation/create";
+
+/// To the others the first replica is about to end.
+fn announce_end_of_the_first(replicas: &Replicas) {
+    let living = replicas.all.iter().map(|one| one.member(one.gateway.replica_address()));
+    let seen: Vec<_> = living.enumerate().map(|(at, member)| ReplicaMember { is_leaving: at == 0, ..member }).collect();
+    replicas.all[1..].iter().for_each(|one| one.sees(seen.clone()));
+}
 
 /// A client that can be asked for what it declares, with a session that was begun at the first one.
 async fn client(replicas: &Replicas) -> Client {
@@ -48,8 +59,44 @@ async fn a_stream_that_a_replica_passes_on_ends_with_that_replica() {
     }
 }
 
+/// The list with the tool that is called here.
+pub(super) fn listed(seen: &SeenRequest) -> Option<ScriptedReply> {
+    let tool = json!({ "name": "t", "inputSchema": { "type": "object" } });
+    let list = json!({ "resultType": "complete", "tools": [tool], "ttlMs": 0, "cacheScope": "private" });
+    (seen.rpc() == "tools/list").then(|| answer(seen, &list))
+}
+
+/// A server without sessions, whose calls ask before they return.
+async fn asking() -> ScriptedServer {
+    stateless(|seen| {
+        let params = &seen.body["params"];
+        match (seen.rpc(), params["requestState"].as_str()) {
+            ("tools/call", None) => {
+                let form = json!({ "mode": "form", "message": "?", "requestedSchema": { "type": "object" } });
+                let questions = json!({ "k": { "method": ASKED, "params": form } });
+                let result = json!({ "resultType": "input_required", "inputRequests": questions, "requestState": "s" });
+                Some(answer(seen, &result))
+            }
+            ("tools/call", Some(_)) => {
+                Some(answer(seen, &json!({ "content": [], "structuredContent": params["inputResponses"] })))
+            }
+            _ => listed(seen),
+        }
+    })
+    .await
+}
+
+fn accepted(id: &Value) -> String {
+    json!({ "jsonrpc": "2.0", "id": id, "result": { "action": "accept", "content": {} } }).to_string()
+}
+
+fn cancelled(id: u32) -> String {
+    let params = json!({ "requestId": id });
+    json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": params }).to_string()
+}
+
 /// At its own path, and at an endpoint of several servers.
-async fn in_front_of(server: &ScriptedServer, is_endpoint: bool) -> Replicas {
+pub(super) async fn in_front_of(server: &ScriptedServer, is_endpoint: bool) -> Replicas {
     let served = match is_endpoint {
         false => before(server),
         true => format!(
@@ -58,4 +105,47 @@ async fn in_front_of(server: &ScriptedServer, is_endpoint: bool) -> Replicas {
         ),
     };
     Replicas::serving(3, &served, &[]).await
+}
+
+/// Where the call was made, and where its client goes on with it: one of them runs it.
+const AT: [(usize, usize); 4] = [(1, 1), (1, 2), (2, 1), (2, 2)];
+
+/// What is begun while a session's home ends is begun elsewhere, and the rest of it is taken there.
+#[tokio::test]
+async fn a_question_of_a_call_that_another_runs_for_a_leaving_home_is_answered_there() {
+    for is_endpoint in [false, true] {
+        let server = asking().await;
+        let replicas = in_front_of(&server, is_endpoint).await;
+        let client = client(&replicas).await;
+        announce_end_of_the_first(&replicas);
+        for (calls, answers) in AT {
+            let [there, elsewhere] = [calls, answers].map(|at| replicas.at(at, &client));
+            let mut stream = SessionMessages::of(there.post(call(1)).await);
+            let question = in_time(stream.next_of(ASKED)).await;
+            assert_eq!(elsewhere.post(accepted(&question["id"])).await.status, StatusCode::ACCEPTED);
+            let result = in_time(stream.next()).await.unwrap();
+            let told = &result["result"]["structuredContent"]["k"]["action"];
+            assert_eq!(told, "accept", "{is_endpoint} {calls} {answers}: {result}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_another_runs_for_a_leaving_home_is_cancelled_there() {
+    for is_endpoint in [false, true] {
+        for (calls, cancels) in AT {
+            let (events, stream) = Once::events();
+            let script = move |seen: &SeenRequest| if seen.is_call() { stream.take() } else { listed(seen) };
+            let server = stateless(script).await;
+            let replicas = in_front_of(&server, is_endpoint).await;
+            let client = client(&replicas).await;
+            announce_end_of_the_first(&replicas);
+            let [there, elsewhere] = [calls, cancels].map(|at| replicas.at(at, &client));
+            let calling = TaskTracker::new().spawn(async move { there.post(call(1)).await });
+            server.world.first(SeenRequest::is_call).await;
+            assert_eq!(elsewhere.post(cancelled(1)).await.status, StatusCode::ACCEPTED);
+            events.left().await;
+            assert_eq!(in_time(calling).await.unwrap().text().await, "", "a request that was cancelled has no answer");
+        }
+    }
 }

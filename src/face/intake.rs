@@ -177,10 +177,11 @@ fn is_known_here(faces: &impl PathFaces, nonce: u128, message: &Message) -> bool
     }
 }
 
-/// The same with GET and DELETE: a stream that is taken up again was begun there.
+/// The same with GET and DELETE: a stream that is taken up again was begun there, and of the calls that a session must outlive
+/// (T-31) its home knows those that were.
 fn errand_of_operation(inbound: &Inbound) -> HomeErrand {
-    let takes_up = inbound.method == Method::GET && inbound.headers.contains_key(headers::LAST_EVENT_ID);
-    if takes_up { HomeErrand::GoOn } else { HomeErrand::Begin }
+    let goes_on = inbound.method == Method::DELETE || inbound.headers.contains_key(headers::LAST_EVENT_ID);
+    if goes_on { HomeErrand::GoOn } else { HomeErrand::Begin }
 }
 
 /// Answers a message without an answer of its own whose home gave none: 503 where nothing was done, so that it is sent again; 202

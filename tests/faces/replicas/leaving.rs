@@ -149,3 +149,23 @@ async fn a_call_that_another_runs_for_a_leaving_home_is_cancelled_there() {
         }
     }
 }
+
+/// T-31. Its tasks run at the home, which alone knows of them.
+#[tokio::test]
+async fn t_31_the_end_of_a_session_waits_for_the_tasks_of_a_home_that_is_leaving() {
+    let (events, stream) = Once::events();
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let replicas = Replicas::pair(&server).await;
+    let here = client(&replicas).await;
+    let task = json!({ "name": "slow", "arguments": {}, "task": {} });
+    let made = here.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": task }).to_string());
+    assert!(made.await.json().await["result"]["task"]["taskId"].is_string());
+    let running = server.world.first(SeenRequest::is_call).await;
+    announce_end_of_the_first(&replicas);
+    assert_eq!(replicas.at(1, &here).delete().await.status, StatusCode::OK);
+    let is_end = |seen: &SeenRequest| seen.method == "DELETE";
+    assert_eq!(server.world.all(is_end).len(), 0, "a task still runs");
+    events.result(&running, &json!({ "content": [] }));
+    drop(events);
+    server.world.first(is_end).await;
+}

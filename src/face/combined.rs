@@ -296,6 +296,11 @@ impl PathFaces for Arc<CombinedUpstreams> {
         messages::unmarked(id).is_some_and(|(_, own)| own_ids::rest(&own).is_some())
     }
 
+    fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
+        // All upstreams know the ids of all.
+        messages::unmarked(id).is_some_and(|(_, own)| self.members[0].endpoint.is_asked_by_a_task(&own))
+    }
+
     fn left(&self) -> impl Future<Output = ()> + Send + 'static {
         self.has_left()
     }

@@ -19,7 +19,7 @@ use super::session::{self, SessionFace};
 use super::stateless::{MessageContext, StatelessFace};
 use crate::task::Principal;
 use crate::upstream::own_ids;
-use crate::wire::envelope::Request;
+use crate::wire::envelope::{Request, Response};
 use crate::wire::{Message, RequestId};
 
 /// Where one upstream is served.
@@ -51,6 +51,11 @@ impl UpstreamEndpoint {
     #[must_use]
     pub const fn login(&self) -> Option<&ClientLogin> {
         self.login.as_ref()
+    }
+
+    /// Takes an answer to a question of a task, whichever session it was asked in.
+    pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
+        self.session.take_answer(principal, response).await
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -145,6 +150,10 @@ impl PathFaces for UpstreamEndpoint {
 
     fn is_asked_by_a_gateway(&self, id: &RequestId) -> bool {
         own_ids::rest(id).is_some()
+    }
+
+    fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
+        self.session.is_asked_by_a_task(id)
     }
 
     fn left(&self) -> impl Future<Output = ()> + Send + 'static {

@@ -59,6 +59,9 @@ pub(super) trait PathFaces: Send + Sync {
     /// Whether it was a gateway, and not a server, that asked under this id.
     fn is_asked_by_a_gateway(&self, id: &RequestId) -> bool;
 
+    /// Whether a task asked under this id.
+    fn is_asked_by_a_task(&self, id: &RequestId) -> bool;
+
     /// Returns once streams are to end that end by no other means.
     fn left(&self) -> impl Future<Output = ()> + Send + 'static;
 }
@@ -137,11 +140,15 @@ fn held(faces: &impl PathFaces, inbound: &Inbound, answer: FaceResponse) -> Face
     }
 }
 
-/// Whether a message of a session asks for a task: where the session's home gave no answer, any other gateway can. The home is asked
+/// Whether a message of a session is about a task: where the session's home gave no answer, any other gateway can. The home is asked
 /// first, as it has the stream on which the client is told of changes. What changes something is done here only where nothing was
-/// done there.
-fn is_told_by_the_store(message: &Message, done_at_home: Executed) -> bool {
-    let Message::Request(request) = message else { return false };
+/// done there, but for an answer: it is taken once, however often it comes (EXT-39).
+fn is_told_by_the_store(faces: &impl PathFaces, message: &Message, done_at_home: Executed) -> bool {
+    let request = match message {
+        Message::Request(request) => request,
+        Message::Response(response) => return response.id.as_ref().is_some_and(|id| faces.is_asked_by_a_task(id)),
+        Message::Notification(_) => return false,
+    };
     match &*request.method {
         method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST => true,
         method::TASKS_CANCEL => done_at_home == Executed::No,
@@ -212,7 +219,7 @@ async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: B
     }
     let response = match pass_on_message(faces, face, &inbound, &message).await {
         Some(Ok(answer)) => answer,
-        Some(Err(fault)) if is_told_by_the_store(&message, fault.executed) => {
+        Some(Err(fault)) if is_told_by_the_store(faces, &message, fault.executed) => {
             serve_one(faces, face, inbound, message).await
         }
         Some(Err(fault)) => return asker.refuse_away(&fault),

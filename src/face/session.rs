@@ -39,10 +39,10 @@ use super::sealed::{Sealer, digest_of};
 use super::served::Served;
 use crate::dialect::RequestError;
 use crate::engine::ServiceSettings;
-use crate::task::{Drafts, Reason};
+use crate::task::{Drafts, Principal, Reason};
 use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::OwnSessions;
-use crate::wire::envelope::{EnvelopeError, Request};
+use crate::wire::envelope::{EnvelopeError, Request, Response};
 use crate::wire::{Message, MessageText, ProtocolVersion, RequestId, method};
 use known_tools::ServerTools;
 use message_check::{tool_of, vet, vet_request};
@@ -268,6 +268,16 @@ impl SessionFace {
         self.shared.open.in_flight.knows_any(nonce, id) || self.shared.tasks.has_under_way(nonce, id)
     }
 
+    /// Whether a task asked under this id.
+    pub(super) fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
+        self.shared.is_of_a_task(id)
+    }
+
+    /// Takes an answer to a question of a task, whichever session it was asked in.
+    pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
+        Box::pin(self.shared.take_answer(principal, response)).await
+    }
+
     /// The session that a request names.
     fn session(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         let served = &self.shared.served;
@@ -355,7 +365,7 @@ enum MessageRoute {
     /// The end of a call that became a task under an id of its client's.
     TakenBack(RequestId),
     /// An answer to a question of a task.
-    Answer(crate::wire::envelope::Response),
+    Answer(Response),
     /// For the gateway itself, which has no use for it.
     Nothing,
 }

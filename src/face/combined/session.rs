@@ -27,7 +27,7 @@ use crate::dialect::session_results::initialize_result;
 use crate::face::answer::{Addressee, accepted, addressee, bare};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, full_body};
-use crate::face::intake::BatchItems;
+use crate::face::intake::{BatchItems, PathFaces as _};
 use crate::face::rewrite::{ClientInitialize, introduction_result};
 use crate::face::sealed::{SessionToken, digest_of};
 use crate::face::session::{self, SessionLookupError, refuse};
@@ -180,7 +180,7 @@ impl CombinedUpstreams {
         self.tell(client, session, (only.as_deref(), &text)).await
     }
 
-    /// Passes an answer on to the upstream that asked.
+    /// Passes an answer on to the upstream that asked. One to a task's question needs no session there: the task is in the store.
     async fn answered(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -188,6 +188,15 @@ impl CombinedUpstreams {
         response: &Response,
         body: &Bytes,
     ) -> FaceResponse {
+        if let Some((upstream, id)) = response.id.as_ref().and_then(messages::unmarked)
+            && self.members[0].endpoint.is_asked_by_a_task(&id)
+        {
+            let Some(at) = self.position(&upstream).filter(|at| self.is_for(*at, client.principal())) else {
+                return accepted();
+            };
+            let response = Response { id: Some(id), ..response.clone() };
+            return self.members[at].endpoint.take_answer(client.principal(), response).await;
+        }
         let marked = messages::answer(response);
         let (only, text) = match &marked {
             Some((upstream, text)) => (Some(upstream.as_str()), text),

@@ -13,7 +13,8 @@ use tokio_util::task::TaskTracker;
 use super::client::{Client, call};
 use super::harness::{Replicas, before};
 use super::raw_replica::{Does, replica};
-use super::upstream::{Once, ScriptedServer, SeenRequest};
+use super::talk::SessionMessages;
+use super::upstream::{Once, ScriptedServer, SeenRequest, answer, in_time};
 
 const NOTE: &str = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
 
@@ -106,6 +107,57 @@ async fn a_notification_whose_home_was_lost_may_have_been_taken() {
     replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
     let reply = there.post(NOTE).await;
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
+}
+
+/// A task that has asked its client, and the id of the question.
+async fn asked_by_task(client: &Client) -> (String, Value) {
+    let id = made_task(client).await;
+    let body = json!({"jsonrpc": "2.0", "id": 3, "method": "tasks/result", "params": {"taskId": id}});
+    let mut stream = SessionMessages::of(client.post(body.to_string()).await);
+    let question = in_time(stream.next_of("elicitation/create")).await;
+    (id, question["id"].clone())
+}
+
+/// EXT-39. A task's questions are in the store, and so are the answers, whoever takes them, and however often.
+#[tokio::test]
+async fn answers_to_tasks_are_taken_while_the_sessions_home_cannot_be_reached_and_where_it_was_lost() {
+    let endpoint = "[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"up\"]\nprefix = \"auto\"\n";
+    for (is_endpoint, is_lost) in [(false, false), (false, true), (true, false), (true, true)] {
+        let (events, stream) = Once::events();
+        let server = ScriptedServer::start(move |seen| {
+            let tool = json!({ "name": "slow", "inputSchema": { "type": "object" } });
+            match seen.rpc() {
+                "tools/list" => Some(answer(seen, &json!({ "tools": [tool] }))),
+                _ => seen.is_call().then(|| stream.take()).flatten(),
+            }
+        })
+        .await;
+        events.message(&json!({ "jsonrpc": "2.0", "id": 0, "method": "elicitation/create", "params":
+            { "message": "?", "requestedSchema": { "type": "object", "properties": {} } } }));
+        let at_an_endpoint = || format!("[upstreams.up]\nurl = \"{}\"\n{endpoint}", server.url());
+        let served = if is_endpoint { at_an_endpoint() } else { before(&server) };
+        let mut replicas = Replicas::serving(2, &served, &[]).await;
+        let here = replicas.client().await;
+        let (task, question) = asked_by_task(&here).await;
+        let there = replicas.at(1, &here);
+        let _resetting = match is_lost {
+            true => {
+                let resetting = replica(&[Does::ReadAndReset; 8]).await;
+                replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.0.address))]);
+                Some(resetting)
+            }
+            false => {
+                replicas.kill(0);
+                None
+            }
+        };
+        let said = json!({ "jsonrpc": "2.0", "id": question, "result": { "action": "accept", "content": {} } });
+        for _ in 0..2 {
+            assert_eq!(there.post(said.to_string()).await.status, StatusCode::ACCEPTED, "{is_endpoint} {is_lost}");
+            let told = asked(there.clone(), "tasks/get", task.clone()).await;
+            assert_eq!(told["result"]["status"], "working", "{is_endpoint} {is_lost}: {told}");
+        }
+    }
 }
 
 /// F85. As after a restart: the session at the server is the same, and what memory held is not there.

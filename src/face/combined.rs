@@ -28,6 +28,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::call_stream::replay_buffer::read_event_id;
 use super::endpoint::UpstreamEndpoint;
 use super::fallback::FallbackToolService;
 use super::http::{Endpoint, FaceResponse, Inbound};
@@ -299,6 +300,12 @@ impl PathFaces for Arc<CombinedUpstreams> {
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         // All upstreams know the ids of all.
         messages::unmarked(id).is_some_and(|(_, own)| self.members[0].endpoint.is_asked_by_a_task(&own))
+    }
+
+    fn has_named(&self, event: &str) -> bool {
+        // What upstreams say on a session's own stream bears their ids.
+        messages::StreamKind::read_event_id(event)
+            .is_some_and(|(kind, _, id)| kind == messages::StreamKind::Answer && read_event_id(id).is_some())
     }
 
     fn left(&self) -> impl Future<Output = ()> + Send + 'static {

@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::bare;
+use super::call_stream::replay_buffer::read_event_id;
 use super::client_login::ClientLogin;
 use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{self, BatchItems, PathFaces};
@@ -154,6 +155,10 @@ impl PathFaces for UpstreamEndpoint {
 
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.session.is_asked_by_a_task(id)
+    }
+
+    fn has_named(&self, event: &str) -> bool {
+        read_event_id(event).is_some()
     }
 
     fn left(&self) -> impl Future<Output = ()> + Send + 'static {

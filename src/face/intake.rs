@@ -62,6 +62,9 @@ pub(super) trait PathFaces: Send + Sync {
     /// Whether a task asked under this id.
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool;
 
+    /// Whether an event has its id from a gateway, and not from a server.
+    fn has_named(&self, event: &str) -> bool;
+
     /// Returns once streams are to end that end by no other means.
     fn left(&self) -> impl Future<Output = ()> + Send + 'static;
 }
@@ -105,7 +108,7 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     if !is_session || header_is_stateless(&inbound.headers) {
         return only_post();
     }
-    if let Some(passed) = pass_on(faces, inbound, errand_of_operation(inbound), |_| false).await {
+    if let Some(passed) = pass_on(faces, inbound, errand_of_operation(faces, inbound), |_| false).await {
         return match passed {
             Ok(answer) if inbound.method == Method::GET => held(faces, inbound, answer),
             Ok(answer) => answer,
@@ -184,10 +187,11 @@ fn is_known_here(faces: &impl PathFaces, nonce: u128, message: &Message) -> bool
     }
 }
 
-/// The same with GET and DELETE: a stream that is taken up again was begun there, and of the calls that a session must outlive
-/// (T-31) its home knows those that were.
-fn errand_of_operation(inbound: &Inbound) -> HomeErrand {
-    let goes_on = inbound.method == Method::DELETE || inbound.headers.contains_key(headers::LAST_EVENT_ID);
+/// The same with GET and DELETE: a stream that was made there is taken up there alone, any other where the server has it. Of the
+/// calls that a session must outlive (T-31) its home knows those that were begun there.
+fn errand_of_operation(faces: &impl PathFaces, inbound: &Inbound) -> HomeErrand {
+    let last_event = inbound.headers.get(headers::LAST_EVENT_ID).and_then(|event| event.to_str().ok());
+    let goes_on = inbound.method == Method::DELETE || last_event.is_some_and(|event| faces.has_named(event));
     if goes_on { HomeErrand::GoOn } else { HomeErrand::Begin }
 }
 

@@ -310,11 +310,16 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
         StatusCode::SERVICE_UNAVAILABLE,
         "it was sent to the home, which has another name by now"
     );
-    // Neither begins anything: the rest of a call's stream, and an array without a request.
-    for rest in [there.get(Some("x")).await, there.post(format!("[{NOTE}]")).await] {
+    // None of it begins anything: the rest of a call's stream, if the home made that, an array without a request, the end.
+    let made_there = format!("{:032x}-1", 7);
+    for rest in [there.get(Some(&made_there)).await, there.post(format!("[{NOTE}]")).await, there.delete().await] {
         assert_eq!(rest.status, StatusCode::SERVICE_UNAVAILABLE);
     }
-    assert_ne!(there.get(None).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    for last_event in [None, Some("x"), Some("7-1")] {
+        assert_ne!(there.get(last_event).await.status, StatusCode::SERVICE_UNAVAILABLE, "{last_event:?}");
+    }
+    let resumed = server.world.all(|seen| seen.method == "GET" && seen.header("last-event-id").is_some());
+    assert_eq!(resumed.len(), 2, "a stream of the server's is taken up there, whoever asks");
     assert_eq!(there.post(call(2)).await.json().await["result"]["n"], 2, "and this was not");
     drop(events);
 }

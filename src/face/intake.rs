@@ -195,7 +195,7 @@ fn errand_of_operation(faces: &impl PathFaces, inbound: &Inbound) -> HomeErrand 
     if goes_on { HomeErrand::GoOn } else { HomeErrand::Begin }
 }
 
-/// Answers a message without an answer of its own whose home gave none: 503 where nothing was done, so that it is sent again; 202
+/// Answers a message without an answer of its own, or an array of such, whose home gave none: 503 where nothing was done, so that it is sent again; 202
 /// where it may have been taken, as a second time could do it twice.
 pub(super) fn unanswered_home(fault: &GatewayFault) -> FaceResponse {
     if fault.executed == Executed::No { unreachable_home() } else { accepted() }
@@ -333,12 +333,13 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
         return refuse(&addressee, &complaint);
     }
     let is_known = |nonce| batch.iter().flat_map(|(read, _)| read).any(|message| is_known_here(faces, nonce, message));
-    match pass_on(faces, inbound, errand_of_batch(faces, &batch), is_known).await {
-        Some(Ok(answer)) => return answer,
-        Some(Err(fault)) => return addressee.fault(&fault),
-        None => (),
+    let errand = errand_of_batch(faces, &batch);
+    match pass_on(faces, inbound, errand, is_known).await {
+        Some(Ok(answer)) => answer,
+        Some(Err(fault)) if errand == HomeErrand::Begin => addressee.fault(&fault),
+        Some(Err(fault)) => unanswered_home(&fault),
+        None => faces.post_batch(inbound, batch).await,
     }
-    faces.post_batch(inbound, batch).await
 }
 
 async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box<Message>) -> FaceResponse {

@@ -109,6 +109,20 @@ async fn a_notification_whose_home_was_lost_may_have_been_taken() {
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
 }
 
+#[tokio::test]
+async fn an_array_without_requests_whose_home_was_lost_may_have_been_taken() {
+    let server = ScriptedServer::polite().await;
+    let replicas = Replicas::pair(&server).await;
+    let there = replicas.at(1, &replicas.client_of("2025-03-26").await);
+    let (resetting, _read) = replica(&[Does::ReadAndReset; 2]).await;
+    replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
+    let reply = there.post(format!("[{NOTE},{NOTE}]")).await;
+    assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
+    assert_eq!(reply.text().await, "");
+    let answer = there.post(format!("[{NOTE},{}]", call(1))).await.json().await;
+    assert_eq!(fault(&answer), ("replica_away", "unknown"), "{answer}");
+}
+
 /// A task that has asked its client, and the id of the question.
 async fn asked_by_task(client: &Client) -> (String, Value) {
     let id = made_task(client).await;

@@ -17,6 +17,7 @@ use super::request_outcomes::RequestOutcomes;
 use super::revocable_body::ending_with;
 use super::served::Served;
 use super::session::{self, SessionFace};
+use super::session_homes::PassedOnMarker;
 use super::stateless::{MessageContext, StatelessFace};
 use crate::task::Principal;
 use crate::upstream::own_ids;
@@ -76,7 +77,10 @@ impl Endpoint for UpstreamEndpoint {
         let (forwarded, carriage) = (self.served.settings.forwarding.of(&inbound.headers), inbound.carriage);
         inbound.forwarded = forwarded.clone();
         let response = intake::answer(self, inbound).await;
-        self.outcomes.count(&response);
+        // Whoever answered has counted it: an endpoint of several upstreams knows no earlier which of them is asked.
+        if response.extensions().get::<PassedOnMarker>().is_none() {
+            self.outcomes.count(&response);
+        }
         let response = match &self.login {
             Some(login) => login.relay(response, &forwarded, carriage),
             None => response,

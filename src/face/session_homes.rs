@@ -43,6 +43,10 @@ const OF_ONE_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 /// When a client may try again whose request's home could not be reached.
 const AWAY_RETRY: Duration = Duration::from_secs(1);
 
+/// Marks the answer of another replica, which has counted the request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PassedOnMarker;
+
 /// Takes requests to other replicas.
 #[async_trait]
 pub trait ReplicaLink: fmt::Debug + Send + Sync {
@@ -289,6 +293,7 @@ fn taken(mut answer: FaceResponse) -> Option<FaceResponse> {
     if notes.next() != Some(TAKEN) {
         return None;
     }
+    answer.extensions_mut().insert(PassedOnMarker);
     for noted in notes {
         match noted {
             ERROR_ANSWER => drop(answer.extensions_mut().insert(ErrorAnswerMarker)),

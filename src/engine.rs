@@ -145,10 +145,15 @@ impl Engine {
         self.store.usage()
     }
 
-    /// Places for unsettled tasks that one principal has taken, those of calls that may yet become one included.
+    /// Unsettled tasks of one principal, calls that may yet become one included; those of all gateways, where others have the store
+    /// open, as of the last look at it.
     #[must_use]
-    pub fn places_taken_by(&self, owner: &Principal) -> usize {
-        self.admission.taken_by(owner)
+    pub fn unfinished_of(&self, owner: &Principal) -> usize {
+        let taken = self.admission.taken_by(owner);
+        match self.store.reach() {
+            Reach::Process | Reach::Machine => taken,
+            Reach::Shared => taken.max(self.store.usage_of(owner).unsettled),
+        }
     }
 
     /// The same of all principals.

@@ -293,7 +293,7 @@ fn admit(
     let Served { rates, engine, .. } = faces.served();
     match message {
         Message::Request(request) if matches!(&*request.method, method::TASKS_GET | method::TASKS_RESULT) => {
-            rates.poll(&asker.principal, engine.places_taken_by(&inbound.principal))
+            rates.poll(&asker.principal, engine.unfinished_of(&inbound.principal))
         }
         Message::Request(_) | Message::Notification(_) | Message::Response(_) => rates.admit(&asker.principal, 1),
     }

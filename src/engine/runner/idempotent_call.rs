@@ -6,6 +6,8 @@
 //! An id that the client chose for its task is a name too (D86-06). The row's key follows from it, and a repetition is
 //! refused.
 
+use std::io;
+
 use super::row::not_stored;
 use super::{CallEnd, CallEvent, Runner, RunnerFlow, lost};
 use crate::cause::CauseChain;
@@ -107,8 +109,15 @@ impl Runner {
                 Err(StoreError::Exists) => (),
                 Err(error) => return Err(error),
             }
-            // Whoever has a claim on the key makes, runs or ends its task.
-            let Some(claim) = self.engine.live.claim(key) else { return Ok(None) };
+            // Whoever has a claim on the key makes, runs or ends its task; or waits to know whether there is one, and runs nothing.
+            let Some(claim) = self.engine.live.claim(key) else {
+                let is_run = self.engine.live.is_run(key);
+                return if is_run {
+                    Ok(None)
+                } else {
+                    Err(StoreError::Io(io::Error::other("whether it was stored is not known yet")))
+                };
+            };
             let now = self.engine.clock.now();
             let freed = match self.engine.store.load(key, now).await {
                 Ok(Some(_)) => Ok(false),

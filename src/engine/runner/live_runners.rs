@@ -109,6 +109,11 @@ impl LiveRunners {
         self.mailbox(key).map_or(0, |mailbox| mailbox.polls.load(Ordering::Relaxed))
     }
 
+    /// Whether a task has a runner that hears orders, as one whose insert is in doubt has not.
+    pub(super) fn is_run(&self, key: &TaskKey) -> bool {
+        self.mailbox(key).is_some()
+    }
+
     fn mailbox(&self, key: &TaskKey) -> Option<Arc<RunnerMailbox>> {
         self.by_task.lock().get(key).and_then(Weak::upgrade)
     }
@@ -225,6 +230,18 @@ mod tests {
 
     fn answers(number: usize) -> Vec<(Payload, Answer)> {
         vec![(Payload::of(&number), Answer::Result(Payload::empty_object()))]
+    }
+
+    /// As that of a task whose insert is in doubt.
+    #[test]
+    fn a_claim_whose_runner_is_gone_is_a_claim_and_no_runner() {
+        let live = LiveRunners::default();
+        let orders = live.claim(&key()).unwrap();
+        assert!(live.is_run(&key()) && live.claim(&key()).is_none());
+        drop(orders);
+        assert!(!live.is_run(&key()) && live.claim(&key()).is_none());
+        live.remove(&key());
+        assert!(live.claim(&key()).is_some());
     }
 
     #[tokio::test]

@@ -245,13 +245,14 @@ impl Runner {
     ) -> Result<Result<NewSubtask, &'static str>, TaskError> {
         let key = TaskKey { owner: own.key.owner.clone(), id };
         let now = self.engine.clock.now();
-        if let Some(row) = self.engine.store.load(&key, now).await?
-            && row.task.tree.parent != Some(own.key.id)
-        {
-            return Ok(Err("it stands elsewhere in the tree"));
-        }
-        let Ok(place) = self.engine.take_places(&key.owner, NonZeroUsize::MIN) else {
-            return Ok(Err("there are too many tasks"));
+        let place = match self.engine.store.load(&key, now).await? {
+            Some(row) if row.task.tree.parent != Some(own.key.id) => return Ok(Err("it stands elsewhere in the tree")),
+            // It was stored after all, and is counted.
+            Some(_) => self.engine.admission.take_again(&key.owner),
+            None => match self.engine.take_places(&key.owner, NonZeroUsize::MIN) {
+                Ok(place) => place,
+                Err(_) => return Ok(Err("there are too many tasks")),
+            },
         };
         // Before it is there: else it were taken for what an earlier life left behind. Who looks for that has a claim while it
         // looks.

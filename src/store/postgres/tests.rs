@@ -8,8 +8,8 @@ mod metrics_page;
 mod plan;
 mod pooled;
 mod rules;
-mod starts;
 mod settled;
+mod starts;
 mod sweeps;
 mod trouble;
 

@@ -53,6 +53,18 @@ async fn f52_a_task_is_the_same_at_each_gateway() {
     one.is_idle().await;
 }
 
+/// What it may poll follows from them.
+#[tokio::test(start_paused = true)]
+async fn the_unfinished_tasks_of_a_principal_are_those_of_all_gateways() {
+    let (one, other, _) = pair(Script::silent(), false).await;
+    let unfinished = |world: &World| world.engine.unfinished_of(&Principal::local());
+    assert_eq!([&one, &other].map(unfinished), [1, 1]);
+    one.handle(&Ask::call()).await;
+    other.handle(&Ask::call()).await;
+    assert_eq!([&one, &other].map(unfinished), [3, 3]);
+    assert_eq!(one.engine.unfinished_of(&Principal::new("somebody")), 0);
+}
+
 /// F84: with hints at once, without them within a second.
 #[tokio::test(start_paused = true)]
 async fn f84_a_cancel_at_one_gateway_reaches_the_call_that_another_runs() {

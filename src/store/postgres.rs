@@ -134,10 +134,10 @@ impl PostgresStore {
         let settings = Arc::new(settings);
         let tracker = TaskTracker::new();
         let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
-        let Beginning { membership, generation, clock, state, view } = begin(&connector, &settings).await?;
+        let (Beginning { membership, generation, clock, state, view }, writer) = begin(&connector, &settings).await?;
         let (state, clock) = (Arc::new(state), Arc::new(clock));
         tracing::info!(life = %state.holder, schema = settings.access.schema, "the database is open");
-        let link = WriterLink::open(&connector, &state).await?;
+        let link = WriterLink::of(writer, &state).await?;
         let end = CancellationToken::new();
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
         let writer = PostgresWriter {

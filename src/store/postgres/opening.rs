@@ -55,19 +55,22 @@ pub(super) struct Beginning {
     pub(super) view: ReplicaView,
 }
 
-/// Begins a life: looks at the server, makes the schema if there is none, and writes the life's line.
+/// Begins a life: looks at the server, makes the schema if there is none, and writes the life's line, once its writer is connected:
+/// where that has to wait, as for what an earlier writer of this process left under way, no line is left by each try.
 ///
 /// # Errors
 /// As [`super::PostgresStore::open`].
 pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
-) -> Result<Beginning, PostgresOpenError> {
+) -> Result<(Beginning, Session), PostgresOpenError> {
     // Whatever this has to wait for, the database or a beat of the others, takes no longer while they are well.
     let within = settings.access.write_max * 2 + settings.terms.lease();
     let session = in_time(within, open_session(connector, settings)).await?;
     schema::prepare(&session, settings, within).await?;
-    in_time(within, join(&session, settings)).await
+    let writer = connector.connect("writer", None).await?;
+    let beginning = in_time(within, join(&session, settings)).await?;
+    Ok((beginning, writer))
 }
 
 /// Connects, and holds the server to what the store needs.

@@ -309,8 +309,15 @@ impl WriterLink {
     /// # Errors
     /// As [`super::PostgresStore::open`].
     pub(super) async fn open(connector: &DatabaseConnector, state: &StoreState) -> Result<Self, PostgresOpenError> {
+        Self::of(connector.connect("writer", None).await?, state).await
+    }
+
+    /// The same over a connection that was just opened.
+    ///
+    /// # Errors
+    /// As [`super::PostgresStore::open`].
+    pub(super) async fn of(session: Session, state: &StoreState) -> Result<Self, PostgresOpenError> {
         let settings = &state.settings;
-        let session = connector.connect("writer", None).await?;
         let opening = async {
             schema::judge_server(&session, settings.access.durability).await?;
             Self::begin(&session, state).await

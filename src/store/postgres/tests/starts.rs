@@ -33,6 +33,29 @@ async fn tries_while_a_standby_is_away_leave_one_connection_that_waits_for_it() 
     open_with(settings).await.unwrap().close().await;
 }
 
+/// A life that begins anew in the same process finds what the writer before it left, and leaves nothing itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn tries_while_an_earlier_writer_is_not_done_leave_no_lines() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let session = store.connector.connect("writer left", None).await.unwrap();
+    session
+        .client
+        .batch_execute(&format!("SET application_name = '{}writer'", store.connector.name_of_connections()))
+        .await
+        .unwrap();
+    store.close().await;
+    session.client.batch_execute("BEGIN").await.unwrap();
+    let lines = || server.psql(&format!("SELECT count(*) FROM {schema}.tg_replica"));
+    let refused = open_with(settings(server, &schema)).await;
+    assert!(refused.as_ref().is_err_and(PostgresOpenError::may_pass), "{refused:?}");
+    assert_eq!(lines(), "1");
+    session.client.batch_execute("ROLLBACK").await.unwrap();
+    open_with(settings(server, &schema)).await.unwrap().close().await;
+    assert_eq!(lines(), "2");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn gateways_whose_leases_differ_do_not_take_each_other_for_dead() {
     let Some(server) = shared() else { return };

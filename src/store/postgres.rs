@@ -7,7 +7,7 @@
 //! its session, too), and `readers` ask [`crate::replica::read_trust`] what is known of a read. `schema` knows the tables, `columns`
 //! what a row is made of, `server_words` what the server's errors mean. `state` is what they share: `sums`, rows in doubt, and
 //! `settled_rows` that were read.
-//! `upkeep` has removed what dead lives leave, and `forgetting` what one leaves that is to be forgotten.
+//! `upkeep` has removed what dead lives leave, and `forgetting` declares lives dead, and has removed what one leaves that is to be forgotten.
 
 mod access_files;
 mod batch;
@@ -61,10 +61,8 @@ pub use self::health::PostgresHealth;
 pub use self::open_error::PostgresOpenError;
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderLane, RowRequest};
-use self::replica_lines::{DECLARE_DEAD, declaration, declaring, is_declared};
 pub use self::replica_lines::{ReplicaView, StoredReplica};
 use self::row_validation::is_there;
-use self::server_words::in_words;
 use self::session::DatabaseConnector;
 pub use self::settings::{
     DatabaseAccess, DatabaseUrl, Durability, PostgresSettings, PriorLife, ReplicaDescription, check_database_url,
@@ -74,7 +72,6 @@ use self::settled_rows::ReadSource;
 use self::shared_clock::{SharedClock, boot_time};
 use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
-use self::transaction::transact;
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
 use super::tasks::{
     NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
@@ -120,13 +117,13 @@ impl std::fmt::Debug for PostgresStore {
 
 impl PostgresStore {
     /// Opens the store for a new life of a gateway, making the schema where there is none. Tries once: whoever may wait
-    /// tries again after a while where [`PostgresOpenError::may_pass`]. Takes as long as a beat of the others, where there are any;
-    /// far longer where an earlier program made the schema, and all rows are written anew. Dropped before its end it has changed as
-    /// little as where it fails.
+    /// tries again after a while where [`PostgresOpenError::may_pass`]. Takes as long as a beat of the others, where there are any, and
+    /// the lease where one is silent whose keys do not fit; far longer where an earlier program made the schema, and all rows are
+    /// written anew. Dropped before its end it has changed as little as where it fails.
     ///
     /// # Errors
-    /// See [`PostgresOpenError`]. Nothing is changed then, apart from a schema that was made, a life before that was declared
-    /// dead, and a line that says that this life began, which others find silent.
+    /// See [`PostgresOpenError`]. Nothing is changed then, apart from a schema that was made, lives that were declared dead,
+    /// the one before and silent ones, and a line that says that this life began, which others find silent.
     pub async fn open(settings: PostgresSettings) -> Result<Arc<Self>, PostgresOpenError> {
         if !is_schema_name(&settings.access.schema) {
             return Err(PostgresOpenError::SchemaName { schema: settings.access.schema });
@@ -242,29 +239,6 @@ impl PostgresStore {
     /// Tells the others what this life is configured with from now on, with the next beat, which is made at once.
     pub fn tell_config(&self, config_digest: Vec<u8>) {
         self.content.send_modify(|content| content.config_digest = config_digest);
-    }
-
-    /// Declares a life dead, unless it has beaten since it was seen at `beat`; whoever it is and whatever it does, its rows
-    /// can be claimed from then on, and it writes none of them any more. `None` where that is known without a look at beats.
-    ///
-    /// # Errors
-    /// `Io`, after which it may be done all the same.
-    pub async fn declare_dead(&self, life: Incarnation, beat: Option<u64>) -> Result<bool, StoreError> {
-        let values = declaring(life, beat);
-        let declare = async {
-            let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
-            let words = |error: tokio_postgres::Error| in_words(&error);
-            let statement = session.client.prepare(DECLARE_DEAD).await.map_err(words)?;
-            let made = transact(&session, &[declaration(&statement, &values)]).await;
-            is_declared(made).map_err(|failure| failure.to_string())
-        };
-        let declared = tokio::time::timeout(self.state.settings.access.write_max * 2, declare).await;
-        let declared = declared.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
-        let is_done = declared.map_err(|why: String| StoreError::Io(io::Error::other(why)))?;
-        if is_done {
-            self.view.send_modify(|view| view.declared_dead(life));
-        }
-        Ok(is_done)
     }
 
     /// Writes what waits, gives up this life's rows, ends all connections, and waits until they are closed. Every later use

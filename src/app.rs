@@ -190,9 +190,13 @@ impl Gateway {
         let seen = OperatorsView { readiness: readiness.clone(), healths: healths.clone(), metrics: metrics.clone() };
         let operators = seen.site((&config.admin, callers_of_admin), &parts.engine, shared.as_ref());
         let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
-        let metrics = listen_for_probes(config.metrics, &readiness, metrics, sockets.metrics).await?;
+        let probes = (config.metrics, &readiness, metrics);
+        let metrics = listen_for_probes(waiting.metrics, probes, sockets.metrics).await?;
         let beside = replica.as_ref().zip(parts.homes.as_ref());
         let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes, sockets.replicas).await?;
+        if let Some(shared) = &shared {
+            shared_store::be_seen(&shared.store).await;
+        }
         let site = clients_site(config.listen, callers, routes);
         let public_url = site.settings.public_url.clone();
         let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;

@@ -29,15 +29,14 @@ pub(super) async fn listen(
     }
 }
 
-/// Starts the listener that has metrics and health alone, if it is wanted.
+/// The same for metrics and health alone, if that is wanted.
 pub(super) async fn listen_for_probes(
-    address: Option<SocketAddr>,
-    readiness: &Readiness,
-    metrics: MetricsSource,
+    waiting: Option<RunningListener>,
+    (address, readiness, metrics): (Option<SocketAddr>, &Readiness, MetricsSource),
     socket: Option<TcpListener>,
 ) -> Result<Option<RunningListener>, StartError> {
     match address {
-        Some(address) => server::start_on(admin::probes(address, readiness.clone(), metrics), socket).await.map(Some),
+        Some(address) => listen(waiting, admin::probes(address, readiness.clone(), metrics), socket).await.map(Some),
         None => Ok(None),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 
-use super::listeners::clients_site;
+use super::listeners::{clients_site, listen_for_probes};
 use super::replica::ReplicaSetup;
 use super::sockets::Sockets;
 use super::task_store::{OpenedStore, StoreOpening};
@@ -71,6 +71,7 @@ pub(super) async fn open_store(
 pub(super) struct WaitingListeners {
     pub(super) clients: Option<RunningListener>,
     pub(super) admin: Option<RunningListener>,
+    pub(super) metrics: Option<RunningListener>,
 }
 
 impl WaitingListeners {
@@ -88,10 +89,12 @@ impl WaitingListeners {
         let healths = UpstreamHealthList::default();
         let operators = admin::site(&config.admin, operators, readiness.clone(), healths, metrics.clone());
         let admin = server::start_on(operators, sockets.admin.take()).await?;
+        let probes = (config.metrics, readiness, metrics.clone().into());
+        let metrics = listen_for_probes(None, probes, sockets.metrics.take()).await?;
         let routes = Routes::new().below("/", Arc::new(StoreAwayEndpoint));
         let site = clients_site(config.listen.clone(), callers.clone(), routes);
         let clients = server::start_on(site, sockets.clients.take()).await?;
         service_manager::tell_ready();
-        Ok(Self { clients: Some(clients), admin: Some(admin) })
+        Ok(Self { clients: Some(clients), admin: Some(admin), metrics })
     }
 }

@@ -15,6 +15,7 @@ use http::StatusCode;
 use tokio_util::sync::CancellationToken;
 
 use super::{StatelessFace, StatelessRequestContext, not_begun};
+use crate::cause::CauseChain;
 use crate::dialect::RequestError;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
@@ -94,7 +95,10 @@ impl StatelessFace {
             &inquiry.principal,
             &mut granted,
         );
-        let watched = watched.await;
+        let watched = watched.await.map_err(|error| {
+            tracing::error!(error = %CauseChain(&error), "a task could not be served");
+            ListenRefusal::Fault(GatewayFault::new(error.reason(), Executed::No))
+        })?;
         let subscription = Subscription::new(id);
         Ok(ListenStream {
             due: VecDeque::from([subscription.acknowledged(&granted)]),

@@ -6,6 +6,7 @@ use taskgate::task::TaskMode;
 use tokio::time::timeout;
 
 use super::script::{Happens, Script, result};
+use super::store_faults::{Method, StoreFault};
 use super::world::{Answer, Ask, Rules, World, seconds};
 
 const TAG: &str = "io.modelcontextprotocol/subscriptionId";
@@ -68,6 +69,21 @@ async fn ext_49_own_tasks_are_acknowledged_shown_at_once_and_then_whenever_they_
         let event = timeout(seconds(60), answer.event()).await.expect("a sign of life").expect("the stream goes on");
         assert_eq!(event, (seconds(9 + 15 * n), Value::Null));
     }
+}
+
+/// T-53: left out is what there is not, and not what nobody could look at.
+#[tokio::test(start_paused = true)]
+async fn t_53_a_task_that_cannot_be_read_is_not_taken_for_one_that_there_is_not() {
+    let world = World::with(Rules::default(), Script::silent());
+    let id = world.handle(&Ask::call()).await;
+    world.store.faults.strike(Method::Load, StoreFault::Fails, 1_000);
+    let refused = world.send(&listen(&[&id])).await;
+    assert_eq!(refused.status, 503);
+    let data = refused.json().await["error"]["data"].take();
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("store_failed"), &json!("no")));
+    world.store.faults.heal();
+    let mut answer = world.send(&listen(&[UNKNOWN, &id])).await;
+    assert_eq!(message(&mut answer).await["params"]["notifications"]["taskIds"], json!([id]));
 }
 
 /// EXT-41, GW-25: nobody is shown a question of a kind that it did not declare on this request.

@@ -61,13 +61,16 @@ impl WatchedTask {
 impl WatchedTasks {
     /// Begins to watch the tasks that are granted, and takes those out of the grant that there are not: unknown
     /// ones, foreign ones and those that too many watch are left out alike (T-53).
+    ///
+    /// # Errors
+    /// If one of them could not be read: whether there is such a task nobody knows then.
     pub(super) async fn new(
         engine: Arc<Engine>,
         dialect: ExtTasks,
         said: StatelessRequest,
         owner: &Principal,
         granted: &mut SubscriptionFilter,
-    ) -> Self {
+    ) -> Result<Self, TaskError> {
         let (mut due, mut has_missed) = (VecDeque::new(), false);
         if let Some(ids) = &mut granted.tasks {
             for id in std::mem::take(ids) {
@@ -79,11 +82,12 @@ impl WatchedTasks {
                         ids.insert(id);
                         due.push_back(WatchedTask::new(key, watcher));
                     }
-                    Err(error) => has_missed |= matches!(error, TaskError::Unknown),
+                    Err(TaskError::Unknown) => has_missed = true,
+                    Err(error @ (TaskError::Contended | TaskError::Store(_))) => return Err(error),
                 }
             }
         }
-        Self { engine, dialect, said, due, quiet: FuturesUnordered::new(), has_missed }
+        Ok(Self { engine, dialect, said, due, quiet: FuturesUnordered::new(), has_missed })
     }
 
     pub(super) const fn has_missed(&self) -> bool {

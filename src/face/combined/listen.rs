@@ -14,7 +14,7 @@ use futures_util::future::{BoxFuture, join_all};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use http::StatusCode;
 use http_body_util::BodyExt as _;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
@@ -94,7 +94,12 @@ impl ListenRequest {
                 }
             }
         };
-        self.upstreams.in_time(at, ANSWER_MAX, beginning).await.unwrap_or_else(|| Err(refused(MemberRefusal::late())))
+        let begun = match part.concern_the_upstream() {
+            true => self.upstreams.in_time(at, ANSWER_MAX, beginning).await,
+            // Whether its server is late this does not tell.
+            false => timeout(ANSWER_MAX, beginning).await.ok(),
+        };
+        begun.unwrap_or_else(|| Err(refused(MemberRefusal::late())))
     }
 
     async fn again(self, at: usize, part: SubscriptionFilter, pause: Duration) -> ListenNews {
@@ -189,6 +194,8 @@ impl CombinedUpstreams {
                     granted.tasks = granted.tasks.take().or(acknowledged.tasks);
                     waiting.push(member.next().boxed());
                 }
+                // No server is away: as one server would answer it.
+                Err(response) if part.tasks.is_some() => return *response,
                 Err(response) => {
                     self.note_absence(client, at, &format!("HTTP {}", response.status().as_u16()));
                     refused = refused.or(Some(response));
@@ -204,7 +211,8 @@ impl CombinedUpstreams {
         event_stream(stream(merged, addressee.clone(), None))
     }
 
-    /// What each upstream is to tell of what a client wants to hear. Tasks are the gateway's own: any may tell of them.
+    /// What each upstream is to tell of what a client wants to hear. Tasks are the gateway's own: any may tell of them, and apart
+    /// from what its server says, which may be away.
     async fn parts(
         self: &Arc<Self>,
         client: &EndpointClient,
@@ -212,7 +220,6 @@ impl CombinedUpstreams {
     ) -> Vec<(usize, SubscriptionFilter)> {
         let lists = SubscriptionFilter { lists: wishes.lists, ..SubscriptionFilter::default() };
         let mut parts = vec![lists; self.members.len()];
-        parts[self.any_open(client)].tasks = wishes.tasks;
         for uri in wishes.resources.into_iter().flatten() {
             let at = match self.at_address(client, &uri).await {
                 RequestTarget::Member(at, _) => at,
@@ -222,8 +229,9 @@ impl CombinedUpstreams {
             parts[at].resources.get_or_insert_default().insert(uri);
         }
         let is_wanted = |(_, part): &(usize, SubscriptionFilter)| part.concern_the_upstream() || part.tasks.is_some();
-        let parts = parts.into_iter().enumerate().filter(|(at, _)| self.is_for(*at, client.principal()));
-        parts.filter(is_wanted).collect()
+        let tasks = SubscriptionFilter { tasks: wishes.tasks, ..SubscriptionFilter::default() };
+        let parts = parts.into_iter().enumerate().chain([(self.any_open(client), tasks)]);
+        parts.filter(|(at, _)| self.is_for(*at, client.principal())).filter(is_wanted).collect()
     }
 }
 

@@ -21,7 +21,9 @@ fn meta() -> Value {
 
 async fn ask_at(gate: &TestGateway, path: &str, headers: &[(&str, &str)], method: &str, params: Value) -> Reply {
     let mut params = params;
-    params["_meta"] = meta();
+    if params.get("_meta").is_none() {
+        params["_meta"] = meta();
+    }
     let body = json!({"jsonrpc": "2.0", "id": "r", "method": method, "params": params}).to_string();
     let mut request = http::Request::builder()
         .method("POST")
@@ -136,4 +138,20 @@ async fn one_stream_tells_what_all_upstreams_tell() {
     let subscribed = two.world.first(|seen| seen.rpc() == "resources/subscribe").await;
     assert_eq!(subscribed.body["params"]["uri"], "test://two_only");
     assert_eq!(one.world.count("resources/subscribe"), 0);
+}
+
+/// EXT-47. Beside what a server tells, which may be away, tasks are the gateway's own.
+#[tokio::test]
+async fn whoever_cannot_hear_of_tasks_is_told_so_whatever_else_is_listened_to() {
+    let (one, two) = servers().await;
+    let gate = combined(&one, &two, "").await;
+    let mut said = meta();
+    said["io.modelcontextprotocol/clientCapabilities"] = json!({});
+    let tasks = json!({"toolsListChanged": true, "taskIds": ["0123456789abcdef0123456789abcdef"]});
+    let wanted = json!({"notifications": tasks, "_meta": said});
+    let refused = ask(&gate, &[], "subscriptions/listen", wanted).await;
+    assert_eq!(refused.verdict().await, "400 -32021 id \"r\"");
+    let mut stream = ask(&gate, &[], "subscriptions/listen", json!({"notifications": tasks})).await;
+    let granted = stream.until("\n\n").await;
+    assert!(granted.contains("\"toolsListChanged\":true") && granted.contains("\"taskIds\":[]"), "{granted}");
 }

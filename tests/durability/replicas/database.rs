@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::harness::{
     PATIENCE, PLAIN, RESUMABLE, Replica, Site, Terms, client, get, held_job, is_refused_for_now, job, until,
 };
+use super::starts::refused;
 use super::writes::{all_goes_on, hands_out_nothing};
 
 /// What a first start may take until it says that it waits. The database is given as long as it may have.
@@ -75,6 +76,29 @@ async fn f70_a_gateway_whose_database_is_away_at_the_start_waits_for_it() {
     site.release_calls();
     until("all are settled", async || site.tables.are_all_settled()).await;
     assert_eq!(site.judge().await, 2);
+}
+
+/// F70: one that waits sits out what a first try refuses, as one that serves does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f70_a_gateway_that_waits_for_its_database_waits_for_its_standby_to_be_named_too() {
+    let Some(server) = postgres::shared() else { return };
+    let terms = Terms { durability: "replicated", ..Terms::default() };
+    let site = Site::open("unnamed_standby", server, terms).await;
+    let mut first = site.replica("a").await;
+    let said = refused(&mut first, 64).await;
+    assert!(said.contains("names no synchronous standby"), "{said}");
+    let (mut waiting, [_, admin]) = started_without_database(&site, "b", is_closed).await;
+    waiting.to_database[0].retarget(SocketAddr::from(([127, 0, 0, 1], server.port())));
+    until("it says that none is named", async || {
+        let answer = get(admin, "/readyz").await;
+        answer.text.lines().any(|line| line == "store without standby")
+    })
+    .await;
+    waiting.keeper.signal(Signal::TERM);
+    assert_eq!(waiting.keeper.ends().await, Some(0), "{}", waiting.keeper.said());
+    for replica in [&first, &waiting] {
+        replica.keeper.forget_log();
+    }
 }
 
 /// F71, L1, L2, L8: the database crashes while calls run, and is back. Each outcome is stored, and nobody is replaced.

@@ -11,7 +11,8 @@
 //!
 //! Plans are kept, and may have been made while hardly a row was there, where all indexes cost the same. So each lookup leaves the
 //! planner the one index that it is to take: conditions that others could serve stand as `column + 0`, and the index of ages has a
-//! condition that only pages name (see [`super::schema`]).
+//! condition that only pages name (see [`super::schema`]). Lines of `tg_usage` are looked up one by one, behind `LIMIT`, and removed
+//! where they were found: joined, all of a life's would be gone through for each.
 
 use tokio_postgres::{Error, Statement};
 
@@ -32,8 +33,11 @@ added AS (
     SELECT owner, sum(tasks)::int8 AS tasks, sum(unsettled)::int8 AS unsettled, sum(bytes)::int8 AS bytes FROM changed GROUP BY owner
     HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0),
 spent AS (
-    DELETE FROM tg_usage u USING added a WHERE u.incarnation = $1 AND u.owner = a.owner
-        AND u.tasks = -a.tasks AND u.unsettled = -a.unsettled AND u.bytes = -a.bytes RETURNING u.owner),
+    DELETE FROM tg_usage u WHERE u.ctid = ANY (ARRAY(
+        SELECT l.ctid FROM added a CROSS JOIN LATERAL (
+            SELECT ctid, * FROM tg_usage l WHERE l.incarnation = $1 AND l.owner = a.owner LIMIT 1) l
+        WHERE l.tasks = -a.tasks AND l.unsettled = -a.unsettled AND l.bytes = -a.bytes))
+    RETURNING u.owner),
 sums AS (
     INSERT INTO tg_usage AS u (incarnation, owner, tasks, unsettled, bytes)
     SELECT $1, owner, tasks, unsettled, bytes FROM added WHERE owner NOT IN (SELECT owner FROM spent) ORDER BY owner

@@ -21,11 +21,11 @@ fn fill(server: &PostgresServer, schema: &str, rows: u32) {
     ));
 }
 
-/// Rows that scans of the table have read, by its indexes and one after the other.
-fn read_rows(server: &PostgresServer, schema: &str) -> (u64, u64) {
+/// Rows that scans of a table have read, by its indexes and one after the other.
+fn read_rows(server: &PostgresServer, schema: &str, table: &str) -> (u64, u64) {
     let sql = format!(
         "SELECT coalesce(sum(i.idx_tup_read), 0), max(t.seq_tup_read) FROM pg_stat_user_tables t
-        JOIN pg_stat_user_indexes i USING (relid) WHERE t.schemaname = '{schema}' AND t.relname = 'tg_task'"
+        JOIN pg_stat_user_indexes i USING (relid) WHERE t.schemaname = '{schema}' AND t.relname = '{table}'"
     );
     let found = server.psql(&sql);
     let (index, table) = found.split_once('|').unwrap();
@@ -34,7 +34,7 @@ fn read_rows(server: &PostgresServer, schema: &str) -> (u64, u64) {
 
 /// The counts of all that was done so far: a backend writes its own down at the end of a transaction, once a second, so each is
 /// given one more that reads nothing.
-async fn settled_counts(server: &PostgresServer, schema: &str, store: &PostgresStore) -> (u64, u64) {
+async fn settled_counts(server: &PostgresServer, (schema, table): (&str, &str), store: &PostgresStore) -> (u64, u64) {
     let absent = task("absent", 1).key;
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(1_200)).await;
@@ -44,7 +44,7 @@ async fn settled_counts(server: &PostgresServer, schema: &str, store: &PostgresS
         }
     }
     tokio::time::sleep(Duration::from_millis(200)).await;
-    read_rows(server, schema)
+    read_rows(server, schema, table)
 }
 
 /// The plans are made while the table is empty, where reading all of it costs least.
@@ -62,15 +62,15 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
     fill(server, &schema, 100_000);
     let tasks: Vec<Task> = (0..BATCH).map(|id| task("a", id)).collect();
     try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
-    let before = settled_counts(server, &schema, &store).await;
+    let before = settled_counts(server, (&schema, "tg_task"), &store).await;
     let commits = store.commits().0;
     let replace = |task| store.replace(Revision(1), WriteRole::Holder, task);
     try_join_all(tasks.iter().map(replace)).await.unwrap();
     let commits = store.commits().0 - commits;
     assert!(commits <= 8, "{commits} transactions");
-    let written = settled_counts(server, &schema, &store).await;
+    let written = settled_counts(server, (&schema, "tg_task"), &store).await;
     try_join_all(tasks.iter().map(|task| store.load(&task.key, START))).await.unwrap();
-    let loaded = settled_counts(server, &schema, &store).await;
+    let loaded = settled_counts(server, (&schema, "tg_task"), &store).await;
     store.close().await;
     let batch = u64::try_from(BATCH).unwrap();
     for (what, from, to) in [("written", before, written), ("loaded", written, loaded)] {
@@ -78,6 +78,30 @@ async fn a_batch_reads_the_rows_that_it_writes_and_no_others() {
         println!("{what}: {index} rows by indexes, {table} others, {commits} transactions");
         assert!((batch..=3 * batch).contains(&index) && table == 0, "{what}: {index} by indexes, {table} others");
     }
+}
+
+/// However many owners its life has counted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_reads_the_sums_that_it_changes_and_no_others() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    let tasks: Vec<Task> = (0..200).map(|id| task(&format!("owner {id}"), id)).collect();
+    store.insert(&tasks[0]).await.unwrap();
+    store.remove(&tasks[0].key).await.unwrap();
+    let me = store.holder().0;
+    server.psql(&format!(
+        "INSERT INTO {schema}.tg_usage SELECT {me}, n::text::bytea, 1, 1, 100 FROM generate_series(1, 20000) AS n"
+    ));
+    let before = settled_counts(server, (&schema, "tg_usage"), &store).await;
+    try_join_all(tasks.iter().map(|task| store.insert(task))).await.unwrap();
+    try_join_all(tasks.iter().map(|task| store.remove(&task.key))).await.unwrap();
+    let after = settled_counts(server, (&schema, "tg_usage"), &store).await;
+    assert_eq!(server.psql(&format!("SELECT count(*) FROM {schema}.tg_usage")), "20000");
+    let (index, table) = (after.0 - before.0, after.1 - before.1);
+    println!("{index} by indexes, {table} others");
+    assert!((200..=1_000).contains(&index) && table == 0, "{index} by indexes, {table} others");
+    store.close().await;
 }
 
 /// What clients and operators see of a task in progress is written within its page, and to no index; what ends it is not.

@@ -10,7 +10,7 @@ fn lines(server: &PostgresServer, schema: &str) -> [usize; 3] {
     ["tg_replica", "tg_lane", "tg_usage"].map(|table| count_lines(server, schema, table))
 }
 
-async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresStore>; 2] {
+pub(super) async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresStore>; 2] {
     let one = open_with(settings(server, schema)).await.unwrap();
     let mut other = settings(server, schema);
     other.replica.name.push('+');

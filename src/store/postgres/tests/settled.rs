@@ -3,6 +3,7 @@
 use support::fault_proxy::{Fault, Verb};
 
 use super::doubts::Deafened;
+use super::lives::two;
 use super::rules::pair;
 use super::*;
 use crate::replica::ReadBelief;
@@ -67,6 +68,26 @@ async fn others_hear_of_what_a_connection_wrote_that_was_lost() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     at.close().await;
+}
+
+/// It may have ended before it could say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_gateway_may_have_removed_before_it_died_is_looked_for_again() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [gone, store] = two(server, &schema).await;
+    listens(&store).await;
+    let key = insert_settled(&store, 1).await;
+    assert!(is_shown(&store, &key).await);
+    server.psql(&format!("DELETE FROM {schema}.tg_task"));
+    assert!(is_shown(&store, &key).await, "it is in memory");
+    gone.close().await;
+    let begin = Instant::now();
+    while is_shown(&store, &key).await {
+        assert!(begin.elapsed() < Duration::from_secs(10), "it is shown on and on");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    store.close().await;
 }
 
 /// What was proven since is shown on, whatever becomes of the server: nobody takes it back.

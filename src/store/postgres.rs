@@ -173,7 +173,7 @@ impl PostgresStore {
             dead: std::collections::BTreeSet::new(),
         };
         tracker.spawn(control.run());
-        tracker.spawn(upkeep::run(queue.clone(), end.clone()));
+        tracker.spawn(upkeep::run(queue.clone(), Arc::clone(&state), end.clone()));
         Ok(Arc::new(Self {
             queue,
             rows,

@@ -69,6 +69,7 @@ impl BatchPlan {
             | TaskWrite::Sweep { .. }
             | TaskWrite::Claim { .. }
             | TaskWrite::Retire { .. }
+            | TaskWrite::Merge { .. }
             | TaskWrite::Barrier => None,
         };
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
@@ -104,7 +105,7 @@ pub(super) struct BatchOutcome {
     /// For each write in order.
     pub(super) results: Vec<Result<WriteOutcome, StoreError>>,
     pub(super) sums: Vec<SumChange>,
-    /// Sums of others that became this life's.
+    /// Sums of others that became this life's; negated where it was the other way round.
     pub(super) folded: Vec<SumChange>,
     pub(super) changed: Vec<TaskKey>,
     /// When it was sent: it is a barrier too.
@@ -171,6 +172,7 @@ impl GroupedWrites<'_> {
                 })
             }
             [TaskWrite::Retire { life }] => self.retire(me, *life).await,
+            [TaskWrite::Merge { owners }] => self.merge(me, owners).await,
             _ => self.write(writes, me).await,
         }
     }
@@ -189,6 +191,18 @@ impl GroupedWrites<'_> {
         let sums = made.rows.iter().skip(1).flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
         let folded = sums.map(|row| SumChange::of(row, 2, 5)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
         let results = vec![Ok(WriteOutcome::Folded(folded.len()))];
+        Ok(BatchOutcome { results, sums: vec![], folded, changed: vec![], sent: made.sent })
+    }
+
+    async fn merge(&self, me: (i64, i64), owners: &Vec<Vec<u8>>) -> Result<BatchOutcome, CommitFailure> {
+        let merge: Parameters<'_> = vec![&me.0, &me.1, owners];
+        let statements = [(&self.statements.merge, merge), (&self.statements.drop_merged, vec![owners])];
+        let made = self.commit(&statements).await?;
+        let sums = made.rows.iter().flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
+        let merged = sums.map(|row| SumChange::of(row, 1, 2)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
+        let results = vec![Ok(WriteOutcome::Folded(merged.len()))];
+        // Others have them from now on.
+        let folded = merged.iter().map(SumChange::negated).collect();
         Ok(BatchOutcome { results, sums: vec![], folded, changed: vec![], sent: made.sent })
     }
 
@@ -260,9 +274,11 @@ impl GroupedWrites<'_> {
                 (None, None) => Err(StoreError::Conflict),
             },
             TaskWrite::Remove(_) | TaskWrite::Withdraw(_) | TaskWrite::SweepOne { .. } => Ok(WriteOutcome::Removed),
-            TaskWrite::Sweep { .. } | TaskWrite::Claim { .. } | TaskWrite::Retire { .. } | TaskWrite::Barrier => {
-                Ok(WriteOutcome::Passed)
-            }
+            TaskWrite::Sweep { .. }
+            | TaskWrite::Claim { .. }
+            | TaskWrite::Retire { .. }
+            | TaskWrite::Merge { .. }
+            | TaskWrite::Barrier => Ok(WriteOutcome::Passed),
         }
     }
 }

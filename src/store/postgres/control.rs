@@ -52,10 +52,10 @@ const BEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving 
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
 /// Asked where a beat found nothing to write.
 const OWN_LINE: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
-/// The sums of all other lives, but for those that say nothing.
-pub(super) const OTHERS_SUMS: &str =
-    "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM tg_usage
-    WHERE incarnation <> $1 GROUP BY owner HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0";
+/// The sums of all other lives and of nobody, but for those that say nothing. Reads no line of this life's.
+pub(super) const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM (
+        SELECT * FROM tg_usage WHERE incarnation < $1 UNION ALL SELECT * FROM tg_usage WHERE incarnation > $1) AS others
+    GROUP BY owner HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0";
 
 /// What a life says of itself with each beat, beside the time.
 #[derive(Clone, Debug)]
@@ -284,14 +284,10 @@ impl ReplicaControl {
         let rows = client.query(&link.look, &[]).await.map_err(away)?;
         let received = boot_time();
         let lines = StoredReplica::all(&rows).map_err(away)?;
-        if lines.len() > 1 {
-            let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(away)?;
-            let sums = sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
-            self.state.sums.reset_others(sums);
-        } else {
-            // What was seen last may be this life's by now.
-            self.state.sums.reset_others(vec![]);
-        }
+        // Where no other life is left, too: what was seen last may be this life's by now.
+        let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(away)?;
+        let sums = sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
+        self.state.sums.reset_others(sums);
         let silent = self.membership.looked(look_of(&lines, (sent, received)));
         if let Some(highest) = self.membership.highest_now() {
             self.clock.steer(highest, received);

@@ -84,6 +84,7 @@ impl<'a> RowArrays<'a> {
                 | TaskWrite::Sweep { .. }
                 | TaskWrite::Claim { .. }
                 | TaskWrite::Retire { .. }
+                | TaskWrite::Merge { .. }
                 | TaskWrite::Barrier => (),
             }
         }

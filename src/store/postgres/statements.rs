@@ -242,6 +242,39 @@ fn retire() -> String {
     )
 }
 
+/// The life that is nobody's: lives are numbered from 1 on.
+const NOBODY: i64 = 0;
+
+/// Makes the sums of some owners, the array `$3`, nobody's. Returns a row for the guard, and one for each that was this life's.
+fn merge() -> String {
+    format!(
+        "WITH {GUARD},
+        moved AS (
+            DELETE FROM tg_usage u WHERE u.ctid = ANY (ARRAY(
+                SELECT l.ctid FROM unnest($3::bytea[]) AS o (owner) CROSS JOIN LATERAL (
+                    SELECT ctid FROM tg_usage l WHERE l.incarnation = $1 AND l.owner = o.owner LIMIT 1) l
+                WHERE EXISTS (SELECT FROM guard)))
+            RETURNING u.owner, u.tasks, u.unsettled, u.bytes),
+        merged AS (
+            INSERT INTO tg_usage AS u (incarnation, owner, tasks, unsettled, bytes)
+            SELECT {NOBODY}, owner, tasks, unsettled, bytes FROM moved ORDER BY owner
+            ON CONFLICT (incarnation, owner) DO UPDATE SET tasks = u.tasks + excluded.tasks,
+                unsettled = u.unsettled + excluded.unsettled, bytes = u.bytes + excluded.bytes)
+        SELECT true, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint FROM guard
+        UNION ALL SELECT false, owner, tasks, unsettled, bytes FROM moved"
+    )
+}
+
+/// Removes those of nobody's sums that say nothing by now, of the owners `$1`: behind [`merge`], which holds them.
+fn drop_merged() -> String {
+    format!(
+        "DELETE FROM tg_usage u WHERE u.ctid = ANY (ARRAY(
+            SELECT l.ctid FROM unnest($1::bytea[]) AS o (owner) CROSS JOIN LATERAL (
+                SELECT ctid FROM tg_usage l WHERE l.incarnation = {NOBODY} AND l.owner = o.owner LIMIT 1) l))
+        AND u.tasks = 0 AND u.unsettled = 0 AND u.bytes = 0"
+    )
+}
+
 /// Gives the connection its number: waits until what an earlier one left under way has ended. A lane that was closed stays it.
 pub(super) const TAKE_LANE: &str =
     "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 AND epoch >= 0 RETURNING epoch";
@@ -262,6 +295,8 @@ pub(super) struct WriterStatements {
     pub(super) claim: Statement,
     pub(super) close_lanes: Statement,
     pub(super) retire: Statement,
+    pub(super) merge: Statement,
+    pub(super) drop_merged: Statement,
     pub(super) hint: Statement,
 }
 
@@ -278,6 +313,8 @@ impl WriterStatements {
             claim: client.prepare(&claim()).await?,
             close_lanes: client.prepare(&close_lanes()).await?,
             retire: client.prepare(&retire()).await?,
+            merge: client.prepare(&merge()).await?,
+            drop_merged: client.prepare(&drop_merged()).await?,
             hint: client.prepare(HINT).await?,
         })
     }

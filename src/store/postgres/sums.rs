@@ -1,6 +1,8 @@
 //! Counts what the store holds: this life's own lines exactly, those of the others as they were at the last look.
 //!
-//! A line says what one life added and took away, so it may be negative; only the sum of all lines is a count.
+//! A line says what one life added and took away, so it may be negative; only the sum of all lines is a count. Where one life makes
+//! the tasks of an owner and another one removes them, their lines come to nothing together. Then each makes its own nobody's, where
+//! they meet, and go.
 
 use std::collections::HashMap;
 
@@ -50,7 +52,7 @@ impl SumChange {
 }
 
 impl SumChange {
-    fn negated(&self) -> Self {
+    pub(super) fn negated(&self) -> Self {
         let Line { tasks, unsettled, bytes } = self.line;
         let negated = |value: i64| value.saturating_neg();
         let line = Line { tasks: negated(tasks), unsettled: negated(unsettled), bytes: negated(bytes) };
@@ -114,6 +116,20 @@ impl StoreSums {
     pub(super) fn reset_others(&self, lines: Vec<SumChange>) {
         let lines = LinesByOwner::of(lines);
         self.0.lock().1 = lines;
+    }
+
+    /// Owners of whom this life has sums, and all together have none; at most `limit`, in order.
+    pub(super) fn even(&self, limit: usize) -> Vec<Principal> {
+        let sums = self.0.lock();
+        let is_even = |(owner, own): &(&Principal, &Line)| {
+            let mut line = sums.1.line(owner);
+            line.add(**own);
+            line.is_zero()
+        };
+        let mut even: Vec<_> =
+            sums.0.by_owner.iter().filter(is_even).map(|(owner, _)| owner.clone()).take(limit).collect();
+        even.sort_unstable();
+        even
     }
 
     pub(super) fn usage(&self) -> Usage {

@@ -39,6 +39,10 @@ pub(super) enum TaskWrite {
     Retire {
         life: Option<Incarnation>,
     },
+    /// Makes this life's sums of these owners nobody's.
+    Merge {
+        owners: Vec<Vec<u8>>,
+    },
     /// Nothing, behind all that was in doubt.
     Barrier,
 }
@@ -71,6 +75,7 @@ impl TaskWrite {
             | Self::Sweep { .. }
             | Self::Claim { .. }
             | Self::Retire { .. }
+            | Self::Merge { .. }
             | Self::Barrier => None,
         }
     }
@@ -79,7 +84,7 @@ impl TaskWrite {
         match self {
             Self::Insert(row) | Self::Replace { row, .. } => Some(&row.key),
             Self::Remove(key) | Self::Withdraw(key) | Self::SweepOne { key, .. } => Some(key),
-            Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Barrier => None,
+            Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Merge { .. } | Self::Barrier => None,
         }
     }
 
@@ -94,12 +99,13 @@ impl TaskWrite {
             | Self::Sweep { .. }
             | Self::Claim { .. }
             | Self::Retire { .. }
+            | Self::Merge { .. }
             | Self::Barrier => None,
         }
     }
 
     /// Whether it has a statement of its own.
     pub(super) const fn is_alone(&self) -> bool {
-        matches!(self, Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. })
+        matches!(self, Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Merge { .. })
     }
 }

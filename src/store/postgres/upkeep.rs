@@ -1,5 +1,6 @@
-//! Has the writer remove what is left of lives that are long dead: a portion now and then.
+//! Has the writer remove what is left of lives that are long dead, and sums that come to nothing: a portion now and then.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -8,6 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::batch::{RETIRED_SUMS_MAX, WriteOutcome};
 use super::columns::count;
+use super::state::StoreState;
+use super::sums::StoreSums;
 use super::task_write::TaskWrite;
 use super::writer::PendingWrite;
 use crate::replica::Incarnation;
@@ -18,7 +21,7 @@ const PASS_EVERY: Duration = Duration::from_secs(60);
 const PORTIONS_MAX: usize = 16;
 
 /// Makes passes until the store is closed.
-pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, end: CancellationToken) {
+pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, state: Arc<StoreState>, end: CancellationToken) {
     let mut passes = tokio::time::interval(PASS_EVERY);
     passes.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first comes at once, when whoever opened the store has other things to do.
@@ -26,14 +29,15 @@ pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, end: CancellationToke
     loop {
         let making = async {
             passes.tick().await;
-            pass(&queue, None).await
+            pass(&queue, None).await?;
+            merge(&queue, &state.sums).await
         };
         let made = tokio::select! {
             made = making => made,
             () = end.cancelled() => return,
         };
         if let Err(error) = made {
-            tracing::debug!(%error, "what is left of dead lives stays for now");
+            tracing::debug!(%error, "what is left of dead lives, and of owners without tasks, stays for now");
         }
     }
 }
@@ -41,13 +45,33 @@ pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, end: CancellationToke
 /// Portion by portion, until one is not full: of all that are long dead, or of one life that is dead.
 pub(super) async fn pass(queue: &mpsc::Sender<PendingWrite>, life: Option<Incarnation>) -> Result<(), StoreError> {
     for _ in 0..PORTIONS_MAX {
-        let (reply, outcome) = oneshot::channel();
-        queue.send((TaskWrite::Retire { life }, reply)).await.map_err(|_| super::closed())?;
-        let outcome = outcome.await.map_err(|_| super::closed())??;
-        let folded = if let WriteOutcome::Folded(folded) = outcome { folded } else { 0 };
-        if folded < count(RETIRED_SUMS_MAX) {
+        if write(queue, TaskWrite::Retire { life }).await? < count(RETIRED_SUMS_MAX) {
             return Ok(());
         }
     }
     Ok(())
+}
+
+/// The same with sums of owners that come to nothing with those of others.
+pub(super) async fn merge(queue: &mpsc::Sender<PendingWrite>, sums: &StoreSums) -> Result<(), StoreError> {
+    for _ in 0..PORTIONS_MAX {
+        let even = sums.even(count(RETIRED_SUMS_MAX));
+        let is_last = even.len() < count(RETIRED_SUMS_MAX);
+        if !even.is_empty() {
+            let owners = even.iter().map(|owner| owner.as_str().as_bytes().to_vec()).collect();
+            write(queue, TaskWrite::Merge { owners }).await?;
+        }
+        if is_last {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Has the writer do it; returns how many sums it was.
+async fn write(queue: &mpsc::Sender<PendingWrite>, write: TaskWrite) -> Result<usize, StoreError> {
+    let (reply, outcome) = oneshot::channel();
+    queue.send((write, reply)).await.map_err(|_| super::closed())?;
+    let outcome = outcome.await.map_err(|_| super::closed())??;
+    Ok(if let WriteOutcome::Folded(folded) = outcome { folded } else { 0 })
 }

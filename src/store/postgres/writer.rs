@@ -188,6 +188,7 @@ impl PostgresWriter {
                         TaskWrite::Sweep { .. }
                         | TaskWrite::Claim { .. }
                         | TaskWrite::Retire { .. }
+                        | TaskWrite::Merge { .. }
                         | TaskWrite::Barrier => StoreError::Io(cause),
                         TaskWrite::Insert(_)
                         | TaskWrite::Replace { .. }

@@ -395,3 +395,53 @@ async fn sums_that_say_nothing_are_neither_kept_nor_taken_over() {
     assert_eq!((lines(server, &schema)[2], store.usage()), (0, Usage::default()));
     store.close().await;
 }
+
+/// As where one gateway takes what principals ask that nobody hears of again, and another one sweeps it.
+#[tokio::test(flavor = "multi_thread")]
+async fn sums_that_come_to_nothing_with_those_of_another_life_go() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [one, other] = two(server, &schema).await;
+    for id in 0..20 {
+        one.insert(&contract::settled(task(&format!("owner {id}"), id), "r")).await.unwrap();
+    }
+    one.insert(&task("a", 20)).await.unwrap();
+    one.insert(&contract::settled(task("a", 21), "r")).await.unwrap();
+    assert_eq!(other.sweep(START.after(contract::TTL), 99).await.unwrap(), 21);
+    assert_eq!(lines(server, &schema)[2], 42);
+    let a = Principal::new("a");
+    let usages = || [&one, &other].map(|store| (store.usage().tasks, store.usage_of(&a).tasks));
+    for store in [&one, &other] {
+        until("what the other did is seen", || usages() == [(1, 1); 2]).await;
+        upkeep::merge(&store.queue, &store.state.sums).await.unwrap();
+        until("it is no more and no less", || usages() == [(1, 1); 2]).await;
+    }
+    assert_eq!(lines(server, &schema)[2], 2, "those of one whose task is there");
+    // The first one's is nobody's, as far as it came to nothing; what follows is counted.
+    one.insert(&task("owner 1", 30)).await.unwrap();
+    until("it is counted by both", || [&one, &other].map(|store| store.usage().tasks) == [2; 2]).await;
+    for store in [one, other] {
+        store.close().await;
+    }
+    let next = open_with(settings(server, &schema)).await.unwrap();
+    assert_eq!(next.usage().tasks, 2);
+    next.close().await;
+}
+
+/// The other one may have made its sums nobody's, and be gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobodys_sums_are_counted_by_whoever_is_left_alone() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    for id in 1..3 {
+        store.insert(&contract::settled(task("a", id), "r")).await.unwrap();
+    }
+    server.psql(&format!("INSERT INTO {schema}.tg_usage VALUES (0, 'a', -1, 0, -1024)"));
+    until("they are counted", || store.usage().tasks == 1).await;
+    store.remove(&task("a", 1).key).await.unwrap();
+    until("all together have none", || store.usage() == Usage::default()).await;
+    upkeep::merge(&store.queue, &store.state.sums).await.unwrap();
+    assert_eq!((lines(server, &schema)[2], store.usage()), (0, Usage::default()));
+    store.close().await;
+}

@@ -194,9 +194,7 @@ impl Gateway {
         let metrics = listen_for_probes(waiting.metrics, probes, sockets.metrics).await?;
         let beside = replica.as_ref().zip(parts.homes.as_ref());
         let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes, sockets.replicas).await?;
-        if let Some(shared) = &shared {
-            shared_store::be_seen(&shared.store).await;
-        }
+        task_store::be_seen(shared.as_ref()).await;
         let site = clients_site(config.listen, callers, routes);
         let public_url = site.settings.public_url.clone();
         let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;

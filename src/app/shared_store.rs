@@ -13,15 +13,12 @@ use super::replica_file::{ReplicaFile, ReplicaFileError};
 use crate::cause::CauseChain;
 use crate::config::{Config, DatabaseSettings, is_replica_name};
 use crate::face::sealed::KeyPrint;
-use crate::replica::membership::LOOK_EVERY;
 use crate::replica::{Incarnation, OwnStanding};
 use crate::server::admin::{Readiness, ReasonWeight};
 use crate::store::postgres::{
     PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, ReplicaDescription, StoredReplica,
 };
 
-/// What a look may take.
-const LOOK_MAX: Duration = Duration::from_millis(200);
 /// How often a database that is away is tried.
 const RETRY: Duration = Duration::from_secs(1);
 /// A first try that takes longer counts as one of a database that is away: each host that says nothing takes as long as a write
@@ -245,15 +242,6 @@ fn host_name() -> String {
         .take(64)
         .collect();
     if is_replica_name(&name) { name } else { NAME.to_owned() }
-}
-
-/// Waits until the others have looked, where there are any: a session whose home they have not seen is taken for one whose home is
-/// gone. Drop it at any time.
-pub(super) async fn be_seen(store: &PostgresStore) {
-    let beside = store.watch_replicas().borrow().taking_beside(store.life().holder);
-    if beside > 0 {
-        tokio::time::sleep(LOOK_EVERY + LOOK_MAX).await;
-    }
 }
 
 /// Tells readiness how the store is, and whoever waits for `replaced` once this life has ended. Never returns before that.

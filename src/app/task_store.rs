@@ -13,6 +13,7 @@ use crate::cause::CauseChain;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::KeyPrint;
 use crate::replica::OwnStanding;
+use crate::replica::membership::LOOK_EVERY;
 use crate::server::admin::{Readiness, ReasonWeight};
 use crate::store::postgres::{PostgresOpenError, PostgresStore};
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
@@ -36,6 +37,8 @@ const STORE_SLOW: &str = "store slow";
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// How often that is looked at.
 const WAIT_POLL: Duration = Duration::from_millis(500);
+/// What a look at the gateways' lines may take.
+const LOOK_MAX: Duration = Duration::from_millis(200);
 
 /// A store at work, and the clock that its tasks go by.
 pub(super) struct OpenedStore {
@@ -53,6 +56,15 @@ pub(super) struct SharedLife {
     replaced: CancellationToken,
     /// Locked as long as it lasts, where there is a place for it.
     file: Option<ReplicaFile>,
+}
+
+/// Waits until the others have looked, where there are any: a session whose home they have not seen is taken for one whose home is
+/// gone. Drop it at any time.
+pub(super) async fn be_seen(shared: Option<&SharedLife>) {
+    let beside = |shared: &SharedLife| shared.store.watch_replicas().borrow().taking_beside(shared.store.life().holder);
+    if shared.is_some_and(|shared| beside(shared) > 0) {
+        tokio::time::sleep(LOOK_EVERY + LOOK_MAX).await;
+    }
 }
 
 /// Why a gateway's life among others has ended.

@@ -79,8 +79,10 @@ pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
 
 /// Looks at what a configuration names.
 fn look(config: &Config) -> Findings {
-    let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
-    let mistakes = wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect();
+    let now = SystemClock.now();
+    let wrong = check(config, now).err().map(|mistakes| mistakes.0).unwrap_or_default();
+    let mistakes =
+        wrong.into_iter().chain(shared_mistakes(config, now)).map(|(key, error)| (key, error.to_string())).collect();
     let warnings = upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect();
     Findings { mistakes, warnings }
 }
@@ -100,20 +102,6 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     }
     note("store.path".to_owned(), sealing_key::read(&config.folder).map(drop).map_err(FileError::from));
     note("store.path".to_owned(), task_store::check(config).map_err(FileError::from));
-    if let StoreSettings::Postgres(database) = &config.store {
-        for (key, mistake) in database.access.mistakes() {
-            note(format!("store.{key}"), Err(mistake.into()));
-        }
-        let ReplicaSettings { identity, ca, .. } = &database.replica;
-        if let Some(ca) = ca {
-            note("replica.ca".to_owned(), read_roots(ca).map(drop).map_err(FileError::from));
-        }
-        if let Some(identity) = identity
-            && let Err(error) = identity.read(now)
-        {
-            note(at_fault("replica", identity, &error), Err(error.into()));
-        }
-    }
     for upstream in &config.upstreams {
         let name = &upstream.name;
         if let Some(folder) = upstream.server.stdio().and_then(|stdio| stdio.folder.as_ref()) {
@@ -142,6 +130,21 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     wrong.extend(api_key_files::read(&config.admin.tokens).1.into_iter().map(|(place, error)| (place, error.into())));
     wrong.extend(api_keys(&config.auth).err().map(|mistakes| mistakes.0).into_iter().flatten());
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
+}
+
+/// What is wrong with the files by which gateways share a database, each with the key that names it. A gateway that served waits until
+/// they are right again, and answers meanwhile: only whoever reads the configuration refuses them.
+fn shared_mistakes(config: &Config, now: Timestamp) -> Vec<(KeyPlace, FileError)> {
+    let StoreSettings::Postgres(database) = &config.store else { return Vec::new() };
+    let ReplicaSettings { identity, ca, .. } = &database.replica;
+    let of_access = database.access.mistakes().map(|(key, mistake)| (format!("store.{key}"), mistake.into()));
+    let of_ca = ca.as_deref().and_then(|ca| read_roots(ca).err());
+    let of_ca = of_ca.map(|error| ("replica.ca".to_owned(), error.into()));
+    let of_identity = identity.as_ref().and_then(|identity| {
+        let error = identity.read(now).err()?;
+        Some((at_fault("replica", identity, &error), error.into()))
+    });
+    of_access.chain(of_ca).chain(of_identity).map(|(key, error)| (key.into(), error)).collect()
 }
 
 /// The key that names the file of an identity which is to blame.

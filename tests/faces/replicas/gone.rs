@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
+use support::fault_proxy::{Fault, FaultProxy, Verb};
 use taskgate::replica::{Incarnation, ReplicaDirectory, ReplicaMember};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
@@ -254,20 +255,27 @@ async fn a_call_that_is_passed_on_to_a_home_that_drains_is_refused_there() {
     held.abort();
 }
 
-/// F86. A process that was stopped, or a machine that is gone without a word.
+/// F86. A process that was stopped, or a machine that is gone without a word: before anybody reached it, and afterwards.
 #[tokio::test]
 async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client().await);
+    let [home, other] = [0, 1].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
+    let line = FaultProxy::start(home.address.unwrap()).await;
     // Its connections are made by the system, and nobody reads.
     let mute = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
-    let [home, other] = [0, 1].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
-    replicas.all[1].sees(vec![ReplicaMember { address: mute.local_addr().ok(), ..home }, other]);
-    let began = Instant::now();
-    let answer = there.post(call(1)).await.json().await;
-    assert_eq!(fault(&answer), ("replica_away", "unknown"), "{answer}");
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    for (address, expected) in [(mute.local_addr().unwrap(), "no"), (line.address, "unknown")] {
+        replicas.all[1].sees(vec![ReplicaMember { address: Some(address), ..home.clone() }, other.clone()]);
+        if expected == "unknown" {
+            assert_eq!(there.post(call(1)).await.json().await["result"]["n"], 1);
+            line.set(Some(Fault::down("", 0, Verb::Hold)));
+        }
+        let began = Instant::now();
+        let answer = there.post(call(2)).await.json().await;
+        assert_eq!(fault(&answer), ("replica_away", expected), "{answer}");
+        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    }
 }
 
 /// Somebody else has its address by now.

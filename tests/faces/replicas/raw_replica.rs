@@ -64,15 +64,19 @@ pub(crate) async fn replica(script: &'static [Does]) -> (ReplicaPeer, mpsc::Rece
 async fn go_away(mut socket: TcpStream, last: u8) {
     const SETTINGS: u8 = 4;
     const HEADERS: u8 = 1;
+    const PING: u8 = 6;
     socket.write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0]).await.unwrap();
     socket.read_exact(&mut [0; PREFACE.len()]).await.unwrap();
     loop {
         let mut head = [0; 9];
         socket.read_exact(&mut head).await.unwrap();
         let len = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-        socket.read_exact(&mut vec![0; len as usize]).await.unwrap();
-        if head[3] == HEADERS {
-            break;
+        let mut content = vec![0; len as usize];
+        socket.read_exact(&mut content).await.unwrap();
+        match head[3] {
+            HEADERS => break,
+            PING => socket.write_all(&[&[0, 0, 8, PING, 1, 0, 0, 0, 0], &content[..]].concat()).await.unwrap(),
+            _ => (),
         }
     }
     const GO_AWAY: u8 = 7;

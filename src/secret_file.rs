@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 /// What nobody but the owner may have.
 const OTHERS: u32 = 0o077;
-/// The same for what a service manager gives, or another user's administrator: its group, or whom an ACL lets in, may read it.
+/// The same for what a service manager gives, or root: its group, or whom an ACL lets in, may read it.
 const OTHERS_OF_GIVEN: u32 = 0o037;
-/// The administrator.
+/// The user who may read every file.
 const ROOT: u32 = 0;
 /// The folder of what a service manager gives (systemd's `LoadCredential=`).
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";

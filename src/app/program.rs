@@ -22,6 +22,7 @@ use super::files::FileMistakes;
 use super::live_calls::TOLD_MAX;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
+use super::shared_store::{RETRY, RetryReasons};
 use super::sockets::{SocketError, Sockets};
 use super::task_store::{LifeEnd, StoreRefusal};
 use super::waiting_listeners::StoreSource;
@@ -35,8 +36,6 @@ use crate::telemetry::{self, LogFormat};
 
 /// How long balancers have to notice a drain before nothing is accepted any more.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
-/// How often a gateway that begins anew tries what it cannot for now.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// What is served.
 #[derive(Clone, Debug)]
@@ -163,7 +162,7 @@ async fn until_signal(
 /// # Errors
 /// What the store refuses for good, or the rules for sockets.
 async fn begin_anew((config, sockets): (Config, Sockets), metrics: &PrometheusHandle) -> anyhow::Result<Gateway> {
-    let mut told = None;
+    let mut reasons = RetryReasons::default();
     loop {
         let source = StoreSource::ConfigAgain;
         let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
@@ -175,11 +174,7 @@ async fn begin_anew((config, sockets): (Config, Sockets), metrics: &PrometheusHa
         if is_final || error.is::<SocketError>() {
             return Err(error);
         }
-        let why = format!("{error:#}");
-        if told.as_ref() != Some(&why) {
-            tracing::warn!("{why}; this is tried until it goes well");
-            told = Some(why);
-        }
+        reasons.tell(format!("{error:#}"));
         tokio::time::sleep(RETRY).await;
     }
 }

@@ -19,8 +19,8 @@ use crate::store::postgres::{
     PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, ReplicaDescription, StoredReplica,
 };
 
-/// How often a database that is away is tried.
-const RETRY: Duration = Duration::from_secs(1);
+/// How often what may pass is tried again, as a database that is away.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 /// A first try that takes longer counts as one of a database that is away: each host that says nothing takes as long as a write
 /// may. A start among others has seen all of them beat by then.
 const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
@@ -79,7 +79,7 @@ pub(super) struct SharedStoreOpening {
     is_known: bool,
     /// When the name was found taken first.
     taken: Option<Instant>,
-    told: Option<String>,
+    reasons: RetryReasons,
     /// Cancelled once the first try has failed, or takes long.
     late: CancellationToken,
 }
@@ -113,7 +113,7 @@ impl SharedStoreOpening {
         let described = ReplicaDescription { name, address, ..description(config, prints) };
         let settings = PostgresSettings { prior, ..settings(database, described) };
         let (readiness, late) = (readiness.clone(), CancellationToken::new());
-        Ok(Self { settings, file, readiness, is_known: false, taken: None, told: None, late })
+        Ok(Self { settings, file, readiness, is_known: false, taken: None, reasons: RetryReasons::default(), late })
     }
 
     /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses.
@@ -155,11 +155,7 @@ impl SharedStoreOpening {
         let trouble = if is_taken { None } else { reason(&error.health()) };
         let reason = trouble.map_or(if is_taken { NAME_TAKEN } else { STORE_AWAY }, |(reason, _)| reason);
         self.readiness.show_one_of(&REASONS, Some((reason, ReasonWeight::Blocks)));
-        let why = error.to_string();
-        if self.told.as_ref() != Some(&why) {
-            tracing::warn!("{why}; this is tried until it goes well");
-            self.told = Some(why);
-        }
+        self.reasons.tell(error.to_string());
         Ok(None)
     }
 
@@ -194,6 +190,19 @@ impl SharedStoreOpening {
     /// Keeps other processes from running as this replica, for as long as it is there.
     pub(super) fn into_file(self) -> Option<ReplicaFile> {
         self.file
+    }
+}
+
+/// Says in the log why something is tried again, whenever that changes.
+#[derive(Debug, Default)]
+pub(super) struct RetryReasons(Option<String>);
+
+impl RetryReasons {
+    pub(super) fn tell(&mut self, why: String) {
+        if self.0.as_ref() != Some(&why) {
+            tracing::warn!("{why}; this is tried until it goes well");
+            self.0 = Some(why);
+        }
     }
 }
 

@@ -181,7 +181,7 @@ impl CombinedUpstreams {
     }
 
     /// Returns once the endpoint's own streams are to end.
-    fn has_left(&self) -> impl Future<Output = ()> + Send + 'static {
+    fn own_streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
         let (replaced, ending) = (self.leaving.clone(), self.common().leaving.clone());
         async move {
             tokio::select! {
@@ -308,7 +308,7 @@ impl PathFaces for Arc<CombinedUpstreams> {
             .is_some_and(|(kind, _, id)| kind == messages::StreamKind::Answer && read_event_id(id).is_some())
     }
 
-    fn left(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.has_left()
+    fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.own_streams_end()
     }
 }

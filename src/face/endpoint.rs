@@ -165,7 +165,7 @@ impl PathFaces for UpstreamEndpoint {
         read_event_id(event).is_some()
     }
 
-    fn left(&self) -> impl Future<Output = ()> + Send + 'static {
+    fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
         self.served.leaving.clone().cancelled_owned()
     }
 }

@@ -66,7 +66,7 @@ pub(super) trait PathFaces: Send + Sync {
     fn has_named(&self, event: &str) -> bool;
 
     /// Returns once streams are to end that end by no other means.
-    fn left(&self) -> impl Future<Output = ()> + Send + 'static;
+    fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static;
 }
 
 /// Answers one request.
@@ -137,7 +137,7 @@ async fn pass_on(
 fn held(faces: &impl PathFaces, inbound: &Inbound, answer: FaceResponse) -> FaceResponse {
     let Served { listeners, channel, .. } = faces.served();
     match listeners.take(&inbound.counted_as(), channel.name()) {
-        Ok(place) => ending_with(answer, || faces.left()).map(|body| place.keep(body)),
+        Ok(place) => ending_with(answer, || faces.streams_end()).map(|body| place.keep(body)),
         Err(fault) if fault.reason == Reason::Draining => bare(StatusCode::SERVICE_UNAVAILABLE),
         Err(fault) => too_many(&fault),
     }
@@ -195,8 +195,8 @@ fn errand_of_operation(faces: &impl PathFaces, inbound: &Inbound) -> HomeErrand 
     if goes_on { HomeErrand::GoOn } else { HomeErrand::Begin }
 }
 
-/// Answers a message without an answer of its own, or an array of such, whose home gave none: 503 where nothing was done, so that it is sent again; 202
-/// where it may have been taken, as a second time could do it twice.
+/// Answers a message without an answer of its own, or an array of such, whose home gave none: 503 where nothing was done, so that
+/// it is sent again; 202 where it may have been taken, as a second time could do it twice.
 pub(super) fn unanswered_home(fault: &GatewayFault) -> FaceResponse {
     if fault.executed == Executed::No { unreachable_home() } else { accepted() }
 }

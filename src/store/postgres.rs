@@ -7,7 +7,8 @@
 //! its session, too), and `readers` ask [`crate::replica::read_trust`] what is known of a read. `schema` knows the tables, `columns`
 //! what a row is made of, `server_words` what the server's errors mean. `state` is what they share: `sums`, rows in doubt, and
 //! `settled_rows` that were read.
-//! `upkeep` has removed what dead lives leave, and `forgetting` declares lives dead, and has removed what one leaves that is to be forgotten.
+//! `upkeep` has removed what dead lives leave; `forgetting` declares lives dead, and has removed what one leaves that is to be
+//! forgotten. `access_files` reads what says where the database is.
 
 mod access_files;
 mod batch;

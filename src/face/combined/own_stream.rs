@@ -351,7 +351,7 @@ impl CallMessages for MergedStream {
             }
             let leaving = async {
                 tokio::select! {
-                    () = self.upstreams.has_left() => (),
+                    () = self.upstreams.own_streams_end() => (),
                     () = self.session.ended.cancelled() => (),
                 }
             };

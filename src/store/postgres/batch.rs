@@ -60,18 +60,7 @@ impl BatchPlan {
         if !is_first && (self.bytes + bytes > BATCH_BYTES_MAX || (size > 0 && self.size.saturating_add(size) > room)) {
             return false;
         }
-        let name = match write {
-            TaskWrite::Insert(row) => row.name.clone().map(|name| (row.key.owner.clone(), name)),
-            TaskWrite::Replace { .. }
-            | TaskWrite::Remove(_)
-            | TaskWrite::Withdraw(_)
-            | TaskWrite::SweepOne { .. }
-            | TaskWrite::Sweep { .. }
-            | TaskWrite::Claim { .. }
-            | TaskWrite::Retire { .. }
-            | TaskWrite::Merge { .. }
-            | TaskWrite::Barrier => None,
-        };
+        let name = write.new_row().and_then(|row| Some((row.key.owner.clone(), row.name.clone()?)));
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
             && name.as_ref().is_none_or(|name| !self.names.contains(name));
         if !is_beside {

@@ -49,8 +49,8 @@ const SESSION: &str = "SET client_min_messages = warning; SET synchronous_commit
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; \
     SET random_page_cost = 0; SET seq_page_cost = 0; SET max_parallel_workers_per_gather = 0; SET work_mem = '64MB';";
 
-/// Statements of this process's earlier connections for the same duty that go on; and what tells one run of one server from any other: its start,
-/// its address, and its timeline. As long as there are any such statements nothing new is begun, so that no more than one waits for
+/// Statements of this process's earlier connections for the same duty that go on; and what tells one run of one server from any
+/// other: its start, its address, and its timeline. As long as there are any such statements nothing new is begun, so that no more than one waits for
 /// a standby that is away, however long that takes.
 const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
         WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid() AND state <> 'idle'),

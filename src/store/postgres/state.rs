@@ -154,7 +154,7 @@ impl StoreDoubts {
     /// Takes note of writes of which nobody knows whether they were made.
     pub(super) fn add(&self, writes: &[TaskWrite]) {
         let mut open = self.0.lock();
-        open.inserts.extend(writes.iter().filter_map(TaskWrite::new_row).cloned());
+        open.inserts.extend(writes.iter().filter_map(TaskWrite::new_row).map(|row| row.key.clone()));
         open.is_claim |= writes.iter().any(|write| matches!(write, TaskWrite::Claim { .. }));
     }
 

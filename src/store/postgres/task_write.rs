@@ -88,20 +88,9 @@ impl TaskWrite {
         }
     }
 
-    /// The row that is in doubt while it is not known whether it was inserted.
-    pub(super) fn new_row(&self) -> Option<&TaskKey> {
-        match self {
-            Self::Insert(row) => Some(&row.key),
-            Self::Replace { .. }
-            | Self::Remove(_)
-            | Self::Withdraw(_)
-            | Self::SweepOne { .. }
-            | Self::Sweep { .. }
-            | Self::Claim { .. }
-            | Self::Retire { .. }
-            | Self::Merge { .. }
-            | Self::Barrier => None,
-        }
+    /// The row that it inserts, which is in doubt while it is not known whether it was made.
+    pub(super) fn new_row(&self) -> Option<&EncodedRow> {
+        if let Self::Insert(row) = self { Some(row) } else { None }
     }
 
     /// Whether it has a statement of its own.

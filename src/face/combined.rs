@@ -180,17 +180,6 @@ impl CombinedUpstreams {
         self.settings.upstreams.iter().position(|name| **name == *upstream)
     }
 
-    /// Returns once the endpoint's own streams are to end.
-    fn own_streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
-        let (replaced, ending) = (self.leaving.clone(), self.common().leaving.clone());
-        async move {
-            tokio::select! {
-                () = replaced.cancelled() => (),
-                () = ending.cancelled() => (),
-            }
-        }
-    }
-
     /// Tells operators that an upstream is missing in what a client is shown, and remembers to tell the client once it is not.
     fn note_absence(&self, client: &EndpointClient, at: usize, why: &str) {
         let (path, upstream) = (&self.settings.path, &self.settings.upstreams[at]);
@@ -281,20 +270,9 @@ impl PathFaces for Arc<CombinedUpstreams> {
         self.delete_in_session(inbound).await
     }
 
-    fn has_asked(&self, nonce: u128, id: &RequestId) -> bool {
-        let Some((upstream, own)) = messages::unmarked(id) else { return false };
-        let mut open =
-            self.open_members(nonce).into_iter().filter(|(at, _)| *self.settings.upstreams[*at] == *upstream);
-        open.any(|(at, nonce)| self.members[at].endpoint.has_asked(nonce, &own))
-    }
-
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         let open = self.open_members(nonce);
         open.into_iter().any(|(at, nonce)| self.members[at].endpoint.has_under_way(nonce, id))
-    }
-
-    fn is_asked_by_a_gateway(&self, id: &RequestId) -> bool {
-        messages::unmarked(id).is_some_and(|(_, own)| own_ids::rest(&own).is_some())
     }
 
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
@@ -302,13 +280,23 @@ impl PathFaces for Arc<CombinedUpstreams> {
         messages::unmarked(id).is_some_and(|(_, own)| self.members[0].endpoint.is_asked_by_a_task(&own))
     }
 
-    fn has_named(&self, event: &str) -> bool {
+    fn bits_of_question(&self, id: &RequestId) -> Option<u128> {
+        own_ids::bits(&messages::unmarked(id)?.1)
+    }
+
+    fn bits_of_event(&self, id: &str) -> Option<u128> {
         // What upstreams say on a session's own stream bears their ids.
-        messages::StreamKind::read_event_id(event)
-            .is_some_and(|(kind, _, id)| kind == messages::StreamKind::Answer && read_event_id(id).is_some())
+        let (kind, _, id) = messages::StreamKind::read_event_id(id)?;
+        read_event_id(id).filter(|_| kind == messages::StreamKind::Answer).map(|(stream, _)| stream)
     }
 
     fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.own_streams_end()
+        let (replaced, ending) = (self.leaving.clone(), self.common().leaving.clone());
+        async move {
+            tokio::select! {
+                () = replaced.cancelled() => (),
+                () = ending.cancelled() => (),
+            }
+        }
     }
 }

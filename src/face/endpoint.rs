@@ -57,7 +57,9 @@ impl UpstreamEndpoint {
 
     /// Takes an answer to a question of a task, whichever session it was asked in.
     pub(super) async fn take_answer(&self, principal: &Principal, response: Response) -> FaceResponse {
-        self.session.take_answer(principal, response).await
+        let response = self.session.take_answer(principal, response).await;
+        self.outcomes.count(&response);
+        response
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -145,24 +147,20 @@ impl PathFaces for UpstreamEndpoint {
         self.session.delete(inbound).await
     }
 
-    fn has_asked(&self, nonce: u128, id: &RequestId) -> bool {
-        self.session.has_asked(nonce, id)
-    }
-
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.session.has_under_way(nonce, id)
-    }
-
-    fn is_asked_by_a_gateway(&self, id: &RequestId) -> bool {
-        own_ids::rest(id).is_some()
     }
 
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {
         self.session.is_asked_by_a_task(id)
     }
 
-    fn has_named(&self, event: &str) -> bool {
-        read_event_id(event).is_some()
+    fn bits_of_question(&self, id: &RequestId) -> Option<u128> {
+        own_ids::bits(id)
+    }
+
+    fn bits_of_event(&self, id: &str) -> Option<u128> {
+        read_event_id(id).map(|(stream, _)| stream)
     }
 
     fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static {

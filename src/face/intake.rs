@@ -15,11 +15,11 @@ use super::http::{AcceptedTypes, FaceResponse, Inbound};
 use super::revocable_body::ending_with;
 use super::served::Served;
 use super::session::refuse;
-use super::session_homes::{self, ForwardReason};
+use super::session_homes::{self, ForwardReason, SessionErrand};
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
 use crate::dialect::faults::{gateway_error, rate_error};
-use crate::replica::HomeErrand;
+use crate::replica::SessionHome;
 use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
@@ -50,20 +50,17 @@ pub(super) trait PathFaces: Send + Sync {
     /// Ends a session.
     fn delete(&self, inbound: &Inbound) -> impl Future<Output = FaceResponse> + Send;
 
-    /// Whether a question waits for its answer in this process that a call in the session of this nonce asked.
-    fn has_asked(&self, nonce: u128, id: &RequestId) -> bool;
-
     /// Whether a request of the session of this nonce is under way in this process, as far as those are registered.
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool;
-
-    /// Whether it was a gateway, and not a server, that asked under this id.
-    fn is_asked_by_a_gateway(&self, id: &RequestId) -> bool;
 
     /// Whether a task asked under this id.
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool;
 
-    /// Whether an event has its id from a gateway, and not from a server.
-    fn has_named(&self, event: &str) -> bool;
+    /// The bits under which a gateway asked a client, as [`Served::draw_id`] drew them; anything where a server asked.
+    fn bits_of_question(&self, id: &RequestId) -> Option<u128>;
+
+    /// The same of the stream that an event has its id from.
+    fn bits_of_event(&self, id: &str) -> Option<u128>;
 
     /// Returns once streams are to end that end by no other means.
     fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static;
@@ -108,15 +105,46 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     if !is_session || header_is_stateless(&inbound.headers) {
         return only_post();
     }
-    if let Some(passed) = pass_on(faces, inbound, errand_of_operation(faces, inbound), |_| false).await {
-        return match passed {
-            Ok(answer) if inbound.method == Method::GET => held(faces, inbound, answer),
-            Ok(answer) => answer,
-            // Also where it may have been taken: a second time does no more than the first.
-            Err(_) => unreachable_home(),
-        };
+    if inbound.method == Method::GET { get(faces, inbound).await } else { delete(faces, inbound).await }
+}
+
+async fn delete(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
+    // Of the calls that a session must outlive (T-31) its home knows those that were begun there.
+    match pass_on(faces, inbound, SessionErrand::GoOn, |_| false).await {
+        Some(answer) => answer.unwrap_or_else(|_| unreachable_home()),
+        None => faces.delete(inbound).await,
     }
-    if inbound.method == Method::GET { faces.get(inbound).await } else { faces.delete(inbound).await }
+}
+
+/// A stream that was made at one gateway is taken up there alone, any other where the server has it. What comes from another one is
+/// bounded here as for all who listen, and ends as theirs does, so that it holds up no shutdown: its client goes on elsewhere.
+async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
+    let Served { homes, listeners, channel, .. } = faces.served();
+    if homes.is_none() || inbound.is_counted {
+        return faces.get(inbound).await;
+    }
+    // Before whoever reads the stream there is let go.
+    let place = match listeners.take(&inbound.counted_as(), channel.name()) {
+        Ok(place) => place,
+        Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
+        Err(fault) => return too_many(&fault),
+    };
+    let last_event = inbound.headers.get(headers::LAST_EVENT_ID).and_then(|event| event.to_str().ok());
+    let named = named_by(faces, last_event.and_then(|event| faces.bits_of_event(event)));
+    match pass_on(faces, inbound, named.map_or(SessionErrand::Begin, SessionErrand::GoOnAt), |_| false).await {
+        Some(Ok(answer)) => ending_with(answer, || faces.streams_end()).map(|body| place.keep(body)),
+        // Also where it may have been taken: a second time does no more than the first.
+        Some(Err(_)) => unreachable_home(),
+        None => {
+            drop(place);
+            faces.get(inbound).await
+        }
+    }
+}
+
+/// The living gateway that made something under an id of these bits.
+fn named_by(faces: &impl PathFaces, bits: Option<u128>) -> Option<SessionHome> {
+    faces.served().homes.as_ref()?.named(bits?)
 }
 
 /// Has a request answered where its session is at home; `None` where that is here, and where it is known here in the session of
@@ -124,23 +152,12 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
 async fn pass_on(
     faces: &impl PathFaces,
     inbound: &Inbound,
-    errand: HomeErrand,
+    errand: SessionErrand,
     is_known: impl Fn(u128) -> bool + Send,
 ) -> Option<Result<FaceResponse, GatewayFault>> {
     let homes = faces.served().homes.as_ref()?;
     // On the heap, so that a gateway that is alone has no room for it in every request.
     Box::pin(homes.pass_on(inbound, errand, is_known)).await
-}
-
-/// A stream that comes from the session's home: what it takes up here is bounded as for all who listen, and it ends here as
-/// theirs do, so that it holds up no shutdown. Its client goes on with it elsewhere.
-fn held(faces: &impl PathFaces, inbound: &Inbound, answer: FaceResponse) -> FaceResponse {
-    let Served { listeners, channel, .. } = faces.served();
-    match listeners.take(&inbound.counted_as(), channel.name()) {
-        Ok(place) => ending_with(answer, || faces.streams_end()).map(|body| place.keep(body)),
-        Err(fault) if fault.reason == Reason::Draining => bare(StatusCode::SERVICE_UNAVAILABLE),
-        Err(fault) => too_many(&fault),
-    }
 }
 
 /// Whether a message of a session is about a task: where the session's home gave no answer, any other gateway can. The home is asked
@@ -159,40 +176,35 @@ fn is_told_by_the_store(faces: &impl PathFaces, message: &Message, done_at_home:
     }
 }
 
-/// What is asked of a session's home with a message.
-fn errand_of(faces: &impl PathFaces, message: &Message) -> HomeErrand {
-    let is_of_a_call = match message {
-        Message::Request(_) => return HomeErrand::Begin,
-        Message::Notification(notification) => notification.cancelled().is_some(),
-        Message::Response(response) => response.id.as_ref().is_some_and(|id| faces.is_asked_by_a_gateway(id)),
-    };
-    if is_of_a_call { HomeErrand::GoOnWherever } else { HomeErrand::GoOn }
-}
-
-/// The same with an array: what could not be read begins nothing either.
-fn errand_of_batch(faces: &impl PathFaces, batch: &[(Result<Message, EnvelopeError>, Bytes)]) -> HomeErrand {
-    let messages = batch.iter().flat_map(|(read, _)| read);
-    messages.map(|message| errand_of(faces, message)).max().unwrap_or(HomeErrand::GoOn)
-}
-
-/// Whether a message goes on with a call that this process runs in the session of this nonce, whose home it need not be: one that
-/// ends has others run what is new.
-fn is_known_here(faces: &impl PathFaces, nonce: u128, message: &Message) -> bool {
+/// What a message of a session is for.
+fn errand_of(faces: &impl PathFaces, message: &Message) -> SessionErrand {
     match message {
-        Message::Request(_) => false,
-        Message::Notification(notification) => {
-            notification.cancelled().is_some_and(|id| faces.has_under_way(nonce, &id))
+        Message::Request(_) => SessionErrand::Begin,
+        Message::Notification(notification) if notification.cancelled().is_some() => SessionErrand::Cancel,
+        Message::Notification(_) => SessionErrand::GoOn,
+        Message::Response(response) => {
+            let bits = response.id.as_ref().and_then(|id| faces.bits_of_question(id));
+            named_by(faces, bits).map_or(SessionErrand::GoOn, SessionErrand::GoOnAt)
         }
-        Message::Response(response) => response.id.as_ref().is_some_and(|id| faces.has_asked(nonce, id)),
     }
 }
 
-/// The same with GET and DELETE: a stream that was made there is taken up there alone, any other where the server has it. Of the
-/// calls that a session must outlive (T-31) its home knows those that were begun there.
-fn errand_of_operation(faces: &impl PathFaces, inbound: &Inbound) -> HomeErrand {
-    let last_event = inbound.headers.get(headers::LAST_EVENT_ID).and_then(|event| event.to_str().ok());
-    let goes_on = inbound.method == Method::DELETE || last_event.is_some_and(|event| faces.has_named(event));
-    if goes_on { HomeErrand::GoOn } else { HomeErrand::Begin }
+/// The same with an array: what could not be read begins nothing either.
+fn errand_of_batch(faces: &impl PathFaces, batch: &[(Result<Message, EnvelopeError>, Bytes)]) -> SessionErrand {
+    let errands = batch.iter().flat_map(|(read, _)| read).map(|message| errand_of(faces, message));
+    let weight = |errand: &SessionErrand| match errand {
+        SessionErrand::GoOn => 0,
+        SessionErrand::Cancel => 1,
+        SessionErrand::GoOnAt(_) => 2,
+        SessionErrand::Begin => 3,
+    };
+    errands.max_by_key(weight).unwrap_or(SessionErrand::GoOn)
+}
+
+/// Whether a message cancels a request that is registered here in the session of this nonce.
+fn is_known_here(faces: &impl PathFaces, nonce: u128, message: &Message) -> bool {
+    let Message::Notification(notification) = message else { return false };
+    notification.cancelled().is_some_and(|id| faces.has_under_way(nonce, &id))
 }
 
 /// Answers a message without an answer of its own, or an array of such, whose home gave none: 503 where nothing was done, so that
@@ -336,7 +348,7 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     let errand = errand_of_batch(faces, &batch);
     match pass_on(faces, inbound, errand, is_known).await {
         Some(Ok(answer)) => answer,
-        Some(Err(fault)) if errand == HomeErrand::Begin => addressee.fault(&fault),
+        Some(Err(fault)) if errand == SessionErrand::Begin => addressee.fault(&fault),
         Some(Err(fault)) => unanswered_home(&fault),
         None => faces.post_batch(inbound, batch).await,
     }

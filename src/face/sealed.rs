@@ -8,6 +8,7 @@
 mod forward_token;
 mod keys;
 mod layout;
+mod naming_keys;
 mod salted_keys;
 mod session_token;
 mod state_token;
@@ -28,6 +29,7 @@ use crate::replica::Incarnation;
 use crate::task::{Principal, Timestamp};
 pub use forward_token::{ForwardToken, digest_of_request};
 pub use keys::{KEY_LEN, KeyError, KeyPrint, SealingKeys};
+use naming_keys::NamingKeys;
 use salted_keys::{SALT_LEN, SaltedKeys, aes};
 pub use session_token::{SessionToken, digest_of};
 pub use state_token::{StateContent, StateScope, StateToken};
@@ -111,13 +113,14 @@ pub struct Sealer {
     /// The first one seals. Never empty.
     keys: Vec<LessSafeKey>,
     salted: SaltedKeys,
+    naming: NamingKeys,
 }
 
 impl Sealer {
     #[must_use]
     pub fn new(keys: SealingKeys) -> Self {
         let ring = keys.into_keys();
-        Self { keys: ring.iter().map(aes).collect(), salted: SaltedKeys::new(&ring) }
+        Self { keys: ring.iter().map(aes).collect(), salted: SaltedKeys::new(&ring), naming: NamingKeys::new(&ring) }
     }
 
     /// A token that holds `plain`: visible ASCII, different each time. Whether its length suits its
@@ -187,6 +190,17 @@ impl Sealer {
     #[must_use]
     pub fn open_session_home(&self, sealed: &str) -> Option<(Option<Incarnation>, u128)> {
         SessionToken::decode_home(&self.open(TokenPurpose::Session, sealed)?)
+    }
+
+    /// Bits for the id of something that one replica alone knows: random to all who have no key, and they name the replica.
+    #[must_use]
+    pub fn name(&self, replica: Incarnation, random: u64) -> u128 {
+        self.naming.name(replica, random)
+    }
+
+    /// The replicas that such bits may name; one that there is has drawn them. Others name what there is not.
+    pub fn named(&self, bits: u128) -> impl Iterator<Item = Incarnation> {
+        self.naming.named(bits)
     }
 
     /// A `requestState`.

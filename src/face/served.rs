@@ -57,6 +57,14 @@ impl Served {
         self.homes.as_ref().map(|homes| homes.own())
     }
 
+    /// 128 bits for the id of something that is in this process's memory alone. Nobody can guess them; to other replicas they
+    /// say where it is.
+    #[must_use]
+    pub fn draw_id(&self) -> u128 {
+        let random = (self.random)();
+        self.homes.as_ref().map_or(random, |homes| homes.name(random as u64))
+    }
+
     /// What calls of the engine's are made with.
     #[must_use]
     pub fn target(&self) -> CallTarget {

@@ -258,11 +258,6 @@ impl SessionFace {
         }
     }
 
-    /// Whether a question waits for its answer here that a call in the session of this nonce asked.
-    pub(super) fn has_asked(&self, nonce: u128, id: &RequestId) -> bool {
-        id.as_text().is_some_and(|id| self.shared.open.questions.knows(nonce, &id))
-    }
-
     /// Whether a request of the session of this nonce is registered here.
     pub(super) fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
         self.shared.open.in_flight.knows_any(nonce, id) || self.shared.tasks.has_under_way(nonce, id)

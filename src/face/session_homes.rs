@@ -84,6 +84,20 @@ pub(super) enum ForwardReason {
     HeldCall,
 }
 
+/// What a request of a session is for, and so which replica it concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SessionErrand {
+    /// The rest of something that was begun at the session's home.
+    GoOn,
+    /// The rest of something that names the replica where it is.
+    GoOnAt(SessionHome),
+    /// The end of a request. While the home ends, it may be one that was begun at the replica that stands in: the one that does not
+    /// know it has the server told, as of any that is not registered.
+    Cancel,
+    /// Something new.
+    Begin,
+}
+
 /// Where sessions are at home, and what else one replica has in memory alone, where there are several.
 pub struct SessionHomes {
     directory: ArcSwap<ReplicaDirectory>,
@@ -133,48 +147,62 @@ impl SessionHomes {
         &*self.clock
     }
 
-    /// Answers a request of a session that is at home at another replica; `None` for one that is answered here, as is one that
-    /// goes on with what `is_known` here in the session of this nonce. What may go on with a call of the home or of the replica that
-    /// stands in for it goes to both: the one that does not know it drops it. Neither is done with it until both are.
+    /// Bits that name this replica ([`Sealer::name`]).
+    pub(super) fn name(&self, random: u64) -> u128 {
+        self.sealer.name(self.own(), random)
+    }
+
+    /// The living replica that bits name.
+    pub(super) fn named(&self, bits: u128) -> Option<SessionHome> {
+        let directory = self.directory.load();
+        self.sealer.named(bits).find_map(|named| match named == directory.own() {
+            true => Some(SessionHome::Here),
+            false => directory.peer(named).map(SessionHome::There),
+        })
+    }
+
+    /// Answers a request of a session that concerns another replica; `None` for one that is to be answered here, too, or alone, as is
+    /// the cancellation of what `is_known` here in the session of this nonce. Nobody is done with it until all are.
     pub(super) async fn pass_on(
         &self,
         inbound: &Inbound,
-        errand: HomeErrand,
+        errand: SessionErrand,
         is_known: impl Fn(u128) -> bool + Send,
     ) -> Option<Result<FaceResponse, GatewayFault>> {
-        let (home, stand_in) = self.elsewhere(inbound, errand, is_known)?;
-        let at_home = self.forward(inbound, home, ForwardReason::Session);
-        let Some(stand_in) = stand_in else { return Some(at_home.await) };
-        let (at_home, elsewhere) = tokio::join!(at_home, self.forward(inbound, stand_in, ForwardReason::Session));
-        Some(at_home.and_then(|answer| elsewhere.map(|_| answer)))
+        let (home, stand_in) = self.concerned(inbound, errand, is_known)?;
+        let to = async |place: Option<SessionHome>| match place? {
+            SessionHome::There(peer) => Some(self.forward(inbound, peer, ForwardReason::Session).await),
+            SessionHome::Here => None,
+        };
+        let is_for_here = home == SessionHome::Here || stand_in == Some(SessionHome::Here);
+        match tokio::join!(to(Some(home)), to(stand_in)) {
+            (Some(Err(fault)), _) | (_, Some(Err(fault))) => Some(Err(fault)),
+            (_, _) if is_for_here => None,
+            (answer, _) => answer,
+        }
     }
 
-    /// Where the session of a request is at home, if that is not here, and which other replica may have to do with it.
-    fn elsewhere(
+    /// Where the session of a request is at home, and which other replica it may concern; `None` where it is for nobody else.
+    fn concerned(
         &self,
         inbound: &Inbound,
-        errand: HomeErrand,
+        errand: SessionErrand,
         is_known: impl Fn(u128) -> bool,
-    ) -> Option<(ReplicaPeer, Option<ReplicaPeer>)> {
+    ) -> Option<(SessionHome, Option<SessionHome>)> {
         if !may_go_on(inbound) {
             return None;
         }
         let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).ok()??;
-        let (home, nonce) = self.sealer.open_session_home(sealed)?;
+        let (begun_at, nonce) = self.sealer.open_session_home(sealed)?;
         let directory = self.directory.load();
-        let peer = match directory.home(home, nonce, errand) {
-            SessionHome::Here => return None,
-            SessionHome::There(peer) => peer,
-        };
-        let stand_in = match errand {
-            HomeErrand::GoOnWherever => directory.home(home, nonce, HomeErrand::Begin),
-            HomeErrand::GoOn | HomeErrand::Begin => SessionHome::Here,
-        };
-        let stand_in = match stand_in {
-            SessionHome::There(other) if other != peer => Some(other),
-            SessionHome::There(_) | SessionHome::Here => None,
-        };
-        (!is_known(nonce)).then_some((peer, stand_in))
+        let home = |errand| directory.home(begun_at, nonce, errand);
+        match errand {
+            SessionErrand::Begin => Some((home(HomeErrand::Begin), None)),
+            SessionErrand::GoOn => Some((home(HomeErrand::GoOn), None)),
+            SessionErrand::GoOnAt(named) => Some((named, None)),
+            SessionErrand::Cancel if is_known(nonce) => None,
+            SessionErrand::Cancel => Some((home(HomeErrand::GoOn), directory.stand_in(begun_at, nonce))),
+        }
     }
 
     /// Passes on a request for what was begun at `home`, and ends with it; `None` where that is here, or gone.

@@ -38,14 +38,11 @@ pub struct ReplicaPeer {
     pub address: SocketAddr,
 }
 
-/// What is asked of a session's home. Of several the last of this order is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What is asked of a session's home.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HomeErrand {
     /// The rest of something that was begun there.
     GoOn,
-    /// The rest of a call: an answer to what the gateway asked, a cancellation. Since the home ends, the call may be one that was
-    /// begun at the replica that stands in.
-    GoOnWherever,
     /// Something new: a replica that ends is not bothered.
     Begin,
 }
@@ -93,15 +90,35 @@ impl ReplicaDirectory {
         if begun_at == Some(self.own) {
             return SessionHome::Here;
         }
-        let begun_at = begun_at.and_then(|at| self.member(at));
-        if let Some(member) = begun_at.filter(|member| errand != HomeErrand::Begin || !member.is_leaving) {
-            return self.at(member);
-        }
-        let standing = self.members.iter().filter(|member| !member.is_leaving);
-        match standing.max_by_key(|member| (rank(nonce, member.incarnation), member.incarnation)) {
+        match self.keeper(begun_at, nonce) {
+            Some(member) if errand == HomeErrand::Begin && member.is_leaving => {
+                self.standing(nonce).map_or(SessionHome::Here, |member| self.at(member))
+            }
             Some(member) => self.at(member),
             None => SessionHome::Here,
         }
+    }
+
+    /// Where what is new of a session is begun while its home ends; `None` where that does not end, or nobody stays.
+    #[must_use]
+    pub fn stand_in(&self, begun_at: Option<Incarnation>, nonce: u128) -> Option<SessionHome> {
+        self.keeper(begun_at, nonce).filter(|member| member.is_leaving)?;
+        self.standing(nonce).map(|member| self.at(member))
+    }
+
+    /// The one that has what was begun of a session, though it may end.
+    fn keeper(&self, begun_at: Option<Incarnation>, nonce: u128) -> Option<&ReplicaMember> {
+        match begun_at.map(|at| (at, self.member(at))) {
+            Some((_, Some(member))) => Some(member),
+            // Nobody else reaches it.
+            Some((at, None)) if at == self.own => None,
+            Some((_, None)) | None => best(&self.members, nonce),
+        }
+    }
+
+    /// The one of those that stay that suits a session best.
+    fn standing(&self, nonce: u128) -> Option<&ReplicaMember> {
+        best(self.members.iter().filter(|member| !member.is_leaving), nonce)
     }
 
     fn at(&self, member: &ReplicaMember) -> SessionHome {
@@ -126,6 +143,11 @@ impl ReplicaMember {
     fn peer(&self) -> Option<ReplicaPeer> {
         self.address.map(|address| ReplicaPeer { incarnation: self.incarnation, address })
     }
+}
+
+/// The one that suits a session best.
+fn best<'a>(members: impl IntoIterator<Item = &'a ReplicaMember>, nonce: u128) -> Option<&'a ReplicaMember> {
+    members.into_iter().max_by_key(|member| (rank(nonce, member.incarnation), member.incarnation))
 }
 
 /// How much a replica suits a session: the highest of all living ones is taken (rendezvous hashing). The same in every build,
@@ -241,13 +263,46 @@ mod tests {
             (vec![member(1), unreachable], 7, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), leaving.clone()], 2, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), leaving.clone()], 2, HomeErrand::GoOn, there(2)),
-            (vec![member(1), leaving.clone()], 2, HomeErrand::GoOnWherever, there(2)),
-            (vec![member(5), leaving], 9, HomeErrand::GoOn, there(5)),
+            (vec![leaving.clone()], 9, HomeErrand::GoOn, there(2)),
+            (vec![leaving], 9, HomeErrand::Begin, SessionHome::Here),
         ] {
             let directory = ReplicaDirectory::new(Incarnation(1), living);
             let found = directory.home(Some(Incarnation(begun_at)), 7, errand);
             assert_eq!(found, expected, "{directory:?} {begun_at} {errand:?}");
         }
         assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "nobody reaches itself from afar");
+    }
+
+    /// Who looks; where what is new begins in sessions of the second, which ends.
+    #[test]
+    fn one_replica_stands_in_for_one_that_ends_and_all_know_which() {
+        let leaving = ReplicaMember { is_leaving: true, ..member(2) };
+        let there = SessionHome::There(member(1).peer().unwrap());
+        for (own, expected) in [(1, SessionHome::Here), (2, there), (3, there)] {
+            let seen = ReplicaDirectory::new(Incarnation(own), [member(1), leaving.clone()]);
+            assert_eq!(seen.stand_in(Some(Incarnation(2)), 7), Some(expected), "as {own} sees it");
+            assert_eq!(seen.stand_in(Some(Incarnation(1)), 7), None, "that one does not end");
+        }
+        let last = ReplicaDirectory::new(Incarnation(2), [leaving]);
+        assert_eq!(last.stand_in(Some(Incarnation(2)), 7), None, "nobody stays");
+    }
+
+    /// What it runs of sessions whose home is dead is reached there until it has ended.
+    #[test]
+    fn one_that_stood_in_and_ends_keeps_what_it_began() {
+        let living = [3, 4, 9, 12];
+        for nonce in 0..100 {
+            let SessionHome::There(stood_in) = seen_by(1, &living).home(Some(Incarnation(2)), nonce, HomeErrand::GoOn)
+            else {
+                panic!("it is one of the others");
+            };
+            let is_leaving = |number: u64| number == stood_in.incarnation.0;
+            let members = living.map(|number| ReplicaMember { is_leaving: is_leaving(number), ..member(number) });
+            let seen = ReplicaDirectory::new(Incarnation(1), members);
+            let home = |errand| seen.home(Some(Incarnation(2)), nonce, errand);
+            assert_eq!(home(HomeErrand::GoOn), SessionHome::There(stood_in));
+            assert_eq!(seen.stand_in(Some(Incarnation(2)), nonce), Some(home(HomeErrand::Begin)));
+            assert_ne!(home(HomeErrand::Begin), SessionHome::There(stood_in));
+        }
     }
 }

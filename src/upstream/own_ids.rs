@@ -48,6 +48,11 @@ pub(crate) fn rest(id: &RequestId) -> Option<String> {
     Some(after.split_once(':').map_or(after, |(_, rest)| rest).to_owned())
 }
 
+/// The bits of an id that [`of_bits`] made, whichever gateway's it is; of no use for one that is not random.
+pub(crate) fn bits(id: &RequestId) -> Option<u128> {
+    Some(Uuid::try_parse(&rest(id)?).ok()?.as_u128())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,5 +76,7 @@ mod tests {
             assert_eq!(rest(&id).as_deref(), Some("abc"));
         }
         assert_eq!(rest(&RequestId::text("abc")), None);
+        assert_eq!(bits(&of_bits(7)), Some(7));
+        assert_eq!([bits(&of("abc")), bits(&RequestId::text("abc"))], [None, None]);
     }
 }

@@ -27,6 +27,7 @@ use crate::face::answer::{addressee, bare, event_stream, too_many};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody};
+use crate::face::intake::PathFaces as _;
 use crate::task::Reason;
 use crate::wire::framing::{BodyPart, SseDecoder, StreamEvent};
 
@@ -351,7 +352,7 @@ impl CallMessages for MergedStream {
             }
             let leaving = async {
                 tokio::select! {
-                    () = self.upstreams.own_streams_end() => (),
+                    () = self.upstreams.streams_end() => (),
                     () = self.session.ended.cancelled() => (),
                 }
             };

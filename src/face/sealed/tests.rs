@@ -66,6 +66,20 @@ prop_compose! {
     }
 }
 
+/// What names a replica in an id is read by all who have the key, and by nobody else.
+#[test]
+fn bits_name_a_replica_to_whoever_has_the_key() {
+    let replica = Incarnation(41);
+    for random in [0, 7, u64::MAX] {
+        let bits = sealer(&[1]).name(replica, random);
+        assert_eq!(bits as u64, random);
+        assert!(sealer(&[1]).named(bits).eq([replica]));
+        assert!(sealer(&[2, 1]).named(bits).any(|named| named == replica), "the key was changed since");
+        assert!(sealer(&[2]).named(bits).all(|named| named != replica) && sealer(&[2]).name(replica, random) != bits);
+        assert!(sealer(&[1]).named(bits ^ 1).all(|named| named.0 > u64::from(u32::MAX)), "others name nobody");
+    }
+}
+
 proptest! {
     #[test]
     fn what_was_sealed_is_opened_as_it_was(plain: Vec<u8>) {

@@ -39,11 +39,6 @@ impl BridgedQuestions {
         Some(BridgedQuestionGuard { asked: Arc::clone(self), id })
     }
 
-    /// Whether a question of this session waits for an answer under this id.
-    pub(super) fn knows(&self, nonce: u128, id: &str) -> bool {
-        self.0.lock().get(id).is_some_and(|waiting| waiting.nonce == nonce)
-    }
-
     /// Hands over an answer. One to a question of another session, or of none, is dropped.
     pub(super) fn answer(&self, nonce: u128, id: &str, answer: Answer) {
         let mut questions = self.0.lock();
@@ -92,10 +87,6 @@ mod tests {
         asked.answer(2, "tg:a", answer());
         asked.answer(1, "tg:b", answer());
         assert!(answered.try_recv().is_err(), "another session's, and another question's");
-        assert_eq!(
-            [(1, "tg:a"), (2, "tg:a"), (1, "tg:b")].map(|(nonce, id)| asked.knows(nonce, id)),
-            [true, false, false]
-        );
         asked.answer(1, "tg:a", answer());
         asked.answer(1, "tg:a", answer());
         assert_eq!(answered.try_recv().unwrap(), (InputKey(7), answer()));

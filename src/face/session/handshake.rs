@@ -118,7 +118,7 @@ async fn open_either(
 impl SessionFaceState {
     /// An id of the gateway's own.
     pub(in crate::face) fn mint(&self) -> RequestId {
-        own_ids::of_bits((self.served.random)())
+        own_ids::of_bits(self.served.draw_id())
     }
 
     /// Ends a client's session for good, here and at the upstream.

@@ -15,11 +15,19 @@ use crate::session_bridge::server::stateless;
 
 const ASKED: &str = "elicitation/create";
 
-/// To the others the first replica is about to end.
+/// Of all replicas these are there, of which one may be about to end, and all know it.
+fn all_see(replicas: &Replicas, living: &[usize], leaving: Option<usize>) {
+    let seen = living.iter().map(|at| {
+        let one = &replicas.all[*at];
+        ReplicaMember { is_leaving: leaving == Some(*at), ..one.member(one.gateway.replica_address()) }
+    });
+    let seen: Vec<_> = seen.collect();
+    replicas.all.iter().for_each(|one| one.sees(seen.clone()));
+}
+
 fn announce_end_of_the_first(replicas: &Replicas) {
-    let living = replicas.all.iter().map(|one| one.member(one.gateway.replica_address()));
-    let seen: Vec<_> = living.enumerate().map(|(at, member)| ReplicaMember { is_leaving: at == 0, ..member }).collect();
-    replicas.all[1..].iter().for_each(|one| one.sees(seen.clone()));
+    let all: Vec<_> = (0..replicas.all.len()).collect();
+    all_see(replicas, &all, Some(0));
 }
 
 /// A client that can be asked for what it declares, with a session that was begun at the first one.
@@ -108,7 +116,7 @@ pub(super) async fn in_front_of(server: &ScriptedServer, is_endpoint: bool) -> R
 }
 
 /// Where the call was made, and where its client goes on with it: one of them runs it.
-const AT: [(usize, usize); 4] = [(1, 1), (1, 2), (2, 1), (2, 2)];
+const AT: [(usize, usize); 6] = [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)];
 
 /// What is begun while a session's home ends is begun elsewhere, and the rest of it is taken there.
 #[tokio::test]
@@ -147,6 +155,93 @@ async fn a_call_that_another_runs_for_a_leaving_home_is_cancelled_there() {
             events.left().await;
             assert_eq!(in_time(calling).await.unwrap().text().await, "", "a request that was cancelled has no answer");
         }
+    }
+}
+
+/// Home of the session is a replica that is dead by now: of the two that live one stands in, and then one of them ends.
+#[tokio::test]
+async fn what_a_stand_in_began_is_reached_there_while_it_ends_in_turn() {
+    for (leaving, goes_on_at) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
+        let server = asking().await;
+        let replicas = in_front_of(&server, false).await;
+        let client = client(&replicas).await;
+        all_see(&replicas, &[1, 2], None);
+        let [there, elsewhere] = [1, goes_on_at].map(|at| replicas.at(at, &client));
+        let mut stream = SessionMessages::of(there.post(call(1)).await);
+        let question = in_time(stream.next_of(ASKED)).await;
+        all_see(&replicas, &[1, 2], Some(leaving));
+        assert_eq!(elsewhere.post(accepted(&question["id"])).await.status, StatusCode::ACCEPTED);
+        let result = in_time(stream.next()).await.unwrap();
+        assert_eq!(result["result"]["structuredContent"]["k"]["action"], "accept", "{leaving} {goes_on_at}: {result}");
+
+        let (events, calls) = Once::events();
+        let script = move |seen: &SeenRequest| if seen.is_call() { calls.take() } else { listed(seen) };
+        let server = stateless(script).await;
+        let replicas = in_front_of(&server, false).await;
+        let client = self::client(&replicas).await;
+        all_see(&replicas, &[1, 2], None);
+        let [there, elsewhere] = [1, goes_on_at].map(|at| replicas.at(at, &client));
+        let calling = TaskTracker::new().spawn(async move { there.post(call(1)).await });
+        server.world.first(SeenRequest::is_call).await;
+        all_see(&replicas, &[1, 2], Some(leaving));
+        assert_eq!(elsewhere.post(cancelled(1)).await.status, StatusCode::ACCEPTED);
+        events.left().await;
+        in_time(calling).await.unwrap();
+    }
+}
+
+/// The session has another home by then: one joined that suits it better.
+#[tokio::test]
+async fn a_question_is_answered_where_it_was_asked_though_its_session_moved() {
+    let server = asking().await;
+    let replicas = in_front_of(&server, false).await;
+    for _ in 0..4 {
+        let client = client(&replicas).await;
+        for (before, after) in [(1, 2), (2, 1)] {
+            all_see(&replicas, &[before], None);
+            let mut stream = SessionMessages::of(replicas.at(before, &client).post(call(1)).await);
+            let question = in_time(stream.next_of(ASKED)).await;
+            all_see(&replicas, &[1, 2], None);
+            let answered = replicas.at(after, &client).post(accepted(&question["id"])).await;
+            assert_eq!(answered.status, StatusCode::ACCEPTED);
+            let result = in_time(stream.next()).await.unwrap();
+            assert_eq!(result["result"]["structuredContent"]["k"]["action"], "accept", "{before} {after}: {result}");
+        }
+    }
+}
+
+/// LEG-09.
+#[tokio::test]
+async fn a_stream_that_another_began_for_a_leaving_home_is_taken_up_from_anywhere() {
+    for is_endpoint in [false, true] {
+        let (events, calls) = Once::events();
+        let script = move |seen: &SeenRequest| if seen.is_call() { calls.take() } else { listed(seen) };
+        let server = stateless(script).await;
+        let replicas = in_front_of(&server, is_endpoint).await;
+        let client = client(&replicas).await;
+        announce_end_of_the_first(&replicas);
+        let params = json!({ "name": "t", "_meta": { "progressToken": "p" } });
+        let request = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params }).to_string();
+        let there = replicas.at(1, &client);
+        let (mut reply, seen) = tokio::join!(there.post(request), async {
+            let seen = server.world.first(SeenRequest::is_call).await;
+            let params = json!({ "progressToken": seen.token(), "progress": 7 });
+            events.message(&json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params }));
+            seen
+        });
+        let begun = reply.until("\n\n").await;
+        let beginning = begun.lines().find_map(|line| line.strip_prefix("id: ")).unwrap();
+        drop(reply);
+        for at in 0..3 {
+            assert_eq!(
+                replicas.at(at, &client).get(Some(beginning)).await.status,
+                StatusCode::OK,
+                "{is_endpoint} {at}"
+            );
+        }
+        events.result(&seen, &json!({ "content": [] }));
+        let last = SessionMessages::of(replicas.at(0, &client).get(Some(beginning)).await);
+        assert_eq!(in_time(last.rest()).await.last().unwrap()["id"], 1);
     }
 }
 

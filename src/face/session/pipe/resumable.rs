@@ -107,7 +107,7 @@ async fn begin(
     addressee: Addressee,
 ) -> FaceResponse {
     let Some(id) = &addressee.id else { return event_stream(empty_body()) };
-    let (words, mut reader) = shared.open.replays.begin((shared.served.random)());
+    let (words, mut reader) = shared.open.replays.begin(shared.served.draw_id());
     let stream = reader.stream();
     let first = match first {
         Some(first) => {

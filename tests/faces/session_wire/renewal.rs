@@ -53,6 +53,21 @@ async fn a_restart_of_the_upstream_between_two_calls_goes_unnoticed() {
     }
 }
 
+/// There is nothing in it that could be cancelled; for a server over stdio a program would be started.
+#[tokio::test]
+async fn a_cancellation_opens_no_session() {
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    server.world.forget();
+    let params = json!({ "requestId": 1 });
+    let cancelled = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": params }).to_string();
+    assert_eq!(client.post(cancelled).await.status, StatusCode::ACCEPTED);
+    assert_eq!(server.world.count("initialize"), 0);
+    assert_eq!(client.post(call(2)).await.status, StatusCode::OK);
+    assert_eq!(server.world.count("initialize"), 1, "by what needs one");
+}
+
 #[tokio::test]
 async fn fifty_calls_that_wait_share_one_handshake() {
     let server = ScriptedServer::polite().await;

@@ -84,7 +84,7 @@ fn sort(items: Vec<BatchItem>) -> SortedBatch {
         match item {
             Ok(Some(PipedMessage::Request(request))) => sorted.requests.push(*request),
             Ok(Some(PipedMessage::Notification(text))) => sorted.notes.push((OneWayKind::Notification, None, text)),
-            Ok(Some(PipedMessage::Cancel(id, text))) => sorted.notes.push((OneWayKind::Notification, Some(id), text)),
+            Ok(Some(PipedMessage::Cancel(id, text))) => sorted.notes.push((OneWayKind::Cancellation, Some(id), text)),
             Ok(Some(PipedMessage::Response(text))) => sorted.notes.push((OneWayKind::Response, None, text)),
             Ok(None) => (),
             Err((id, complaint)) => {

@@ -19,6 +19,7 @@ const TELL_MAX: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OneWayKind {
     Notification,
+    Cancellation,
     Response,
 }
 
@@ -36,7 +37,7 @@ pub(super) async fn cancel(
         false => {
             // Before the upstream hears of it, and ends the request.
             shared.open.in_flight.take_back(session.token.nonce, id);
-            note(shared, session, text, OneWayKind::Notification).await
+            note(shared, session, text, OneWayKind::Cancellation).await
         }
     }
 }
@@ -49,7 +50,7 @@ pub(super) async fn note(
     kind: OneWayKind,
 ) -> StatusCode {
     let counter = match kind {
-        OneWayKind::Notification => &shared.meter.notifications,
+        OneWayKind::Notification | OneWayKind::Cancellation => &shared.meter.notifications,
         OneWayKind::Response => &shared.meter.responses,
     };
     counter.increment(1);
@@ -57,9 +58,9 @@ pub(super) async fn note(
         let (own, method) = (&shared.own, RawMethod::Note(text));
         Ok(match kind {
             OneWayKind::Notification => verdict(&own.deliver(&session.own, method).await?),
-            OneWayKind::Response => {
+            OneWayKind::Response | OneWayKind::Cancellation => {
                 match own.send(&own.binding(&session.own), method, &session.own.forwarded).await? {
-                    // An answer belongs to a question, and the question has gone with its session.
+                    // They belong to a question or a request, which has gone with its session.
                     JudgedResponse::SessionLost => StatusCode::ACCEPTED,
                     judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => verdict(&judged),
                 }

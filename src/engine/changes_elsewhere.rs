@@ -84,13 +84,13 @@ impl Engine {
 
     /// Does here what follows from how a task stands. Returns the revision of its row.
     async fn look_elsewhere(&self, key: &TaskKey, seen: &SeenRevisions) -> Option<Revision> {
-        let is_run = self.live.has(key);
-        if !is_run && !self.watchers.has(key) {
+        let has_runner = self.live.has(key);
+        if !has_runner && !self.watchers.has(key) {
             return None;
         }
         match self.store.load(key, self.clock.now()).await {
             Ok(Some(row)) => {
-                if is_run && row.holder.is_some_and(|holder| holder != self.store.holder()) {
+                if has_runner && row.holder.is_some_and(|holder| holder != self.store.holder()) {
                     self.fenced(key);
                 }
                 if seen.is_new(&row) {

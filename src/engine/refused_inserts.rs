@@ -7,7 +7,7 @@ use super::retry_delays::RetryDelays;
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
 use crate::store::{StoreError, StoredTask, WriteRole};
-use crate::task::{Event, Executed, Failure, GatewayFault, Reason, TaskKey};
+use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Reason, Task, TaskKey};
 
 impl Engine {
     /// Ends the task of a call that was refused, whose insert is in doubt: once it is known that its row is there after all, as others
@@ -17,9 +17,11 @@ impl Engine {
         let (engine, leaving) = (Arc::clone(self), self.leaving.clone());
         self.changes.tracker.spawn(async move {
             let mut pauses = RetryDelays::of_writers();
+            let mut found = None;
             // A look can be left; what a row's end causes is done to its end.
             while let Some(Some(row)) = leaving.run_until_cancelled(engine.found_refused(&key, &mut pauses)).await {
-                if engine.ends_refused(&row, executed).await {
+                if engine.ends_refused(found.get_or_insert_with(|| row.task.clone()), row.task.attempt, executed).await
+                {
                     break;
                 }
             }
@@ -40,14 +42,14 @@ impl Engine {
         }
     }
 
-    /// Whether nothing is left to be done about it. Not cancel safe, as [`Engine::apply`].
-    async fn ends_refused(self: &Arc<Self>, row: &StoredTask, executed: Executed) -> bool {
+    /// Whether nothing is left to be done about a task, as it was when it was first found. Not cancel safe, as [`Engine::apply`].
+    async fn ends_refused(self: &Arc<Self>, found: &Task, attempt: Attempt, executed: Executed) -> bool {
         let failure = Failure::Gateway(GatewayFault::new(Reason::StoreFailed, executed));
-        let event = Event::Faulted { attempt: row.task.attempt, failure };
-        match self.apply(&row.task.key, WriteRole::Holder, event).await {
+        let event = Event::Faulted { attempt, failure };
+        match self.apply(&found.key, WriteRole::Holder, event).await {
             Ok(_) => {
-                // Its end was counted, and its beginning was not.
-                count_in_flight(self, &row.task);
+                // Its end was counted, perhaps by an attempt of which that was not known then, and its beginning was not.
+                count_in_flight(self, found);
                 true
             }
             Err(TaskError::Unknown | TaskError::Store(StoreError::Fenced)) => true,

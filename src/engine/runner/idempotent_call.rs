@@ -111,7 +111,7 @@ impl Runner {
             }
             // Whoever has a claim on the key makes, runs or ends its task; or waits to know whether there is one, and runs nothing.
             let Some(claim) = self.engine.live.claim(key) else {
-                let is_run = self.engine.live.is_run(key);
+                let is_run = self.engine.live.hears_orders(key);
                 return if is_run {
                     Ok(None)
                 } else {

@@ -110,7 +110,7 @@ impl LiveRunners {
     }
 
     /// Whether a task has a runner that hears orders, as one whose insert is in doubt has not.
-    pub(super) fn is_run(&self, key: &TaskKey) -> bool {
+    pub(super) fn hears_orders(&self, key: &TaskKey) -> bool {
         self.mailbox(key).is_some()
     }
 
@@ -237,9 +237,9 @@ mod tests {
     fn a_claim_whose_runner_is_gone_is_a_claim_and_no_runner() {
         let live = LiveRunners::default();
         let orders = live.claim(&key()).unwrap();
-        assert!(live.is_run(&key()) && live.claim(&key()).is_none());
+        assert!(live.hears_orders(&key()) && live.claim(&key()).is_none());
         drop(orders);
-        assert!(!live.is_run(&key()) && live.claim(&key()).is_none());
+        assert!(!live.hears_orders(&key()) && live.claim(&key()).is_none());
         live.remove(&key());
         assert!(live.claim(&key()).is_some());
     }

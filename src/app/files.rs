@@ -11,7 +11,6 @@ use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, ReplicaSe
 use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
 use crate::server::{AdminSettings, Authenticator, LocalUser};
 use crate::store::OpenError;
-use crate::store::postgres::PostgresOpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::upstream::transport::credential::CredentialError;
@@ -26,8 +25,6 @@ pub enum FileError {
     Key(#[from] KeyFileError),
     #[error(transparent)]
     Store(#[from] OpenError),
-    #[error(transparent)]
-    Database(#[from] PostgresOpenError),
     #[error(transparent)]
     ApiKey(#[from] ApiKeyFileError),
     #[error("{}: {source}", file.display())]
@@ -69,6 +66,15 @@ pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look)
 }
 
+/// The same for a gateway that serves. It goes on where the files are of no use by which gateways share a database: nothing that a
+/// reload puts in force is in them, and their repair alone would not cause one.
+///
+/// # Errors
+/// As [`load`].
+pub(super) fn load_again(file: &Path) -> Result<LoadedConfig, ConfigError> {
+    config::load(file, &|name| env::var(name).ok(), &look_again)
+}
+
 /// The same for `taskgate wrap`.
 ///
 /// # Errors
@@ -79,12 +85,21 @@ pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
 
 /// Looks at what a configuration names.
 fn look(config: &Config) -> Findings {
-    let now = SystemClock.now();
-    let wrong = check(config, now).err().map(|mistakes| mistakes.0).unwrap_or_default();
-    let mistakes =
-        wrong.into_iter().chain(shared_mistakes(config, now)).map(|(key, error)| (key, error.to_string())).collect();
-    let warnings = upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect();
-    Findings { mistakes, warnings }
+    let mistakes = [mistakes(config), shared_mistakes(config)].concat();
+    Findings { mistakes, warnings: warnings(config) }
+}
+
+fn look_again(config: &Config) -> Findings {
+    Findings { mistakes: mistakes(config), warnings: [shared_mistakes(config), warnings(config)].concat() }
+}
+
+fn mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
+    let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
+    wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect()
+}
+
+fn warnings(config: &Config) -> Vec<(KeyPlace, String)> {
+    upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect()
 }
 
 /// Reads every file that is there to be read. Makes none.
@@ -134,15 +149,16 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
 
 /// What is wrong with the files by which gateways share a database, each with the key that names it. A gateway that served waits until
 /// they are right again, and answers meanwhile: only whoever reads the configuration refuses them.
-fn shared_mistakes(config: &Config, now: Timestamp) -> Vec<(KeyPlace, FileError)> {
+fn shared_mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
     let StoreSettings::Postgres(database) = &config.store else { return Vec::new() };
+    let now = SystemClock.now();
     let ReplicaSettings { identity, ca, .. } = &database.replica;
-    let of_access = database.access.mistakes().map(|(key, mistake)| (format!("store.{key}"), mistake.into()));
+    let of_access = database.access.mistakes().map(|(key, mistake)| (format!("store.{key}"), mistake.to_string()));
     let of_ca = ca.as_deref().and_then(|ca| read_roots(ca).err());
-    let of_ca = of_ca.map(|error| ("replica.ca".to_owned(), error.into()));
+    let of_ca = of_ca.map(|error| ("replica.ca".to_owned(), error.to_string()));
     let of_identity = identity.as_ref().and_then(|identity| {
         let error = identity.read(now).err()?;
-        Some((at_fault("replica", identity, &error), error.into()))
+        Some((at_fault("replica", identity, &error), error.to_string()))
     });
     of_access.chain(of_ca).chain(of_identity).map(|(key, error)| (key.into(), error)).collect()
 }
@@ -196,4 +212,22 @@ pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
         AuthSettings::Everyone(principal) => Authenticator::Everyone(principal.clone()),
         keys @ AuthSettings::ApiKeys(_) => Authenticator::KeyHolders(ApiKeyRing::new(api_keys(keys)?)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gateway_that_serves_reloads_though_its_databases_files_are_of_no_use() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("taskgate.toml");
+        let text = "[store]\nkind = \"postgres\"\nurl = \"postgres://t@127.0.0.1/t\"\ndurability = \"single\"\n\
+                    path = \"data\"\npassword_file = \"none\"\n[upstreams.up]\nurl = \"http://127.0.0.1:1/mcp\"\n";
+        std::fs::write(&file, text).unwrap();
+        let refused = load(&file).unwrap_err().to_string();
+        assert!(refused.contains("store.password_file"), "{refused}");
+        let warnings: Vec<_> = load_again(&file).unwrap().warnings.iter().map(ToString::to_string).collect();
+        assert!(warnings.iter().any(|warning| warning.contains("store.password_file")), "{warnings:?}");
+    }
 }

@@ -52,3 +52,8 @@ impl ReportedWarnings {
 pub(super) fn configured(file: &Path) -> Result<PreparedConfig, ConfigError> {
     files::load(file).map(PreparedConfig::new)
 }
+
+/// The same for a gateway that serves.
+pub(super) fn configured_again(file: &Path) -> Result<PreparedConfig, ConfigError> {
+    files::load_again(file).map(PreparedConfig::new)
+}

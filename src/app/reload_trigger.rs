@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::descriptors::ConnectionCapacity;
-use super::prepared_config::{ReportedWarnings, configured};
+use super::prepared_config::{ReportedWarnings, configured_again};
 use super::reload::{self, Fingerprint};
 use super::{Gateway, service_manager};
 use crate::config::Config;
@@ -129,7 +129,7 @@ impl ReloadTrigger {
             return;
         };
         let before = reload::fingerprint_of(&file);
-        match configured(&file) {
+        match configured_again(&file) {
             Ok(mut read) => {
                 if !self.is_news(why, reload::fingerprint(&file, &read.config)) {
                     return;

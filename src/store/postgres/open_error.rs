@@ -126,12 +126,13 @@ impl PostgresOpenError {
             | Self::NoStandby
             | Self::Pooled
             | Self::NameTaken { .. }
+            // A gateway with another key may have begun where the others were cut off, and is the one to be stopped.
+            | Self::SealKeys { .. }
             | Self::Refused(_) => true,
             Self::SchemaName { .. }
             | Self::OldServer { .. }
             | Self::Newer { .. }
             | Self::Foreign { .. }
-            | Self::SealKeys { .. }
             | Self::Lost { .. } => false,
         }
     }

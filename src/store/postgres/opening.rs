@@ -64,24 +64,16 @@ pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
 ) -> Result<(Beginning, Session), PostgresOpenError> {
-    // Whatever this has to wait for, the database or a beat of the others, takes no longer while they are well.
+    // A connection has as long for each address; whatever else this has to wait for, the database or a beat of the others, takes no
+    // longer while they are well.
     let within = settings.access.write_max * 2 + settings.terms.lease();
-    let session = in_time(within, open_session(connector, settings)).await?;
+    let session = connector.connect("opening", None).await?;
+    pooling::judge(connector, &session).await?;
+    in_time(within, schema::judge_server(&session, settings.access.durability)).await?;
     schema::prepare(&session, settings, within).await?;
     let writer = connector.connect("writer", None).await?;
     let beginning = in_time(within, join(&session, settings)).await?;
     Ok((beginning, writer))
-}
-
-/// Connects, and holds the server to what the store needs.
-async fn open_session(
-    connector: &DatabaseConnector,
-    settings: &PostgresSettings,
-) -> Result<Session, PostgresOpenError> {
-    let session = connector.connect("opening", None).await?;
-    pooling::judge(connector, &session).await?;
-    schema::judge_server(&session, settings.access.durability).await?;
-    Ok(session)
 }
 
 /// Looks who is there, and writes the life's line.

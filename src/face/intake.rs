@@ -120,7 +120,7 @@ async fn delete(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
 /// bounded here as for all who listen, and ends as theirs does, so that it holds up no shutdown: its client goes on elsewhere.
 async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     let Served { homes, listeners, channel, .. } = faces.served();
-    if homes.is_none() || inbound.is_counted {
+    if homes.is_none() || !session_homes::may_go_on(inbound) {
         return faces.get(inbound).await;
     }
     // Before whoever reads the stream there is let go.

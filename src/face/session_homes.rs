@@ -279,7 +279,7 @@ impl fmt::Debug for SessionHomes {
 
 /// Whether a request may go to another replica. What was counted comes from one, or belongs to a session that is here; so does
 /// what came on a stream.
-fn may_go_on(inbound: &Inbound) -> bool {
+pub(super) fn may_go_on(inbound: &Inbound) -> bool {
     !inbound.is_counted && inbound.carriage == MessageChannel::Request
 }
 

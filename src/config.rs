@@ -232,6 +232,24 @@ impl Config {
         .filter_map(|(key, differs)| differs.then_some(key))
         .collect()
     }
+
+    /// The same, with these keys as they were when the gateway was started: what a running one can put in force.
+    #[must_use]
+    pub fn within(self, started: &Self) -> Self {
+        let ListenSettings { address, ref tls, connections_max, .. } = started.listen;
+        // It says something of listeners without TLS alone.
+        let plaintext = if self.listen.tls == *tls { self.listen.plaintext } else { started.listen.plaintext };
+        let stored_bytes_max = started.store.limits().stored_bytes_max;
+        let limits = StoreLimits { stored_bytes_max, ..self.store.limits() };
+        Self {
+            listen: ListenSettings { address, tls: tls.clone(), plaintext, connections_max, ..self.listen },
+            admin: AdminSettings { address: started.admin.address, ..self.admin },
+            metrics: started.metrics,
+            folder: started.folder.clone(),
+            store: started.store.clone().with_limits(limits),
+            ..self
+        }
+    }
 }
 
 /// Reads the file at `path`. `env` looks up `${VAR}`, `look` looks at what the configuration names, mistakes in the file or

@@ -213,6 +213,8 @@ impl Gateway {
     /// credentials. Then nothing is changed.
     pub fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
+        let need_restart = config.need_restart(&self.started);
+        let config = config.within(&self.started);
         check_reach(self.clients.local_addr(), &config)?;
         check_admin_reach(self.admin.local_addr(), &config)?;
         let (callers, operators) = (files::callers(&config)?, files::operators(&config.admin)?);
@@ -226,8 +228,7 @@ impl Gateway {
         self.parts.engine.access().replace(Arc::clone(&config.access));
         self.parts.address.set(&client_address(&self.clients, config.listen.public_url.as_deref()));
         let mut before = std::mem::take(&mut self.upstreams);
-        let mut changes =
-            ReloadSummary { need_restart: config.need_restart(&self.started), ..ReloadSummary::default() };
+        let mut changes = ReloadSummary { need_restart, ..ReloadSummary::default() };
         for (one, fresh) in config.upstreams.iter().zip(fresh) {
             let kept = || before.iter().position(|opened| opened.config == *one).map(|at| before.swap_remove(at));
             match fresh.map_or_else(kept, |fresh| {

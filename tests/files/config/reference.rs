@@ -406,6 +406,8 @@ fn a_reload_takes_up_what_the_reference_says() {
         assert_ne!(format!("{config:?}"), format!("{started:?}"), "{path} has no effect");
         let expected = if config.need_restart(&started).is_empty() { "reload" } else { "next start" };
         assert_eq!(row.changes, expected, "{path}");
+        let in_force = if expected == "reload" { &config } else { &started };
+        assert_eq!(format!("{:?}", config.clone().within(&started)), format!("{in_force:?}"), "{path}");
     }
     assert_eq!(others, BTreeMap::new(), "a key that the page does not have");
 }

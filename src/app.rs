@@ -23,6 +23,7 @@ pub mod service_manager;
 mod shared_store;
 pub mod sockets;
 pub mod store_copy;
+mod successor;
 pub mod task_store;
 pub mod upstream_programs;
 mod waiting_listeners;
@@ -270,24 +271,6 @@ impl Gateway {
             Some(shared) => shared.ended().await,
             None => std::future::pending().await,
         }
-    }
-
-    /// What a gateway is started with that takes this one's place, and where it listens. Who comes before it does waits.
-    fn successor(&self) -> (Config, Sockets) {
-        let mut config = self.current.clone();
-        config.listen.address = self.address();
-        config.admin.address = self.admin_address();
-        config.metrics = self.metrics_address();
-        if let (StoreSettings::Postgres(database), Some(address)) = (&mut config.store, self.replica_address()) {
-            database.replica.address = Some(address);
-        }
-        let sockets = Sockets {
-            clients: self.clients.socket(),
-            admin: self.admin.socket(),
-            metrics: self.metrics.as_ref().and_then(RunningListener::socket),
-            replicas: self.replicas.as_ref().and_then(|replicas| replicas.running.socket()),
-        };
-        (config, sockets)
     }
 
     /// Where operators are served.

@@ -22,10 +22,9 @@ use super::files::FileMistakes;
 use super::live_calls::TOLD_MAX;
 use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
-use super::shared_store::{RETRY, RetryReasons};
 use super::sockets::{SocketError, Sockets};
+use super::successor::Successor;
 use super::task_store::{LifeEnd, StoreRefusal};
-use super::waiting_listeners::StoreSource;
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::console;
@@ -139,43 +138,43 @@ async fn until_signal(
             notice = signals.next() => return Ok(LastLife::Signal(Box::new(gateway), notice)),
             ended = gateway.life_ended() => ended,
             why = reloads.next() => {
-                reloads.carry_out(why, &mut gateway);
+                reloads.carry_out(why, |config| gateway.reload(config));
                 continue;
             }
         };
-        let successor = gateway.successor();
+        let successor = Successor::of(&gateway);
         Box::pin(gateway.end_life(ended)).await;
         if ended == LifeEnd::StoreLost {
             return Ok(LastLife::StoreLost);
         }
-        gateway = tokio::select! {
-            started = begin_anew(successor, metrics) => started?,
-            _ = signals.next() => return Ok(LastLife::Nothing),
+        gateway = match begin_anew(successor, metrics, (signals, reloads)).await? {
+            Some(begun) => begun,
+            None => return Ok(LastLife::Nothing),
         };
         tracing::info!("begun anew beside the other gateways");
     }
 }
 
-/// Starts a gateway in the place of one that served. All that is in the way was in order before, as files are that are written
-/// anew just then, so it is tried again; meanwhile whoever connects waits.
+/// Begins anew. Whoever connects meanwhile waits, and the configuration is read again as ever. `None` where a signal comes first.
 ///
 /// # Errors
-/// What the store refuses for good, or the rules for sockets.
-async fn begin_anew((config, sockets): (Config, Sockets), metrics: &PrometheusHandle) -> anyhow::Result<Gateway> {
-    let mut reasons = RetryReasons::default();
+/// As [`Successor::begin`].
+async fn begin_anew(
+    mut successor: Successor,
+    metrics: &PrometheusHandle,
+    (signals, reloads): (&mut Signals, &mut ReloadTrigger),
+) -> anyhow::Result<Option<Gateway>> {
     loop {
-        let source = StoreSource::ConfigAgain;
-        let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
-        let error = match Box::pin(start).await {
-            Ok(gateway) => return Ok(gateway),
-            Err(error) => error,
-        };
-        let is_final = error.downcast_ref::<StoreRefusal>().is_some_and(|refusal| !refusal.may_pass_again());
-        if is_final || error.is::<SocketError>() {
-            return Err(error);
+        let mut begun = Box::pin(successor.begin(metrics));
+        loop {
+            tokio::select! {
+                begun = &mut begun => return begun.map(Some),
+                _ = signals.next() => return Ok(None),
+                why = reloads.next() => if reloads.carry_out(why, |config| successor.reload(config)) {
+                    break;
+                }
+            }
         }
-        reasons.tell(format!("{error:#}"));
-        tokio::time::sleep(RETRY).await;
     }
 }
 

@@ -14,8 +14,8 @@ use tokio::time::Instant;
 
 use super::descriptors::ConnectionCapacity;
 use super::prepared_config::{ReportedWarnings, configured_again};
-use super::reload::{self, Fingerprint};
-use super::{Gateway, service_manager};
+use super::reload::{self, Fingerprint, ReloadSummary};
+use super::service_manager;
 use crate::config::Config;
 use crate::failpoint;
 use crate::metric;
@@ -122,17 +122,21 @@ impl ReloadTrigger {
         why
     }
 
-    /// Reads the configuration again and puts it in force, or keeps the one that is and says why.
-    pub(super) fn carry_out(&mut self, why: ReloadCause, gateway: &mut Gateway) {
+    /// Reads the configuration again and puts it in force, or keeps the one that is and says why. Whether it was put in force.
+    pub(super) fn carry_out(
+        &mut self,
+        why: ReloadCause,
+        reload: impl FnOnce(Config) -> anyhow::Result<ReloadSummary>,
+    ) -> bool {
         let Some(file) = self.file.clone() else {
             tracing::info!("there is no file that could be read again");
-            return;
+            return false;
         };
         let before = reload::fingerprint_of(&file);
         match configured_again(&file) {
             Ok(mut read) => {
                 if !self.is_news(why, reload::fingerprint(&file, &read.config)) {
-                    return;
+                    return false;
                 }
                 if reload::fingerprint_of(&file) != before {
                     // Written to while it was read: what comes next is news, whatever it is.
@@ -144,8 +148,9 @@ impl ReloadTrigger {
                 service_manager::tell_reloading();
                 self.watch(&read.config);
                 failpoint::hit("reloading");
-                apply(gateway, read.config);
+                let is_applied = tell(reload(read.config));
                 service_manager::tell_ready();
+                is_applied
             }
             Err(mistakes) => {
                 // Some may be in files that it names.
@@ -154,6 +159,7 @@ impl ReloadTrigger {
                     count("rejected");
                     tracing::error!(%mistakes, "the configuration has mistakes; the one in force is kept");
                 }
+                false
             }
         }
     }
@@ -166,8 +172,9 @@ impl ReloadTrigger {
     }
 }
 
-fn apply(gateway: &mut Gateway, config: Config) {
-    match gateway.reload(config) {
+/// Says what came of it.
+fn tell(outcome: anyhow::Result<ReloadSummary>) -> bool {
+    match outcome {
         Ok(changes) => {
             count(if changes.is_none() { "unchanged" } else { "applied" });
             for key in &changes.need_restart {
@@ -175,11 +182,13 @@ fn apply(gateway: &mut Gateway, config: Config) {
             }
             let (opened, kept, retired) = (changes.opened, changes.kept, changes.retired);
             tracing::info!(opened, kept, retired, "the configuration was read again");
+            true
         }
         Err(error) => {
             count("rejected");
             let error = format!("{error:#}");
             tracing::error!(error, "the configuration is of no use; the one in force is kept");
+            false
         }
     }
 }

@@ -1,0 +1,85 @@
+//! Starts a gateway in the place of one that served, in the same process: the life of that one on a shared store has ended.
+
+use std::sync::Arc;
+
+use metrics_exporter_prometheus::PrometheusHandle;
+
+use super::reload::ReloadSummary;
+use super::shared_store::{RETRY, RetryReasons};
+use super::sockets::{SocketError, Sockets};
+use super::task_store::StoreRefusal;
+use super::waiting_listeners::StoreSource;
+use super::{Gateway, files};
+use crate::config::{Config, StoreSettings};
+use crate::server::RunningListener;
+use crate::task::{Clock as _, SystemClock};
+
+/// What a gateway begins anew with, and where it listens. Who comes before it does waits.
+#[derive(Debug)]
+pub(super) struct Successor {
+    /// What was in force at the start, for what only a start can change.
+    started: Config,
+    config: Config,
+    sockets: Arc<Sockets>,
+}
+
+impl Successor {
+    pub(super) fn of(gateway: &Gateway) -> Self {
+        let mut started = gateway.started.clone();
+        started.listen.address = gateway.address();
+        started.admin.address = gateway.admin_address();
+        started.metrics = gateway.metrics_address();
+        if let (StoreSettings::Postgres(database), Some(address)) = (&mut started.store, gateway.replica_address()) {
+            database.replica.address = Some(address);
+        }
+        let sockets = Sockets {
+            clients: gateway.clients.socket(),
+            admin: gateway.admin.socket(),
+            metrics: gateway.metrics.as_ref().and_then(RunningListener::socket),
+            replicas: gateway.replicas.as_ref().and_then(|replicas| replicas.running.socket()),
+        };
+        Self { config: gateway.current.clone().within(&started), started, sockets: Arc::new(sockets) }
+    }
+
+    /// Has it begin with another configuration, as [`Gateway::reload`] puts it in force.
+    ///
+    /// # Errors
+    /// If a file that it names is of no use, or anybody could come who is not asked for credentials. Then nothing is changed.
+    pub(super) fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
+        files::check(&config, SystemClock.now())?;
+        let need_restart = config.need_restart(&self.started);
+        let config = config.within(&self.started);
+        self.sockets.check(&config)?;
+        self.config = config;
+        Ok(ReloadSummary { opened: self.config.upstreams.len(), need_restart, ..ReloadSummary::default() })
+    }
+
+    /// Starts it with what is in force now. All that is in the way was in order before, as files are that are written anew just then,
+    /// so it is tried again.
+    ///
+    /// # Errors
+    /// What the store refuses for good, or the rules for sockets.
+    pub(super) fn begin(
+        &self,
+        metrics: &PrometheusHandle,
+    ) -> impl Future<Output = anyhow::Result<Gateway>> + Send + use<> {
+        let (config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
+        async move {
+            let mut reasons = RetryReasons::default();
+            loop {
+                let source = StoreSource::ConfigAgain;
+                let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
+                let error = match Box::pin(start).await {
+                    Ok(gateway) => return Ok(gateway),
+                    Err(error) => error,
+                };
+                let is_final = error.downcast_ref::<StoreRefusal>().is_some_and(|refusal| !refusal.may_pass_again());
+                if is_final || error.is::<SocketError>() {
+                    return Err(error);
+                }
+                reasons.tell(format!("{error:#}"));
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}

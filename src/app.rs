@@ -55,7 +55,7 @@ use crate::face::tool_renames::ToolRenamer;
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::random;
 use crate::server::admin::Readiness;
-use crate::server::{ListenerSpec, RunningListener};
+use crate::server::{Authenticator, ListenerSpec, RunningListener};
 use crate::shared_limits::SharedLimits;
 use crate::store::TaskStore;
 use crate::task::{Clock, SystemClock};
@@ -75,7 +75,7 @@ use replica::{ReplicaFollower, ReplicaListener};
 use served_endpoint::{ServedEndpoint, add_endpoints};
 use sockets::Sockets;
 use task_store::{LifeEnd, OpenedStore, SharedLife};
-use waiting_listeners::{StoreSource, open_store};
+use waiting_listeners::{StoreSource, WaitingListeners, open_store};
 pub use wrap::wrap;
 
 /// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
@@ -158,7 +158,6 @@ impl Gateway {
         source: StoreSource,
     ) -> anyhow::Result<Self> {
         sockets.check(&config)?;
-        let (started, current) = (config.clone(), config.clone());
         files::check(&config, SystemClock.now())?;
         let callers = files::callers(&config)?;
         let GatewayKeys { sealer, prints, are_new } = GatewayKeys::of(&config)?;
@@ -169,9 +168,31 @@ impl Gateway {
         readiness.block(STARTING);
         let opening = open_store((&config, prints, &source), &callers, (&life, &readiness, &metrics), &mut sockets);
         // On the heap: it is a small part of the start, and large.
-        let (OpenedStore { store, clock, shared }, waiting) = Box::pin(opening).await?;
-        tell_of_new_key(are_new && store.usage().tasks > 0, &config.folder);
-        let replica = source.given().or_else(|| ReplicaSetup::of(&config, shared.as_ref()));
+        let (opened, waiting) = Box::pin(opening).await?;
+        tell_of_new_key(are_new && opened.store.usage().tasks > 0, &config.folder);
+        let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
+        let replica = source.given().or_else(|| ReplicaSetup::of(&config, opened.shared.as_ref()));
+        let with = (config, callers, metrics);
+        let started = Self::start_on_store((opened, replica), sealer, with, (life, readiness), (waiting, sockets));
+        let started = Box::pin(started).await;
+        if started.is_ok() {
+            unless_started.disarm();
+        } else if let Some(shared) = shared {
+            // Its line says that it lives, and where it is reached.
+            shared.close().await;
+        }
+        started
+    }
+
+    /// Starts all but the store.
+    async fn start_on_store(
+        (OpenedStore { store, clock, shared }, replica): (OpenedStore, Option<ReplicaSetup>),
+        sealer: Arc<Sealer>,
+        (config, callers, metrics): (Config, Authenticator, PrometheusHandle),
+        (life, readiness): (TaskScope, Readiness),
+        (waiting, sockets): (WaitingListeners, Sockets),
+    ) -> anyhow::Result<Self> {
+        let (started, current) = (config.clone(), config.clone());
         let ending = CancellationToken::new();
         let parts = GatewayParts::new((store, clock), (sealer, replica.as_ref()), &config, life, ending.clone());
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
@@ -201,7 +222,6 @@ impl Gateway {
         let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;
         parts.address.set(&client_address(&clients, public_url.as_deref()));
         readiness.clear(STARTING);
-        unless_started.disarm();
         // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));

@@ -36,6 +36,7 @@ use crate::face::client_login::ResourceName;
 use crate::face::combined::CombinedSettings;
 use crate::replica::LeaseTerms;
 use crate::server::api_keys::AuthSettings;
+use crate::server::replicas::ReplicaTls;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::{DatabaseAccess, StoreLimits};
 use crate::task::{PrincipalAccessTable, PrincipalLimitTable, ToolNames};
@@ -116,6 +117,15 @@ pub struct ReplicaSettings {
     pub terms: LeaseTerms,
     /// Whether rates and calls at a time are divided among the gateways.
     pub divides: bool,
+}
+
+impl ReplicaSettings {
+    /// What it shows the others, and wants from them.
+    #[must_use]
+    pub fn tls(&self) -> Option<ReplicaTls> {
+        let (identity, ca) = self.identity.clone().zip(self.ca.clone())?;
+        Some(ReplicaTls { identity, ca })
+    }
 }
 
 impl StoreSettings {

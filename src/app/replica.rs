@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::GatewayParts;
 use super::task_store::SharedLife;
-use crate::config::{Config, ReplicaSettings, StoreSettings};
+use crate::config::{Config, StoreSettings};
 use crate::face::sealed::Sealer;
 use crate::face::session_homes::SessionHomes;
 use crate::replica::ReplicaDirectory;
@@ -38,8 +38,7 @@ impl ReplicaSetup {
     /// What a configuration says of a gateway whose store is shared.
     pub(super) fn of(config: &Config, shared: Option<&SharedLife>) -> Option<Self> {
         let (StoreSettings::Postgres(database), Some(shared)) = (&config.store, shared) else { return None };
-        let ReplicaSettings { address, identity, ca, .. } = database.replica.clone();
-        let tls = identity.zip(ca).map(|(identity, ca)| ReplicaTls { identity, ca });
+        let (address, tls) = (database.replica.address, database.replica.tls());
         let directory = directory(&shared.store, &shared.store.watch_replicas().borrow());
         let store = Arc::<PostgresStore>::clone(&shared.store);
         Some(Self { clock: store.clock(), store, address, tls, directory })

@@ -15,9 +15,12 @@ use crate::config::{Config, DatabaseSettings, is_replica_name};
 use crate::face::sealed::KeyPrint;
 use crate::replica::{Incarnation, OwnStanding};
 use crate::server::admin::{Readiness, ReasonWeight};
+use crate::server::replicas::ReplicaTls;
 use crate::store::postgres::{
     PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, ReplicaDescription, StoredReplica,
 };
+use crate::task::{Clock as _, SystemClock};
+use crate::tls::TlsFileError;
 
 /// How often what may pass is tried again, as a database that is away.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
@@ -56,6 +59,9 @@ pub enum SharedStoreError {
     Database(#[from] PostgresOpenError),
     #[error(transparent)]
     File(#[from] ReplicaFileError),
+    /// Of what it shows the others.
+    #[error(transparent)]
+    Tls(#[from] TlsFileError),
 }
 
 impl SharedStoreError {
@@ -64,6 +70,25 @@ impl SharedStoreError {
         match self {
             Self::Database(error) => error.key(),
             Self::File(_) => "replica.name",
+            Self::Tls(_) => "replica",
+        }
+    }
+
+    /// Whether the same may go well later, where this was tried before; see [`PostgresOpenError::may_pass_again`].
+    const fn may_pass(&self, is_known: bool) -> bool {
+        match self {
+            Self::Database(error) => error.may_pass() || (is_known && error.may_pass_again()),
+            Self::File(_) => false,
+            Self::Tls(_) => is_known,
+        }
+    }
+
+    /// What stands against readiness meanwhile.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Database(PostgresOpenError::NameTaken { .. }) => NAME_TAKEN,
+            Self::Database(error) => reason(&error.health()).map_or(STORE_AWAY, |(reason, _)| reason),
+            Self::File(_) | Self::Tls(_) => STORE_AWAY,
         }
     }
 }
@@ -72,6 +97,7 @@ impl SharedStoreError {
 #[derive(Debug)]
 pub(super) struct SharedStoreOpening {
     settings: PostgresSettings,
+    tls: Option<ReplicaTls>,
     /// `None` where the folder cannot be written to.
     file: Option<ReplicaFile>,
     readiness: Readiness,
@@ -111,9 +137,16 @@ impl SharedStoreOpening {
         };
         let address = replica.address.map(|address| address.to_string()).unwrap_or_default();
         let described = ReplicaDescription { name, address, ..description(config, prints) };
-        let settings = PostgresSettings { prior, ..settings(database, described) };
-        let (readiness, late) = (readiness.clone(), CancellationToken::new());
-        Ok(Self { settings, file, readiness, is_known: false, taken: None, reasons: RetryReasons::default(), late })
+        Ok(Self {
+            settings: PostgresSettings { prior, ..settings(database, described) },
+            tls: replica.tls(),
+            file,
+            readiness: readiness.clone(),
+            is_known: false,
+            taken: None,
+            reasons: RetryReasons::default(),
+            late: CancellationToken::new(),
+        })
     }
 
     /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses.
@@ -127,12 +160,18 @@ impl SharedStoreOpening {
         self.late.clone()
     }
 
+    /// Opens the database, unless the others could not be served: each try would leave a line in it.
+    async fn open(&self) -> Result<Arc<PostgresStore>, SharedStoreError> {
+        self.tls.as_ref().map(|tls| tls.read(SystemClock.now())).transpose()?;
+        Ok(PostgresStore::open(self.settings.clone()).await?)
+    }
+
     /// Tries once. `None` where the same may go well later: what is in the way is in the log, and stands against readiness.
     ///
     /// # Errors
     /// What does not pass.
     async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
-        let error = match PostgresStore::open(self.settings.clone()).await {
+        let error = match self.open().await {
             Ok(store) => {
                 let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember(store.life()));
                 if let Err(error) = remembered {
@@ -143,17 +182,15 @@ impl SharedStoreOpening {
             }
             Err(error) => error,
         };
-        let is_taken = matches!(error, PostgresOpenError::NameTaken { .. });
+        let is_taken = matches!(error, SharedStoreError::Database(PostgresOpenError::NameTaken { .. }));
         let since = self.taken.filter(|_| is_taken).unwrap_or_else(Instant::now);
         self.taken = is_taken.then_some(since);
         let is_known = std::mem::replace(&mut self.is_known, true);
-        let may_pass = error.may_pass() || (is_known && error.may_pass_again());
         // One that has just ended is silent after as long.
-        if !may_pass || since.elapsed() > self.settings.terms.lease() * 2 {
-            return Err(error.into());
+        if !error.may_pass(is_known) || since.elapsed() > self.settings.terms.lease() * 2 {
+            return Err(error);
         }
-        let trouble = if is_taken { None } else { reason(&error.health()) };
-        let reason = trouble.map_or(if is_taken { NAME_TAKEN } else { STORE_AWAY }, |(reason, _)| reason);
+        let reason = error.reason();
         self.readiness.show_one_of(&REASONS, Some((reason, ReasonWeight::Blocks)));
         self.reasons.tell(error.to_string());
         Ok(None)

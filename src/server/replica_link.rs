@@ -15,9 +15,9 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Uri};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
@@ -32,7 +32,7 @@ use crate::face::session_homes::{ForwardFailure, ReplicaLink};
 use crate::replica::{Incarnation, ReplicaDirectory, ReplicaPeer};
 use crate::shared_limits::SharedLimits;
 use crate::task::{Clock as _, Principal, SystemClock};
-use crate::tls::{provider, read_roots};
+use crate::tls::provider;
 use crate::upstream::TaskScope;
 
 /// How long a replica may take to be reached.
@@ -205,8 +205,7 @@ fn addressed(mut request: Request<Bytes>, peer: ReplicaPeer, is_tls: bool) -> Op
 
 /// TLS towards replicas: their certificates and this one's own are vouched for by the same authority.
 fn client_config(tls: &ReplicaTls) -> Result<ClientConfig, String> {
-    let roots: RootCertStore = read_roots(&tls.ca).map_err(|error| error.to_string())?;
-    let own = tls.identity.read(SystemClock.now()).map_err(|error| error.to_string())?;
+    let (own, roots) = tls.read(SystemClock.now()).map_err(|error| error.to_string())?;
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
     let mut config = builder
         .map_err(|error| error.to_string())?

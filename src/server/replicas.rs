@@ -6,13 +6,18 @@
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+use rustls::RootCertStore;
+use rustls::sign::CertifiedKey;
 
 use super::forwarded_callers::ForwardedCallers;
 use super::listener::ListenerSpec;
 use super::principal::Authenticator;
 use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost};
-use crate::tls::IdentityFiles;
+use crate::task::Timestamp;
+use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 
 /// Each replica has one connection, and another while that one ends.
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
@@ -38,6 +43,16 @@ pub struct ReplicaTls {
     pub identity: IdentityFiles,
     /// Who vouches for all of them, in a PEM file. Nobody else is trusted.
     pub ca: PathBuf,
+}
+
+impl ReplicaTls {
+    /// What is in the files: this replica's own, and who vouches for the others.
+    ///
+    /// # Errors
+    /// As [`IdentityFiles::read`] and [`read_roots`].
+    pub fn read(&self, now: Timestamp) -> Result<(Arc<CertifiedKey>, RootCertStore), TlsFileError> {
+        Ok((self.identity.read(now)?, read_roots(&self.ca)?))
+    }
 }
 
 /// The listener for replicas at `address`: with certificates, or in clear where it is loopback's. `body_bytes_max` is that of the

@@ -69,9 +69,19 @@ pub(super) struct Terms {
 
 impl Default for Terms {
     fn default() -> Self {
-        let (lease, alone_max, durability, write_max) = ("4s", "5m", "single", "2s");
-        Self { lease, alone_max, durability, write_max, settle_max: SETTLE_MAX, in_flight_max: 1_800 }
+        Self::USUAL
     }
+}
+
+impl Terms {
+    pub(super) const USUAL: Self = Self {
+        lease: "4s",
+        alone_max: "5m",
+        durability: "single",
+        write_max: "2s",
+        settle_max: SETTLE_MAX,
+        in_flight_max: 1_800,
+    };
 }
 
 /// The tables of one set of tasks.

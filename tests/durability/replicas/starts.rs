@@ -1,12 +1,31 @@
 //! Starts that are refused, and what gateways log that are not alike.
 
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
 
 use rustix::process::Signal;
-use support::postgres;
+use serde_json::json;
+use support::certificates::{self, Authority};
+use support::postgres::{self, Database as _};
+use taskgate::tls::IdentityFiles;
+use tokio::time::sleep;
 
-use super::harness::{Replica, Site, Terms, until};
+use super::harness::{PLAIN, RESUMABLE, Replica, Site, Terms, until};
+
+/// Begins anew as soon as it may.
+const BRIEFLY_ALONE: Terms = Terms { alone_max: "4s", ..Terms::USUAL };
+const ALL_DEAD: &str = "UPDATE tg_replica SET dead = true, died = now()";
+
+/// Changes a part of its configuration.
+fn change(replica: &Replica, from: &str, to: &str) {
+    let [file, draft] = ["taskgate.toml", "draft.toml"].map(|name| replica.keeper.folder().join(name));
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains(from), "{from:?} in {text}");
+    fs::write(&draft, text.replacen(from, to, 1)).unwrap();
+    fs::rename(draft, file).unwrap();
+}
 
 /// What it said last, once it has ended with this code.
 pub(super) async fn refused(replica: &mut Replica, code: i32) -> String {
@@ -101,7 +120,7 @@ async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet()
     let whole = fs::read(&key).unwrap();
     fs::write(&key, "08").unwrap();
     fs::rename(&password, password.with_extension("old")).unwrap();
-    site.tables.sql("UPDATE tg_replica SET dead = true, died = now()");
+    site.tables.sql(ALL_DEAD);
     // A reload would not say that.
     replica.says("hex digits; this is tried until it goes well", 1).await;
     fs::write(&key, whole).unwrap();
@@ -112,6 +131,70 @@ async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet()
     until("it is ready again", async || replica.is_ready().await).await;
     assert_eq!(site.tables.lives_of("a").len(), 2, "of one process");
     site.replicas.push(replica);
+    site.judge().await;
+}
+
+/// Each try would leave a line that says that it lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_life_is_begun_while_certificates_for_the_others_are_of_no_use() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::open("bad_certificate", server, Terms::default()).await;
+    let mut replica = site.replica("a").await;
+    let (authority, folder) = (Authority::new(), replica.keeper.folder());
+    let IdentityFiles { certificate, key } = authority.vouch(|_| {}).write(folder, "own");
+    let ca = certificates::write(folder, "ca.pem", "CERTIFICATE", authority.certificate());
+    let files = format!("[replica]\ncertificate = {certificate:?}\nkey = {key:?}\nca = {ca:?}\n");
+    change(&replica, "[replica]\n", &files);
+    replica.start().await;
+    until("it is ready", async || replica.is_ready().await).await;
+    fs::rename(&key, key.with_extension("old")).unwrap();
+    site.tables.sql(ALL_DEAD);
+    replica
+        .says("own.key: cannot be read: No such file or directory (os error 2); this is tried until it goes well", 1)
+        .await;
+    replica.is_unready("store away").await;
+    sleep(Duration::from_secs(3)).await;
+    fs::rename(key.with_extension("old"), &key).unwrap();
+    replica.says("begun anew beside the other gateways", 1).await;
+    assert_eq!(site.tables.lives_of("a").len(), 2, "one of each beginning");
+    site.replicas.push(replica);
+    site.judge().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_start_that_fails_behind_the_database_leaves_no_line_that_lives() {
+    let Some(server) = postgres::shared() else { return };
+    let site = Site::open("port_taken", server, Terms::default()).await;
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut replica = site.replica_at("a", &server.addresses(), taken.local_addr().unwrap());
+    let said = refused(&mut replica, 70).await;
+    assert!(said.contains("Address already in use"), "{said}");
+    assert_eq!(site.tables.lives_of("a").len(), 1);
+    assert_eq!(site.tables.count("tg_replica WHERE NOT dead"), 0);
+    replica.keeper.forget_log();
+}
+
+/// A reload is heard while it waits. What holds from the next start of the program on is as it was, however often it begins anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_that_serves_does() {
+    let Some(server) = postgres::shared() else { return };
+    let site = Site::of(1, "read_anew", server, BRIEFLY_ALONE).await;
+    let replica = &site.replicas[0];
+    change(replica, "schema = \"read_anew\"", "schema = \"read_anew_other\"");
+    replica.says("changed, and holds from the next start on", 1).await;
+    replica.cut_off();
+    replica.says("what this gateway ran is no longer its own", 1).await;
+    replica.is_unready("store away").await;
+    let (_, plain) = site.upstreams().split_at(site.upstreams().find("[upstreams.plain]").unwrap());
+    change(replica, plain, "");
+    replica.keeper.signal(Signal::HUP);
+    replica.says("the configuration was read again", 2).await;
+    replica.heal();
+    replica.says("begun anew beside the other gateways", 1).await;
+    until("it is ready again", async || replica.is_ready().await).await;
+    assert_eq!(site.tables.lives_of("a").len(), 2, "in the schema that it was started with");
+    let at = async |path| replica.ask(path, "tools/list", json!({})).await.status;
+    assert_eq!((at(RESUMABLE).await, at(PLAIN).await), (Some(200), Some(404)));
     site.judge().await;
 }
 

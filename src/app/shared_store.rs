@@ -74,12 +74,12 @@ impl SharedStoreError {
         }
     }
 
-    /// Whether the same may go well later, where this was tried before; see [`PostgresOpenError::may_pass_again`].
-    const fn may_pass(&self, is_known: bool) -> bool {
+    /// Whether the same may go well later, where it is waited for by then; see [`PostgresOpenError::may_pass_again`].
+    const fn may_pass(&self, is_late: bool) -> bool {
         match self {
-            Self::Database(error) => error.may_pass() || (is_known && error.may_pass_again()),
+            Self::Database(error) => error.may_pass() || (is_late && error.may_pass_again()),
             Self::File(_) => false,
-            Self::Tls(_) => is_known,
+            Self::Tls(_) => is_late,
         }
     }
 
@@ -101,12 +101,11 @@ pub(super) struct SharedStoreOpening {
     /// `None` where the folder cannot be written to.
     file: Option<ReplicaFile>,
     readiness: Readiness,
-    /// Whether it was tried before, or was open in this process.
-    is_known: bool,
     /// When the name was found taken first.
     taken: Option<Instant>,
     reasons: RetryReasons,
-    /// Cancelled once the first try has failed, or takes long.
+    /// Cancelled once the first try has failed, or takes long; from the beginning where it was open in this process. From then on
+    /// somebody listens.
     late: CancellationToken,
 }
 
@@ -142,7 +141,6 @@ impl SharedStoreOpening {
             tls: replica.tls(),
             file,
             readiness: readiness.clone(),
-            is_known: false,
             taken: None,
             reasons: RetryReasons::default(),
             late: CancellationToken::new(),
@@ -151,7 +149,6 @@ impl SharedStoreOpening {
 
     /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses.
     pub(super) fn begins_anew(&mut self) {
-        self.is_known = true;
         self.late.cancel();
     }
 
@@ -185,9 +182,8 @@ impl SharedStoreOpening {
         let is_taken = matches!(error, SharedStoreError::Database(PostgresOpenError::NameTaken { .. }));
         let since = self.taken.filter(|_| is_taken).unwrap_or_else(Instant::now);
         self.taken = is_taken.then_some(since);
-        let is_known = std::mem::replace(&mut self.is_known, true);
         // One that has just ended is silent after as long.
-        if !error.may_pass(is_known) || since.elapsed() > self.settings.terms.lease() * 2 {
+        if !error.may_pass(self.late.is_cancelled()) || since.elapsed() > self.settings.terms.lease() * 2 {
             return Err(error);
         }
         let reason = error.reason();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::json;
 use support::certificates::{self, Authority};
+use support::fault_proxy::{Fault, Verb};
 use support::postgres::{self, Database as _};
 use taskgate::tls::IdentityFiles;
 use tokio::time::sleep;
@@ -132,6 +133,24 @@ async fn f79_a_gateway_that_begins_anew_waits_for_files_that_are_of_no_use_yet()
     assert_eq!(site.tables.lives_of("a").len(), 2, "of one process");
     site.replicas.push(replica);
     site.judge().await;
+}
+
+/// By then the gateway listens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_try_that_takes_long_waits_for_what_ends_a_short_one() {
+    let Some(server) = postgres::shared() else { return };
+    let terms = Terms { durability: "replicated", write_max: "60s", ..Terms::USUAL };
+    let site = Site::open("late_refusal", server, terms).await;
+    let mut replica = site.replica("a").await;
+    let said = refused(&mut replica, 64).await;
+    assert!(said.starts_with("key `store.durability`"), "{said}");
+    replica.to_database.iter().for_each(|server| server.set(Some(Fault::up("", 0, Verb::Hold))));
+    replica.keeper.launch(&[]);
+    replica.says("listening", 2).await;
+    replica.heal();
+    replica.says("or say what the store may promise instead; this is tried until it goes well", 1).await;
+    replica.kill().await;
+    replica.keeper.forget_log();
 }
 
 /// Each try would leave a line that says that it lives.

@@ -33,7 +33,7 @@ impl Gateway {
             shared.remember_loss();
         }
         let why = match ended {
-            LifeEnd::Replaced => Reason::ReplicaLost,
+            LifeEnd::Replaced(_) => Reason::ReplicaLost,
             LifeEnd::StoreLost => Reason::StoreLost,
         };
         let calls = self.live_calls().end(why);

@@ -142,11 +142,12 @@ async fn until_signal(
                 continue;
             }
         };
-        let successor = Successor::of(&gateway);
+        let successor = match ended {
+            LifeEnd::Replaced(life) => Some(Successor::of(&gateway, life)),
+            LifeEnd::StoreLost => None,
+        };
         Box::pin(gateway.end_life(ended)).await;
-        if ended == LifeEnd::StoreLost {
-            return Ok(LastLife::StoreLost);
-        }
+        let Some(successor) = successor else { return Ok(LastLife::StoreLost) };
         gateway = match begin_anew(successor, metrics, (signals, reloads)).await? {
             Some(begun) => begun,
             None => return Ok(LastLife::Nothing),

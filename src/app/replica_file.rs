@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use uuid::Uuid;
 
+use crate::cause::CauseChain;
 use crate::replica::{Incarnation, StoreGeneration};
 use crate::store::postgres::PriorLife;
 
@@ -84,26 +85,26 @@ impl ReplicaFile {
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
     }
 
-    /// Writes down that the store of a life lost what it acknowledged: whoever reads that takes it for another one, or an older one.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub(super) fn remember_loss(&mut self, life: PriorLife) -> Result<(), ReplicaFileError> {
-        self.remember(PriorLife { holder: UNKNOWN, ..life })
+    /// Writes down that the store of a life lost what it acknowledged: the next start takes it for another one, or an older one, though
+    /// it may know this life. Logs where it cannot be written.
+    pub(super) fn remember_loss(&mut self, life: PriorLife) {
+        if let Err(error) = self.remember(PriorLife { holder: UNKNOWN, ..life }) {
+            tracing::warn!(error = %CauseChain(&error), "the next start may go on with a store that lost what it acknowledged");
+        }
     }
 }
 
 fn read(text: &str) -> Option<PriorLife> {
     let (generation, holder) = text.split_once(' ')?;
     let generation = StoreGeneration(Uuid::parse_str(generation).ok()?.as_u128());
-    Some(PriorLife { generation, holder: Incarnation(holder.parse().ok()?) })
+    Some(PriorLife { generation, holder: Incarnation(holder.parse().ok()?), beat: 0 })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LIFE: PriorLife = PriorLife { generation: StoreGeneration(7), holder: Incarnation(41) };
+    const LIFE: PriorLife = PriorLife { generation: StoreGeneration(7), holder: Incarnation(41), beat: 0 };
 
     #[test]
     fn the_next_process_finds_the_life_that_was_written_down() {
@@ -117,7 +118,7 @@ mod tests {
         drop(file);
         let (mut file, prior) = ReplicaFile::lock(folder.path(), "a").unwrap();
         assert_eq!(prior, Some(LIFE));
-        file.remember_loss(LIFE).unwrap();
+        file.remember_loss(LIFE);
         drop(file);
         let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1.unwrap();
         assert!(prior.holder > LIFE.holder && prior.generation == LIFE.generation, "{prior:?}");

@@ -17,7 +17,7 @@ use crate::replica::{Incarnation, OwnStanding};
 use crate::server::admin::{Readiness, ReasonWeight};
 use crate::server::replicas::ReplicaTls;
 use crate::store::postgres::{
-    PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, ReplicaDescription, StoredReplica,
+    PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, PriorLife, ReplicaDescription, StoredReplica,
 };
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::TlsFileError;
@@ -101,6 +101,8 @@ pub(super) struct SharedStoreOpening {
     /// `None` where the folder cannot be written to.
     file: Option<ReplicaFile>,
     readiness: Readiness,
+    /// The life before, where it was in this process.
+    former: Option<PriorLife>,
     /// When the name was found taken first.
     taken: Option<Instant>,
     reasons: RetryReasons,
@@ -141,15 +143,21 @@ impl SharedStoreOpening {
             tls: replica.tls(),
             file,
             readiness: readiness.clone(),
+            former: None,
             taken: None,
             reasons: RetryReasons::default(),
             late: CancellationToken::new(),
         })
     }
 
-    /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses.
-    pub(super) fn begins_anew(&mut self) {
+    /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses. The file knows less of
+    /// the life before, or nothing, unless another one had the name since.
+    pub(super) fn begins_anew(&mut self, former: PriorLife) {
         self.late.cancel();
+        self.former = Some(former);
+        if self.settings.prior.is_none_or(|kept| kept.holder == former.holder) {
+            self.settings.prior = Some(former);
+        }
     }
 
     /// Cancelled once it is to be waited for.
@@ -179,6 +187,11 @@ impl SharedStoreOpening {
             }
             Err(error) => error,
         };
+        if matches!(error, SharedStoreError::Database(PostgresOpenError::Lost { .. }))
+            && let (Some(file), Some(former)) = (&mut self.file, self.former)
+        {
+            file.remember_loss(former);
+        }
         let is_taken = matches!(error, SharedStoreError::Database(PostgresOpenError::NameTaken { .. }));
         let since = self.taken.filter(|_| is_taken).unwrap_or_else(Instant::now);
         self.taken = is_taken.then_some(since);

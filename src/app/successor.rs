@@ -12,6 +12,7 @@ use super::waiting_listeners::StoreSource;
 use super::{Gateway, files};
 use crate::config::{Config, StoreSettings};
 use crate::server::RunningListener;
+use crate::store::postgres::PriorLife;
 use crate::task::{Clock as _, SystemClock};
 
 /// What a gateway begins anew with, and where it listens. Who comes before it does waits.
@@ -21,10 +22,12 @@ pub(super) struct Successor {
     started: Config,
     config: Config,
     sockets: Arc<Sockets>,
+    /// The life that has ended.
+    former: PriorLife,
 }
 
 impl Successor {
-    pub(super) fn of(gateway: &Gateway) -> Self {
+    pub(super) fn of(gateway: &Gateway, former: PriorLife) -> Self {
         let mut started = gateway.started.clone();
         started.listen.address = gateway.address();
         started.admin.address = gateway.admin_address();
@@ -38,7 +41,7 @@ impl Successor {
             metrics: gateway.metrics.as_ref().and_then(RunningListener::socket),
             replicas: gateway.replicas.as_ref().and_then(|replicas| replicas.running.socket()),
         };
-        Self { config: gateway.current.clone().within(&started), started, sockets: Arc::new(sockets) }
+        Self { config: gateway.current.clone().within(&started), started, sockets: Arc::new(sockets), former }
     }
 
     /// Has it begin with another configuration, as [`Gateway::reload`] puts it in force.
@@ -64,10 +67,11 @@ impl Successor {
         metrics: &PrometheusHandle,
     ) -> impl Future<Output = anyhow::Result<Gateway>> + Send + use<> {
         let (config, sockets, metrics) = (self.config.clone(), Arc::clone(&self.sockets), metrics.clone());
+        let former = self.former;
         async move {
             let mut reasons = RetryReasons::default();
             loop {
-                let source = StoreSource::ConfigAgain;
+                let source = StoreSource::ConfigAgain(former);
                 let start = Gateway::start_with(config.clone(), metrics.clone(), sockets.again(), source);
                 let error = match Box::pin(start).await {
                     Ok(gateway) => return Ok(gateway),

@@ -9,13 +9,12 @@ use tokio_util::sync::CancellationToken;
 use super::replica_file::{ReplicaFile, ReplicaFileError};
 use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
 use crate::boot_clock::since_boot;
-use crate::cause::CauseChain;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::KeyPrint;
 use crate::replica::OwnStanding;
 use crate::replica::membership::LOOK_EVERY;
 use crate::server::admin::{Readiness, ReasonWeight};
-use crate::store::postgres::{PostgresOpenError, PostgresStore};
+use crate::store::postgres::{PostgresOpenError, PostgresStore, PriorLife};
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, StoreLimits, TaskStore, disk};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::telemetry;
@@ -71,7 +70,7 @@ pub(super) async fn be_seen(shared: Option<&SharedLife>) {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LifeEnd {
     /// The others go on without it.
-    Replaced,
+    Replaced(PriorLife),
     /// The store lost what it acknowledged.
     StoreLost,
 }
@@ -82,14 +81,17 @@ impl SharedLife {
         self.replaced.cancelled().await;
         // By what ended it: how the store is may be said later.
         let standing = self.store.watch_replicas().borrow().standing;
-        if matches!(standing, OwnStanding::StoreLost(_)) { LifeEnd::StoreLost } else { LifeEnd::Replaced }
+        if matches!(standing, OwnStanding::StoreLost(_)) {
+            LifeEnd::StoreLost
+        } else {
+            LifeEnd::Replaced(self.store.life())
+        }
     }
 
-    /// Has the next start refuse this store: it may know this life, and be older all the same.
+    /// Has the next start refuse this store.
     pub(super) fn remember_loss(&mut self) {
-        let remembered = self.file.as_mut().map_or(Ok(()), |file| file.remember_loss(self.store.life()));
-        if let Err(error) = remembered {
-            tracing::warn!(error = %CauseChain(&error), "the next start may go on with a store that lost what it acknowledged");
+        if let Some(file) = &mut self.file {
+            file.remember_loss(self.store.life());
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::face::sealed::KeyPrint;
 use crate::face::store_away::StoreAwayEndpoint;
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, Authenticator, Routes, RunningListener};
+use crate::store::postgres::PriorLife;
 use crate::upstream::TaskScope;
 use crate::upstream::upstream_health::UpstreamHealthList;
 
@@ -23,8 +24,8 @@ pub(super) enum StoreSource {
     /// The configuration names it, and nobody is served before it was tried once, unless that takes long.
     Config,
     /// The same for a gateway that takes the place of one that served: clients are told to come again from the beginning, and what
-    /// may pass is waited for.
-    ConfigAgain,
+    /// may pass is waited for. It knows of the life before what its process knew.
+    ConfigAgain(PriorLife),
     /// Somebody else opened it.
     Given(Box<ReplicaSetup>),
 }
@@ -53,8 +54,8 @@ pub(super) async fn open_store(
         StoreOpening::Open(opened) => return Ok((opened, WaitingListeners::default())),
         StoreOpening::Waiting(opening) => opening,
     };
-    if matches!(source, StoreSource::ConfigAgain) {
-        opening.begins_anew();
+    if let StoreSource::ConfigAgain(former) = source {
+        opening.begins_anew(*former);
     }
     let late = opening.late();
     let mut wait = Box::pin(task_store::wait(opening, life, readiness));

@@ -235,6 +235,12 @@ impl Membership {
         self.own
     }
 
+    /// The last of its beats that was acknowledged.
+    #[must_use]
+    pub const fn acknowledged_beat(&self) -> u64 {
+        self.acknowledged.beat
+    }
+
     /// Takes note of what a beat, sent and answered then, was answered.
     pub fn beat_answered(&mut self, answer: BeatAnswer, sent: BootTime, received: BootTime) {
         // Whoever was alone for too long has ended, even if it was paused and nobody asked meanwhile.

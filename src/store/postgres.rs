@@ -200,7 +200,7 @@ impl PostgresStore {
     /// What the next life of this gateway is told of this one.
     #[must_use]
     pub fn life(&self) -> PriorLife {
-        PriorLife { generation: self.generation, holder: self.state.holder }
+        PriorLife { generation: self.generation, holder: self.state.holder, beat: self.view.borrow().beat }
     }
 
     /// How the store is.

@@ -263,7 +263,8 @@ impl ReplicaControl {
         self.membership.beat_answered(answer, sent, boot_time());
         if was_acknowledged {
             metrics::counter!(metric::REPLICA_BEATS).increment(1);
-            self.view.send_modify(|view| view.beaten = sent);
+            let beat = self.membership.acknowledged_beat();
+            self.view.send_modify(|view| (view.beaten, view.beat) = (sent, beat));
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ use super::state::StoreState;
 use super::sums::SumChange;
 use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
 use crate::replica::membership::BEAT_EVERY_MAX;
-use crate::replica::{ClockStart, Incarnation, Membership, StoreGeneration};
+use crate::replica::{ClockStart, Incarnation, Membership, ReplicaLine, StoreGeneration};
 use crate::store::record;
 use crate::task::{Clock as _, Timestamp};
 
@@ -81,15 +81,13 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     // What a server shows that was just connected to may be taken back.
     let barrier = session.client.prepare(BARRIER).await.map_err(away)?;
     transact(session, &[(&barrier, vec![])]).await.map_err(unmade)?;
-    let generation = check_identity(session, settings).await?;
-    if let Some(prior) = settings.prior.filter(|prior| prior.generation == generation) {
-        // A store that was brought back gives numbers anew, and another one may have this by now.
-        let lines = read_lines(session).await.map_err(away)?;
-        let is_own =
-            |one: &StoredReplica| one.line.incarnation == prior.holder && one.line.name == settings.replica.name;
-        if lines.iter().any(is_own) && declare_dead(session, prior.holder, None).await? {
-            tracing::info!(life = %prior.holder, "the life before this one had not ended in order; its tasks are taken over");
-        }
+    let former = former_line(session, settings).await?;
+    let generation = check_identity(session, settings, former.as_ref()).await?;
+    if let (Some(former), Some(prior)) = (former, settings.prior)
+        && prior.generation == generation
+        && declare_dead(session, former.incarnation, None).await?
+    {
+        tracing::info!(life = %prior.holder, "the life before this one had not ended in order; its tasks are taken over");
     }
     let living = living(session, settings).await?;
     if living.iter().any(|one| one.line.name == settings.replica.name) {
@@ -107,14 +105,30 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     Ok(Beginning { membership, generation, clock, state, view })
 }
 
+/// The line of the life before, if it is there still. A store that was brought back gives numbers anew, and another gateway may have
+/// this one by now.
+async fn former_line(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaLine>, PostgresOpenError> {
+    let Some(prior) = settings.prior else { return Ok(None) };
+    let lines = read_lines(session).await.map_err(away)?.into_iter().map(|one| one.line);
+    Ok(lines.into_iter().find(|line| line.incarnation == prior.holder && line.name == settings.replica.name))
+}
+
 /// Whether the store is the one that an earlier life knew, and no older than it was then.
-async fn check_identity(session: &Session, settings: &PostgresSettings) -> Result<StoreGeneration, PostgresOpenError> {
+async fn check_identity(
+    session: &Session,
+    settings: &PostgresSettings,
+    former: Option<&ReplicaLine>,
+) -> Result<StoreGeneration, PostgresOpenError> {
     let row = session.client.query_one(IDENTITY, &[]).await.map_err(away)?;
     let text: String = row.try_get(0).map_err(away)?;
     let newest = holder(row.try_get(1).map_err(away)?);
     let generation =
         generation_of(&text).ok_or_else(|| PostgresOpenError::Refused("it has no generation".to_owned()))?;
-    let is_known = |prior: &PriorLife| prior.generation == generation && prior.holder <= newest;
+    let is_known = |prior: &PriorLife| {
+        prior.generation == generation
+            && prior.holder <= newest
+            && former.is_none_or(|former| former.beat >= prior.beat)
+    };
     let is_lost = settings.prior.is_some_and(|prior| !is_known(&prior));
     match (is_lost, settings.access.accept_loss == Some(generation)) {
         (true, false) => return Err(PostgresOpenError::Lost { generation: generation_text(generation) }),

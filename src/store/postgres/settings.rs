@@ -52,6 +52,8 @@ pub struct PriorLife {
     /// Of the store that it was in.
     pub generation: StoreGeneration,
     pub holder: Incarnation,
+    /// The last of its beats that is known to have been acknowledged.
+    pub beat: u64,
 }
 
 /// Where the database is that gateways share, what it promises, and what is expected of it.

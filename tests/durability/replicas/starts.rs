@@ -217,6 +217,33 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     site.judge().await;
 }
 
+/// F80: so does one that is brought back during an outage after which a gateway begins anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f80_a_gateway_that_begins_anew_on_a_database_that_is_older_ends_with_74() {
+    let Some(server) = postgres::shared() else { return };
+    for (schema, loss) in [
+        ("older_anew", "UPDATE tg_replica SET beat = 1"),
+        ("another_anew", "UPDATE tg_meta SET generation = gen_random_uuid()"),
+    ] {
+        let mut site = Site::of(1, schema, server, BRIEFLY_ALONE).await;
+        let tables = site.tables;
+        until("it has beaten", async || tables.count("tg_replica WHERE beat > 2") == 1).await;
+        let replica = &mut site.replicas[0];
+        replica.cut_off();
+        replica.says("what this gateway ran is no longer its own", 1).await;
+        replica.is_unready("store away").await;
+        tables.sql(loss);
+        // As where there is no place for it: the process knows.
+        let kept = fs::OpenOptions::new().write(true).open(replica.keeper.folder().join("data/a.replica")).unwrap();
+        kept.set_len(0).unwrap();
+        replica.heal();
+        assert_eq!(replica.keeper.ends().await, Some(74), "{schema}: {}", replica.keeper.said());
+        let said = refused(replica, 74).await;
+        assert!(said.contains("the database is another one than before, or was brought back from a backup"), "{said}");
+        replica.keeper.forget_log();
+    }
+}
+
 /// N06: where one has upstreams that the other lacks, both say so; and that it is over, once it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn n06_gateways_with_unlike_upstreams_warn_of_each_other() {

@@ -120,6 +120,28 @@ async fn a_database_that_lacks_the_life_before_is_older_however_far_its_numbers_
     store.close().await;
 }
 
+/// As where it was brought back while its gateway did not reach it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_has_fewer_beats_than_it_acknowledged_to_the_life_before_is_older() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    until("beats are acknowledged", || store.life().beat > 1).await;
+    let life = store.life();
+    store.close().await;
+    let next = PostgresSettings { prior: Some(life), ..settings(server, &schema) };
+    open_with(next.clone()).await.unwrap().close().await;
+    let loses = |set: &str| server.psql(&format!("UPDATE {schema}.{set}"));
+    loses(&format!("tg_replica SET beat = {} WHERE incarnation = {}", life.beat - 1, life.holder));
+    let refused = open_with(next.clone()).await;
+    assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
+    let accepted = with(next, |access| access.accept_loss = Some(life.generation));
+    open_with(accepted.clone()).await.unwrap().close().await;
+    loses("tg_meta SET generation = gen_random_uuid()");
+    let refused = open_with(accepted).await;
+    assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
+}
+
 /// The last one that began is known to have been, whatever was removed of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_life_that_was_forgotten_is_no_sign_of_a_database_that_is_older() {

@@ -6,7 +6,8 @@ use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::task_store::SharedLife;
 use crate::engine::Engine;
-use crate::face::operators::{OperatorReplica, Operators, ProcessStatus, TaskTotals};
+use crate::face::http::Endpoint;
+use crate::face::operators::{OperatorReplica, Operators, ProcessStatus, TaskTotals, UnopenedOperators};
 use crate::server::admin::{self, MetricsSource, Readiness};
 use crate::server::{AdminSettings, Authenticator, ListenerSpec, Routes};
 use crate::store::PostgresStore;
@@ -64,8 +65,26 @@ impl OperatorsView {
             Some(store) => operators.sharing(store),
             None => operators,
         });
-        let at = |routes: Routes, path: &str| routes.with(path, Arc::<Operators>::clone(&operators));
-        let routes = ["/", "/tasks", "/replicas"].into_iter().fold(routes, at);
-        routes.below("/tasks/", Arc::<Operators>::clone(&operators)).below("/replicas/", operators)
+        add_pages(routes, &(operators as Arc<dyn Endpoint>))
     }
+}
+
+/// The admin listener's site while the store is not open.
+pub(super) fn unopened_site(
+    settings: &AdminSettings,
+    callers: Authenticator,
+    readiness: &Readiness,
+    metrics: PrometheusHandle,
+) -> ListenerSpec {
+    let mut site = admin::site(settings, callers, readiness.clone(), UpstreamHealthList::default(), metrics);
+    let readiness = readiness.clone();
+    let operators: Arc<dyn Endpoint> = Arc::new(UnopenedOperators::new(Box::new(move || readiness.reasons())));
+    site.routes = add_pages(site.routes, &operators);
+    site
+}
+
+fn add_pages(routes: Routes, operators: &Arc<dyn Endpoint>) -> Routes {
+    let exact = ["/", "/tasks", "/replicas"].into_iter();
+    let routes = exact.fold(routes, |routes, path| routes.with(path, Arc::clone(operators)));
+    ["/tasks/", "/replicas/"].into_iter().fold(routes, |routes, path| routes.below(path, Arc::clone(operators)))
 }

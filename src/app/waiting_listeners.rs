@@ -5,6 +5,7 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::PrometheusHandle;
 
 use super::listeners::{clients_site, listen_for_probes};
+use super::operators::unopened_site;
 use super::replica::ReplicaSetup;
 use super::sockets::Sockets;
 use super::task_store::{OpenedStore, StoreOpening};
@@ -12,11 +13,10 @@ use super::{files, service_manager, task_store};
 use crate::config::Config;
 use crate::face::sealed::KeyPrint;
 use crate::face::store_away::StoreAwayEndpoint;
-use crate::server::admin::{self, Readiness};
+use crate::server::admin::Readiness;
 use crate::server::{self, Authenticator, Routes, RunningListener};
 use crate::store::postgres::PriorLife;
 use crate::upstream::TaskScope;
-use crate::upstream::upstream_health::UpstreamHealthList;
 
 /// Where a gateway's store comes from.
 #[derive(Debug)]
@@ -87,8 +87,7 @@ impl WaitingListeners {
         sockets: &mut Sockets,
     ) -> anyhow::Result<Self> {
         let operators = files::operators(&config.admin)?;
-        let healths = UpstreamHealthList::default();
-        let operators = admin::site(&config.admin, operators, readiness.clone(), healths, metrics.clone());
+        let operators = unopened_site(&config.admin, operators, readiness, metrics.clone());
         let admin = server::start_on(operators, sockets.admin.take()).await?;
         let probes = (config.metrics, readiness, metrics.clone().into());
         let metrics = listen_for_probes(None, probes, sockets.metrics.take()).await?;

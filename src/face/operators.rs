@@ -138,6 +138,34 @@ pub struct Operators {
     shared: Option<Arc<PostgresStore>>,
 }
 
+/// Stands in for [`Operators`] while the store is not open: says so at each of their paths, with what stands against readiness.
+pub struct UnopenedOperators(Box<dyn Fn() -> Vec<&'static str> + Send + Sync>);
+
+impl UnopenedOperators {
+    #[must_use]
+    pub fn new(reasons: Box<dyn Fn() -> Vec<&'static str> + Send + Sync>) -> Self {
+        Self(reasons)
+    }
+}
+
+#[async_trait]
+impl Endpoint for UnopenedOperators {
+    async fn serve(&self, _: Inbound) -> FaceResponse {
+        let error = format!("the store is not open yet: {}", (self.0)().join(", ")).into();
+        json(StatusCode::SERVICE_UNAVAILABLE, &OperatorRefusal { error, task: None })
+    }
+
+    fn takes(&self, _: &Method) -> bool {
+        true
+    }
+}
+
+impl std::fmt::Debug for UnopenedOperators {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UnopenedOperators").finish_non_exhaustive()
+    }
+}
+
 impl std::fmt::Debug for Operators {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Operators").finish_non_exhaustive()

@@ -11,9 +11,11 @@ use support::certificates::{self, Authority};
 use support::fault_proxy::{Fault, Verb};
 use support::postgres::{self, Database as _};
 use taskgate::tls::IdentityFiles;
+use tokio::process::Command;
 use tokio::time::sleep;
 
 use super::harness::{PLAIN, RESUMABLE, Replica, Site, Terms, until};
+use crate::kill_cycles::keeper::Keeper;
 
 /// Begins anew as soon as it may.
 const BRIEFLY_ALONE: Terms = Terms { alone_max: "4s", ..Terms::USUAL };
@@ -208,6 +210,18 @@ async fn a_gateway_that_waits_to_begin_anew_takes_a_new_configuration_as_one_tha
     change(replica, plain, "");
     replica.keeper.signal(Signal::HUP);
     replica.says("the configuration was read again", 2).await;
+    replica.is_unready("store away").await;
+    for target in ["/", "/tasks", "/tasks/find", "/replicas", "/replicas/a/forget"] {
+        let answer = replica.tells(target).await;
+        assert_eq!(answer.status, Some(503), "{target}: {answer:?}");
+        assert_eq!(answer.json()["error"], "the store is not open yet: starting, store away", "{target}");
+    }
+    let admin = format!("http://{}", replica.keeper.admin());
+    let list = Command::new(Keeper::THIS_BUILD).args(["replicas", "list", "--admin", &admin]).output().await.unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&list.stderr).trim(),
+        "taskgate: the store is not open yet: starting, store away"
+    );
     replica.heal();
     replica.says("begun anew beside the other gateways", 1).await;
     until("it is ready again", async || replica.is_ready().await).await;

@@ -39,9 +39,13 @@ const BEGIN: &str = "WITH line AS (
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
     lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM line)
     SELECT incarnation FROM line";
-/// Which store it is, and the highest number that it ever gave to a life. The lane of the last life stays ([`super::statements`]); the
-/// sequence says nothing, as the server logs it ahead: one that was brought back goes on behind numbers that it never gave.
-const IDENTITY: &str = "SELECT generation::text, (SELECT coalesce(max(incarnation), 0) FROM tg_lane) FROM tg_meta";
+/// Which store it is, and whether it knows the life `$1`: has its lane, or that of a later one that was removed ([`super::statements`]).
+/// The sequence says nothing, as the server logs it ahead: one that was brought back goes on behind numbers that it never gave. Nor
+/// do later lives that are there: they may have begun since.
+const IDENTITY: &str = "SELECT generation::text, EXISTS (
+        SELECT FROM tg_lane l WHERE l.incarnation = $1 OR l.incarnation > $1
+            AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
+    FROM tg_meta";
 /// What is known of the time beside the clocks of those that live.
 const TIMES: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
     greatest((SELECT max(created) FROM tg_task), (SELECT max(now_ms) FROM tg_replica))";
@@ -119,17 +123,16 @@ async fn check_identity(
     settings: &PostgresSettings,
     former: Option<&ReplicaLine>,
 ) -> Result<StoreGeneration, PostgresOpenError> {
-    let row = session.client.query_one(IDENTITY, &[]).await.map_err(away)?;
+    let prior = settings.prior.map(|prior| holder_column(prior.holder));
+    let row = session.client.query_one(IDENTITY, &[&prior]).await.map_err(away)?;
     let text: String = row.try_get(0).map_err(away)?;
-    let newest = holder(row.try_get(1).map_err(away)?);
+    let knows_prior: bool = row.try_get(1).map_err(away)?;
     let generation =
         generation_of(&text).ok_or_else(|| PostgresOpenError::Refused("it has no generation".to_owned()))?;
-    let is_known = |prior: &PriorLife| {
-        prior.generation == generation
-            && prior.holder <= newest
-            && former.is_none_or(|former| former.beat >= prior.beat)
+    let is_same = |prior: &PriorLife| {
+        prior.generation == generation && knows_prior && former.is_none_or(|former| former.beat >= prior.beat)
     };
-    let is_lost = settings.prior.is_some_and(|prior| !is_known(&prior));
+    let is_lost = settings.prior.is_some_and(|prior| !is_same(&prior));
     match (is_lost, settings.access.accept_loss == Some(generation)) {
         (true, false) => return Err(PostgresOpenError::Lost { generation: generation_text(generation) }),
         (true, true) => tracing::warn!(

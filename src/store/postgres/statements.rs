@@ -215,8 +215,8 @@ fn close_lanes() -> String {
 }
 
 /// Removes lives that are long dead, that are shut out, and whose rows all have another holder or none; `$3` of them, after `$4` of
-/// their sums, which become this life's. `$5` is how many seconds, `$6` the one alone, or null. The lane of the last life that began is
-/// left for as long as it is the last: whoever comes back to a database that is older finds out by it ([`super::opening`]).
+/// their sums, which become this life's. `$5` is how many seconds, `$6` the one alone, or null. The lane of the last one is
+/// left for as long as it is the last: it tells lives that were removed from those that a database has lost ([`super::opening`]).
 fn retire() -> String {
     let long_dead = long_dead("$5", "$6");
     format!(
@@ -233,10 +233,12 @@ fn retire() -> String {
             RETURNING NULL::bytea AS id, u.owner, NULL::bigint AS rev, NULL::bigint AS holder, u.tasks, u.unsettled, u.bytes),
         bare AS (
             SELECT incarnation FROM lives WHERE NOT EXISTS (SELECT FROM tg_usage u WHERE u.incarnation = lives.incarnation)),
+        removed AS (
+            SELECT incarnation FROM bare UNION SELECT l.incarnation FROM tg_lane l
+            WHERE EXISTS (SELECT FROM guard) AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation)),
         lanes AS (
-            DELETE FROM tg_lane l WHERE EXISTS (SELECT FROM guard) AND l.incarnation < (SELECT max(incarnation) FROM tg_lane)
-                AND (l.incarnation IN (SELECT incarnation FROM bare)
-                    OR NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))),
+            DELETE FROM tg_lane l USING removed
+            WHERE l.incarnation = removed.incarnation AND l.incarnation < (SELECT max(incarnation) FROM removed)),
         lines AS (DELETE FROM tg_replica r USING bare WHERE r.incarnation = bare.incarnation),
         {SUMS}"
     )

@@ -1,5 +1,6 @@
 //! What a start finds of the lives before it, and leaves behind where it has to be tried again.
 
+use super::lives::two;
 use super::*;
 
 /// A number of a life beyond which the server logs the sequence, so that one that was brought back goes on behind it.
@@ -142,23 +143,55 @@ async fn a_database_that_has_fewer_beats_than_it_acknowledged_to_the_life_before
     assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
 }
 
-/// The last one that began is known to have been, whatever was removed of it.
+/// Whoever was there already at that moment may be the first to start: nothing is lost to it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_whose_life_is_there_hides_from_no_other_that_its_own_is_not() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [early, late] = two(server, &schema).await;
+    let [first, next] = [&early, &late].map(|store| {
+        let settings = (*store.state.settings).clone();
+        PostgresSettings { prior: Some(store.life()), ..settings }
+    });
+    let life = late.holder().0;
+    for store in [early, late] {
+        store.close().await;
+    }
+    server.psql(&format!(
+        "SET search_path = {schema}; DELETE FROM tg_replica WHERE incarnation = {life};
+        DELETE FROM tg_lane WHERE incarnation = {life}; SELECT setval('tg_replica_incarnation_seq', {})",
+        life + LOGGED_AHEAD
+    ));
+    let first = open_with(first).await.expect("nothing is lost to it");
+    let refused = open_with(next).await;
+    assert!(matches!(refused, Err(PostgresOpenError::Lost { .. })), "{refused:?}");
+    first.close().await;
+}
+
+/// The last one that was removed is known to have been, and with it all before.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_life_that_was_forgotten_is_no_sign_of_a_database_that_is_older() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let asked = open_with(settings(server, &schema)).await.unwrap();
     let gone = open_with(named(settings(server, &schema), "gone")).await.unwrap();
-    let prior = Some(gone.life());
+    let prior = gone.life();
     gone.close().await;
     assert_eq!(asked.forget("gone").await.unwrap(), ReplicaForgetting::Forgotten(1));
     let lanes = || {
         server.psql(&format!("SELECT string_agg(incarnation::text, ' ' ORDER BY incarnation) FROM {schema}.tg_lane"))
     };
-    let next = PostgresSettings { prior, ..named(settings(server, &schema), "gone") };
+    let next = PostgresSettings { prior: Some(prior), ..named(settings(server, &schema), "gone") };
     let next = open_with(next).await.unwrap();
     upkeep::pass(&asked.queue, None).await.unwrap();
-    assert_eq!(lanes(), format!("{} {}", asked.holder(), next.holder()), "nobody needs the other any more");
+    let [first, forgotten, last] = [asked.holder(), prior.holder, next.holder()];
+    assert_eq!(lanes(), format!("{first} {forgotten} {last}"));
+    next.close().await;
+    assert_eq!(asked.forget("gone").await.unwrap(), ReplicaForgetting::Forgotten(1));
+    upkeep::pass(&asked.queue, None).await.unwrap();
+    assert_eq!(lanes(), format!("{first} {last}"), "nobody needs the other any more");
+    let next = PostgresSettings { prior: Some(prior), ..named(settings(server, &schema), "gone") };
+    let next = open_with(next).await.unwrap();
     for store in [next, asked] {
         store.close().await;
     }

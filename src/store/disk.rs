@@ -309,6 +309,9 @@ impl TaskStore for DiskStore {
     }
 
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
+        if self.clock.is_distrusted() {
+            return Ok(());
+        }
         self.write(RowWrite::SweepOne { key: key.clone(), now: self.raise(now) }).await.map(|_| ())
     }
 

@@ -296,14 +296,14 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError>;
 
     /// Frees settled tasks past their `ttl`, at most `limit` and hardly more than [`SWEEP_BYTES_MAX`]; returns how many: none only
-    /// if none may be freed. Reclaims space only.
+    /// if none may be freed at the moment, as where others are about to, or the clock may be wrong. Reclaims space only.
     ///
     /// # Errors
     /// `Io`.
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
 
     /// Frees one task if [`TaskStore::sweep`] may: for whoever needs its key. What was made under the key since stays. Unknown keys
-    /// are no error.
+    /// are no error, nor is one that stays.
     ///
     /// # Errors
     /// `Io`, `Unsure`.

@@ -200,7 +200,13 @@ impl<'a> WriteBatch<'a> {
         let is_there = |row: &RowOutline| gone_at.is_some_and(|now| !row.is_settled || row.expires_at > now);
         match rows::find(self.conn, key)? {
             Some(found) if is_there(&found.columns.outline) => (),
-            Some(found) => self.delete(found)?,
+            Some(found) => {
+                self.delete(found)?;
+                if let Some(now) = gone_at {
+                    // As a sweep does.
+                    rows::note_seen(self.conn, now)?;
+                }
+            }
             // Nobody is shown out of memory what cannot be found.
             None => self.changes.push(RowChange { key: key.clone(), before: None, after: None }),
         }

@@ -69,6 +69,16 @@ fn held_commit(number: usize) -> (FaultHooks, Arc<AtomicBool>, std::sync::mpsc::
     (FaultHooks { before_commit: Some(Box::new(hold)), ..roomy() }, reached, release)
 }
 
+/// What a crash leaves of a store that is open.
+fn copy_of(folder: &TempDir) -> TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::create_dir(copy.path().join("data")).unwrap();
+    for name in ["tasks.db", "tasks.db-wal"] {
+        std::fs::copy(folder.path().join("data").join(name), copy.path().join("data").join(name)).unwrap();
+    }
+    copy
+}
+
 /// Waits until something holds that another thread brings about.
 async fn until(what: &str, holds: impl Fn() -> bool) {
     let waiting = async {
@@ -165,11 +175,7 @@ async fn rows_that_only_the_log_has_are_found() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
     store.insert(&task("a", 1)).await.unwrap();
-    let copy = tempfile::tempdir().unwrap();
-    std::fs::create_dir(copy.path().join("data")).unwrap();
-    for name in ["tasks.db", "tasks.db-wal"] {
-        std::fs::copy(folder.path().join("data").join(name), copy.path().join("data").join(name)).unwrap();
-    }
+    let copy = copy_of(&folder);
     let after = open(&copy).await;
     assert!(after.load(&task("a", 1).key, START).await.unwrap().is_some());
 }
@@ -263,6 +269,26 @@ async fn f58_a_clock_that_is_set_back_brings_no_task_back() {
     assert!(later.load(&gone.key, START).await.unwrap().is_none());
     assert_eq!(later.page(&gone.key.owner, None, 9, START).await.unwrap().tasks.len(), 1);
     assert_eq!(later.sweep(START, 9).await.unwrap(), 1);
+}
+
+/// F58: else it would not have been gone after all, for a clock that is set back.
+#[tokio::test]
+async fn the_time_at_which_something_was_freed_outlives_a_crash() {
+    let past = START.after(Duration::from_secs(60));
+    for frees_one in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(&folder).await;
+        let gone = settled(task("a", 1), "r");
+        store.insert(&gone).await.unwrap();
+        if frees_one {
+            store.sweep_one(&gone.key, past).await.unwrap();
+        } else {
+            assert_eq!(store.sweep(past, 9).await.unwrap(), 1);
+        }
+        assert_eq!(store.usage().tasks, 0);
+        let copy = copy_of(&folder);
+        assert_eq!(open(&copy).await.last_seen(), past, "one: {frees_one}");
+    }
 }
 
 /// F21: a sweep that a crash cut short is done again, and takes no live row.

@@ -281,15 +281,7 @@ impl TaskStore for DiskStore {
     }
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        self.write(RowWrite::Barrier).await.map_err(|error| match error {
-            StoreError::Unsure(cause) => StoreError::Io(cause),
-            error @ (StoreError::Conflict
-            | StoreError::Fenced
-            | StoreError::Exists
-            | StoreError::Full { .. }
-            | StoreError::OwnerFull
-            | StoreError::Io(_)) => error,
-        })?;
+        self.write(RowWrite::Barrier).await.map_err(StoreError::without_doubt)?;
         // Whatever memory kept of a row that was in doubt is gone: the file was opened anew before the barrier.
         self.load(key, now).await
     }

@@ -341,11 +341,7 @@ impl TaskStore for PostgresStore {
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         let lane = self.lists.lane()?;
         for _ in 0..readers::SETTLE_TRIES_MAX {
-            match self.write(TaskWrite::Barrier).await {
-                // Of the barrier itself nobody wants to know.
-                Err(StoreError::Unsure(cause)) => return Err(StoreError::Io(cause)),
-                passed => passed?,
-            };
+            self.write(TaskWrite::Barrier).await.map_err(StoreError::without_doubt)?;
             let Some(found) = lane.read_settled(async |link| readers::read_rows(link, &[key]).await).await? else {
                 continue;
             };

@@ -161,6 +161,14 @@ pub enum StoreError {
     Unsure(#[source] std::io::Error),
 }
 
+impl StoreError {
+    /// The same of a write of which nobody needs to know whether it was made: it failed.
+    #[must_use]
+    pub fn without_doubt(self) -> Self {
+        if let Self::Unsure(cause) = self { Self::Io(cause) } else { self }
+    }
+}
+
 /// The bounds on what is kept, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreLimits {

@@ -64,7 +64,7 @@ impl Runner {
         if let Err(error) = stored {
             self.remove_elements().await;
             // One that is there all the same is nobody's: it is certain that it is not sent.
-            return Err(if let StoreError::Unsure(cause) = error { StoreError::Io(cause) } else { error });
+            return Err(error.without_doubt());
         }
         Ok(ids)
     }

@@ -127,7 +127,8 @@ impl Runner {
             };
             self.engine.live.remove(key);
             drop(claim);
-            if !freed? {
+            // Whether it was freed or not, this call is not sent.
+            if !freed.map_err(StoreError::without_doubt)? {
                 return Ok(None);
             }
         }

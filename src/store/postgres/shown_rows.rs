@@ -41,8 +41,7 @@ impl PostgresStore {
             Ok(revision) => Ok(Some(StoredTask { revision, ..row })),
             Err(StoreError::Conflict) => Ok(None),
             // Nothing is shown, so it does not matter whether it was noted.
-            Err(StoreError::Unsure(cause)) => Err(StoreError::Io(cause)),
-            Err(error @ StoreError::Io(_)) => Err(error),
+            Err(error @ (StoreError::Unsure(_) | StoreError::Io(_))) => Err(error.without_doubt()),
             // Of a note, the caller knows nothing.
             Err(error) => Err(StoreError::Io(io::Error::other(error))),
         }

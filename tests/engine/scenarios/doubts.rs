@@ -4,9 +4,13 @@
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::json;
 use taskgate::engine::sweeper::sweep;
+use taskgate::engine::{CallEnd, CallEvent, CallSpec};
 use taskgate::metric;
 use taskgate::store::TaskStore;
-use taskgate::task::{Principal, TaskId, TaskKey, TaskMode};
+use taskgate::task::{
+    ChosenId, Executed, Failure, GatewayFault, Outcome, Plan, Principal, Reason, SessionScope, TaskId, TaskKey,
+    TaskMode,
+};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
@@ -341,6 +345,32 @@ async fn a_doubt_that_cannot_be_settled_for_a_while_is_settled_when_it_can_be() 
         assert_eq!(world.get(&id).await["status"] == "cancelled", was_made, "{fault:?}");
         assert_eq!(world.upstream.cancels(), usize::from(was_made));
         world.engine.cancel(&key(&id)).await.unwrap();
+        world.is_idle().await;
+    }
+}
+
+/// Whether a row that is gone was freed says nothing of a call that takes its id, and that was not sent.
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_id_may_not_be_free_yet_was_certainly_not_sent() {
+    for fault in [StoreFault::FailsUnsure, StoreFault::AppliesAndFails] {
+        let rules = Rules { ttl: seconds(60), ..Rules::default() };
+        let world = World::with(rules, Script::returns(seconds(1), "done"));
+        let next = async || {
+            let chosen = Some(ChosenId { session: SessionScope(1), text: "mine".into() });
+            let spec = CallSpec { chosen, ..world.spec(Plan::Task, &Principal::local()) };
+            world.engine.call(spec).next().await
+        };
+        assert!(matches!(next().await, Some(CallEvent::Created(_))));
+        tokio::time::sleep(seconds(3_600)).await;
+        world.store.faults.strike(Method::SweepOne, fault, 1);
+        let refused = next().await;
+        let Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(why))))) = refused else {
+            panic!("{fault:?}: {refused:?}")
+        };
+        assert_eq!(why, GatewayFault::new(Reason::StoreFailed, Executed::No), "{fault:?}");
+        assert_eq!(world.upstream.calls().len(), 1);
+        assert!(matches!(next().await, Some(CallEvent::Created(_))), "{fault:?}");
+        tokio::time::sleep(seconds(3)).await;
         world.is_idle().await;
     }
 }

@@ -249,7 +249,7 @@ impl TaskStore for GatedStore {
     }
 
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
-        self.with(Method::Sweep, self.inner().sweep_one(key, now)).await
+        self.with(Method::SweepOne, self.inner().sweep_one(key, now)).await
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

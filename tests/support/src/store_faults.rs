@@ -15,6 +15,7 @@ pub enum Method {
     Replace,
     Remove,
     Sweep,
+    SweepOne,
     Overdue,
     Page,
     Claim,
@@ -84,7 +85,9 @@ impl StoreFaults {
 /// Only of a write nobody may know whether it was made.
 fn unsure(method: Method, error: StoreError) -> StoreError {
     match (method, error) {
-        (Method::Insert | Method::Replace | Method::Remove, StoreError::Io(cause)) => StoreError::Unsure(cause),
+        (Method::Insert | Method::Replace | Method::Remove | Method::SweepOne, StoreError::Io(cause)) => {
+            StoreError::Unsure(cause)
+        }
         (_, error) => error,
     }
 }

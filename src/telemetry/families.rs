@@ -319,6 +319,9 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
             [("reason", "stream"), ("outcome", "answered")],
             [("reason", "stream"), ("outcome", "away")],
             [("reason", "stream"), ("outcome", "lost")],
+            [("reason", "held_call"), ("outcome", "answered")],
+            [("reason", "held_call"), ("outcome", "away")],
+            [("reason", "held_call"), ("outcome", "lost")],
         ]),
     },
     MetricFamily {

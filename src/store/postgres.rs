@@ -226,12 +226,6 @@ impl PostgresStore {
         metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 
-    /// Transactions that were acknowledged so far, and those of which it was not known.
-    #[must_use]
-    pub fn commits(&self) -> (u64, u64) {
-        (self.state.commits(), self.state.unsure())
-    }
-
     /// Tells the others that this life is about to end, with the next beat, which is made at once.
     pub fn leave(&self) {
         self.content.send_modify(|content| content.is_leaving = true);
@@ -255,7 +249,7 @@ impl PostgresStore {
         // Readers and beats end at once; the drivers of connections with them.
         let ended = async { tokio::join!(self.lists.close(), self.tracker.wait()) };
         let _ = tokio::time::timeout(self.state.settings.access.write_max, ended).await;
-        if let Err(error) = self.declare_dead(self.state.holder, None).await {
+        if let Err(error) = self.declare_dead(self.state.holder).await {
             tracing::warn!(error = %CauseChain(&error), "the others were not told that this gateway ends");
         }
     }

@@ -209,6 +209,11 @@ pub(super) const fn id(key: &TaskKey) -> [u8; 16] {
     key.id.bits().to_be_bytes()
 }
 
+/// The arrays of ids and of owners that name rows.
+pub(super) fn key_arrays<'a>(keys: impl IntoIterator<Item = &'a TaskKey>) -> (Vec<Vec<u8>>, Vec<&'a [u8]>) {
+    keys.into_iter().map(|key| (id(key).to_vec(), key.owner.as_str().as_bytes())).unzip()
+}
+
 pub(super) fn state(phase: PhaseKind) -> i16 {
     phase.number().into()
 }

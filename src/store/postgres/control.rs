@@ -18,9 +18,7 @@ use super::columns::{at, holder_column};
 use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
-use super::replica_lines::{
-    DECLARE_DEAD, LOOK, ReplicaView, StoredReplica, declaration, declaring, generation_of, is_declared, look_of,
-};
+use super::replica_lines::{LOOK, ReplicaView, StoredReplica, declare_dead, generation_of, look_of};
 use super::session::{DatabaseConnector, Session, back_off};
 use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
@@ -28,7 +26,7 @@ use super::sums::SumChange;
 use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
 use crate::metric;
 use crate::replica::membership::LOOK_EVERY;
-use crate::replica::{BeatAnswer, DeathClaim, Incarnation, Membership, OwnStanding};
+use crate::replica::{BeatAnswer, Incarnation, Membership, OwnStanding};
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
@@ -91,7 +89,6 @@ struct ControlLink {
     barrier: Statement,
     look: Statement,
     others: Statement,
-    declare: Statement,
     growth: Statement,
 }
 
@@ -153,21 +150,9 @@ impl ReplicaControl {
         let beat = client.prepare(BEAT).await.map_err(away)?;
         let look = client.prepare(LOOK).await.map_err(away)?;
         let others = client.prepare(OTHERS_SUMS).await.map_err(away)?;
-        let declare = client.prepare(DECLARE_DEAD).await.map_err(away)?;
         let barrier = client.prepare(BARRIER).await.map_err(away)?;
         let growth = client.prepare(GROWTH).await.map_err(away)?;
-        Ok(ControlLink {
-            session,
-            notifications,
-            hinted: None,
-            hears: false,
-            beat,
-            barrier,
-            look,
-            others,
-            declare,
-            growth,
-        })
+        Ok(ControlLink { session, notifications, hinted: None, hears: false, beat, barrier, look, others, growth })
     }
 
     /// Beats and looks as long as that goes well, and this life goes on; never `Ok`.
@@ -287,8 +272,7 @@ impl ReplicaControl {
         let lines = StoredReplica::all(&rows).map_err(away)?;
         // Where no other life is left, too: what was seen last may be this life's by now.
         let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(away)?;
-        let sums = sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
-        self.state.sums.reset_others(sums);
+        self.state.sums.reset_others(SumChange::all(&sums).map_err(away)?);
         let silent = self.membership.looked(look_of(&lines, (sent, received)));
         if let Some(highest) = self.membership.highest_now() {
             self.clock.steer(highest, received);
@@ -309,7 +293,10 @@ impl ReplicaControl {
             (view.beats, view.given_up) = (beats, given_up);
         });
         for claim in silent {
-            self.declare_dead(link, claim).await?;
+            let declared = declare_dead(&link.session, claim.incarnation, Some(claim.beat)).await;
+            if declared.map_err(|failure| failure.health())? {
+                self.view.send_modify(|view| view.declared_dead(claim.incarnation));
+            }
         }
         Ok(())
     }
@@ -325,18 +312,6 @@ impl ReplicaControl {
         };
         metrics::gauge!(metric::DATABASE_OLDEST_TRANSACTION).set(row.try_get::<_, f64>(0).map_err(away)?);
         metrics::gauge!(metric::DATABASE_DEAD_ROWS).set(row.try_get::<_, f64>(1).map_err(away)?);
-        Ok(())
-    }
-
-    /// Declares a silent life dead, unless it has beaten meanwhile.
-    async fn declare_dead(&self, link: &ControlLink, claim: DeathClaim) -> Result<(), PostgresHealth> {
-        let values = declaring(claim.incarnation, Some(claim.beat));
-        let statements = [declaration(&link.declare, &values)];
-        let made = transact(&link.session, &statements).await;
-        if is_declared(made).map_err(|failure| failure.health())? {
-            tracing::warn!(life = %claim.incarnation, "a gateway is silent, and was declared dead; its tasks are taken over");
-            self.view.send_modify(|view| view.declared_dead(claim.incarnation));
-        }
         Ok(())
     }
 }

@@ -7,9 +7,7 @@ use tokio_postgres::Error;
 
 use super::columns::{count, holder_column};
 use super::readers::ReaderLink;
-use super::replica_lines::{DECLARE_DEAD, LOOK, StoredReplica, declaration, declaring, is_declared};
-use super::server_words::in_words;
-use super::transaction::transact;
+use super::replica_lines::{LOOK, StoredReplica, declare_dead};
 use super::{PostgresStore, upkeep};
 use crate::replica::Incarnation;
 use crate::store::tasks::StoreError;
@@ -32,19 +30,15 @@ pub enum ReplicaForgetting {
 }
 
 impl PostgresStore {
-    /// Declares a life dead, unless it has beaten since it was seen at `beat`; whoever it is and whatever it does, its rows
-    /// can be claimed from then on, and it writes none of them any more. `None` where that is known without a look at beats.
+    /// Declares a life dead, whoever it is and whatever it does: its rows can be claimed from then on, and it writes none of them any
+    /// more.
     ///
     /// # Errors
     /// `Io`, after which it may be done all the same.
-    pub async fn declare_dead(&self, life: Incarnation, beat: Option<u64>) -> Result<bool, StoreError> {
-        let values = declaring(life, beat);
+    pub async fn declare_dead(&self, life: Incarnation) -> Result<bool, StoreError> {
         let declare = async {
             let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
-            let words = |error: Error| in_words(&error);
-            let statement = session.client.prepare(DECLARE_DEAD).await.map_err(words)?;
-            let made = transact(&session, &[declaration(&statement, &values)]).await;
-            is_declared(made).map_err(|failure| failure.to_string())
+            declare_dead(&session, life, None).await.map_err(|failure| failure.to_string())
         };
         let declared = tokio::time::timeout(self.state.settings.access.write_max * 2, declare).await;
         let declared = declared.unwrap_or_else(|_| Err("the database takes too long".to_owned()));

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tokio_postgres::Error;
 
-use super::columns::{ListLine, at, count, holder, id, id_of, number, state, time};
+use super::columns::{ListLine, at, count, holder, id_of, key_arrays, number, state, time};
 use super::readers::ReaderLink;
 use super::statements;
 use super::task_write::ClaimableRows;
@@ -53,7 +53,7 @@ pub(super) async fn page(
     now: Timestamp,
 ) -> Result<ListLines, Error> {
     let wanted = format!(
-        "SELECT {}, ref FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND created >= 0
+        "SELECT {} FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND created >= 0
         AND (NOT settled OR expires > $4)
         ORDER BY created, id LIMIT $5",
         super::columns::LISTED
@@ -97,8 +97,7 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
         ORDER BY w.ord",
         super::columns::LISTED
     );
-    let ids: Vec<Vec<u8>> = keys.iter().map(|key| id(key).to_vec()).collect();
-    let owners: Vec<&[u8]> = keys.iter().map(|key| key.owner.as_str().as_bytes()).collect();
+    let (ids, owners) = key_arrays(keys);
     let rows = link.query(&sql, &vec![&ids, &owners]).await?;
     rows.iter().map(ListLine::of).collect()
 }
@@ -108,8 +107,7 @@ pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<V
     let sql = "SELECT t.holder FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
         LEFT JOIN LATERAL (SELECT holder FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) AS t ON true
         ORDER BY w.ord";
-    let ids: Vec<Vec<u8>> = keys.iter().map(|key| id(key).to_vec()).collect();
-    let owners: Vec<&[u8]> = keys.iter().map(|key| key.owner.as_str().as_bytes()).collect();
+    let (ids, owners) = key_arrays(keys);
     let rows = link.query(sql, &vec![&ids, &owners]).await?;
     rows.iter().map(|row| Ok(row.try_get::<_, Option<i64>>(0)?.map(holder))).collect()
 }

@@ -146,3 +146,8 @@ impl PostgresOpenError {
         if matches!(self, Self::NoStandby) { PostgresHealth::NoStandby } else { PostgresHealth::Away(self.to_string()) }
     }
 }
+
+/// Of a server that cannot be reached, or says no.
+pub(super) fn away(error: tokio_postgres::Error) -> PostgresOpenError {
+    PostgresOpenError::Away(PostgresHealth::of(&error))
+}

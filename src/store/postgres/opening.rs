@@ -5,17 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tokio_postgres::Error;
 
 use super::columns::{at, holder, holder_column, time};
 use super::control::OTHERS_SUMS;
-use super::health::PostgresHealth;
-use super::open_error::PostgresOpenError;
+use super::open_error::{PostgresOpenError, away};
 use super::pooling;
-use super::replica_lines::{
-    DECLARE_DEAD, ReplicaView, StoredReplica, declaration, declaring, generation_of, generation_text, is_declared,
-    read_lines,
-};
+use super::replica_lines::{ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, read_lines};
 use super::schema;
 use super::session::{DatabaseConnector, Session, in_time};
 use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorLife, ReplicaDescription};
@@ -89,7 +84,7 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     let generation = check_identity(session, settings, former.as_ref()).await?;
     if let (Some(former), Some(prior)) = (former, settings.prior)
         && prior.generation == generation
-        && declare_dead(session, former.incarnation, None).await?
+        && declare_dead(session, former.incarnation, None).await.map_err(unmade)?
     {
         tracing::info!(life = %prior.holder, "the life before this one had not ended in order; its tasks are taken over");
     }
@@ -104,8 +99,7 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     let state = StoreState::new(Arc::clone(settings), own);
     let view = ReplicaView::of(read_lines(session).await.map_err(away)?, boot_time());
     let sums = session.client.query(OTHERS_SUMS, &[&holder_column(own)]).await.map_err(away)?;
-    let sums = sums.iter().map(|row| SumChange::of(row, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
-    state.sums.reset_others(sums);
+    state.sums.reset_others(SumChange::all(&sums).map_err(away)?);
     Ok(Beginning { membership, generation, clock, state, view })
 }
 
@@ -143,13 +137,6 @@ async fn check_identity(
         (false, false) => (),
     }
     Ok(generation)
-}
-
-/// Whether a life was declared dead: if it still has this beat, or whatever it has.
-async fn declare_dead(session: &Session, life: Incarnation, beat: Option<u64>) -> Result<bool, PostgresOpenError> {
-    let statement = session.client.prepare(DECLARE_DEAD).await.map_err(away)?;
-    let values = declaring(life, beat);
-    is_declared(transact(session, &[declaration(&statement, &values)]).await).map_err(unmade)
 }
 
 /// A line as it was when it was seen first.
@@ -193,8 +180,8 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
         for one in unlike {
             let life = one.line.incarnation;
             let since = seen.get(&life).map_or(Duration::ZERO, |seen| now - seen.at);
-            if since >= settings.terms.lease() && declare_dead(session, life, Some(one.line.beat)).await? {
-                tracing::warn!(%life, "a gateway is silent, and was declared dead; its tasks are taken over");
+            if since >= settings.terms.lease() {
+                declare_dead(session, life, Some(one.line.beat)).await.map_err(unmade)?;
             }
         }
         for one in &silent {
@@ -234,10 +221,6 @@ async fn register(
     let made = transact(session, &[(&line, values)]).await.map_err(unmade)?;
     let row = made.row().ok_or_else(|| PostgresOpenError::away("no line was written"))?;
     Ok(holder(row.try_get(0).map_err(away)?))
-}
-
-fn away(error: Error) -> PostgresOpenError {
-    PostgresOpenError::Away(PostgresHealth::of(&error))
 }
 
 fn unmade(failure: CommitFailure) -> PostgresOpenError {

@@ -21,9 +21,9 @@ pub(super) async fn judge(connector: &DatabaseConnector, session: &Session) -> R
     let probing = async {
         for _ in 0..ROUNDS {
             is_kept(session).await?;
-            beside.client.batch_execute("BEGIN").await.map_err(|error| arrival_error(&error))?;
+            beside.client.batch_execute("BEGIN").await.map_err(arrival_error)?;
             is_kept(session).await?;
-            beside.client.batch_execute("ROLLBACK").await.map_err(|error| arrival_error(&error))?;
+            beside.client.batch_execute("ROLLBACK").await.map_err(arrival_error)?;
         }
         is_kept(&beside).await
     };
@@ -31,6 +31,6 @@ pub(super) async fn judge(connector: &DatabaseConnector, session: &Session) -> R
 }
 
 async fn is_kept(session: &Session) -> Result<(), PostgresOpenError> {
-    let found = session.client.query_one(&session.promise, &[]).await.map_err(|error| arrival_error(&error))?;
+    let found = session.client.query_one(&session.promise, &[]).await.map_err(arrival_error)?;
     if promise_of(&found).is_of(&session.name) { Ok(()) } else { Err(PostgresOpenError::Pooled) }
 }

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_postgres::{Error, Row, Statement};
 use tokio_util::sync::CancellationToken;
 
-use super::columns::{FetchedRow, id};
+use super::columns::{FetchedRow, key_arrays};
 use super::health::PostgresHealth;
 use super::session::{DatabaseConnector, Session, back_off};
 use super::settled_rows::ReadSource;
@@ -308,8 +308,7 @@ pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Resul
     if keys.is_empty() {
         return Ok(Vec::new());
     }
-    let ids: Vec<Vec<u8>> = keys.iter().map(|key| id(key).to_vec()).collect();
-    let owners: Vec<&[u8]> = keys.iter().map(|key| key.owner.as_str().as_bytes()).collect();
+    let (ids, owners) = key_arrays(keys.iter().copied());
     let rows = link.query(ROWS, &vec![&ids, &owners, &GROUP_BYTES_MAX]).await?;
     let found = rows.iter().map(|row| {
         let place = usize::try_from(row.try_get::<_, i64>(8)? - 1).unwrap_or(usize::MAX);

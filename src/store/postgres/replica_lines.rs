@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use tokio_postgres::{Error, Row, Statement};
+use tokio_postgres::{Error, Row};
 
 use super::columns::{holder, holder_column, time};
 use super::session::Session;
-use super::transaction::{CommitFailure, MadeTransaction, Parameters};
+use super::transaction::{CommitFailure, transact};
 use crate::replica::{BootTime, Incarnation, LeaseTerms, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
 use crate::store::record;
 use crate::store::tasks::StoreError;
@@ -16,10 +16,6 @@ use crate::store::tasks::StoreError;
 pub(super) const LOOK: &str =
     "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
     FROM tg_replica ORDER BY incarnation";
-
-/// Declares a life dead, if it has not beaten since (7.3); with a beat below zero, whatever it has done. Counts more than what
-/// that life thinks of itself.
-pub(super) const DECLARE_DEAD: &str = "UPDATE tg_replica SET dead = true, died = now() WHERE incarnation = $1 AND (beat = $2 OR $2 < 0) AND NOT dead RETURNING 1";
 
 /// The line of one life, as it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,11 +128,6 @@ pub(super) fn look_of(lines: &[StoredReplica], (sent, received): (BootTime, Boot
     ReplicaLook { sent, received, lines: lines.iter().map(|one| one.line.clone()).collect() }
 }
 
-/// The parameters of [`DECLARE_DEAD`].
-pub(super) fn declaring(life: Incarnation, beat: Option<u64>) -> (i64, i64) {
-    (holder_column(life), beat.map_or(-1, |beat| i64::try_from(beat).unwrap_or(i64::MAX)))
-}
-
 /// Reads all lines.
 ///
 /// # Errors
@@ -155,18 +146,29 @@ pub(super) fn generation_text(generation: StoreGeneration) -> String {
     uuid::Uuid::from_u128(generation.0).to_string()
 }
 
-/// A prepared [`DECLARE_DEAD`] with its values, for a transaction.
-pub(super) fn declaration<'a>(statement: &'a Statement, of: &'a (i64, i64)) -> (&'a Statement, Parameters<'a>) {
-    (statement, vec![&of.0, &of.1])
-}
-
-/// Whether a [`DECLARE_DEAD`] found a life to declare dead. One that did not wrote nothing: that life is dead already, or beats,
-/// and nobody rests on which.
-pub(super) fn is_declared(made: Result<MadeTransaction, CommitFailure>) -> Result<bool, CommitFailure> {
-    match made {
-        Err(failure) if failure.wrote_nothing() => Ok(false),
-        made => made.map(|made| made.row().is_some()),
+/// Declares a life dead: if it has not beaten since it was seen at `beat` (7.3), as it is silent; without one, whatever it has done. Counts
+/// more than what that life thinks of itself. Whether it was declared so now: one that was not is dead already, or beats, and nobody
+/// rests on which.
+///
+/// # Errors
+/// See [`CommitFailure`].
+pub(super) async fn declare_dead(
+    session: &Session,
+    life: Incarnation,
+    beat: Option<u64>,
+) -> Result<bool, CommitFailure> {
+    let sql = "UPDATE tg_replica SET dead = true, died = now() WHERE incarnation = $1 AND (beat = $2 OR $2 IS NULL) AND NOT dead RETURNING 1";
+    let statement = session.client.prepare(sql).await.map_err(CommitFailure::NotMade)?;
+    let (life_column, beat) = (holder_column(life), beat.map(|beat| i64::try_from(beat).unwrap_or(i64::MAX)));
+    let made = transact(session, &[(&statement, vec![&life_column, &beat])]).await;
+    if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
+        return Ok(false);
     }
+    made?;
+    if beat.is_some() {
+        tracing::warn!(%life, "a gateway is silent, and was declared dead; its tasks are taken over");
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

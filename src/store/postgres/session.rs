@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::health::PostgresHealth;
 use super::hosts::{each_address, each_host};
 use super::notices::SessionNotices;
-use super::open_error::PostgresOpenError;
+use super::open_error::{PostgresOpenError, away};
 use super::settings::PostgresSettings;
 use super::shared_clock::boot_time;
 use crate::replica::commit_trust::is_doubtful;
@@ -159,7 +159,7 @@ impl DatabaseConnector {
         listener: Option<Listener>,
     ) -> Result<Session, PostgresOpenError> {
         let within = self.write_max();
-        let connecting = async { address.connect(tls).await.map_err(|error| away(&error)) };
+        let connecting = async { address.connect(tls).await.map_err(away) };
         let (client, connection) = in_time(within, connecting).await?;
         in_time(within, self.arrive(client, connection, listener)).await
     }
@@ -188,7 +188,7 @@ impl DatabaseConnector {
             let promise = client.prepare(PROMISE).await?;
             Ok((arrived.try_get::<_, i64>(0)?, mark(arrived.try_get(1)?), promise))
         };
-        let (left, server, promise) = arriving.await.map_err(|error| arrival_error(&error))?;
+        let (left, server, promise) = arriving.await.map_err(arrival_error)?;
         if left > 0 {
             return Err(PostgresOpenError::behind("an earlier statement goes on, as if it waited for a standby"));
         }
@@ -270,13 +270,9 @@ fn mark(server: &str) -> ServerMark {
 }
 
 /// What an error says of a connection that was just made.
-pub(super) fn arrival_error(error: &tokio_postgres::Error) -> PostgresOpenError {
+pub(super) fn arrival_error(error: tokio_postgres::Error) -> PostgresOpenError {
     let is_of_pooler = error.code().is_some_and(|code| OF_POOLERS.contains(&code.code()));
     if is_of_pooler { PostgresOpenError::Pooled } else { away(error) }
-}
-
-fn away(error: &tokio_postgres::Error) -> PostgresOpenError {
-    PostgresOpenError::Away(PostgresHealth::of(error))
 }
 
 /// How long to wait before the next try, after so many that failed: twice as long each time, and not all at once.

@@ -135,7 +135,7 @@ pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     Ok(config)
 }
 
-/// A host on the way to which others could listen. An address counts more than its host: it is what is connected to.
+/// A host, or an address that is connected to in place of one, on the way to which others could listen.
 fn foreign_host(config: &Config) -> Option<String> {
     let is_local =
         |name: &str| name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
@@ -33,8 +32,6 @@ pub(super) struct StoreState {
     readers: watch::Sender<PostgresHealth>,
     /// Of each reader in trouble, by its duty.
     reader_troubles: Mutex<BTreeMap<String, PostgresHealth>>,
-    commits: AtomicU64,
-    unsure: AtomicU64,
 }
 
 impl StoreState {
@@ -50,8 +47,6 @@ impl StoreState {
             control: watch::Sender::new(PostgresHealth::Good),
             readers: watch::Sender::new(PostgresHealth::Good),
             reader_troubles: Mutex::default(),
-            commits: AtomicU64::new(0),
-            unsure: AtomicU64::new(0),
         }
     }
 
@@ -86,22 +81,6 @@ impl StoreState {
 
     pub(super) fn watch(&self) -> [watch::Receiver<PostgresHealth>; 3] {
         [&self.control, &self.writer, &self.readers].map(watch::Sender::subscribe)
-    }
-
-    pub(super) fn committed(&self) {
-        self.commits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn commits(&self) -> u64 {
-        self.commits.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn was_unsure(&self) {
-        self.unsure.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn unsure(&self) -> u64 {
-        self.unsure.load(Ordering::Relaxed)
     }
 
     /// What is free.

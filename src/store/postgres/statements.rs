@@ -1,10 +1,10 @@
 //! Defines the statements of the writer.
 //!
-//! Each begins with a write to the line of this life's writer in `tg_lane`, under the number of its connection. So each transaction
-//! writes something, and its acknowledgement proves that all it saw is durable, even where it changed no row (rule 3). And one
-//! that an earlier connection left under way ends before the next connection gets its number, or finds
-//! the number gone and changes nothing: behind that, no write in doubt can appear any more. A statement returns a row for that line, and
-//! none at all where the number is gone.
+//! Each transaction that changes rows has a statement that begins with a write to the line of this life's writer in `tg_lane`, under the
+//! number of its connection. So it writes something, and its acknowledgement proves that all it saw is durable, even where it changed
+//! no row (rule 3). And one that an earlier connection left under way ends before the next connection gets its number, or finds the
+//! number gone and changes nothing: behind that, no write in doubt can appear any more. Such a statement returns a row for that line,
+//! and none at all where the number is gone.
 //!
 //! All writes of a batch are one statement, on arrays of their keys joined on the primary key. What it changed it adds to
 //! this life's sums, and returns.

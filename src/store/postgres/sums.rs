@@ -49,9 +49,12 @@ impl SumChange {
         let line = Line { tasks: row.try_get(from)?, unsettled: row.try_get(from + 1)?, bytes: row.try_get(from + 2)? };
         Ok(Self { owner: Principal::new(&String::from_utf8_lossy(row.try_get(owner)?)), line })
     }
-}
 
-impl SumChange {
+    /// Of rows that have nothing else.
+    pub(super) fn all(rows: &[Row]) -> Result<Vec<Self>, Error> {
+        rows.iter().map(|row| Self::of(row, 0, 1)).collect()
+    }
+
     pub(super) fn negated(&self) -> Self {
         let Line { tasks, unsettled, bytes } = self.line;
         let negated = |value: i64| value.saturating_neg();

@@ -100,7 +100,7 @@ impl StoreOpener for Postgres {
     }
 
     async fn declare_ended(&self, by: &PostgresStore, ended: Incarnation) {
-        assert!(by.declare_dead(ended, None).await.unwrap());
+        assert!(by.declare_dead(ended).await.unwrap());
     }
 }
 

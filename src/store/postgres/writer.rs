@@ -18,7 +18,7 @@ use super::batch::{BatchOutcome, BatchPlan, GroupedWrites, WriteOutcome, WriterI
 use super::columns::{self, holder_column};
 use super::health::PostgresHealth;
 use super::hints;
-use super::open_error::PostgresOpenError;
+use super::open_error::{PostgresOpenError, away};
 use super::schema;
 use super::server_words::{in_words, is_full};
 use super::session::{DatabaseConnector, Session, back_off};
@@ -172,7 +172,6 @@ impl PostgresWriter {
                 None
             }
             Err(failure) => {
-                self.state.was_unsure();
                 let trouble = failure.health();
                 if matches!(trouble, PostgresHealth::NoStandby | PostgresHealth::Behind(_)) {
                     self.state.writer_is(trouble);
@@ -209,15 +208,15 @@ impl PostgresWriter {
         let BatchOutcome { results, sums, folded, changed, sent } = outcome;
         self.connector.trust.lock().barrier_passed(link.session.server, sent);
         self.state.settled.barrier_passed(link.session.server, sent);
-        self.state.committed();
         metrics::counter!(metric::STORE_COMMITS).increment(1);
         let size = u32::try_from(writes.len()).unwrap_or(u32::MAX);
         metrics::histogram!(metric::STORE_BATCH).record(f64::from(size));
         count(writes, &results);
         self.state.sums.add(sums);
         self.state.sums.take_over(folded);
-        for key in &changed {
-            self.state.settled.forget(key);
+        // Those that are named are forgotten by now.
+        if writes.iter().all(|write| write.key().is_none()) {
+            changed.iter().for_each(|key| self.state.settled.forget(key));
         }
         // Whatever needs no room is made on a full disk, too.
         let has_room = writes.iter().any(|write| write.new_row().is_some());
@@ -330,7 +329,6 @@ impl WriterLink {
     }
 
     async fn begin(session: &Session, state: &StoreState) -> Result<(WriterStatements, i64), PostgresOpenError> {
-        let away = |error: tokio_postgres::Error| PostgresOpenError::Away(PostgresHealth::of(&error));
         let statements = WriterStatements::prepare(session).await.map_err(away)?;
         let lane = session.client.prepare(TAKE_LANE).await.map_err(away)?;
         let me = holder_column(state.holder);
@@ -345,8 +343,7 @@ impl WriterLink {
         // From here on nothing that an earlier connection wrote can appear any more.
         Self::end_doubts(session, &statements, WriterIdentity { holder: state.holder, epoch }, state).await?;
         let lines = session.client.query(OWN_SUMS, &[&me]).await.map_err(away)?;
-        let lines = lines.iter().map(|line| SumChange::of(line, 0, 1)).collect::<Result<_, _>>().map_err(away)?;
-        state.sums.reset_own(lines);
+        state.sums.reset_own(SumChange::all(&lines).map_err(away)?);
         state.settled.forget_all();
         Ok((statements, epoch))
     }
@@ -358,7 +355,6 @@ impl WriterLink {
         identity: WriterIdentity,
         state: &StoreState,
     ) -> Result<(), PostgresOpenError> {
-        let away = |error: tokio_postgres::Error| PostgresOpenError::Away(PostgresHealth::of(&error));
         let doubtful = state.doubt.inserts();
         if !doubtful.is_empty() {
             let batch = GroupedWrites { session, statements, identity, room: 0 };

@@ -98,7 +98,7 @@ async fn an_insert_in_doubt_takes_no_row_away_that_others_made_or_hold() {
     // The first is sent whether or not the others come in time for the same batch.
     let all = tokio::join!(biased; at.deaf.insert(&taken), at.deaf.insert(&own), at.deaf.insert(&done));
     assert!(matches!(all, (Err(StoreError::Unsure(_)), Err(_), Err(_))), "{all:?}");
-    assert!(at.other.declare_dead(at.deaf.holder(), None).await.unwrap());
+    assert!(at.other.declare_dead(at.deaf.holder()).await.unwrap());
     assert_eq!(at.other.claim(9, &known()).await.unwrap(), std::slice::from_ref(&taken.key));
     for row in [&own, &done, &taken] {
         assert!(at.found_out(&row.key).await.is_some(), "{:?}", row.key);
@@ -120,7 +120,7 @@ async fn rows_of_a_claim_in_doubt_are_handed_out_by_the_next_claims() {
     for id in 2..7 {
         ended.insert(&task("a", id)).await.unwrap();
     }
-    assert!(at.store.declare_dead(ended.holder(), None).await.unwrap());
+    assert!(at.store.declare_dead(ended.holder()).await.unwrap());
     until("the death is seen", || at.store.view.borrow().has_dead()).await;
     at.names("nobody").await;
     let refused = at.store.claim(9, &known()).await;

@@ -53,7 +53,7 @@ async fn what_a_life_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it(
     until("the others' sums are seen", || store.usage().tasks == 5).await;
     let usage = || (store.usage(), store.usage_of(&Principal::new("a")), store.usage_of(&Principal::new("b")));
     let (before, pass) = (usage(), async || upkeep::pass(&store.queue, None).await.unwrap());
-    assert!(store.declare_dead(old.holder(), None).await.unwrap());
+    assert!(store.declare_dead(old.holder()).await.unwrap());
     until("the death is seen", || store.view.borrow().has_dead()).await;
     pass().await;
     assert_eq!(lines(server, &schema), [2, 2, 3], "it died a moment ago");
@@ -103,7 +103,7 @@ async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [dead, store] = two(server, &schema).await;
-    assert!(store.declare_dead(dead.holder(), None).await.unwrap());
+    assert!(store.declare_dead(dead.holder()).await.unwrap());
     let late = task("a", 1);
     dead.insert(&late).await.expect("it does not know yet");
     until("the death is seen", || store.view.borrow().has_dead()).await;
@@ -138,7 +138,7 @@ async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
     let forget = async |name: &str| asked.forget(name).await.unwrap();
     assert_eq!(forget("nobody").await, ReplicaForgetting::Unknown);
     assert_eq!(forget(&name).await, ReplicaForgetting::Alive);
-    assert!(asked.declare_dead(gone.holder(), None).await.unwrap());
+    assert!(asked.declare_dead(gone.holder()).await.unwrap());
     assert_eq!(forget(&name).await, ReplicaForgetting::Holding(1));
     assert_eq!(lines(server, &schema), [2, 2, 2], "nothing was changed");
     until("the death is seen", || asked.view.borrow().has_dead()).await;
@@ -193,7 +193,7 @@ async fn a_row_of_an_upstream_that_a_life_lacks_is_left_to_others_for_as_long_as
     let mut other = PostgresSettings { terms, ..settings(server, &schema) };
     other.replica.name.push('+');
     let store = open_with(other).await.unwrap();
-    assert!(store.declare_dead(dead.holder(), None).await.unwrap());
+    assert!(store.declare_dead(dead.holder()).await.unwrap());
     assert!(store.claim(9, &[Arc::from("else")]).await.unwrap().is_empty());
     until("nobody else comes for it", || !store.view.borrow().given_up.is_empty()).await;
     assert_eq!(store.claim(9, &[Arc::from("else")]).await.unwrap(), std::slice::from_ref(&made.key));
@@ -207,7 +207,7 @@ async fn lines_of_the_dead_that_left_no_rows_cost_no_commits() {
     let Some(server) = shared() else { return };
     let schema = new_schema();
     let [dead, store] = two(server, &schema).await;
-    assert!(store.declare_dead(dead.holder(), None).await.unwrap());
+    assert!(store.declare_dead(dead.holder()).await.unwrap());
     let writes = || server.psql(&format!("SELECT sum(writes) FROM {schema}.tg_lane"));
     let before = writes();
     for _ in 0..3 {
@@ -314,7 +314,7 @@ async fn records_are_written_as_all_who_live_read_them() {
     store.insert(&settled(1)).await.unwrap();
     assert_eq!(written(1), "2|2");
     let older = Incarnation(older.lines().next().unwrap().parse().unwrap());
-    assert!(store.declare_dead(older, None).await.unwrap());
+    assert!(store.declare_dead(older).await.unwrap());
     until("it is gone", || reads(3)).await;
     store.insert(&settled(2)).await.unwrap();
     assert_eq!(written(2), "3|3");

@@ -113,14 +113,6 @@ pub struct ReplicaLook {
     pub lines: Vec<ReplicaLine>,
 }
 
-impl ReplicaLook {
-    /// The highest time of a task clock in the line of a replica that lives: what a new one's clock begins at.
-    #[must_use]
-    pub fn highest_now(&self) -> Option<Timestamp> {
-        self.lines.iter().filter(|line| !line.is_dead).map(|line| line.now).max()
-    }
-}
-
 /// What a beat was answered. A beat in doubt has no answer: it may be in the line or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BeatAnswer {
@@ -228,11 +220,6 @@ impl Membership {
             others: BTreeMap::new(),
             end: None,
         }
-    }
-
-    #[must_use]
-    pub const fn own(&self) -> Incarnation {
-        self.own
     }
 
     /// The last of its beats that was acknowledged.
@@ -355,13 +342,8 @@ impl Membership {
     }
 
     /// The lines of the other replicas that are not dead, as of the last look.
-    pub fn living_others(&self) -> impl Iterator<Item = &ReplicaLine> {
+    fn living_others(&self) -> impl Iterator<Item = &ReplicaLine> {
         self.others.values().map(|other| &other.line).filter(|line| !line.is_dead)
-    }
-
-    /// The incarnations whose rows may be claimed.
-    pub fn dead(&self) -> impl Iterator<Item = Incarnation> {
-        self.others.values().filter(|other| other.line.is_dead).map(|other| other.line.incarnation)
     }
 
     /// The incarnations that are dead, and silent for as long as calls go on without the store: all of their rows may be claimed by

@@ -104,8 +104,7 @@ impl Engine {
     ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
         let page = self.store.page(owner, after, limit, now).await?;
-        let next = page.tasks.last().filter(|_| page.has_more).map(|task| (task.created_at, task.key.id));
-        Ok(TaskPage { tasks: self.present_listed(page.tasks, now).await?, next })
+        Ok(TaskPage { tasks: self.present_listed(page.tasks, now).await?, next: page.next })
     }
 
     /// The same of tasks that fit `filter`, in its order. A page looks at a bounded number of tasks, so it may hold few, or

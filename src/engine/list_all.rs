@@ -38,14 +38,11 @@ impl Engine {
                     return Ok(None);
                 }
             }
-            match page.tasks.last() {
-                Some(last) if page.has_more => after = Some((last.created_at, ShortReference::of(&last.key))),
-                Some(_) | None => return Ok(None),
+            looked_at += step;
+            if page.next.is_none() || looked_at >= SURVEY_MAX {
+                return Ok(page.next);
             }
-            looked_at += page.tasks.len();
-            if looked_at >= SURVEY_MAX {
-                return Ok(after);
-            }
+            after = page.next;
             tokio::task::yield_now().await;
         }
     }

@@ -60,8 +60,7 @@ pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
 use self::writer::WriterRequest;
 use super::tasks::{
-    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
-    WriteRole,
+    NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };
 use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
@@ -317,21 +316,13 @@ impl TaskStore for DiskStore {
     async fn page(
         &self,
         owner: &Principal,
-        mut after: Option<(Timestamp, TaskId)>,
+        after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
-        let now = self.raise(now);
-        loop {
-            let owner = owner.clone();
-            let found = self.readers.list(move |conn| reads::page(conn, &owner, after, limit, now)).await?;
-            let (page, last) = self.listed(found, now).await;
-            // A page without tasks names no place to go on at.
-            if !page.tasks.is_empty() || !page.has_more || last.is_none() {
-                return Ok(page);
-            }
-            after = last;
-        }
+        let (owner, now) = (owner.clone(), self.raise(now));
+        let (found, next) = self.readers.list(move |conn| reads::page(conn, &owner, after, limit, now)).await?;
+        Ok(SummaryPage { tasks: self.listed(found, now).await, next })
     }
 
     async fn select(
@@ -341,25 +332,24 @@ impl TaskStore for DiskStore {
         after: Option<ListPlace>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SelectedPage, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         let now = self.raise(now);
         if filter.is_empty() {
-            return Ok(SelectedPage::default());
+            return Ok(SummaryPage { tasks: Vec::new(), next: None });
         }
         let (owner, wanted) = (owner.clone(), filter.clone());
         if let Some(ids) = &filter.ids {
             let ids = ids.clone();
             let found = self.readers.list(move |conn| selection::named(conn, &owner, ids)).await?;
-            let (page, _) = self.listed(found, now).await;
-            let tasks = page.tasks.into_iter().filter(|task| !task.is_gone(now)).collect();
-            return Ok(SelectedPage::of_named(tasks, filter, after, limit));
+            let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
+            return Ok(SummaryPage::of_named(tasks, filter, after, limit));
         }
         let selecting = self.readers.list(move |conn| selection::select(conn, &owner, &wanted, after, limit, now));
         let (found, next) = selecting.await?;
-        let (mut page, _) = self.listed(found, now).await;
+        let mut tasks = self.listed(found, now).await;
         // What memory knows of a row may be newer than what was read.
-        page.tasks.retain(|task| filter.fits(task));
-        Ok(SelectedPage { tasks: page.tasks, next })
+        tasks.retain(|task| filter.fits(task));
+        Ok(SummaryPage { tasks, next })
     }
 
     async fn claim(&self, limit: usize, _upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
@@ -374,19 +364,13 @@ impl TaskStore for DiskStore {
 
     async fn survey(
         &self,
-        mut after: Option<NewestCursor>,
+        after: Option<NewestCursor>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
+    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
         let now = self.raise(now);
-        loop {
-            let found = self.readers.list(move |conn| reads::survey(conn, after, limit, now)).await?;
-            let (page, last) = self.listed(found, now).await;
-            if !page.tasks.is_empty() || !page.has_more || last.is_none() {
-                return Ok(page);
-            }
-            after = last;
-        }
+        let (found, next) = self.readers.list(move |conn| reads::survey(conn, after, limit, now)).await?;
+        Ok(SummaryPage { tasks: self.listed(found, now).await, next })
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

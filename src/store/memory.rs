@@ -17,8 +17,8 @@ use futures_util::stream::BoxStream;
 
 use self::rows::{MemoryRow, MemoryRows, OwnerRows};
 use super::tasks::{
-    NewestCursor, PLACES_MAX, PageProgress, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask,
-    SummaryPage, TaskStore, Usage, WriteRole, written_over,
+    NewestCursor, PLACES_MAX, PageProgress, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore,
+    Usage, WriteRole, written_over,
 };
 use crate::replica::Incarnation;
 use crate::task::{
@@ -225,13 +225,13 @@ impl TaskStore for MemoryStore {
         mut after: Option<ListPlace>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SelectedPage, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         let key = |id| TaskKey { owner: owner.clone(), id };
         if let Some(ids) = &filter.ids {
             let tasks = ids.iter().filter_map(|id| self.rows.summary(&key(*id), now)).collect();
-            return Ok(SelectedPage::of_named(tasks, filter, after, limit));
+            return Ok(SummaryPage::of_named(tasks, filter, after, limit));
         }
-        let (mut page, mut progress) = (SelectedPage::default(), PageProgress::new(limit));
+        let (mut page, mut progress) = (SummaryPage { tasks: Vec::new(), next: None }, PageProgress::new(limit));
         let is_narrow = after.is_none() && filter.other() != TimeRange::ALL;
         let mut few = is_narrow.then(|| limit.min(PLACES_MAX / 2));
         while !filter.is_empty() {
@@ -287,7 +287,7 @@ impl TaskStore for MemoryStore {
         after: Option<NewestCursor>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
+    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
         // Two tasks of one time and one reference are one in 2^48; a page that ends between them skips the second.
         let step = |after: Option<NewestCursor>| {
             let names = self.rows.names.lock();

@@ -75,8 +75,7 @@ use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
 use super::tasks::{
-    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
-    WriteRole,
+    NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };
 use crate::cause::CauseChain;
 use crate::metric;
@@ -368,20 +367,13 @@ impl TaskStore for PostgresStore {
     async fn page(
         &self,
         owner: &Principal,
-        mut after: Option<(Timestamp, TaskId)>,
+        after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
-        loop {
-            let found = self.lists.lane()?.read(async |link| lists::page(link, owner, after, limit, now).await).await?;
-            let last = found.last.map(|(time, key)| (time, key.id));
-            let tasks = self.listed(found.rows, now).await;
-            // A page without tasks names no place to go on at.
-            if !tasks.is_empty() || !found.has_more || last.is_none() || last == after {
-                return Ok(SummaryPage { tasks, has_more: found.has_more });
-            }
-            after = last;
-        }
+        let lane = self.lists.lane()?;
+        let (found, next) = lane.read(async |link| lists::page(link, owner, after, limit, now).await).await?;
+        Ok(SummaryPage { tasks: self.listed(found, now).await, next })
     }
 
     async fn select(
@@ -391,22 +383,22 @@ impl TaskStore for PostgresStore {
         after: Option<ListPlace>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SelectedPage, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         if filter.is_empty() {
-            return Ok(SelectedPage::default());
+            return Ok(SummaryPage { tasks: Vec::new(), next: None });
         }
         let lane = self.lists.lane()?;
         if let Some(ids) = &filter.ids {
             let keys: Vec<_> = ids.iter().map(|id| TaskKey { owner: owner.clone(), id: *id }).collect();
             let found = lane.read(async |link| lists::named(link, &keys).await).await?;
             let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
-            return Ok(SelectedPage::of_named(tasks, filter, after, limit));
+            return Ok(SummaryPage::of_named(tasks, filter, after, limit));
         }
         let (found, next) = lane.read(async |link| lists::select(link, owner, filter, after, limit, now).await).await?;
         let mut tasks = self.listed(found, now).await;
         // The rows were read after the places, and may have changed in between.
         tasks.retain(|task| filter.fits(task));
-        Ok(SelectedPage { tasks, next })
+        Ok(SummaryPage { tasks, next })
     }
 
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError> {
@@ -432,19 +424,13 @@ impl TaskStore for PostgresStore {
 
     async fn survey(
         &self,
-        mut after: Option<NewestCursor>,
+        after: Option<NewestCursor>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
-        loop {
-            let found = self.lists.lane()?.read(async |link| lists::survey(link, after, limit, now).await).await?;
-            let last = found.last.map(|(time, key)| (time, ShortReference::of(&key)));
-            let tasks = self.listed(found.rows, now).await;
-            if !tasks.is_empty() || !found.has_more || last.is_none() || last == after {
-                return Ok(SummaryPage { tasks, has_more: found.has_more });
-            }
-            after = last;
-        }
+    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
+        let lane = self.lists.lane()?;
+        let (found, next) = lane.read(async |link| lists::survey(link, after, limit, now).await).await?;
+        Ok(SummaryPage { tasks: self.listed(found, now).await, next })
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

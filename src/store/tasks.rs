@@ -112,25 +112,17 @@ pub const SWEEP_BYTES_MAX: usize = 32 << 20;
 /// A page of a list ends beyond as many bytes of summaries, however many tasks were asked for.
 pub const PAGE_BYTES_MAX: usize = 256 << 10;
 
-/// Some of the tasks of a list.
-#[derive(Clone, Debug, Default)]
-pub struct SummaryPage {
+/// Some of the tasks of a list whose places are `P`. There may be few, or none, and others behind them.
+#[derive(Clone, Debug)]
+pub struct SummaryPage<P = ListPlace> {
     pub tasks: Vec<Summary>,
-    /// Whether others may follow the last of these.
-    pub has_more: bool,
+    /// Behind which place others may follow.
+    pub next: Option<P>,
 }
 
 /// A page of a filtered list ends after as many places in the order that it looked at in vain. A task that it shows counts as
 /// two of them.
 pub const PLACES_MAX: usize = 112;
-
-/// Some of the tasks that fit a filter, in its order.
-#[derive(Clone, Debug, Default)]
-pub struct SelectedPage {
-    pub tasks: Vec<Summary>,
-    /// Behind which place others may follow.
-    pub next: Option<ListPlace>,
-}
 
 /// A place in the list of all tasks, the newest first: right behind the task that was made then and has this
 /// reference.
@@ -186,7 +178,7 @@ pub struct Usage {
     pub bytes: usize,
 }
 
-impl SelectedPage {
+impl SummaryPage {
     /// Of the tasks that are asked for by their ids.
     pub(super) fn of_named(
         mut tasks: Vec<Summary>,
@@ -326,7 +318,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// One owner's tasks in order of creation, at most `limit` and hardly more than [`PAGE_BYTES_MAX`], beginning after
     /// the one that `after` names by its time of creation and id. Reads no argument, question, answer or outcome. Takes
     /// time in proportion to the page, apart from rows that are gone and not yet swept. A row that cannot be read is
-    /// left out, or shown as failed.
+    /// left out, or shown as failed; it counts as one of the page.
     ///
     /// # Errors
     /// `Io`.
@@ -355,7 +347,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         after: Option<ListPlace>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SelectedPage, StoreError>;
+    ) -> Result<SummaryPage, StoreError>;
 
     /// Takes over rows that lives hold which have ended, at most `limit`, and returns their keys: each is claimed by one life
     /// alone, and once in it; one that has been declared ended claims nothing. A subtask comes to whoever claims its parent,
@@ -381,7 +373,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         after: Option<NewestCursor>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SummaryPage, StoreError>;
+    ) -> Result<SummaryPage<NewestCursor>, StoreError>;
 
     /// The tasks that operators call by this name: one, hardly ever more, and at most `limit`. They may be gone by now.
     ///

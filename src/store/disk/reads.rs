@@ -10,7 +10,7 @@ use super::columns::{
 use super::earlier_rows::OWN;
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoredTask};
-use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, ListPlace, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// A row as a reader of it finds it.
 #[derive(Debug)]
@@ -42,11 +42,14 @@ pub(super) enum ListedRow {
     Unreadable(Option<TaskKey>),
 }
 
-/// Some rows of a list, each with its place in it.
-#[derive(Debug)]
-pub(super) struct ListedRows<P> {
-    pub(super) rows: Vec<(P, ListedRow)>,
-    pub(super) has_more: bool,
+impl ListedRow {
+    /// What it takes of a page.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Whole(summary) => summary.bytes(),
+            Self::Unreadable(_) => size_of::<Summary>(),
+        }
+    }
 }
 
 /// Reads a row, and holds what its columns say against what its record says.
@@ -136,7 +139,7 @@ pub(super) fn page(
     after: Option<(Timestamp, TaskId)>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<ListedRows<(Timestamp, TaskId)>> {
+) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPlace>)> {
     let (from, last) = after.map_or((-1, [0; 16]), |(time, id)| (at(time), id.bits().to_be_bytes()));
     let snapshot = conn.unchecked_transaction()?;
     let mut statement = conn.prepare_cached(PAGE)?;
@@ -156,7 +159,7 @@ pub(super) fn survey(
     after: Option<NewestCursor>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<ListedRows<NewestCursor>> {
+) -> rusqlite::Result<(Vec<ListedRow>, Option<NewestCursor>)> {
     let (from, last) = after.map_or((i64::MAX, [0; 6]), |(time, reference)| (at(time), reference.0));
     let is_first = after.is_none();
     let sql = "SELECT row, created_at, ref FROM tasks INDEXED BY tasks_newest
@@ -172,15 +175,14 @@ pub(super) fn survey(
     Ok(glimpses)
 }
 
-/// Reads the summaries of rows that an index names, until there are enough.
+/// Reads the summaries of rows that an index names, until there are enough; and behind which place others follow.
 fn glimpses<P>(
     conn: &Connection,
     found: impl Iterator<Item = rusqlite::Result<(i64, P, Option<TaskKey>)>>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<ListedRows<P>> {
-    let mut page = ListedRows { rows: Vec::new(), has_more: false };
-    let mut bytes = 0;
+) -> rusqlite::Result<(Vec<ListedRow>, Option<P>)> {
+    let (mut rows, mut last, mut bytes) = (Vec::new(), None, 0);
     for found in found {
         let (row, place, key) = found?;
         let glimpse = match glimpse(conn, row) {
@@ -190,14 +192,14 @@ fn glimpses<P>(
             Err(error) if is_damage(&error) => ListedRow::Unreadable(key),
             Err(error) => return Err(error),
         };
-        if page.rows.len() >= limit || bytes > PAGE_BYTES_MAX {
-            page.has_more = true;
-            break;
+        if rows.len() >= limit || bytes > PAGE_BYTES_MAX {
+            return Ok((rows, last));
         }
-        bytes += if let ListedRow::Whole(summary) = &glimpse { summary.bytes() } else { size_of::<Summary>() };
-        page.rows.push((place, glimpse));
+        bytes += glimpse.bytes();
+        rows.push(glimpse);
+        last = Some(place);
     }
-    Ok(page)
+    Ok((rows, None))
 }
 
 /// Reads what a list shows of one row.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::batch::RowWrite;
 use super::columns::RowOutline;
 use super::earlier_rows::OWN;
-use super::reads::{ListedRow, ListedRows, ReadRow};
+use super::reads::{ListedRow, ReadRow};
 use super::{DiskStore, is_there};
 use crate::metric;
 use crate::store::condemned::{LostRow, condemned};
 use crate::store::record::RecordError;
-use crate::store::tasks::{Revision, StoreError, StoredTask, SummaryPage, TaskStore as _};
+use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _};
 use crate::task::{ShortReference, Summary, TaskKey, Timestamp};
 
 /// Tasks that cannot be read are named in the log once each, so many of them.
@@ -69,23 +69,22 @@ impl DiskStore {
     }
 
     /// What lists show of rows from the disk: those that cannot be read are shown as failed, or left out.
-    pub(super) async fn listed<P: Copy>(&self, found: ListedRows<P>, now: Timestamp) -> (SummaryPage, Option<P>) {
-        let mut page = SummaryPage { tasks: Vec::with_capacity(found.rows.len()), has_more: found.has_more };
-        let last = found.rows.last().map(|(place, _)| *place);
-        for (_, glimpse) in found.rows {
-            match glimpse {
+    pub(super) async fn listed(&self, rows: Vec<ListedRow>, now: Timestamp) -> Vec<Summary> {
+        let mut tasks = Vec::with_capacity(rows.len());
+        for row in rows {
+            match row {
                 ListedRow::Whole(summary) if self.doubt.hides(&summary.key) => (),
                 ListedRow::Whole(summary) => {
                     let live = self.resident.live(&summary.key);
-                    page.tasks.push(live.map_or(*summary, |row| Summary::of(&row.task)));
+                    tasks.push(live.map_or(*summary, |row| Summary::of(&row.task)));
                 }
                 ListedRow::Unreadable(Some(key)) => match self.load(&key, now).await {
-                    Ok(row) => page.tasks.extend(row.map(|row| Summary::of(&row.task))),
+                    Ok(row) => tasks.extend(row.map(|row| Summary::of(&row.task))),
                     Err(error) => tracing::debug!(%error, task = %ShortReference::of(&key), "a list leaves a task out"),
                 },
                 ListedRow::Unreadable(None) => tracing::debug!("a list leaves out a row that cannot be read"),
             }
         }
-        (page, last)
+        tasks
     }
 }

@@ -10,11 +10,11 @@ use std::collections::{BTreeSet, VecDeque};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::columns::{RowState, at, id, id_of, is_damage, number, time};
-use super::reads::{ListedRow, ListedRows, glimpse};
+use super::reads::{ListedRow, glimpse};
 use crate::store::tasks::{PLACES_MAX, PageProgress};
 use crate::task::{
-    LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, Summary, TaskId,
-    TaskKey, TimeRange, Timestamp,
+    LagClass, ListDirection, ListFilter, ListPlace, OrderedBy, PhaseKind, Principal, ShortReference, TaskId, TaskKey,
+    TimeRange, Timestamp,
 };
 
 /// How much is read of a range at first. Each further piece is twice as long, since there are many ranges, and most
@@ -173,7 +173,7 @@ pub(super) fn select(
     after: Option<ListPlace>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<(ListedRows<ListPlace>, Option<ListPlace>)> {
+) -> rusqlite::Result<(Vec<ListedRow>, Option<ListPlace>)> {
     let snapshot = conn.unchecked_transaction()?;
     let wanted = WantedEntries { conn, owner, filter };
     // What is no more than a page has no second one to look for.
@@ -185,7 +185,7 @@ pub(super) fn select(
         Some(entries) => vec![IndexRange { entries, rest: None }],
         None => wanted.ranges(after)?,
     };
-    let (mut page, mut next) = (ListedRows { rows: Vec::new(), has_more: false }, None);
+    let (mut rows, mut next) = (Vec::new(), None);
     let mut progress = PageProgress::new(limit);
     loop {
         let heads = ranges.iter().enumerate();
@@ -201,22 +201,18 @@ pub(super) fn select(
         }
         let key = TaskKey { owner: owner.clone(), id: entry.place.1 };
         if may_fit && let Some(task) = listed(conn, entry.row, Some(key))? {
-            progress.holds(bytes(&task));
-            page.rows.push((entry.place, task));
+            progress.holds(task.bytes());
+            rows.push(task);
         }
         wanted.fill(range)?;
     }
     snapshot.finish()?;
-    Ok((page, next))
+    Ok((rows, next))
 }
 
 /// One owner's rows of these ids, gone or not.
-pub(super) fn named(
-    conn: &Connection,
-    owner: &Principal,
-    ids: BTreeSet<TaskId>,
-) -> rusqlite::Result<ListedRows<TaskId>> {
-    let mut page = ListedRows { rows: Vec::new(), has_more: false };
+pub(super) fn named(conn: &Connection, owner: &Principal, ids: BTreeSet<TaskId>) -> rusqlite::Result<Vec<ListedRow>> {
+    let mut rows = Vec::new();
     let snapshot = conn.unchecked_transaction()?;
     let mut statement = conn.prepare_cached("SELECT row FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3")?;
     for wanted in ids {
@@ -224,24 +220,17 @@ pub(super) fn named(
         let row = (ShortReference::of(&key).0, owner.as_str(), id(&key));
         let row: Option<i64> = statement.query_row(row, |row| row.get(0)).optional()?;
         if let Some(task) = row.map_or(Ok(None), |row| listed(conn, row, Some(key)))? {
-            page.rows.push((wanted, task));
+            rows.push(task);
         }
     }
     drop(statement);
     snapshot.finish()?;
-    Ok(page)
+    Ok(rows)
 }
 
 fn listed(conn: &Connection, row: i64, key: Option<TaskKey>) -> rusqlite::Result<Option<ListedRow>> {
     match glimpse(conn, row) {
         Err(error) if is_damage(&error) => Ok(Some(ListedRow::Unreadable(key))),
         found => found,
-    }
-}
-
-fn bytes(task: &ListedRow) -> usize {
-    match task {
-        ListedRow::Whole(summary) => summary.bytes(),
-        ListedRow::Unreadable(_) => size_of::<Summary>(),
     }
 }

@@ -182,15 +182,15 @@ impl MemoryRows {
     }
 
     /// Fills a page from steps of an index, each of which gives keys and begins behind the place that it is given.
-    pub(super) fn listed<P>(
+    pub(super) fn listed<P: Copy>(
         &self,
         mut after: Option<P>,
         limit: usize,
         now: Timestamp,
         step: impl Fn(Option<P>) -> Vec<(P, TaskKey)>,
-    ) -> SummaryPage {
-        let mut page = SummaryPage::default();
-        let mut bytes = 0;
+    ) -> SummaryPage<P> {
+        let mut page = SummaryPage { tasks: Vec::new(), next: None };
+        let (mut last, mut bytes) = (None, 0);
         loop {
             let found = step(after);
             let is_last = found.len() < STEP;
@@ -199,11 +199,12 @@ impl MemoryRows {
                 after = Some(place);
                 let Some(summary) = self.summary(&key, now) else { continue };
                 if page.tasks.len() >= limit || bytes > PAGE_BYTES_MAX {
-                    page.has_more = true;
+                    page.next = last;
                     return page;
                 }
                 bytes += summary.bytes();
                 page.tasks.push(summary);
+                last = Some(place);
             }
             if is_last || after.is_none() {
                 return page;

@@ -15,15 +15,6 @@ use crate::task::{
     TaskKey, TimeRange, Timestamp,
 };
 
-/// Some rows of a list.
-#[derive(Debug)]
-pub(super) struct ListLines {
-    pub(super) rows: Vec<ListLine>,
-    pub(super) has_more: bool,
-    /// Of the last one, which may be one that cannot be read: when it was made, as it stands in the list, and its key.
-    pub(super) last: Option<(Timestamp, TaskKey)>,
-}
-
 /// Those of `wanted`, which has [`super::columns::LISTED`] in its order, that begin before the bytes of a page are full.
 fn paged(wanted: &str, order: &str) -> String {
     format!(
@@ -36,12 +27,19 @@ fn paged(wanted: &str, order: &str) -> String {
     )
 }
 
-fn page_of(rows: &[tokio_postgres::Row], limit: usize) -> Result<ListLines, Error> {
+/// Some rows of a list, and behind which place others follow: that of the last, which may be one that cannot be read.
+fn page_of<P: PartialEq>(
+    rows: &[tokio_postgres::Row],
+    (after, limit): (Option<P>, usize),
+    place: impl Fn(Timestamp, &TaskKey) -> P,
+) -> Result<(Vec<ListLine>, Option<P>), Error> {
     let found = rows.first().map_or(Ok(0), |row| row.try_get::<_, i64>("found"))?;
     let listed = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
     let created = rows.iter().take(limit).next_back().map(|row| row.try_get("created")).transpose()?.map(time);
-    let last = created.zip(listed.last().map(|line| line.key.clone()));
-    Ok(ListLines { has_more: count(found) > listed.len(), rows: listed, last })
+    let last = created.zip(listed.last()).map(|(created, line)| place(created, &line.key));
+    // A key that cannot be read leads nowhere.
+    let next = last.filter(|last| count(found) > listed.len() && after.as_ref() != Some(last));
+    Ok((listed, next))
 }
 
 /// One owner's rows that are not gone, in order of creation.
@@ -51,7 +49,7 @@ pub(super) async fn page(
     after: Option<(Timestamp, TaskId)>,
     limit: usize,
     now: Timestamp,
-) -> Result<ListLines, Error> {
+) -> Result<(Vec<ListLine>, Option<ListPlace>), Error> {
     let wanted = format!(
         "SELECT {} FROM tg_task WHERE owner = $1 AND (created, id) > ($2, $3) AND created >= 0
         AND (NOT settled OR expires > $4)
@@ -61,7 +59,7 @@ pub(super) async fn page(
     let (from, last) = after.map_or((-1, vec![]), |(time, id)| (at(time), id.bits().to_be_bytes().to_vec()));
     let (owner, now, wanted_rows) = (owner.as_str().as_bytes(), at(now), number(limit.saturating_add(1)));
     let rows = link.query(&paged(&wanted, "created, id"), &vec![&owner, &from, &last, &now, &wanted_rows]).await?;
-    page_of(&rows, limit)
+    page_of(&rows, (after, limit), |created, key| (created, key.id))
 }
 
 /// All rows that are not gone, the newest first.
@@ -70,7 +68,7 @@ pub(super) async fn survey(
     after: Option<NewestCursor>,
     limit: usize,
     now: Timestamp,
-) -> Result<ListLines, Error> {
+) -> Result<(Vec<ListLine>, Option<NewestCursor>), Error> {
     let wanted = format!(
         "SELECT {}, ref FROM tg_task WHERE created <= $1 AND (created < $1 OR ref > $2) AND (NOT settled OR expires > $3)
         ORDER BY created DESC, ref LIMIT $4",
@@ -79,7 +77,7 @@ pub(super) async fn survey(
     let (from, last) = after.map_or((i64::MAX, vec![]), |(time, reference)| (at(time), reference.0.to_vec()));
     let (now, wanted_rows) = (at(now), number(limit.saturating_add(1)));
     let rows = link.query(&paged(&wanted, "created DESC, ref"), &vec![&from, &last, &now, &wanted_rows]).await?;
-    page_of(&rows, limit)
+    page_of(&rows, (after, limit), |created, key| (created, ShortReference::of(key)))
 }
 
 /// Whether rows of the dead are there to be taken over.

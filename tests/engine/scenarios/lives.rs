@@ -7,8 +7,7 @@ use async_trait::async_trait;
 use futures_util::stream::BoxStream;
 use taskgate::replica::Incarnation;
 use taskgate::store::{
-    NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
-    WriteRole,
+    NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };
 use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use taskgate::upstream::{
@@ -134,7 +133,7 @@ impl TaskStore for Mortal<GatedStore> {
         after: Option<ListPlace>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SelectedPage, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         self.life.living(self.inner.select(owner, filter, after, limit, now)).await
     }
 
@@ -164,7 +163,7 @@ impl TaskStore for Mortal<GatedStore> {
         after: Option<NewestCursor>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
+    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
         self.life.living(self.inner.survey(after, limit, now)).await
     }
 

@@ -9,8 +9,8 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use parking_lot::Mutex;
 use taskgate::replica::Incarnation;
 use taskgate::store::{
-    MemoryStore, NewestCursor, Reach, Revision, SelectedPage, StoreError, StoreHint, StoredTask, SummaryPage,
-    TaskStore, Usage, WriteRole,
+    MemoryStore, NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage,
+    WriteRole,
 };
 use taskgate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
@@ -210,7 +210,7 @@ impl TaskStore for GatedStore {
         after: Option<NewestCursor>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SummaryPage, StoreError> {
+    ) -> Result<SummaryPage<NewestCursor>, StoreError> {
         self.with(Method::Page, self.inner().survey(after, limit, now)).await
     }
 
@@ -273,7 +273,7 @@ impl TaskStore for GatedStore {
         after: Option<ListPlace>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<SelectedPage, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         self.with(Method::Page, self.inner().select(owner, filter, after, limit, now)).await
     }
 

@@ -95,7 +95,7 @@ async fn one_row_that_cannot_be_read_delays_nobody() {
         }
         assert!(store.claim(99, &known()).await.unwrap().is_empty(), "nobody looks at it again");
         let page = store.page(&live.key.owner, None, 99, START).await.unwrap();
-        assert_eq!((page.tasks.len(), page.has_more), (12, false));
+        assert_eq!((page.tasks.len(), page.next), (12, None));
         assert_eq!(store.survey(None, 99, START).await.unwrap().tasks.len(), 12);
         let past = START.after(Duration::from_secs(7 * 24 * 3_600));
         assert_eq!(store.overdue(past, 99).await.unwrap(), keys);

@@ -83,8 +83,8 @@ async fn everything(store: &DiskStore) -> BTreeMap<TaskKey, Task> {
             let row = store.load(&task.key, START).await.unwrap().unwrap();
             found.insert(task.key.clone(), (*row.task).clone());
         }
-        let Some(last) = page.tasks.last().filter(|_| page.has_more) else { return found };
-        after = Some((last.created_at, ShortReference::of(&last.key)));
+        let Some(next) = page.next else { return found };
+        after = Some(next);
     }
 }
 

@@ -123,7 +123,7 @@ impl LargeList {
         let tuning = DiskTuning { syncs: false, ..DiskSettings::new(folder.path().to_owned(), ROOMY).tuning };
         let mut conn = schema::open(&folder.path().join("tasks.db"), tuning).unwrap();
         fill(&mut conn, 100_000, lag);
-        assert_eq!(reads::page(&conn, &Principal::new(OWNER), None, 50, now()).unwrap().rows.len(), 50);
+        assert_eq!(reads::page(&conn, &Principal::new(OWNER), None, 50, now()).unwrap().0.len(), 50);
         let unfiltered = read_steps(&conn, reads::PAGE) + read_steps(&conn, &reads::row_statement());
         Self { conn, unfiltered, _folder: folder }
     }
@@ -138,7 +138,7 @@ impl LargeList {
         });
         let index: i64 = all.map(|sql| read_steps(&self.conn, &sql)).sum();
         let rows = read_steps(&self.conn, &reads::row_statement());
-        let (unfiltered, shown) = (self.unfiltered, page.rows.len());
+        let (unfiltered, shown) = (self.unfiltered, page.len());
         println!(
             "{name} {:?} {:?}: {index} + {rows} steps, {shown} rows; unfiltered {unfiltered}",
             filter.by, filter.direction

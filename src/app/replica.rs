@@ -54,7 +54,7 @@ impl ReplicaSetup {
 
 /// The living, as a store saw them last.
 fn directory(store: &PostgresStore, view: &ReplicaView) -> ReplicaDirectory {
-    ReplicaDirectory::of_lines(store.life().holder, view.lines.iter().map(|one| &one.line))
+    ReplicaDirectory::of_lines(store.holder(), view.lines.iter().map(|one| &one.line))
 }
 
 /// What depends on who the others are.
@@ -79,7 +79,7 @@ impl ReplicaFollower {
 
     /// Tells where sessions are at home, and among how many limits are divided, whenever others come or go.
     pub(super) async fn run(self) {
-        let (own, mut views) = (self.store.life().holder, self.store.watch_replicas());
+        let (own, mut views) = (self.store.holder(), self.store.watch_replicas());
         loop {
             // Beats change the view as well; what stays as it was replaces nothing.
             let (seen, beside) = {

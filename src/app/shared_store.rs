@@ -16,6 +16,7 @@ use crate::face::sealed::KeyPrint;
 use crate::replica::{Incarnation, OwnStanding};
 use crate::server::admin::{Readiness, ReasonWeight};
 use crate::server::replicas::ReplicaTls;
+use crate::store::TaskStore as _;
 use crate::store::postgres::{
     PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, PriorLife, ReplicaDescription, StoredReplica,
 };
@@ -312,7 +313,7 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
             readiness.block(if standing == OwnStanding::Fenced { REPLACED } else { STORE_LOST });
             return replaced.cancel();
         }
-        tell_of_unlike(store.life().holder, &view.borrow().lines, &mut is_unlike);
+        tell_of_unlike(store.holder(), &view.borrow().lines, &mut is_unlike);
         control.mark_unchanged();
         writer.mark_unchanged();
         readers.mark_unchanged();

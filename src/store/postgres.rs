@@ -196,7 +196,8 @@ impl PostgresStore {
         Arc::<SharedClock>::clone(&self.clock)
     }
 
-    /// What the next life of this gateway is told of this one.
+    /// What the next life of this gateway is told of this one. Looks at what [`Self::watch_replicas`] shows: whoever has that borrowed
+    /// must not ask, as a look within a look never ends once somebody waits to write.
     #[must_use]
     pub fn life(&self) -> PriorLife {
         PriorLife { generation: self.generation, holder: self.state.holder, beat: self.view.borrow().beat }

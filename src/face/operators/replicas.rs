@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::boot_clock::since_boot;
 use crate::replica::{BootTime, Incarnation};
+use crate::store::TaskStore as _;
 use crate::store::postgres::{PostgresStore, ReplicaForgetting, ReplicaView, StoredReplica};
 
 /// One life of a gateway, as this one sees it.
@@ -36,7 +37,7 @@ impl OperatorReplica {
     /// All that a store knows of, in the order in which they began.
     #[must_use]
     pub fn all(store: &PostgresStore) -> Vec<Self> {
-        Self::all_in(&store.watch_replicas().borrow(), store.life().holder, BootTime(since_boot()))
+        Self::all_in(&store.watch_replicas().borrow(), store.holder(), BootTime(since_boot()))
     }
 
     pub(super) fn all_in(view: &ReplicaView, own: Incarnation, now: BootTime) -> Vec<Self> {

@@ -94,6 +94,13 @@ async fn asking() -> ScriptedServer {
     .await
 }
 
+/// One whose first call is the test's to answer.
+async fn holding() -> (BodySender, ScriptedServer) {
+    let (events, calls) = Once::events();
+    let server = stateless(move |seen| if seen.is_call() { calls.take() } else { listed(seen) }).await;
+    (events, server)
+}
+
 fn accepted(id: &Value) -> String {
     json!({ "jsonrpc": "2.0", "id": id, "result": { "action": "accept", "content": {} } }).to_string()
 }
@@ -142,9 +149,7 @@ async fn a_question_of_a_call_that_another_runs_for_a_leaving_home_is_answered_t
 async fn a_call_that_another_runs_for_a_leaving_home_is_cancelled_there() {
     for is_endpoint in [false, true] {
         for (calls, cancels) in AT {
-            let (events, stream) = Once::events();
-            let script = move |seen: &SeenRequest| if seen.is_call() { stream.take() } else { listed(seen) };
-            let server = stateless(script).await;
+            let (events, server) = holding().await;
             let replicas = in_front_of(&server, is_endpoint).await;
             let client = client(&replicas).await;
             announce_end_of_the_first(&replicas);
@@ -174,9 +179,7 @@ async fn what_a_stand_in_began_is_reached_there_while_it_ends_in_turn() {
         let result = in_time(stream.next()).await.unwrap();
         assert_eq!(result["result"]["structuredContent"]["k"]["action"], "accept", "{leaving} {goes_on_at}: {result}");
 
-        let (events, calls) = Once::events();
-        let script = move |seen: &SeenRequest| if seen.is_call() { calls.take() } else { listed(seen) };
-        let server = stateless(script).await;
+        let (events, server) = holding().await;
         let replicas = in_front_of(&server, false).await;
         let client = self::client(&replicas).await;
         all_see(&replicas, &[1, 2], None);
@@ -214,9 +217,7 @@ async fn a_question_is_answered_where_it_was_asked_though_its_session_moved() {
 #[tokio::test]
 async fn a_stream_that_another_began_for_a_leaving_home_is_taken_up_from_anywhere() {
     for is_endpoint in [false, true] {
-        let (events, calls) = Once::events();
-        let script = move |seen: &SeenRequest| if seen.is_call() { calls.take() } else { listed(seen) };
-        let server = stateless(script).await;
+        let (events, server) = holding().await;
         let replicas = in_front_of(&server, is_endpoint).await;
         let client = client(&replicas).await;
         announce_end_of_the_first(&replicas);

@@ -47,6 +47,7 @@ mod writer;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -196,11 +197,14 @@ impl PostgresStore {
         Arc::<SharedClock>::clone(&self.clock)
     }
 
-    /// What the next life of this gateway is told of this one. Looks at what [`Self::watch_replicas`] shows: whoever has that borrowed
-    /// must not ask, as a look within a look never ends once somebody waits to write.
+    /// What the next life of this gateway is told of this one. Waits for nobody.
     #[must_use]
     pub fn life(&self) -> PriorLife {
-        PriorLife { generation: self.generation, holder: self.state.holder, beat: self.view.borrow().beat }
+        PriorLife {
+            generation: self.generation,
+            holder: self.state.holder,
+            beat: self.state.beat.load(Ordering::Relaxed),
+        }
     }
 
     /// How the store is.

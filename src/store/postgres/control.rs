@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -248,8 +249,8 @@ impl ReplicaControl {
         self.membership.beat_answered(answer, sent, boot_time());
         if was_acknowledged {
             metrics::counter!(metric::REPLICA_BEATS).increment(1);
-            let beat = self.membership.acknowledged_beat();
-            self.view.send_modify(|view| (view.beaten, view.beat) = (sent, beat));
+            self.state.beat.store(self.membership.acknowledged_beat(), Ordering::Relaxed);
+            self.view.send_modify(|view| view.beaten = sent);
         }
         Ok(())
     }

@@ -59,8 +59,6 @@ pub struct ReplicaView {
     pub seen: Option<BootTime>,
     /// When the last beat of this life that was acknowledged was sent, or its line was made.
     pub beaten: BootTime,
-    /// Which one that was.
-    pub(super) beat: u64,
     /// What this life may do.
     pub standing: OwnStanding,
     /// The dead whose rows are anybody's.
@@ -70,7 +68,7 @@ pub struct ReplicaView {
 impl ReplicaView {
     pub(super) fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
         let (beats, given_up) = (BTreeMap::new(), Vec::new());
-        Self { lines, beats, seen: Some(seen), beaten: seen, beat: 0, standing: OwnStanding::Member, given_up }
+        Self { lines, beats, seen: Some(seen), beaten: seen, standing: OwnStanding::Member, given_up }
     }
 
     /// Whether this life may add rows: without beats the others take it for dead, and its rows over, while its writer goes on.

@@ -1,6 +1,7 @@
 //! What lives leave behind them.
 
 use super::*;
+use crate::replica::membership::BEAT_EVERY_MAX;
 
 fn count_lines(server: &PostgresServer, schema: &str, table: &str) -> usize {
     server.psql(&format!("SELECT count(*) FROM {schema}.{table}")).parse().unwrap()
@@ -15,6 +16,25 @@ pub(super) async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresS
     let mut other = settings(server, schema);
     other.replica.name.push('+');
     [one, open_with(other).await.unwrap()]
+}
+
+/// A beat waits meanwhile to change what is seen, and lets in nobody who looks behind it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_life_is_told_to_whoever_looks_at_the_replicas() {
+    let Some(server) = shared() else { return };
+    let store = open_with(settings(server, &new_schema())).await.unwrap();
+    until("a beat is acknowledged", || store.life().beat > 0).await;
+    let (seen, (asked, told)) = (store.watch_replicas(), std::sync::mpsc::channel());
+    let look = seen.borrow();
+    std::thread::sleep(BEAT_EVERY_MAX * 2);
+    std::thread::spawn({
+        let store = Arc::clone(&store);
+        move || asked.send((store.life().holder, store.holder()))
+    });
+    let life = told.recv_timeout(Duration::from_secs(10));
+    drop(look);
+    assert_eq!(life, Ok((store.holder(), store.holder())));
+    store.close().await;
 }
 
 /// As where a deployment of several gateways meets a new database.

@@ -148,14 +148,19 @@ impl HttpClient {
 
     /// Notes what the head of an answer says of the upstream.
     pub(crate) fn note<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
-        match failure_cause::of_head(&self.uri, outgoing, response) {
-            // It asks a client to log in, as it should.
-            Some(trouble) if trouble.reason == Reason::UpstreamAuth && outgoing.is_let_in_by_client() => {
-                self.health.answered();
-            }
-            Some(trouble) => self.health.failed(trouble),
-            None => self.health.answered(),
+        if self.note_failure(outgoing, response) {
+            self.health.answered();
         }
+    }
+
+    /// Notes what is wrong by the head of an answer. Returns whether nothing is, which does not count as an answer yet.
+    pub(crate) fn note_failure<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) -> bool {
+        let trouble = failure_cause::of_head(&self.uri, outgoing, response)
+            // It asks a client to log in, as it should.
+            .filter(|trouble| trouble.reason != Reason::UpstreamAuth || !outgoing.is_let_in_by_client());
+        let is_well = trouble.is_none();
+        trouble.into_iter().for_each(|trouble| self.health.failed(trouble));
+        is_well
     }
 
     /// As [`HttpClient::try_send`], with what the head of the answer says noted.

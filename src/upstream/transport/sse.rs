@@ -217,9 +217,13 @@ struct SsePost {
 impl SsePost {
     async fn run(self, mut judge: oneshot::Sender<Result<(), GatewayFault>>) {
         let answer = tokio::select! {
-            answer = self.client.send(&self.outgoing, &self.handed_over) => answer,
+            answer = self.client.try_send(&self.outgoing, &self.handed_over) => answer,
             () = self.unwanted(&mut judge) => return,
         };
+        if let Ok(response) = &answer {
+            // That a message is taken is no answer, and may be read after its stream has failed.
+            self.client.note_failure(&self.outgoing, response);
+        }
         let (verdict, rest) = match answer {
             Ok(response) if response.status().is_success() => (Ok(()), Some(response.into_body())),
             Ok(response) => (Err(refused(&response)), None),

@@ -202,6 +202,20 @@ async fn a_stream_that_ends_is_one_failure_of_the_upstream() {
 }
 
 #[tokio::test]
+async fn a_message_that_is_taken_is_no_answer_of_the_upstream() {
+    let sse = Sse::start().await;
+    let gate = sse.gate(SSE).await;
+    let client = StandaloneClient::session(&gate).await;
+    sse.habits(|habits| habits.refuses = Some((500, 1)));
+    client.call(1, "echo", json!({ "text": "hi" })).await;
+    client.note("notifications/roots/list_changed", json!({})).await;
+    sse.world().first(|seen| seen.rpc() == "notifications/roots/list_changed").await;
+    assert_eq!(gate.health().await["state"], "failing");
+    client.call(2, "echo", json!({ "text": "on" })).await;
+    assert_eq!(gate.health().await["state"], "ok");
+}
+
+#[tokio::test]
 async fn events_that_nobody_can_read_as_the_answer_are_failures_of_the_upstream() {
     let sse = Sse::start().await;
     let gate = sse.gate(&format!("{SSE}[upstreams.up.tasks]\nmode = \"always\"\n")).await;

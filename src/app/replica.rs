@@ -39,7 +39,7 @@ impl ReplicaSetup {
     pub(super) fn of(config: &Config, shared: Option<&SharedLife>) -> Option<Self> {
         let (StoreSettings::Postgres(database), Some(shared)) = (&config.store, shared) else { return None };
         let (address, tls) = (database.replica.address, database.replica.tls());
-        let directory = directory(&shared.store, &shared.store.watch_replicas().borrow());
+        let directory = directory(&shared.store, &shared.store.replicas());
         let store = Arc::<PostgresStore>::clone(&shared.store);
         Some(Self { clock: store.clock(), store, address, tls, directory })
     }
@@ -81,12 +81,10 @@ impl ReplicaFollower {
     pub(super) async fn run(self) {
         let (own, mut views) = (self.store.holder(), self.store.watch_replicas());
         loop {
+            let view = views.newest();
             // Beats change the view as well; what stays as it was replaces nothing.
-            let (seen, beside) = {
-                let view = views.borrow_and_update();
-                (directory(&self.store, &view), view.taking_beside(own))
-            };
-            self.homes.replace(seen);
+            self.homes.replace(directory(&self.store, &view));
+            let beside = view.taking_beside(own);
             if let Some((limits, permits)) = &self.divided
                 && limits.divide_by(NonZeroUsize::MIN.saturating_add(beside))
             {

@@ -308,12 +308,13 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
     loop {
         let health = store.health();
         readiness.show_one_of(&REASONS, reason(&health));
-        let standing = view.borrow_and_update().standing;
+        let seen = view.newest();
+        let standing = seen.standing;
         if matches!(standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
             readiness.block(if standing == OwnStanding::Fenced { REPLACED } else { STORE_LOST });
             return replaced.cancel();
         }
-        tell_of_unlike(store.holder(), &view.borrow().lines, &mut is_unlike);
+        tell_of_unlike(store.holder(), &seen.lines, &mut is_unlike);
         control.mark_unchanged();
         writer.mark_unchanged();
         readers.mark_unchanged();

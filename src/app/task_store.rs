@@ -60,7 +60,7 @@ pub(super) struct SharedLife {
 /// Waits until the others have looked, where there are any: a session whose home they have not seen is taken for one whose home is
 /// gone. Drop it at any time.
 pub(super) async fn be_seen(shared: Option<&SharedLife>) {
-    let beside = |shared: &SharedLife| shared.store.watch_replicas().borrow().taking_beside(shared.store.holder());
+    let beside = |shared: &SharedLife| shared.store.replicas().taking_beside(shared.store.holder());
     if shared.is_some_and(|shared| beside(shared) > 0) {
         tokio::time::sleep(LOOK_EVERY + LOOK_MAX).await;
     }
@@ -80,7 +80,7 @@ impl SharedLife {
     pub(super) async fn ended(&self) -> LifeEnd {
         self.replaced.cancelled().await;
         // By what ended it: how the store is may be said later.
-        let standing = self.store.watch_replicas().borrow().standing;
+        let standing = self.store.replicas().standing;
         if matches!(standing, OwnStanding::StoreLost(_)) {
             LifeEnd::StoreLost
         } else {

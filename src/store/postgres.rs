@@ -25,6 +25,7 @@ mod opening;
 mod pooling;
 mod readers;
 mod replica_lines;
+mod replica_watch;
 mod row_arrays;
 mod row_validation;
 mod schema;
@@ -64,6 +65,8 @@ pub use self::open_error::PostgresOpenError;
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderLane, RowRequest};
 pub use self::replica_lines::{ReplicaView, StoredReplica};
+pub use self::replica_watch::ReplicaWatch;
+use self::replica_watch::SharedReplicaView;
 use self::row_validation::is_there;
 use self::session::DatabaseConnector;
 pub use self::settings::{
@@ -96,7 +99,7 @@ pub struct PostgresStore {
     lists: ListReaders,
     state: Arc<StoreState>,
     connector: Arc<DatabaseConnector>,
-    view: watch::Sender<ReplicaView>,
+    view: SharedReplicaView,
     content: watch::Sender<BeatContent>,
     clock: Arc<SharedClock>,
     generation: StoreGeneration,
@@ -160,7 +163,7 @@ impl PostgresStore {
         let lists = ListReaders::new(lists);
         let config_digest = settings.replica.config_digest.clone();
         let content = watch::Sender::new(BeatContent { is_leaving: false, config_digest });
-        let view = watch::Sender::new(view);
+        let view = SharedReplicaView::new(view);
         let silence = end.child_token();
         let control = ReplicaControl {
             connector: Arc::clone(&connector),
@@ -218,15 +221,21 @@ impl PostgresStore {
         self.state.watch()
     }
 
-    /// The lines of all lives, as they were last seen.
+    /// All lives, as they were seen last.
     #[must_use]
-    pub fn watch_replicas(&self) -> watch::Receiver<ReplicaView> {
-        self.view.subscribe()
+    pub fn replicas(&self) -> Arc<ReplicaView> {
+        self.view.now()
+    }
+
+    /// Follows the same.
+    #[must_use]
+    pub fn watch_replicas(&self) -> ReplicaWatch {
+        self.view.watch()
     }
 
     /// Brings the metrics up to date that change with time alone.
     pub fn refresh_metrics(&self) {
-        let age = boot_time().since(self.view.borrow().beaten);
+        let age = boot_time().since(self.view.now().beaten);
         metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 
@@ -247,7 +256,7 @@ impl PostgresStore {
         self.silence.cancel();
         self.end.cancel();
         self.tracker.close();
-        if matches!(self.view.borrow().standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
+        if matches!(self.view.now().standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
             return;
         }
         // Readers and beats end at once; the drivers of connections with them.
@@ -266,7 +275,7 @@ impl PostgresStore {
 
     /// As all living gateways read it.
     fn encoded(&self, task: &Task) -> EncodedRow {
-        EncodedRow::of(task, self.view.borrow().record_format())
+        EncodedRow::of(task, self.view.now().record_format())
     }
 
     async fn put(&self, write: TaskWrite) -> Result<Revision, StoreError> {
@@ -300,7 +309,7 @@ impl TaskStore for PostgresStore {
 
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        self.view.borrow().may_begin(self.state.settings.terms, boot_time())?;
+        self.view.now().may_begin(self.state.settings.terms, boot_time())?;
         self.put(TaskWrite::Insert(Box::new(self.encoded(task)))).await
     }
 
@@ -411,10 +420,11 @@ impl TaskStore for PostgresStore {
         if !held.is_empty() {
             return Ok(held);
         }
-        if !self.view.borrow().has_dead() {
+        let view = self.view.now();
+        if !view.has_dead() {
             return Ok(Vec::new());
         }
-        let rows = ClaimableRows::of(upstreams, &self.view.borrow().given_up);
+        let rows = ClaimableRows::of(upstreams, &view.given_up);
         // Lines of the dead are there for long, and rows of theirs hardly ever. That need not be true for good, and costs no commit.
         if !self.lists.lane()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {
             return Ok(Vec::new());

@@ -37,7 +37,7 @@ impl OperatorReplica {
     /// All that a store knows of, in the order in which they began.
     #[must_use]
     pub fn all(store: &PostgresStore) -> Vec<Self> {
-        Self::all_in(&store.watch_replicas().borrow(), store.holder(), BootTime(since_boot()))
+        Self::all_in(&store.replicas(), store.holder(), BootTime(since_boot()))
     }
 
     pub(super) fn all_in(view: &ReplicaView, own: Incarnation, now: BootTime) -> Vec<Self> {

@@ -19,7 +19,8 @@ use super::columns::{at, holder_column};
 use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
-use super::replica_lines::{LOOK, ReplicaView, StoredReplica, declare_dead, generation_of, look_of};
+use super::replica_lines::{LOOK, StoredReplica, declare_dead, generation_of, look_of};
+use super::replica_watch::SharedReplicaView;
 use super::session::{DatabaseConnector, Session, back_off};
 use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
@@ -68,7 +69,7 @@ pub(super) struct BeatContent {
 pub(super) struct ReplicaControl {
     pub(super) connector: Arc<DatabaseConnector>,
     pub(super) state: Arc<StoreState>,
-    pub(super) view: watch::Sender<ReplicaView>,
+    pub(super) view: SharedReplicaView,
     pub(super) clock: Arc<SharedClock>,
     pub(super) membership: Membership,
     pub(super) content: watch::Receiver<BeatContent>,
@@ -127,7 +128,7 @@ impl ReplicaControl {
     /// What this life may do now; whoever follows it is told.
     fn standing(&self) -> OwnStanding {
         let standing = self.membership.standing(boot_time());
-        self.view.send_if_modified(|view| std::mem::replace(&mut view.standing, standing) != standing);
+        self.view.set_standing(standing);
         standing
     }
 
@@ -250,7 +251,7 @@ impl ReplicaControl {
         if was_acknowledged {
             metrics::counter!(metric::REPLICA_BEATS).increment(1);
             self.state.beat.store(self.membership.acknowledged_beat(), Ordering::Relaxed);
-            self.view.send_modify(|view| view.beaten = sent);
+            self.view.change(|view| view.beaten = sent);
         }
         Ok(())
     }
@@ -289,14 +290,14 @@ impl ReplicaControl {
         let lives = lines.iter().map(|one| one.line.incarnation);
         let beats = lives.filter_map(|life| Some((life, self.membership.beat_since(life)?))).collect();
         let given_up = self.membership.given_up(received).collect();
-        self.view.send_modify(|view| {
+        self.view.change(|view| {
             view.looked(lines, received);
             (view.beats, view.given_up) = (beats, given_up);
         });
         for claim in silent {
             let declared = declare_dead(&link.session, claim.incarnation, Some(claim.beat)).await;
             if declared.map_err(|failure| failure.health())? {
-                self.view.send_modify(|view| view.declared_dead(claim.incarnation));
+                self.view.change(|view| view.declared_dead(claim.incarnation));
             }
         }
         Ok(())

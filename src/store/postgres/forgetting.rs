@@ -44,7 +44,7 @@ impl PostgresStore {
         let declared = declared.unwrap_or_else(|_| Err("the database takes too long".to_owned()));
         let is_done = declared.map_err(|why: String| StoreError::Io(io::Error::other(why)))?;
         if is_done {
-            self.view.send_modify(|view| view.declared_dead(life));
+            self.view.change(|view| view.declared_dead(life));
         }
         Ok(is_done)
     }
@@ -74,7 +74,7 @@ impl PostgresStore {
             let held = self.held_by(&dead).await?;
             return Ok(if held > 0 { ReplicaForgetting::Holding(held) } else { ReplicaForgetting::Unfinished });
         }
-        self.view.send_modify(|view| view.lines.retain(|one| !dead.contains(&one.line.incarnation)));
+        self.view.change(|view| view.lines.retain(|one| !dead.contains(&one.line.incarnation)));
         tracing::warn!(replica = name, lives = dead.len(), "a gateway that is dead was forgotten");
         Ok(ReplicaForgetting::Forgotten(dead.len()))
     }

@@ -121,7 +121,7 @@ async fn rows_of_a_claim_in_doubt_are_handed_out_by_the_next_claims() {
         ended.insert(&task("a", id)).await.unwrap();
     }
     assert!(at.store.declare_dead(ended.holder()).await.unwrap());
-    until("the death is seen", || at.store.view.borrow().has_dead()).await;
+    until("the death is seen", || at.store.view.now().has_dead()).await;
     at.names("nobody").await;
     let refused = at.store.claim(9, &known()).await;
     assert!(matches!(refused, Err(StoreError::Io(_))), "{refused:?}");

@@ -1,7 +1,6 @@
 //! What lives leave behind them.
 
 use super::*;
-use crate::replica::membership::BEAT_EVERY_MAX;
 
 fn count_lines(server: &PostgresServer, schema: &str, table: &str) -> usize {
     server.psql(&format!("SELECT count(*) FROM {schema}.{table}")).parse().unwrap()
@@ -16,25 +15,6 @@ pub(super) async fn two(server: &PostgresServer, schema: &str) -> [Arc<PostgresS
     let mut other = settings(server, schema);
     other.replica.name.push('+');
     [one, open_with(other).await.unwrap()]
-}
-
-/// A beat waits meanwhile to change what is seen, and lets in nobody who looks behind it.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_life_is_told_to_whoever_looks_at_the_replicas() {
-    let Some(server) = shared() else { return };
-    let store = open_with(settings(server, &new_schema())).await.unwrap();
-    until("a beat is acknowledged", || store.life().beat > 0).await;
-    let (seen, (asked, told)) = (store.watch_replicas(), std::sync::mpsc::channel());
-    let look = seen.borrow();
-    std::thread::sleep(BEAT_EVERY_MAX * 2);
-    std::thread::spawn({
-        let store = Arc::clone(&store);
-        move || asked.send((store.life().holder, store.holder()))
-    });
-    let life = told.recv_timeout(Duration::from_secs(10));
-    drop(look);
-    assert_eq!(life, Ok((store.holder(), store.holder())));
-    store.close().await;
 }
 
 /// As where a deployment of several gateways meets a new database.
@@ -74,7 +54,7 @@ async fn what_a_life_leaves_is_removed_once_it_is_long_dead_and_nobody_needs_it(
     let usage = || (store.usage(), store.usage_of(&Principal::new("a")), store.usage_of(&Principal::new("b")));
     let (before, pass) = (usage(), async || upkeep::pass(&store.queue, None).await.unwrap());
     assert!(store.declare_dead(old.holder()).await.unwrap());
-    until("the death is seen", || store.view.borrow().has_dead()).await;
+    until("the death is seen", || store.view.now().has_dead()).await;
     pass().await;
     assert_eq!(lines(server, &schema), [2, 2, 3], "it died a moment ago");
     wait_a_day(server, &schema);
@@ -108,7 +88,7 @@ async fn more_sums_than_a_portion_are_taken_over_in_several() {
         "INSERT INTO {schema}.tg_usage SELECT {me}, n::text::bytea, 1, 1, 100 FROM generate_series(1, 2500) AS n"
     ));
     until("the others' sums are seen", || store.usage().tasks == 2_500).await;
-    until("the death is seen", || store.view.borrow().has_dead()).await;
+    until("the death is seen", || store.view.now().has_dead()).await;
     wait_a_day(server, &schema);
     upkeep::pass(&store.queue, None).await.unwrap();
     upkeep::pass(&store.queue, None).await.unwrap();
@@ -126,7 +106,7 @@ async fn a_row_that_is_inserted_after_its_holders_death_is_claimed_and_none_once
     assert!(store.declare_dead(dead.holder()).await.unwrap());
     let late = task("a", 1);
     dead.insert(&late).await.expect("it does not know yet");
-    until("the death is seen", || store.view.borrow().has_dead()).await;
+    until("the death is seen", || store.view.now().has_dead()).await;
     assert_eq!(store.claim(9, &known()).await.unwrap(), std::slice::from_ref(&late.key));
     let late = dead.replace(Revision(1), WriteRole::Holder, &late).await;
     assert!(matches!(late, Err(StoreError::Fenced)), "{late:?}");
@@ -161,7 +141,7 @@ async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
     assert!(asked.declare_dead(gone.holder()).await.unwrap());
     assert_eq!(forget(&name).await, ReplicaForgetting::Holding(1));
     assert_eq!(lines(server, &schema), [2, 2, 2], "nothing was changed");
-    until("the death is seen", || asked.view.borrow().has_dead()).await;
+    until("the death is seen", || asked.view.now().has_dead()).await;
     let two = task("a", 2).key;
     let holders = async || asked.holders(&[two.clone(), task("b", 9).key, task("a", 1).key]).await.unwrap();
     assert_eq!(holders().await, [Some(gone.holder()), None, Some(asked.holder())]);
@@ -173,7 +153,7 @@ async fn a_dead_life_is_forgotten_once_no_row_names_it_and_its_sums_are_kept() {
         [1, 2, 1],
         "at once, a moment after its death, but for the lane of the last one"
     );
-    assert!(!asked.view.borrow().has_dead());
+    assert!(!asked.view.now().has_dead());
     assert_eq!(usage(), before);
     let refused = gone.insert(&task("a", 3)).await;
     assert!(refused.is_err(), "its writer is shut out: {refused:?}");
@@ -215,7 +195,7 @@ async fn a_row_of_an_upstream_that_a_life_lacks_is_left_to_others_for_as_long_as
     let store = open_with(other).await.unwrap();
     assert!(store.declare_dead(dead.holder()).await.unwrap());
     assert!(store.claim(9, &[Arc::from("else")]).await.unwrap().is_empty());
-    until("nobody else comes for it", || !store.view.borrow().given_up.is_empty()).await;
+    until("nobody else comes for it", || !store.view.now().given_up.is_empty()).await;
     assert_eq!(store.claim(9, &[Arc::from("else")]).await.unwrap(), std::slice::from_ref(&made.key));
     for store in [dead, store] {
         store.close().await;
@@ -319,7 +299,7 @@ async fn records_are_written_as_all_who_live_read_them() {
         "INSERT INTO {schema}.tg_replica (name, address, version, record_reads, config_digest, key_print)
         VALUES ('older', '', '0.0.9', 2, '', '') RETURNING incarnation"
     ));
-    let reads = |newest: u16| store.view.borrow().record_format() == newest;
+    let reads = |newest: u16| store.view.now().record_format() == newest;
     until("the older one is seen", || reads(2)).await;
     let settled = |id| {
         let failure = Failure::Gateway(GatewayFault::new(Reason::ReplicaLost, Executed::Unknown));
@@ -356,7 +336,7 @@ async fn the_number_of_a_prior_life_that_another_gateway_has_by_now_says_nothing
     other.replica.name.push('+');
     other.prior = Some(one.life());
     let other = open_with(other).await.unwrap();
-    assert!(!other.view.borrow().has_dead());
+    assert!(!other.view.now().has_dead());
     one.insert(&task("a", 1)).await.unwrap();
     for store in [one, other] {
         store.close().await;
@@ -401,7 +381,7 @@ async fn sums_that_say_nothing_are_neither_kept_nor_taken_over() {
     server.psql(&format!(
         "INSERT INTO {schema}.tg_usage SELECT {dead}, n::text::bytea, 0, 0, 0 FROM generate_series(1, 5) AS n"
     ));
-    until("the death is seen", || store.view.borrow().has_dead()).await;
+    until("the death is seen", || store.view.now().has_dead()).await;
     while !store.claim(100, &known()).await.unwrap().is_empty() {}
     wait_a_day(server, &schema);
     for _ in 0..2 {

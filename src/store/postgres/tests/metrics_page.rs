@@ -52,7 +52,7 @@ async fn course(server: &PostgresServer, page: &PrometheusHandle) {
     assert!(value(page, metric::DATABASE_BARRIERS) >= 2.0);
 
     assert!(store.declare_dead(old.holder()).await.unwrap());
-    until("the death is seen", || store.view.borrow().has_dead()).await;
+    until("the death is seen", || store.view.now().has_dead()).await;
     assert_eq!(store.claim(9, &known()).await.unwrap(), std::slice::from_ref(&one.key));
     assert_eq!(value(page, metric::REPLICA_CLAIMED), 1.0);
     let late = old.replace(first, WriteRole::Holder, &one).await;

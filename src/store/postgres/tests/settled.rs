@@ -22,7 +22,7 @@ async fn is_shown(store: &PostgresStore, key: &TaskKey) -> bool {
 /// When it begins to listen it forgets what it has.
 async fn listens(store: &PostgresStore) {
     let begun = boot_time();
-    until("it beats", || store.view.borrow().beaten > begun).await;
+    until("it beats", || store.view.now().beaten > begun).await;
 }
 
 /// Its client was told that it is gone.

@@ -1,6 +1,6 @@
 //! Starts the program, sees it die, and starts it again on the same folder.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -64,9 +64,9 @@ impl Keeper {
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let logs = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kill-cycles");
-        std::fs::create_dir_all(&logs).unwrap();
+        fs::create_dir_all(&logs).unwrap();
         let log = logs.join(format!("{name}.log"));
-        let _ = std::fs::remove_file(&log);
+        let _ = fs::remove_file(&log);
         let head = sections(folder.path());
         let (child, lines, address, admin) = (None, None, None, None);
         let program = PathBuf::from(Self::THIS_BUILD);
@@ -89,8 +89,8 @@ impl Keeper {
             self.head
         );
         let draft = folder.join("draft.toml");
-        std::fs::write(&draft, text).unwrap();
-        std::fs::rename(draft, folder.join("taskgate.toml")).unwrap();
+        fs::write(&draft, text).unwrap();
+        fs::rename(draft, folder.join("taskgate.toml")).unwrap();
     }
 
     /// Has the program run in a network namespace, which root alone may.
@@ -137,12 +137,12 @@ impl Keeper {
 
     /// All that it said so far.
     pub(crate) fn said(&self) -> String {
-        std::fs::read_to_string(&self.log).unwrap_or_default()
+        fs::read_to_string(&self.log).unwrap_or_default()
     }
 
     /// Nobody needs it where all went well.
     pub(crate) fn forget_log(&self) {
-        let _ = std::fs::remove_file(&self.log);
+        let _ = fs::remove_file(&self.log);
     }
 
     /// Starts the program and tells the clients where it serves. `None` if it died first.
@@ -183,7 +183,7 @@ impl Keeper {
             let mut address = None;
             loop {
                 let line = lines.next_line().await.ok().flatten()?;
-                if let Some(url) = line.strip_prefix("serving http://") {
+                if let Some((_, url)) = line.strip_prefix("serving ").and_then(|url| url.split_once("://")) {
                     address = url.split('/').next()?.parse().ok();
                 }
                 // The last line: nothing is printed to a pipe that is closed.
@@ -259,8 +259,25 @@ impl Keeper {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        // An id belongs to the child as long as it was not reaped.
-        let id = self.child.as_ref().and_then(Child::id).and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-        let _ = kill_process(id.expect("it runs"), signal);
+        let id = i32::try_from(self.process_id()).ok().and_then(Pid::from_raw).unwrap();
+        let _ = kill_process(id, signal);
+    }
+
+    /// What the threads of the program wait for, as the kernel says it: a line each.
+    pub(crate) fn threads(&self) -> String {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.process_id())).unwrap().flatten();
+        let told = |thread: &Path, file: &str| fs::read_to_string(thread.join(file)).unwrap_or_default();
+        let lines = threads.map(|thread| {
+            let thread = thread.path();
+            format!("{}: {}", told(&thread, "comm").trim_end(), told(&thread, "wchan"))
+        });
+        let lines: Vec<_> = lines.collect();
+        assert!(lines.len() > 1, "its runtime has some of its own");
+        lines.join("\n")
+    }
+
+    /// It belongs to the child as long as it was not reaped.
+    fn process_id(&self) -> u32 {
+        self.child.as_ref().and_then(Child::id).expect("it runs")
     }
 }

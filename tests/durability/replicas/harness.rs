@@ -208,6 +208,12 @@ impl Replica {
         get(self.keeper.admin(), target).await
     }
 
+    /// Fails if its process is there and does not even say so.
+    async fn says_that_it_lives(&self) {
+        let is_said = self.tells("/healthz").await.status == Some(200);
+        assert!(is_said, "{} stands still, its threads in\n{}", self.name, self.keeper.threads());
+    }
+
     pub(super) async fn is_ready(&self) -> bool {
         self.tells("/readyz").await.status == Some(200)
     }
@@ -463,9 +469,11 @@ impl<'a> Site<'a> {
         self.history.record(if is_out { Fact::StoreFails } else { Fact::StoreHeals });
     }
 
-    /// Looks at all tasks once more at each gateway that is shown, ends all gateways, and judges what happened. How many
-    /// tasks were settled, in the words of each gateway.
+    /// Wants a word of each gateway that runs, looks at all tasks once more at each that is shown, ends all gateways, and judges
+    /// what happened. How many tasks were settled, in the words of each gateway.
     pub(super) async fn judge(mut self) -> usize {
+        let is_running = |replica: &&Replica| replica.keeper.is_running();
+        join_all(self.replicas.iter().filter(is_running).map(Replica::says_that_it_lives)).await;
         let settled = self.crowd.look_again().await;
         for replica in &mut self.replicas {
             if replica.keeper.is_running() {

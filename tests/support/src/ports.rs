@@ -1,6 +1,7 @@
 //! Ports of the loopback that are told before somebody listens at them, or at which nobody ever does.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use parking_lot::Mutex;
 use tokio::net::TcpSocket;
@@ -10,8 +11,9 @@ static RESERVED: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
 
 /// An address that refuses connections until somebody listens at its port by number, with `SO_REUSEADDR` as servers do.
 ///
-/// It is bound here for as long as this process lives, and is never listened at by it. So the system gives it to nobody who
-/// leaves the choice of a port to it: not to the other tests' servers, and to no connection that goes out.
+/// Its port is bound here for as long as this process lives, at all addresses where the machine has IPv6, and is never listened at by
+/// it. So the system gives it to nobody who leaves the choice of a port to it: not to the other tests' servers, and to no connection that
+/// goes out. A server that listens at all addresses has it whole.
 ///
 /// Servers on Express 5.3 say that they listen where their port is taken, and end then: who waits for that word alone meets whoever
 /// has the port.
@@ -19,26 +21,38 @@ static RESERVED: Mutex<Vec<TcpSocket>> = Mutex::new(Vec::new());
 /// # Panics
 /// If no port is free.
 pub fn reserved_address() -> SocketAddr {
-    let socket = TcpSocket::new_v4().expect("a socket");
-    socket.set_reuseaddr(true).expect("a socket's option");
-    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
-    let address = socket.local_addr().expect("the address of a socket that is bound");
+    let all = TcpSocket::new_v6().and_then(|socket| bound(socket, (Ipv6Addr::UNSPECIFIED, 0).into()));
+    let here = || TcpSocket::new_v4().and_then(|socket| bound(socket, (Ipv4Addr::LOCALHOST, 0).into()));
+    let socket = all.or_else(|_| here()).expect("a free port");
+    let port = socket.local_addr().expect("the address of a socket that is bound").port();
     RESERVED.lock().push(socket);
-    address
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+fn bound(socket: TcpSocket, address: SocketAddr) -> io::Result<TcpSocket> {
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::io::ErrorKind;
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{IpAddr, TcpListener, TcpStream};
 
     use super::*;
 
     #[test]
     fn a_reserved_port_refuses_connections_until_somebody_listens_there_by_number() {
-        let address = reserved_address();
-        let others: Vec<_> = (0..500).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port")).collect();
-        assert!(others.iter().all(|other| other.local_addr().is_ok_and(|taken| taken != address)));
+        let reserved: Vec<_> = (0..300).map(|_| reserved_address()).collect();
+        let places: [IpAddr; 3] =
+            [Ipv4Addr::LOCALHOST.into(), Ipv4Addr::new(127, 0, 0, 2).into(), Ipv6Addr::LOCALHOST.into()];
+        // Where there is no IPv6 nobody has it there either.
+        let others: Vec<_> = places.iter().flat_map(|at| (0..500).flat_map(|_| TcpListener::bind((*at, 0)))).collect();
+        let ports: BTreeSet<_> = reserved.iter().map(SocketAddr::port).collect();
+        assert!(others.len() >= 500 && others.iter().all(|other| !ports.contains(&other.local_addr().unwrap().port())));
+        let address = reserved[0];
         assert_eq!(TcpStream::connect(address).expect_err("nobody listens").kind(), ErrorKind::ConnectionRefused);
         let _listener = TcpListener::bind(address).expect("who asks for it by number gets it");
         TcpStream::connect(address).expect("somebody listens");

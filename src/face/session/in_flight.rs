@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::task::{Executed, GatewayFault, Reason};
@@ -40,7 +41,7 @@ pub(in crate::face) struct InFlight {
     requests: Mutex<InFlightIndex>,
     /// What clients want no more of those requests that have no entry: most are passed on and answered at once, and an
     /// entry would cost each of them more than the few that are cancelled.
-    unwanted: RecentMap<()>,
+    unwanted: RecentMap<Instant>,
 }
 
 impl Default for InFlight {
@@ -101,17 +102,19 @@ impl InFlight {
 
     /// Remembers that a client takes back a request that was passed on without an entry.
     pub(in crate::face) fn take_back(&self, nonce: u128, id: &RequestId) {
-        self.unwanted.insert(passed_on(nonce, id), ());
+        self.unwanted.insert(passed_on(nonce, id), Instant::now());
     }
 
     /// Remembers that a client wants nothing more of its session.
     pub(super) fn take_leave(&self, nonce: u128) {
-        self.unwanted.insert(nonce, ());
+        self.unwanted.insert(nonce, Instant::now());
     }
 
-    /// Whether a client still waits for a request that was passed on without an entry, as far as it is remembered.
-    pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId) -> bool {
-        !self.unwanted.contains(nonce) && !self.unwanted.contains(passed_on(nonce, id))
+    /// Whether a client still waits for a request that was passed on without an entry then, as far as it is remembered. What was
+    /// taken back before was another request under the same id.
+    pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId, since: Instant) -> bool {
+        let is_unwanted = |key| self.unwanted.get(key).is_some_and(|at| at >= since);
+        !is_unwanted(nonce) && !is_unwanted(passed_on(nonce, id))
     }
 
     /// Whether a request is at this stage.
@@ -171,6 +174,8 @@ impl Drop for InFlightEntry {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn is_empty(in_flight: &InFlight) -> bool {
@@ -198,14 +203,16 @@ mod tests {
 
     #[test]
     fn what_a_client_takes_back_is_remembered_for_it_alone() {
-        let in_flight = InFlight::default();
+        let (in_flight, began) = (InFlight::default(), Instant::now());
         let (id, other) = (RequestId::number(1), RequestId::text("1"));
+        let is_wanted = |(nonce, id)| in_flight.is_wanted(nonce, id, began);
         in_flight.take_back(1, &id);
-        let wanted = [(1, &id), (1, &other), (2, &id)].map(|(nonce, id)| in_flight.is_wanted(nonce, id));
-        assert_eq!(wanted, [false, true, true]);
+        assert_eq!([(1, &id), (1, &other), (2, &id)].map(is_wanted), [false, true, true]);
         in_flight.take_leave(2);
-        let wanted = [(1, &other), (2, &id), (2, &other)].map(|(nonce, id)| in_flight.is_wanted(nonce, id));
+        let wanted = [(1, &other), (2, &id), (2, &other)].map(is_wanted);
         assert_eq!(wanted, [true, false, false], "a session ends with all its requests");
+        let later = Instant::now() + Duration::from_millis(1);
+        assert!(in_flight.is_wanted(1, &id, later), "another request under the same id");
     }
 
     #[test]

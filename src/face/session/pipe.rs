@@ -255,7 +255,7 @@ impl PipeForward {
         let call = PipedCall::begin(shared, session, request.id, permit);
         let judged = match in_time(
             &call,
-            pin!(call.shared.own.deliver(&call.session.own, RawMethod::Post(request.text))),
+            pin!(call.shared.own.deliver(&call.session.own, RawMethod::Post(request.text), || call.is_wanted())),
             timeouts.first_byte,
             deadline,
         )
@@ -264,6 +264,7 @@ impl PipeForward {
             JudgedResponse::Fine(response) => response,
             JudgedResponse::Refused { error: Some(error), .. } => return Ok(RequestAnswer::Error(error)),
             JudgedResponse::Refused { fault, error: None } => return Err(fault),
+            JudgedResponse::SessionLost if !call.is_wanted() => return Ok(unanswered(accepted)),
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
         if let Some(telling) = request.telling {
@@ -320,6 +321,11 @@ impl PipedCall {
         counter.increment(1);
         let mark = shared.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default();
         Self { shared, session, id, began: Instant::now(), permit, mark }
+    }
+
+    /// Whether the client waits for it, as far as that is remembered.
+    fn is_wanted(&self) -> bool {
+        self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id, self.began)
     }
 
     /// The answer as the client is to see it.
@@ -404,8 +410,7 @@ impl AnsweredRequest for PipedCall {
     }
 
     fn ended(&self, fault: &GatewayFault) {
-        let is_wanted = || self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id);
-        if let Some(health) = self.shared.served.channel.health().filter(|_| is_wanted()) {
+        if let Some(health) = self.shared.served.channel.health().filter(|_| self.is_wanted()) {
             health.ended(self.mark, fault);
         }
     }

@@ -113,7 +113,7 @@ impl OwnSessions {
     }
 
     /// Sends something in the session in use. A session that the server has lost is opened anew, and the message sent once
-    /// more: the one that met the lost session was refused, so no tool runs twice.
+    /// more if it `is_wanted` then: the one that met the lost session was refused, so no tool runs twice.
     ///
     /// # Errors
     /// If there is no answer, or no session.
@@ -121,11 +121,15 @@ impl OwnSessions {
         self: &Arc<Self>,
         session: &OwnSession,
         method: RawMethod,
+        is_wanted: impl Fn() -> bool,
     ) -> Result<JudgedResponse, GatewayFault> {
         let binding = self.binding(session);
         match self.send(&binding, method.clone(), &session.forwarded).await? {
             JudgedResponse::SessionLost => {
                 let renewed = Box::pin(self.renew(session, &binding)).await?;
+                if !is_wanted() {
+                    return Ok(JudgedResponse::SessionLost);
+                }
                 Box::pin(self.send(&renewed, method, &session.forwarded)).await
             }
             judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => Ok(judged),

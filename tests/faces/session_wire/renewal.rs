@@ -1,11 +1,14 @@
 //! An upstream that has lost a session gets another one, and the client notices nothing.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use super::client::{TestGateway, call};
-use super::upstream::{Once, ScriptedServer, SeenRequest};
+use super::upstream::{Once, ScriptedServer, SeenRequest, status};
 
 /// Both ways in which servers say that they do not know a session.
 const LOST: [u16; 2] = [404, 400];
@@ -66,6 +69,40 @@ async fn a_cancellation_opens_no_session() {
     assert_eq!(server.world.count("initialize"), 0);
     assert_eq!(client.post(call(2)).await.status, StatusCode::OK);
     assert_eq!(server.world.count("initialize"), 1, "by what needs one");
+}
+
+/// The server hears of neither.
+#[tokio::test]
+async fn a_request_that_is_cancelled_while_its_session_is_opened_anew_is_not_sent() {
+    let lost = Arc::new(Semaphore::new(1));
+    let server = ScriptedServer::slow({
+        let lost = Arc::clone(&lost);
+        move |seen, _| {
+            let lost = Arc::clone(&lost);
+            async move {
+                if seen.rpc() == "initialize" {
+                    lost.acquire().await.unwrap().forget();
+                }
+                let is_lost = matches!(seen.rpc(), "tools/call" | "notifications/cancelled");
+                (is_lost && seen.header("mcp-session-id") == Some("s-1")).then(|| status(404))
+            }
+        }
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    server.world.forget();
+    let (reply, ()) = tokio::join!(client.post(call(1)), async {
+        server.world.first(|seen| seen.rpc() == "initialize").await;
+        let params = json!({ "requestId": 1 });
+        let told = json!({ "jsonrpc": "2.0", "method": "notifications/cancelled", "params": params }).to_string();
+        assert_eq!(client.post(told).await.status, StatusCode::ACCEPTED);
+        lost.add_permits(1);
+    });
+    assert_eq!(reply.text().await, "", "a request that was cancelled has no answer");
+    let sent = server.world.all(|seen| seen.header("mcp-session-id") == Some("s-2"));
+    assert_eq!(sent.iter().map(SeenRequest::rpc).collect::<Vec<_>>(), ["notifications/initialized"]);
+    assert_eq!(client.post(call(1)).await.status, StatusCode::OK, "another one of this id");
 }
 
 #[tokio::test]

@@ -57,10 +57,10 @@ pub(super) async fn note(
     let noting = async {
         let (own, method) = (&shared.own, RawMethod::Note(text));
         Ok(match kind {
-            OneWayKind::Notification => verdict(&own.deliver(&session.own, method).await?),
+            OneWayKind::Notification => verdict(&own.deliver(&session.own, method, || true).await?),
             OneWayKind::Response | OneWayKind::Cancellation => {
                 match own.send(&own.binding(&session.own), method, &session.own.forwarded).await? {
-                    // They belong to a question or a request, which has gone with its session.
+                    // A question has gone with its session; a request that waits for another one is not sent there.
                     JudgedResponse::SessionLost => StatusCode::ACCEPTED,
                     judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => verdict(&judged),
                 }

@@ -290,6 +290,10 @@ impl PathFaces for Arc<CombinedUpstreams> {
         read_event_id(id).filter(|_| kind == messages::StreamKind::Answer).map(|(stream, _)| stream)
     }
 
+    fn listened_as(&self) -> &Arc<str> {
+        &self.settings.path
+    }
+
     fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
         let (replaced, ending) = (self.leaving.clone(), self.common().leaving.clone());
         async move {

@@ -163,6 +163,10 @@ impl PathFaces for UpstreamEndpoint {
         read_event_id(id).map(|(stream, _)| stream)
     }
 
+    fn listened_as(&self) -> &Arc<str> {
+        self.served.channel.name()
+    }
+
     fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static {
         self.served.leaving.clone().cancelled_owned()
     }

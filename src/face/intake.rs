@@ -2,6 +2,7 @@
 //! session, or the held call that it goes on with, is at home at another replica, and answers what no face serves.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
@@ -62,6 +63,9 @@ pub(super) trait PathFaces: Send + Sync {
     /// The same of the stream that an event has its id from.
     fn bits_of_event(&self, id: &str) -> Option<u128>;
 
+    /// What those who listen here are counted as.
+    fn listened_as(&self) -> &Arc<str>;
+
     /// Returns once streams are to end that end by no other means.
     fn streams_end(&self) -> impl Future<Output = ()> + Send + 'static;
 }
@@ -110,7 +114,7 @@ async fn operate(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
 
 async fn delete(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
     // Of the calls that a session must outlive (T-31) its home knows those that were begun there.
-    match pass_on(faces, inbound, SessionErrand::GoOn, |_| false).await {
+    match pass_on(faces, inbound, SessionErrand::End, |_| false).await {
         Some(answer) => answer.unwrap_or_else(|_| unreachable_home()),
         None => faces.delete(inbound).await,
     }
@@ -119,12 +123,12 @@ async fn delete(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
 /// A stream that was made at one gateway is taken up there alone, any other where the server has it. What comes from another one is
 /// bounded here as for all who listen, and ends as theirs does, so that it holds up no shutdown: its client goes on elsewhere.
 async fn get(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse {
-    let Served { homes, listeners, channel, .. } = faces.served();
+    let Served { homes, listeners, .. } = faces.served();
     if homes.is_none() || !session_homes::may_go_on(inbound) {
         return faces.get(inbound).await;
     }
     // Before whoever reads the stream there is let go.
-    let place = match listeners.take(&inbound.counted_as(), channel.name()) {
+    let place = match listeners.take(&inbound.counted_as(), faces.listened_as()) {
         Ok(place) => place,
         Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
         Err(fault) => return too_many(&fault),
@@ -155,9 +159,10 @@ async fn pass_on(
     errand: SessionErrand,
     is_known: impl Fn(u128) -> bool + Send,
 ) -> Option<Result<FaceResponse, GatewayFault>> {
-    let homes = faces.served().homes.as_ref()?;
+    let Served { homes, life, .. } = faces.served();
+    let homes = homes.as_ref()?;
     // On the heap, so that a gateway that is alone has no room for it in every request.
-    Box::pin(homes.pass_on(inbound, errand, is_known)).await
+    Box::pin(homes.pass_on(inbound, errand, is_known, life)).await
 }
 
 /// Whether a message of a session is about a task: where the session's home gave no answer, any other gateway can. The home is asked
@@ -176,29 +181,17 @@ fn is_told_by_the_store(faces: &impl PathFaces, message: &Message, done_at_home:
     }
 }
 
-/// What a message of a session is for.
+/// What a message of a session is for. What the server is to know from now on is told in the session that is gone on with.
 fn errand_of(faces: &impl PathFaces, message: &Message) -> SessionErrand {
     match message {
         Message::Request(_) => SessionErrand::Begin,
-        Message::Notification(notification) if notification.cancelled().is_some() => SessionErrand::Cancel,
-        Message::Notification(_) => SessionErrand::GoOn,
+        Message::Notification(notification) if notification.cancelled().is_some() => SessionErrand::Tell,
+        Message::Notification(_) => SessionErrand::Begin,
         Message::Response(response) => {
             let bits = response.id.as_ref().and_then(|id| faces.bits_of_question(id));
-            named_by(faces, bits).map_or(SessionErrand::GoOn, SessionErrand::GoOnAt)
+            named_by(faces, bits).map_or(SessionErrand::Tell, SessionErrand::GoOnAt)
         }
     }
-}
-
-/// The same with an array: what could not be read begins nothing either.
-fn errand_of_batch(faces: &impl PathFaces, batch: &[(Result<Message, EnvelopeError>, Bytes)]) -> SessionErrand {
-    let errands = batch.iter().flat_map(|(read, _)| read).map(|message| errand_of(faces, message));
-    let weight = |errand: &SessionErrand| match errand {
-        SessionErrand::GoOn => 0,
-        SessionErrand::Cancel => 1,
-        SessionErrand::GoOnAt(_) => 2,
-        SessionErrand::Begin => 3,
-    };
-    errands.max_by_key(weight).unwrap_or(SessionErrand::GoOn)
 }
 
 /// Whether a message cancels a request that is registered here in the session of this nonce.
@@ -344,14 +337,40 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
         let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
         return refuse(&addressee, &complaint);
     }
-    let is_known = |nonce| batch.iter().flat_map(|(read, _)| read).any(|message| is_known_here(faces, nonce, message));
-    let errand = errand_of_batch(faces, &batch);
-    match pass_on(faces, inbound, errand, is_known).await {
-        Some(Ok(answer)) => answer,
-        Some(Err(fault)) if errand == SessionErrand::Begin => addressee.fault(&fault),
-        Some(Err(fault)) => unanswered_home(&fault),
-        None => faces.post_batch(inbound, batch).await,
+    let begins =
+        |(read, _): &(Result<Message, _>, Bytes)| !matches!(read, Ok(Message::Notification(_) | Message::Response(_)));
+    if batch.iter().any(begins) {
+        return match pass_on(faces, inbound, SessionErrand::Begin, |_| false).await {
+            Some(answer) => answer.unwrap_or_else(|fault| addressee.fault(&fault)),
+            None => faces.post_batch(inbound, batch).await,
+        };
     }
+    serve_one_way(faces, inbound, batch).await
+}
+
+/// Takes the messages of an array of which none wants an answer, each where it would be taken if it had come alone. The status is that
+/// of the first that was not taken.
+async fn serve_one_way(faces: &impl PathFaces, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
+    let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
+    for (read, item) in batch {
+        let alone = Inbound { body: [b"[", &*item, b"]"].concat().into(), ..inbound.clone() };
+        let passed_on = match &read {
+            Ok(message) => pass_on_message(faces, Face::Session, &alone, message).await,
+            Err(_) => None,
+        };
+        match passed_on {
+            Some(Ok(answer)) => elsewhere.push(answer),
+            // The whole array may be sent again.
+            Some(Err(fault)) if fault.executed == Executed::No => return unreachable_home(),
+            Some(Err(_)) => (),
+            None => here.push((read, item)),
+        }
+    }
+    if !here.is_empty() {
+        elsewhere.push(faces.post_batch(inbound, here).await);
+    }
+    let refused = elsewhere.into_iter().find(|answer| answer.status() != StatusCode::ACCEPTED);
+    refused.unwrap_or_else(accepted)
 }
 
 async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: Box<Message>) -> FaceResponse {

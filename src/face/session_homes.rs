@@ -26,6 +26,7 @@ use super::sealed::{ForwardToken, Sealer, digest_of_request};
 use crate::metric;
 use crate::replica::{HomeErrand, Incarnation, ReplicaDirectory, ReplicaPeer, SessionHome};
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
+use crate::upstream::TaskScope;
 
 /// With a request between replicas: what seals it.
 pub const FORWARD: HeaderName = HeaderName::from_static("taskgate-forward");
@@ -87,15 +88,22 @@ pub(super) enum ForwardReason {
 /// What a request of a session is for, and so which replica it concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SessionErrand {
-    /// The rest of something that was begun at the session's home.
-    GoOn,
-    /// The rest of something that names the replica where it is.
-    GoOnAt(SessionHome),
-    /// The end of a request. While the home ends, it may be one that was begun at the replica that stands in: the one that does not
-    /// know it has the server told, as of any that is not registered.
-    Cancel,
     /// Something new.
     Begin,
+    /// The rest of something that names the replica where it is.
+    GoOnAt(SessionHome),
+    /// Something that wants no answer, about what is under way and says not where: the end of a request, the answer to a server. Once
+    /// the session's home ends all living replicas are told; one that does not know what it is about opens nothing for it.
+    Tell,
+    /// The end of the session.
+    End,
+}
+
+/// Which replicas a request of a session concerns.
+enum ConcernedReplicas {
+    One(SessionHome),
+    /// The one that it came to, too.
+    All,
 }
 
 /// Where sessions are at home, and what else one replica has in memory alone, where there are several.
@@ -161,34 +169,34 @@ impl SessionHomes {
         })
     }
 
-    /// Answers a request of a session that concerns another replica; `None` for one that is to be answered here, too, or alone, as is
-    /// the cancellation of what `is_known` here in the session of this nonce. Nobody is done with it until all are.
+    /// Answers a request of a session that concerns another replica; `None` for one that is to be answered here, as is one that is about
+    /// what `is_known` here in the session of this nonce. What others are told as well goes on in the background, within `life`.
     pub(super) async fn pass_on(
-        &self,
+        self: &Arc<Self>,
         inbound: &Inbound,
         errand: SessionErrand,
         is_known: impl Fn(u128) -> bool + Send,
+        life: &TaskScope,
     ) -> Option<Result<FaceResponse, GatewayFault>> {
-        let (home, stand_in) = self.concerned(inbound, errand, is_known)?;
-        let to = async |place: Option<SessionHome>| match place? {
-            SessionHome::There(peer) => Some(self.forward(inbound, peer, ForwardReason::Session).await),
-            SessionHome::Here => None,
-        };
-        let is_for_here = home == SessionHome::Here || stand_in == Some(SessionHome::Here);
-        match tokio::join!(to(Some(home)), to(stand_in)) {
-            (Some(Err(fault)), _) | (_, Some(Err(fault))) => Some(Err(fault)),
-            (_, _) if is_for_here => None,
-            (answer, _) => answer,
+        match self.concerned(inbound, errand, is_known)? {
+            ConcernedReplicas::One(SessionHome::There(peer)) => {
+                Some(self.forward(inbound, peer, ForwardReason::Session).await)
+            }
+            ConcernedReplicas::One(SessionHome::Here) => None,
+            ConcernedReplicas::All => {
+                self.tell_all(inbound, life);
+                None
+            }
         }
     }
 
-    /// Where the session of a request is at home, and which other replica it may concern; `None` where it is for nobody else.
+    /// Which replicas a request of a session concerns; `None` if it may not go on, or is known to be for this one.
     fn concerned(
         &self,
         inbound: &Inbound,
         errand: SessionErrand,
         is_known: impl Fn(u128) -> bool,
-    ) -> Option<(SessionHome, Option<SessionHome>)> {
+    ) -> Option<ConcernedReplicas> {
         if !may_go_on(inbound) {
             return None;
         }
@@ -196,12 +204,24 @@ impl SessionHomes {
         let (begun_at, nonce) = self.sealer.open_session_home(sealed)?;
         let directory = self.directory.load();
         let home = |errand| directory.home(begun_at, nonce, errand);
-        match errand {
-            SessionErrand::Begin => Some((home(HomeErrand::Begin), None)),
-            SessionErrand::GoOn => Some((home(HomeErrand::GoOn), None)),
-            SessionErrand::GoOnAt(named) => Some((named, None)),
-            SessionErrand::Cancel if is_known(nonce) => None,
-            SessionErrand::Cancel => Some((home(HomeErrand::GoOn), directory.stand_in(begun_at, nonce))),
+        Some(ConcernedReplicas::One(match errand {
+            SessionErrand::Begin => home(HomeErrand::Begin),
+            SessionErrand::End => home(HomeErrand::End),
+            SessionErrand::GoOnAt(named) => named,
+            SessionErrand::Tell if is_known(nonce) => SessionHome::Here,
+            SessionErrand::Tell => match directory.only_home(begun_at) {
+                Some(home) => home,
+                None => return Some(ConcernedReplicas::All),
+            },
+        }))
+    }
+
+    /// Passes a message on to all others, whoever leaves meanwhile. Nobody hears what became of it.
+    fn tell_all(self: &Arc<Self>, inbound: &Inbound, life: &TaskScope) {
+        for peer in self.directory.load().peers() {
+            let (homes, inbound) = (Arc::clone(self), Box::new(inbound.clone()));
+            let telling = async move { homes.forward(&inbound, peer, ForwardReason::Session).await };
+            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(Box::pin(telling)));
         }
     }
 

@@ -41,10 +41,10 @@ pub struct ReplicaPeer {
 /// What is asked of a session's home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HomeErrand {
-    /// The rest of something that was begun there.
-    GoOn,
     /// Something new: a replica that ends is not bothered.
     Begin,
+    /// The end of the session: a replica that ends has tasks in it.
+    End,
 }
 
 impl ReplicaDirectory {
@@ -87,38 +87,37 @@ impl ReplicaDirectory {
     /// its own sessions alone.
     #[must_use]
     pub fn home(&self, begun_at: Option<Incarnation>, nonce: u128, errand: HomeErrand) -> SessionHome {
-        if begun_at == Some(self.own) {
-            return SessionHome::Here;
-        }
-        match self.keeper(begun_at, nonce) {
-            Some(member) if errand == HomeErrand::Begin && member.is_leaving => {
-                self.standing(nonce).map_or(SessionHome::Here, |member| self.at(member))
+        match begun_at {
+            Some(at) if at == self.own => SessionHome::Here,
+            at => {
+                let home = at.and_then(|at| self.member(at)).filter(|at| errand == HomeErrand::End || !at.is_leaving);
+                home.or_else(|| self.standing(nonce)).map_or(SessionHome::Here, |member| self.at(member))
             }
-            Some(member) => self.at(member),
-            None => SessionHome::Here,
         }
     }
 
-    /// Where what is new of a session is begun while its home ends; `None` where that does not end, or nobody stays.
+    /// Where everything is that is under way in a session; `None` where any living replica may have begun some of it, as its home
+    /// ends, or is gone: whoever stood in for that changes as replicas come and go.
     #[must_use]
-    pub fn stand_in(&self, begun_at: Option<Incarnation>, nonce: u128) -> Option<SessionHome> {
-        self.keeper(begun_at, nonce).filter(|member| member.is_leaving)?;
-        self.standing(nonce).map(|member| self.at(member))
+    pub fn only_home(&self, begun_at: Option<Incarnation>) -> Option<SessionHome> {
+        let at = begun_at?;
+        match self.member(at) {
+            Some(member) if member.is_leaving => None,
+            Some(member) => Some(self.at(member)),
+            // Nobody else reaches it.
+            None => (at == self.own).then_some(SessionHome::Here),
+        }
     }
 
-    /// The one that has what was begun of a session, though it may end.
-    fn keeper(&self, begun_at: Option<Incarnation>, nonce: u128) -> Option<&ReplicaMember> {
-        match begun_at.map(|at| (at, self.member(at))) {
-            Some((_, Some(member))) => Some(member),
-            // Nobody else reaches it.
-            Some((at, None)) if at == self.own => None,
-            Some((_, None)) | None => best(&self.members, nonce),
-        }
+    /// All others that can be reached.
+    pub fn peers(&self) -> impl Iterator<Item = ReplicaPeer> {
+        self.members.iter().filter(|member| member.incarnation != self.own).filter_map(ReplicaMember::peer)
     }
 
     /// The one of those that stay that suits a session best.
     fn standing(&self, nonce: u128) -> Option<&ReplicaMember> {
-        best(self.members.iter().filter(|member| !member.is_leaving), nonce)
+        let staying = self.members.iter().filter(|member| !member.is_leaving);
+        staying.max_by_key(|member| (rank(nonce, member.incarnation), member.incarnation))
     }
 
     fn at(&self, member: &ReplicaMember) -> SessionHome {
@@ -143,11 +142,6 @@ impl ReplicaMember {
     fn peer(&self) -> Option<ReplicaPeer> {
         self.address.map(|address| ReplicaPeer { incarnation: self.incarnation, address })
     }
-}
-
-/// The one that suits a session best.
-fn best<'a>(members: impl IntoIterator<Item = &'a ReplicaMember>, nonce: u128) -> Option<&'a ReplicaMember> {
-    members.into_iter().max_by_key(|member| (rank(nonce, member.incarnation), member.incarnation))
 }
 
 /// How much a replica suits a session: the highest of all living ones is taken (rendezvous hashing). The same in every build,
@@ -262,8 +256,8 @@ mod tests {
             (vec![], 2, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), unreachable], 7, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), leaving.clone()], 2, HomeErrand::Begin, SessionHome::Here),
-            (vec![member(1), leaving.clone()], 2, HomeErrand::GoOn, there(2)),
-            (vec![leaving.clone()], 9, HomeErrand::GoOn, there(2)),
+            (vec![member(1), leaving.clone()], 2, HomeErrand::End, there(2)),
+            (vec![member(1), leaving.clone()], 9, HomeErrand::End, SessionHome::Here),
             (vec![leaving], 9, HomeErrand::Begin, SessionHome::Here),
         ] {
             let directory = ReplicaDirectory::new(Incarnation(1), living);
@@ -273,36 +267,25 @@ mod tests {
         assert_eq!(seen_by(1, &[1, 2]).peer(Incarnation(1)), None, "nobody reaches itself from afar");
     }
 
-    /// Who looks; where what is new begins in sessions of the second, which ends.
+    /// Who looks, where the session was begun; the one place where all of it is. The second ends.
     #[test]
-    fn one_replica_stands_in_for_one_that_ends_and_all_know_which() {
+    fn what_is_under_way_in_a_session_is_at_its_home_alone_until_that_ends() {
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };
-        let there = SessionHome::There(member(1).peer().unwrap());
-        for (own, expected) in [(1, SessionHome::Here), (2, there), (3, there)] {
-            let seen = ReplicaDirectory::new(Incarnation(own), [member(1), leaving.clone()]);
-            assert_eq!(seen.stand_in(Some(Incarnation(2)), 7), Some(expected), "as {own} sees it");
-            assert_eq!(seen.stand_in(Some(Incarnation(1)), 7), None, "that one does not end");
+        let there = |number| Some(SessionHome::There(member(number).peer().unwrap()));
+        for (own, begun_at, expected) in [
+            (1, Some(1), Some(SessionHome::Here)),
+            (1, Some(3), there(3)),
+            (1, Some(2), None),
+            (2, Some(2), None),
+            (1, Some(9), None),
+            (1, None, None),
+            (4, Some(4), Some(SessionHome::Here)),
+        ] {
+            let seen = ReplicaDirectory::new(Incarnation(own), [member(1), leaving.clone(), member(3)]);
+            assert_eq!(seen.only_home(begun_at.map(Incarnation)), expected, "{begun_at:?} as {own} sees it");
         }
-        let last = ReplicaDirectory::new(Incarnation(2), [leaving]);
-        assert_eq!(last.stand_in(Some(Incarnation(2)), 7), None, "nobody stays");
-    }
-
-    /// What it runs of sessions whose home is dead is reached there until it has ended.
-    #[test]
-    fn one_that_stood_in_and_ends_keeps_what_it_began() {
-        let living = [3, 4, 9, 12];
-        for nonce in 0..100 {
-            let SessionHome::There(stood_in) = seen_by(1, &living).home(Some(Incarnation(2)), nonce, HomeErrand::GoOn)
-            else {
-                panic!("it is one of the others");
-            };
-            let is_leaving = |number: u64| number == stood_in.incarnation.0;
-            let members = living.map(|number| ReplicaMember { is_leaving: is_leaving(number), ..member(number) });
-            let seen = ReplicaDirectory::new(Incarnation(1), members);
-            let home = |errand| seen.home(Some(Incarnation(2)), nonce, errand);
-            assert_eq!(home(HomeErrand::GoOn), SessionHome::There(stood_in));
-            assert_eq!(seen.stand_in(Some(Incarnation(2)), nonce), Some(home(HomeErrand::Begin)));
-            assert_ne!(home(HomeErrand::Begin), SessionHome::There(stood_in));
-        }
+        let seen = ReplicaDirectory::new(Incarnation(1), [member(1), leaving, member(3)]);
+        let peers: Vec<_> = seen.peers().map(|peer| peer.incarnation.0).collect();
+        assert_eq!(peers, [2, 3], "those that end, too");
     }
 }

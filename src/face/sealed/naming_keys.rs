@@ -11,7 +11,8 @@ const LABEL: &[u8] = b"taskgate name in an id";
 /// The keys by which the name in such bits is hidden: their lower half is random, the upper one the name, covered by what a key
 /// makes of the lower one. To all others they are random, and nobody can guess 64 of them.
 ///
-/// Nothing is proven by them: bits from elsewhere name a replica that there is not, but for one chance in 2⁶⁴ for each that there is.
+/// Nothing is proven by them. Bits that nobody drew name a replica that there is not, but for one chance in 2⁶⁴ for each that there is;
+/// who has some can change the upper half, and name another. A replica knows nothing by ids that it did not make.
 pub(super) struct NamingKeys(Vec<hmac::Key>);
 
 impl NamingKeys {

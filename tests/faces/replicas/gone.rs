@@ -115,7 +115,7 @@ async fn an_array_without_requests_whose_home_was_lost_may_have_been_taken() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client_of("2025-03-26").await);
-    let (resetting, _read) = replica(&[Does::ReadAndReset; 2]).await;
+    let (resetting, _read) = replica(&[Does::ReadAndReset; 3]).await;
     replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
     let reply = there.post(format!("[{NOTE},{NOTE}]")).await;
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
@@ -325,18 +325,21 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
     let made_there = format!("{:032x}-1", sealer().name(home.incarnation, 7));
     let gone_soon = ReplicaMember { is_leaving: true, ..home };
     replicas.all[1].sees(vec![gone_soon, other]);
+    // Nothing says who asked: both hand it over, the home and the one that stands in.
+    let answered = there.post(r#"{"jsonrpc":"2.0","id":0,"result":{"action":"decline"}}"#).await;
+    assert_eq!(answered.status, StatusCode::ACCEPTED);
+    server.world.nth(1, |seen| seen.body["result"]["action"] == "decline").await;
     let homes = replicas.all[0].gateway.session_homes().unwrap();
     homes.replace(ReplicaDirectory::alone(Incarnation(999)));
-    let refused = there.post(r#"{"jsonrpc":"2.0","id":0,"result":{"action":"decline"}}"#).await;
-    assert_eq!(
-        refused.status,
-        StatusCode::SERVICE_UNAVAILABLE,
-        "it was sent to the home, which has another name by now"
-    );
-    // None of it begins anything: the rest of a call's stream, if the home made that, an array without a request, the end.
-    for rest in [there.get(Some(&made_there)).await, there.post(format!("[{NOTE}]")).await, there.delete().await] {
-        assert_eq!(rest.status, StatusCode::SERVICE_UNAVAILABLE);
+    // None of it begins anything: the rest of a call's stream, if the home made that, and the end.
+    for rest in [there.get(Some(&made_there)).await, there.delete().await] {
+        assert_eq!(
+            rest.status,
+            StatusCode::SERVICE_UNAVAILABLE,
+            "it was sent to the home, which has another name by now"
+        );
     }
+    assert_eq!(there.post(NOTE).await.status, StatusCode::ACCEPTED, "for the session that is gone on with");
     let nobodys = format!("{:032x}-1", 7);
     for last_event in [None, Some("x"), Some("7-1"), Some(nobodys.as_str())] {
         assert_ne!(there.get(last_event).await.status, StatusCode::SERVICE_UNAVAILABLE, "{last_event:?}");

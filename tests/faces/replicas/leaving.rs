@@ -213,6 +213,71 @@ async fn a_question_is_answered_where_it_was_asked_though_its_session_moved() {
     }
 }
 
+/// The same with the end of a call, for which nothing says where it runs.
+#[tokio::test]
+async fn a_call_is_cancelled_where_it_runs_though_its_session_moved() {
+    for is_endpoint in [false, true] {
+        for (before, cancels) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
+            let (events, server) = holding().await;
+            let replicas = in_front_of(&server, is_endpoint).await;
+            let client = client(&replicas).await;
+            all_see(&replicas, &[before], None);
+            let there = replicas.at(before, &client);
+            let calling = TaskTracker::new().spawn(async move { there.post(call(1)).await });
+            server.world.first(SeenRequest::is_call).await;
+            all_see(&replicas, &[1, 2], None);
+            assert_eq!(replicas.at(cancels, &client).post(cancelled(1)).await.status, StatusCode::ACCEPTED);
+            events.left().await;
+            assert_eq!(in_time(calling).await.unwrap().text().await, "", "{is_endpoint} {before} {cancels}");
+        }
+    }
+}
+
+/// Each message of an array goes its own way: two calls run, one at the home that ends and one elsewhere.
+#[tokio::test]
+async fn an_array_cancels_calls_at_several_replicas() {
+    for cancels in [0, 1, 2] {
+        let (streams, calls): (Vec<_>, Vec<_>) = (0..2).map(|_| Once::events()).unzip();
+        let taken = move || calls.iter().find_map(|one| one.take());
+        let server = stateless(move |seen| if seen.is_call() { taken() } else { listed(seen) }).await;
+        let replicas = in_front_of(&server, false).await;
+        let client = replicas.client_of("2025-03-26").await;
+        let mut calling = Vec::new();
+        for id in [1, 2] {
+            let there = replicas.at(1, &client);
+            calling.push(TaskTracker::new().spawn(async move { there.post(call(id)).await }));
+            server.world.nth(calling.len() - 1, SeenRequest::is_call).await;
+            announce_end_of_the_first(&replicas);
+        }
+        let both = format!("[{},{}]", cancelled(1), cancelled(2));
+        assert_eq!(replicas.at(cancels, &client).post(both).await.status, StatusCode::ACCEPTED);
+        for (events, calling) in streams.iter().zip(calling) {
+            events.left().await;
+            in_time(calling).await.unwrap();
+        }
+    }
+}
+
+/// Its own call, which the server has in a session.
+#[tokio::test]
+async fn a_home_that_ends_cancels_what_it_runs_though_the_one_that_stands_in_cannot_be_reached() {
+    let (events, stream) = Once::events();
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let mut replicas = Replicas::pair(&server).await;
+    let here = replicas.client().await;
+    let calling = TaskTracker::new().spawn({
+        let here = here.clone();
+        async move { here.post(call(1)).await }
+    });
+    server.world.first(SeenRequest::is_call).await;
+    announce_end_of_the_first(&replicas);
+    replicas.kill(1);
+    assert_eq!(here.post(cancelled(1)).await.status, StatusCode::ACCEPTED);
+    server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
+    drop(events);
+    in_time(calling).await.unwrap();
+}
+
 /// LEG-09.
 #[tokio::test]
 async fn a_stream_that_another_began_for_a_leaving_home_is_taken_up_from_anywhere() {

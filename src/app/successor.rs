@@ -44,12 +44,16 @@ impl Successor {
         Self { config: gateway.current.clone().within(&started), started, sockets: Arc::new(sockets), former }
     }
 
-    /// Has it begin with another configuration, as [`Gateway::reload`] puts it in force.
+    /// Has it begin with another configuration, as [`Gateway::reload`] puts it in force, but for the files of `listen.tls`: the listener is
+    /// made anew, and those of the start may be gone.
     ///
     /// # Errors
     /// If a file that it names is of no use, or anybody could come who is not asked for credentials. Then nothing is changed.
     pub(super) fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
+        if let (Some(started), Some(files)) = (&mut self.started.listen.tls, &config.listen.tls) {
+            started.clone_from(files);
+        }
         let need_restart = config.need_restart(&self.started);
         let config = config.within(&self.started);
         self.sockets.check(&config)?;

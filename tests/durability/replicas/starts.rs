@@ -182,6 +182,31 @@ async fn no_life_is_begun_while_certificates_for_the_others_are_of_no_use() {
     site.judge().await;
 }
 
+/// A gateway that serves has read the old ones, and needs them no more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_begins_anew_takes_the_certificate_that_a_reload_names() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::open("moved_certificate", server, Terms::default()).await;
+    let mut replica = site.replica("a").await;
+    let (authority, folder) = (Authority::new(), replica.keeper.folder());
+    let [old, new] = ["old", "new"].map(|name| authority.vouch(|_| {}).write(folder, name));
+    let table = |IdentityFiles { certificate, key }: &IdentityFiles| {
+        format!("[listen.tls]\ncertificate = {certificate:?}\nkey = {key:?}\n")
+    };
+    change(&replica, "[replica]\n", &format!("{}[replica]\n", table(&old)));
+    replica.start().await;
+    until("it is ready", async || replica.is_ready().await).await;
+    fs::remove_file(&old.key).unwrap();
+    site.tables.sql(ALL_DEAD);
+    replica.says("old.key: cannot be read: No such file or directory (os error 2); this is tried until", 1).await;
+    change(&replica, &table(&old), &table(&new));
+    replica.says("the configuration was read again", 1).await;
+    replica.says("begun anew beside the other gateways", 1).await;
+    until("it is ready again", async || replica.is_ready().await).await;
+    site.replicas.push(replica);
+    site.judge().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_that_fails_behind_the_database_leaves_no_line_that_lives() {
     let Some(server) = postgres::shared() else { return };

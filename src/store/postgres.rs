@@ -48,7 +48,6 @@ mod writer;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -200,14 +199,10 @@ impl PostgresStore {
         Arc::<SharedClock>::clone(&self.clock)
     }
 
-    /// What the next life of this gateway is told of this one. Waits for nobody.
+    /// What the next life of this gateway is told of this one.
     #[must_use]
     pub fn life(&self) -> PriorLife {
-        PriorLife {
-            generation: self.generation,
-            holder: self.state.holder,
-            beat: self.state.beat.load(Ordering::Relaxed),
-        }
+        PriorLife { generation: self.generation, holder: self.state.holder, beat: self.view.now().beat }
     }
 
     /// How the store is.

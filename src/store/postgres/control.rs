@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -250,8 +249,8 @@ impl ReplicaControl {
         self.membership.beat_answered(answer, sent, boot_time());
         if was_acknowledged {
             metrics::counter!(metric::REPLICA_BEATS).increment(1);
-            self.state.beat.store(self.membership.acknowledged_beat(), Ordering::Relaxed);
-            self.view.change(|view| view.beaten = sent);
+            let beat = self.membership.acknowledged_beat();
+            self.view.change(|view| (view.beat, view.beaten) = (beat, sent));
         }
         Ok(())
     }

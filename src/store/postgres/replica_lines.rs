@@ -57,7 +57,9 @@ pub struct ReplicaView {
     pub beats: BTreeMap<Incarnation, BootTime>,
     /// When they were seen.
     pub seen: Option<BootTime>,
-    /// When the last beat of this life that was acknowledged was sent, or its line was made.
+    /// The last beat of this life that was acknowledged.
+    pub(super) beat: u64,
+    /// When it was sent, or this life's line was made.
     pub beaten: BootTime,
     /// What this life may do.
     pub standing: OwnStanding,
@@ -68,7 +70,7 @@ pub struct ReplicaView {
 impl ReplicaView {
     pub(super) fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
         let (beats, given_up) = (BTreeMap::new(), Vec::new());
-        Self { lines, beats, seen: Some(seen), beaten: seen, standing: OwnStanding::Member, given_up }
+        Self { lines, beats, seen: Some(seen), beat: 0, beaten: seen, standing: OwnStanding::Member, given_up }
     }
 
     /// Whether this life may add rows: without beats the others take it for dead, and its rows over, while its writer goes on.

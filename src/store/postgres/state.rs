@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use parking_lot::Mutex;
 use tokio::sync::{broadcast, watch};
@@ -23,8 +22,6 @@ const HINTS_MAX: usize = 4_096;
 pub(super) struct StoreState {
     pub(super) settings: Arc<PostgresSettings>,
     pub(super) holder: Incarnation,
-    /// The last beat that was acknowledged. Not in what is watched: whoever looks at that may ask for it.
-    pub(super) beat: AtomicU64,
     pub(super) sums: StoreSums,
     pub(super) settled: SettledRows,
     pub(super) doubt: StoreDoubts,
@@ -42,7 +39,6 @@ impl StoreState {
         Self {
             settings,
             holder,
-            beat: AtomicU64::new(0),
             sums: StoreSums::default(),
             settled: SettledRows::new(),
             doubt: StoreDoubts::default(),

@@ -152,7 +152,7 @@ async fn an_answer_to_a_question_of_a_lost_session_goes_nowhere() {
 
 #[tokio::test]
 async fn a_session_that_is_lost_again_and_again_is_an_error_and_no_loop() {
-    let server = ScriptedServer::start(|seen| seen.is_call().then(|| super::upstream::status(404))).await;
+    let server = ScriptedServer::start(|seen| seen.is_call().then(|| status(404))).await;
     let gate = TestGateway::before(&server).await;
     let reply = gate.client().await.post(call(1)).await;
     assert_eq!(reply.status, StatusCode::OK);

@@ -40,8 +40,6 @@ pub(super) enum ReloadCause {
 pub(super) struct ReloadTrigger {
     /// `None` where the command line names what is served.
     file: Option<PathBuf>,
-    hangups: Signal,
-    changes: mpsc::Receiver<()>,
     /// Kept alive; `None` where nothing can be watched.
     watcher: Option<RecommendedWatcher>,
     watched: Vec<PathBuf>,
@@ -49,6 +47,16 @@ pub(super) struct ReloadTrigger {
     seen: Fingerprint,
     warned: ReportedWarnings,
     connections: ConnectionCapacity,
+    wait: ReloadWait,
+}
+
+/// When the configuration is to be read again.
+#[derive(Debug)]
+struct ReloadWait {
+    hangups: Signal,
+    changes: mpsc::Receiver<()>,
+    /// What was heard, and when; until whoever waits knows.
+    heard: Option<(ReloadCause, Instant)>,
     last: Option<Instant>,
 }
 
@@ -78,8 +86,8 @@ impl ReloadTrigger {
             None => None,
         };
         let seen = file.as_deref().map_or_else(Fingerprint::default, |file| reload::fingerprint(file, config));
-        let mut reloads =
-            Self { file, hangups, changes, watcher, watched: Vec::new(), seen, warned, connections, last: None };
+        let wait = ReloadWait { hangups, changes, heard: None, last: None };
+        let mut reloads = Self { file, watcher, watched: Vec::new(), seen, warned, connections, wait };
         reloads.watch(config);
         Ok(reloads)
     }
@@ -102,24 +110,9 @@ impl ReloadTrigger {
         }
     }
 
-    /// Waits until the configuration is to be read again. Cancel safe, but for the reason of a reading that was waited
-    /// for.
+    /// Waits until the configuration is to be read again. Cancel safe: a reason that was heard by whoever waited before is not lost.
     pub(super) async fn next(&mut self) -> ReloadCause {
-        let mut why = tokio::select! {
-            Some(()) = self.hangups.recv() => ReloadCause::Asked,
-            Some(()) = self.changes.recv() => ReloadCause::Changed,
-            else => std::future::pending().await,
-        };
-        let settled = Instant::now() + SETTLE;
-        tokio::time::sleep_until(self.last.map_or(settled, |last| settled.max(last + INTERVAL))).await;
-        // What came meanwhile is part of this reading.
-        while self.changes.try_recv().is_ok() {}
-        let more = std::future::poll_fn(|context| std::task::Poll::Ready(self.hangups.poll_recv(context)));
-        if matches!(more.await, std::task::Poll::Ready(Some(()))) {
-            why = ReloadCause::Asked;
-        }
-        self.last = Some(Instant::now());
-        why
+        self.wait.next().await
     }
 
     /// Reads the configuration again and puts it in force, or keeps the one that is and says why. Whether it was put in force.
@@ -172,6 +165,34 @@ impl ReloadTrigger {
     }
 }
 
+impl ReloadWait {
+    /// See [`ReloadTrigger::next`].
+    async fn next(&mut self) -> ReloadCause {
+        let (mut why, at) = match self.heard {
+            Some(heard) => heard,
+            None => {
+                let why = tokio::select! {
+                    Some(()) = self.hangups.recv() => ReloadCause::Asked,
+                    Some(()) = self.changes.recv() => ReloadCause::Changed,
+                    else => std::future::pending().await,
+                };
+                *self.heard.insert((why, Instant::now()))
+            }
+        };
+        let settled = at + SETTLE;
+        tokio::time::sleep_until(self.last.map_or(settled, |last| settled.max(last + INTERVAL))).await;
+        // What came meanwhile is part of this reading. From here on nothing is waited for.
+        while self.changes.try_recv().is_ok() {}
+        let more = std::future::poll_fn(|context| std::task::Poll::Ready(self.hangups.poll_recv(context)));
+        if matches!(more.await, std::task::Poll::Ready(Some(()))) {
+            why = ReloadCause::Asked;
+        }
+        self.last = Some(Instant::now());
+        self.heard = None;
+        why
+    }
+}
+
 /// Says what came of it.
 fn tell(outcome: anyhow::Result<ReloadSummary>) -> bool {
     match outcome {
@@ -195,4 +216,40 @@ fn tell(outcome: anyhow::Result<ReloadSummary>) -> bool {
 
 fn count(outcome: &'static str) {
     metrics::counter!(metric::CONFIG_RELOADS, "outcome" => outcome).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const MOMENT: Duration = Duration::from_millis(50);
+
+    /// A reason that is heard and waited with is not lost with the wait, and comes no later for it.
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_that_is_given_up_leaves_its_reason_to_the_next_one() {
+        let (sender, changes) = mpsc::channel(1);
+        let hangups = signal(SignalKind::hangup()).unwrap();
+        let mut wait = ReloadWait { hangups, changes, heard: None, last: None };
+        for pause in [SETTLE, INTERVAL] {
+            let begun = Instant::now();
+            sender.try_send(()).unwrap();
+            for _ in 0..3 {
+                assert!(timeout(MOMENT, wait.next()).await.is_err(), "it settles");
+            }
+            let heard = timeout(INTERVAL, wait.next()).await;
+            assert_eq!((heard, begun.elapsed()), (Ok(ReloadCause::Changed), pause));
+        }
+        assert!(timeout(INTERVAL * 9, wait.next()).await.is_err(), "each once");
+
+        // What an operator asks for stays that, whatever comes after it.
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
+        while wait.heard.is_none() {
+            assert!(timeout(MOMENT, wait.next()).await.is_err(), "it settles");
+        }
+        sender.try_send(()).unwrap();
+        assert_eq!(wait.next().await, ReloadCause::Asked);
+        assert!(timeout(INTERVAL * 9, wait.next()).await.is_err(), "each once");
+    }
 }

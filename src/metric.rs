@@ -3,6 +3,9 @@
 //! Any module may record under them through the `metrics` facade. `telemetry` describes each.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use metrics::Gauge;
 
 /// Always 1, by `version` of the program.
 pub const BUILD_INFO: &str = "taskgate_build_info";
@@ -54,7 +57,7 @@ pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
 pub const BREAKER_OPEN: &str = "taskgate_upstream_breaker_open";
 /// How often that began, by `upstream`.
 pub const BREAKER_OPENED: &str = "taskgate_upstream_breaker_opened_total";
-/// Whether an upstream's tool list is larger than the gateway takes, by `upstream`.
+/// Above 0 while an upstream's tool list is larger than the gateway takes, by `upstream`.
 pub const TOOLS_CUT_OFF: &str = "taskgate_upstream_tools_cut_off";
 /// What was wrong with an upstream, by `upstream` and `reason` (`upstream_unreachable`, `upstream_tls`, `upstream_auth`,
 /// `upstream_redirect`, `upstream_http_status`, `upstream_malformed`, `upstream_closed`, `upstream_timeout`).
@@ -134,4 +137,53 @@ pub const REPLICA_FENCED: &str = "taskgate_replica_fenced_writes_total";
 /// Counts a message of an upstream's that nobody could use.
 pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {
     metrics::counter!(UPSTREAM_DROPPED, "upstream" => Arc::clone(upstream), "reason" => reason).increment(1);
+}
+
+/// What one owner adds to a gauge of the process. Others may add to the same one, as two lives of a gateway do, or an upstream and what a
+/// reload put in its place: the gauge is the sum. What was added is taken off when this is dropped.
+#[derive(Debug)]
+pub(crate) struct GaugeShare {
+    gauge: Gauge,
+    value: AtomicI64,
+}
+
+impl GaugeShare {
+    /// A share of nothing. The metrics recorder must be installed before the gauge is made.
+    pub(crate) const fn new(gauge: Gauge) -> Self {
+        Self { gauge, value: AtomicI64::new(0) }
+    }
+
+    pub(crate) fn add(&self, change: i32) {
+        self.value.fetch_add(i64::from(change), Ordering::Relaxed);
+        self.gauge.increment(f64::from(change));
+    }
+
+    /// Replaces what was added until now; whether that was something else.
+    pub(crate) fn set(&self, value: u32) -> bool {
+        let before = self.value.swap(i64::from(value), Ordering::Relaxed);
+        self.gauge.increment((i64::from(value) - before) as f64);
+        before != i64::from(value)
+    }
+
+    pub(crate) fn value(&self) -> i64 {
+        self.value.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for GaugeShare {
+    fn drop(&mut self) {
+        self.gauge.decrement(*self.value.get_mut() as f64);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use metrics_exporter_prometheus::PrometheusRecorder;
+
+    /// What the page says of one series, which is named with its labels; 0 where there is none.
+    pub(crate) fn shown(recorder: &PrometheusRecorder, series: &str) -> f64 {
+        let page = recorder.handle().render();
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());
+        value.unwrap_or_default()
+    }
 }

@@ -131,6 +131,7 @@ impl ServedUpstream {
         let (upstream, retired, life) = (Arc::clone(&self.served.upstream), retired.clone(), life.clone());
         let (endpoint, permits) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.permits));
         retired.add(&upstream);
+        self.health.retire();
         async move {
             // Requests that are under way hold the endpoint, and calls the permits, as `served` does for as long as it is there.
             let is_over = || endpoint.strong_count() <= holders && permits.strong_count() <= 1;

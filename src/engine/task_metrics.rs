@@ -1,14 +1,13 @@
 //! Counts tasks by upstream, with handles that are looked up once: a look-up costs more than the count.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use metrics::{Counter, Gauge, Histogram};
+use metrics::{Counter, Histogram};
 use parking_lot::{Mutex, RwLock};
 
-use crate::metric;
+use crate::metric::{self, GaugeShare};
 
 /// The metrics of tasks.
 #[derive(Default)]
@@ -20,9 +19,9 @@ pub(super) struct TaskMetrics {
 
 struct UpstreamTaskMetrics {
     created: Counter,
-    in_flight: Gauge,
-    /// The same number, to be read. Below zero for a moment where a task settles before its handle is given out.
-    unsettled: AtomicI64,
+    /// Below zero for a moment where a task settles before its handle is given out. What a life leaves unsettled is counted by whoever
+    /// goes on with it, and here no more once the engine is gone.
+    in_flight: GaugeShare,
     age: Histogram,
     /// By outcome, as far as there was one: there are a few dozen.
     settled: Mutex<Vec<(&'static str, Counter)>>,
@@ -38,18 +37,18 @@ impl TaskMetrics {
     pub(super) fn created(&self, upstream: &Arc<str>) {
         let metrics = self.of(upstream);
         metrics.created.increment(1);
-        metrics.in_flight_by(1);
+        metrics.in_flight.add(1);
     }
 
     /// A task of an earlier life goes on in this one.
     pub(super) fn taken_over(&self, upstream: &Arc<str>) {
-        self.of(upstream).in_flight_by(1);
+        self.of(upstream).in_flight.add(1);
     }
 
     /// A task settled at this age.
     pub(super) fn settled(&self, upstream: &Arc<str>, outcome: &'static str, age: Duration) {
         let metrics = self.of(upstream);
-        metrics.in_flight_by(-1);
+        metrics.in_flight.add(-1);
         metrics.age.record(age.as_secs_f64());
         let mut settled = metrics.settled.lock();
         if let Some((_, counter)) = settled.iter().find(|(known, _)| *known == outcome) {
@@ -63,7 +62,7 @@ impl TaskMetrics {
 
     /// Tasks that clients have handles of and that are not done.
     pub(super) fn unsettled(&self, upstream: &str) -> u64 {
-        let known = self.upstreams.read().get(upstream).map(|metrics| metrics.unsettled.load(Ordering::Relaxed));
+        let known = self.upstreams.read().get(upstream).map(|metrics| metrics.in_flight.value());
         known.and_then(|count| u64::try_from(count).ok()).unwrap_or_default()
     }
 
@@ -74,18 +73,41 @@ impl TaskMetrics {
         let of_upstream = || Arc::clone(upstream);
         let new = || UpstreamTaskMetrics {
             created: metrics::counter!(metric::TASKS_CREATED, "upstream" => of_upstream()),
-            in_flight: metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => of_upstream()),
+            in_flight: GaugeShare::new(metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => of_upstream())),
             age: metrics::histogram!(metric::TASK_AGE, "upstream" => of_upstream()),
-            unsettled: AtomicI64::new(0),
             settled: Mutex::default(),
         };
         Arc::clone(self.upstreams.write().entry(of_upstream()).or_insert_with(|| Arc::new(new())))
     }
 }
 
-impl UpstreamTaskMetrics {
-    fn in_flight_by(&self, change: i32) {
-        self.in_flight.increment(f64::from(change));
-        self.unsettled.fetch_add(i64::from(change), Ordering::Relaxed);
+#[cfg(test)]
+mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+    use crate::metric::tests::shown;
+
+    const IN_FLIGHT: &str = "taskgate_tasks_in_flight{upstream=\"up\"}";
+
+    #[test]
+    fn what_a_life_leaves_unsettled_is_counted_by_the_next_one_alone() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        metrics::with_local_recorder(&recorder, || {
+            let (upstream, age) = (Arc::from("up"), Duration::from_secs(1));
+            let ended = TaskMetrics::default();
+            for _ in 0..3 {
+                ended.created(&upstream);
+            }
+            ended.settled(&upstream, "completed", age);
+            let next = TaskMetrics::default();
+            next.taken_over(&upstream);
+            assert_eq!((ended.unsettled("up"), next.unsettled("up"), shown(&recorder, IN_FLIGHT)), (2, 1, 3.0));
+            drop(ended);
+            assert_eq!((next.unsettled("up"), shown(&recorder, IN_FLIGHT)), (1, 1.0));
+            next.settled(&upstream, "completed", age);
+            drop(next);
+            assert_eq!(shown(&recorder, IN_FLIGHT), 0.0);
+        });
     }
 }

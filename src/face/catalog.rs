@@ -7,7 +7,6 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -22,7 +21,7 @@ use crate::dialect::UpstreamDialect;
 use crate::dialect::faults::reason_key;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer};
-use crate::metric;
+use crate::metric::{self, GaugeShare};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
 use crate::upstream::{
@@ -65,7 +64,7 @@ pub struct Catalog {
     lists: moka::future::Cache<ListKey, Arc<ToolList>>,
     /// The last list of each kind that was not cut off. It holds no session.
     whole: moka::future::Cache<ListKey, Arc<PublishedTools>>,
-    is_cut_off: AtomicBool,
+    cut_off: GaugeShare,
 }
 
 type ListKey = (Principal, ClientCredential, Payload);
@@ -147,7 +146,8 @@ impl Catalog {
     pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn UpstreamDialect>) -> Self {
         let lists = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(KEPT_FOR).build();
         let whole = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(WHOLE_KEPT_FOR).build();
-        Self { upstream, peer, unmatched_rules: None, lists, whole, is_cut_off: AtomicBool::new(false) }
+        let cut_off = metrics::gauge!(metric::TOOLS_CUT_OFF, "upstream" => Arc::clone(upstream.name()));
+        Self { upstream, peer, unmatched_rules: None, lists, whole, cut_off: GaugeShare::new(cut_off) }
     }
 
     /// The same, where these rules are to be compared with the lists.
@@ -259,11 +259,10 @@ impl Catalog {
 
     /// Tells operators whether the upstream's list is more than is taken, when that changes.
     fn mark(&self, is_cut_off: bool, tools: usize) {
-        if self.is_cut_off.swap(is_cut_off, Ordering::Relaxed) == is_cut_off {
+        if !self.cut_off.set(u32::from(is_cut_off)) {
             return;
         }
         let upstream = self.upstream.name();
-        metrics::gauge!(metric::TOOLS_CUT_OFF, "upstream" => Arc::clone(upstream)).set(f64::from(u8::from(is_cut_off)));
         if is_cut_off {
             tracing::warn!(%upstream, tools, "the tool list is too long and is cut off, or the last whole one served");
         } else {

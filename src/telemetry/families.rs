@@ -214,7 +214,7 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
         kind: MetricKind::Gauge,
         name: metric::TOOLS_CUT_OFF,
         unit: Unit::Count,
-        text: "Whether an upstream's tool list is larger than is taken",
+        text: "Above 0 while an upstream's tool list is larger than is taken",
         first: FirstSeries::Upstream(&[]),
     },
     MetricFamily {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Response, StatusCode};
-use metrics::{Counter, Gauge};
+use metrics::Counter;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -64,7 +64,6 @@ impl AnswerHealth {
 pub(crate) struct Breaker {
     health: Arc<UpstreamHealth>,
     state: Mutex<BreakerState>,
-    is_open: Gauge,
     opened: Counter,
 }
 
@@ -113,7 +112,6 @@ impl Breaker {
         let upstream = Arc::clone(health.name());
         Self {
             state: Mutex::new(BreakerState { phase: BreakerPhase::Closed(FailureWindow::default()), generation: 0 }),
-            is_open: metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(&upstream)),
             opened: metrics::counter!(metric::BREAKER_OPENED, "upstream" => upstream),
             health,
         }
@@ -159,7 +157,6 @@ impl Breaker {
             (BreakerPhase::Trying { .. }, false) => {
                 state.phase = BreakerPhase::Closed(FailureWindow::default());
                 state.generation += 1;
-                self.is_open.set(0.0);
                 self.health.refused(false);
                 tracing::info!(upstream = %self.health.name(), "the upstream is well again");
             }
@@ -171,7 +168,6 @@ impl Breaker {
         let span = wish.unwrap_or(OPEN_FOR).clamp(OPEN_FOR, OPEN_MAX);
         if matches!(state.phase, BreakerPhase::Closed(_)) {
             self.opened.increment(1);
-            self.is_open.set(1.0);
             self.health.refused(true);
             let cause = self.health.last().map(|trouble| trouble.cause);
             tracing::warn!(upstream = %self.health.name(), cause, "the upstream is ill; new requests are refused");
@@ -196,7 +192,10 @@ impl BreakerPermit<'_> {
 
 #[cfg(test)]
 mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
     use super::*;
+    use crate::metric::tests::shown;
 
     fn breaker() -> Breaker {
         Breaker::new(Arc::new(UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1")))
@@ -232,6 +231,32 @@ mod tests {
         breaker.admit().unwrap().note(AnswerHealth::Well);
         ill(&breaker, 4);
         assert!(breaker.admit().is_ok(), "it counts anew");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_one_breaker_said_is_not_said_of_the_one_in_its_place() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _recorded = metrics::set_default_local_recorder(&recorder);
+        let is_open = || shown(&recorder, "taskgate_upstream_breaker_open{upstream=\"reports\"}");
+        let ended = breaker();
+        ill(&ended, 5);
+        assert_eq!(is_open(), 1.0);
+        let next = breaker();
+        drop(ended);
+        assert_eq!(is_open(), 0.0, "it is gone");
+        ill(&next, 5);
+        assert_eq!(is_open(), 1.0);
+        next.health.retire();
+        assert_eq!(is_open(), 0.0, "its calls go on, and nothing new comes to it");
+        let (replaced, newest) = (breaker(), breaker());
+        let late: Vec<_> = (0..5).map(|_| replaced.admit().unwrap()).collect();
+        replaced.health.retire();
+        late.into_iter().for_each(|call| call.note(AnswerHealth::Ill(None)));
+        assert!(replaced.admit().is_err() && newest.admit().is_ok());
+        assert_eq!(is_open(), 0.0, "what was under way to it says nothing of the newest");
+        ill(&newest, 5);
+        drop((next, replaced));
+        assert_eq!(is_open(), 1.0);
     }
 
     #[tokio::test(start_paused = true)]

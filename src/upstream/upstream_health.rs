@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use url::Url;
 
 use crate::dialect::faults::reason_key;
-use crate::metric;
+use crate::metric::{self, GaugeShare};
 use crate::task::{Clock as _, GatewayFault, Reason, SystemClock, Timestamp};
 
 /// What may be wrong with an upstream. Each is counted from the start.
@@ -85,6 +85,8 @@ pub struct UpstreamHealth {
     name: Arc<str>,
     address: Arc<str>,
     failures: [Counter; REASONS.len()],
+    /// Whether new requests are refused.
+    refuses: GaugeShare,
     /// How often transports have told of what others find out as well.
     told_by_transports: [AtomicU32; FOUND_BY_BOTH.len()],
     /// Looked at for each answer, so that a good one after another costs nothing.
@@ -101,6 +103,7 @@ struct UpstreamHealthState {
     /// Whether the log has it that the upstream fails.
     is_told: bool,
     is_refused: bool,
+    is_retired: bool,
 }
 
 impl std::fmt::Debug for UpstreamHealth {
@@ -150,6 +153,7 @@ impl UpstreamHealth {
             name: Arc::clone(name),
             address: Arc::from(address),
             failures: REASONS.map(counter),
+            refuses: GaugeShare::new(metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(name))),
             told_by_transports: Default::default(),
             now: AtomicU8::new(UNTRIED),
             state: Mutex::default(),
@@ -224,7 +228,16 @@ impl UpstreamHealth {
 
     /// Notes whether new requests are refused in its place.
     pub(crate) fn refused(&self, is_refused: bool) {
-        self.state.lock().is_refused = is_refused;
+        let mut state = self.state.lock();
+        state.is_refused = is_refused;
+        self.refuses.set(u32::from(is_refused && !state.is_retired));
+    }
+
+    /// Nothing new comes to it any more: whether that would be refused says nothing of what is served in its place.
+    pub(crate) fn retire(&self) {
+        let mut state = self.state.lock();
+        state.is_retired = true;
+        self.refuses.set(0);
     }
 
     /// What went wrong last.

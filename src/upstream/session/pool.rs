@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream, initialize};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
-use crate::metric;
+use crate::metric::{self, GaugeShare};
 use crate::task::{Executed, GatewayFault, Principal, PrincipalLimitTable, Reason};
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::{BeginError, ForwardedHeaders};
@@ -33,6 +33,8 @@ pub(crate) struct SessionPool {
     places: Mutex<HashMap<SessionKey, PooledSession>>,
     /// Sessions of another process life in which tasks are taken up, as long as anybody does.
     adopted: Mutex<HashMap<(SessionKey, HeaderValue), Weak<UpstreamSession>>>,
+    /// As of the last look at the places.
+    open: GaugeShare,
 }
 
 /// A session or its handshake.
@@ -72,7 +74,8 @@ impl PooledSession {
 impl SessionPool {
     /// An empty pool. What keeps it tidy ends with it.
     pub(crate) fn new(link: Arc<UpstreamLink>) -> Arc<Self> {
-        let pool = Arc::new(Self { link, places: Mutex::default(), adopted: Mutex::default() });
+        let open = GaugeShare::new(metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => Arc::clone(&link.name)));
+        let pool = Arc::new(Self { link, places: Mutex::default(), adopted: Mutex::default(), open });
         let stop = pool.link.stop.clone();
         pool.link.tracker.spawn(sweep(Arc::downgrade(&pool), stop));
         pool
@@ -147,6 +150,7 @@ impl SessionPool {
     pub(crate) async fn close(&self) {
         let idle: Vec<_> = {
             let mut places = self.places.lock();
+            self.open.set(0);
             places
                 .drain()
                 .filter_map(|(_, place)| place.session().cloned())
@@ -247,8 +251,7 @@ impl SessionPool {
             self.end(&place);
         }
         self.adopted.lock().retain(|_, session| session.strong_count() > 0);
-        metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => Arc::clone(&self.link.name))
-            .set(u32::try_from(places.len()).unwrap_or(u32::MAX));
+        self.open.set(u32::try_from(places.len()).unwrap_or(u32::MAX));
     }
 }
 

@@ -48,6 +48,15 @@ pub(super) async fn shows_nothing(replica: &Replica, tasks: &[String; 2]) {
     join_all(polls).await;
 }
 
+/// What a gateway's metrics say of the unsettled tasks of both servers.
+async fn tasks_in_flight(replica: &Replica) -> f64 {
+    let page = replica.tells("/metrics").await.text;
+    let counted = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("taskgate_tasks_in_flight{")?.rsplit(' ').next()?.parse().ok());
+    counted.map(f64::abs).sum()
+}
+
 /// F75, L1, L4, L8: the other one takes over what is cut off, and what the first one hears of its calls meanwhile changes nothing.
 /// It begins anew on the sockets that it has: a port that it let go of could be another's by then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -57,6 +66,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     site.hold_calls_at(0, 8).await;
     let (tables, cut_off) = (site.tables, &site.replicas[0]);
     until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 8).await;
+    assert_eq!(tasks_in_flight(cut_off).await, 8.0);
     let tasks = open_tasks(&site);
     site.records_outage(true);
     cut_off.cut_off();
@@ -74,6 +84,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     let begins_anew = cut_off.says("begun anew beside the other gateways", 1);
     assert_eq!(cut_off.refusals_during(begins_anew).await, 0);
     until("it is ready again", async || cut_off.is_ready().await).await;
+    until("it counts no task of the life before", async || tasks_in_flight(cut_off).await == 0.0).await;
     site.records_outage(false);
     assert_eq!(tables.sql("SELECT sum(rev) FROM tg_task"), revisions, "what it heard of its calls changes no row");
     nothing_more_was_sent(&site, [4, 4]);

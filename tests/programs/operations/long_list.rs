@@ -94,6 +94,17 @@ async fn u35_a_list_that_is_far_too_long_is_cut_off_and_the_last_whole_one_serve
         assert_eq!(called.json()["result"]["n"], 7, "its calls are checked against what was shown: {}", called.body);
     }
     program.says("is cut off, or the last whole one served", 2).await;
+    // What was said of one server is not said of the one in its place, once the last call of the former is over.
+    let other = Lister::start(FEW).await;
+    folder.write(&block("up", &other.server));
+    program.says("the configuration was read again", 1).await;
+    assert_eq!(shown(&program).await, FEW);
+    in_time(async {
+        while program.counted(MARK).await > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use support::ports::reserved_address;
 
-use super::program::{Call, Folder, Program, send};
-use super::upstream::{ScriptedServer, status, whole};
+use super::program::{Call, Folder, Program, block, send};
+use super::upstream::{ScriptedServer, in_time, status, whole};
 
 const FAILED: &str = "the upstream failed";
 
@@ -125,4 +125,23 @@ async fn a_program_that_ends_is_told_with_how_it_ended() {
     assert_eq!((&fields["reason"], &fields["address"]), (&json!("upstream_closed"), &json!("sh")), "{fields}");
     assert!(fields["cause"].as_str().unwrap().contains("exit status 7"), "{fields}");
     assert!(!program.log().contains("s3cret"), "{}", program.log());
+}
+
+/// Whoever is called at night looks at what is served now: an alert that outlives the server it was about never ends.
+#[tokio::test]
+async fn an_ill_upstream_is_ill_no_more_once_a_reload_has_put_another_in_its_place() {
+    const OPEN: &str = "taskgate_upstream_breaker_open{upstream=\"up\"}";
+    let [former, next] = [ScriptedServer::start(|_| Some(status(502))).await, ScriptedServer::start(|_| None).await];
+    let (folder, protocol) = (Folder::new(), "protocol = \"2025-06-18\"\n");
+    folder.write(&(block("up", &former) + protocol));
+    let program = Program::serve(&folder).await;
+    in_time(async {
+        while program.counted(OPEN).await == 0 {
+            Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+        }
+    })
+    .await;
+    folder.write(&(block("up", &next) + protocol));
+    program.says("the configuration was read again", 1).await;
+    assert_eq!((program.counted(OPEN).await, state(&program).await["state"].as_str()), (0, Some("untried")));
 }

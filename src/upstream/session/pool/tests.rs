@@ -1,9 +1,11 @@
 //! What the pool keeps and what it lets go of, without a network.
 
+use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::*;
+use crate::metric::tests::shown;
 use crate::task::Principal;
 use crate::upstream::ClientCredential;
 use crate::upstream::latencies::ExchangeLatencies;
@@ -97,4 +99,22 @@ async fn a_handshake_that_failed_after_all_had_left_is_forgotten() {
         .insert(key(0), PooledSession { opening, forwarded: ForwardedHeaders::default(), used: Instant::now() });
     pool.sweep(Instant::now());
     assert_eq!(pool.count(), 0);
+}
+
+#[tokio::test]
+async fn a_pool_that_is_closed_or_gone_has_no_open_sessions_and_takes_none_from_another() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let _recorded = metrics::set_default_local_recorder(&recorder);
+    let open = || shown(&recorder, "taskgate_upstream_sessions{upstream=\"reports\"}");
+    let now = Instant::now();
+    let pools = [pool(), pool(), pool()];
+    let held: Vec<_> = pools.iter().flat_map(|pool| (0..2).map(|n| pool.put(key(n), now))).collect();
+    pools.iter().for_each(|pool| pool.sweep(now));
+    assert_eq!(open(), 6.0);
+    let [closed, gone, other] = pools;
+    drop(held);
+    closed.close().await;
+    assert_eq!(open(), 4.0);
+    drop((closed, gone));
+    assert_eq!((open(), other.count()), (2.0, 2));
 }

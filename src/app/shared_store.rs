@@ -151,14 +151,11 @@ impl SharedStoreOpening {
         })
     }
 
-    /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses. The file knows less of
-    /// the life before, or nothing, unless another one had the name since.
+    /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses.
     pub(super) fn begins_anew(&mut self, former: PriorLife) {
         self.late.cancel();
         self.former = Some(former);
-        if self.settings.prior.is_none_or(|kept| kept.holder == former.holder) {
-            self.settings.prior = Some(former);
-        }
+        self.settings.prior = Some(newest_life(self.settings.prior, former));
     }
 
     /// Cancelled once it is to be waited for.
@@ -238,6 +235,13 @@ impl SharedStoreOpening {
     pub(super) fn into_file(self) -> Option<ReplicaFile> {
         self.file
     }
+}
+
+/// The last life under a name, of the one in the replica's file and one that was in this process. The file knows less of the same life,
+/// and an older one or none where it could not be written. A later one, as of a start that was given up, has a higher number, and the
+/// highest stands for a store that lost what it acknowledged: both count.
+fn newest_life(kept: Option<PriorLife>, former: PriorLife) -> PriorLife {
+    kept.filter(|kept| kept.holder > former.holder).unwrap_or(former)
 }
 
 /// Says in the log why something is tried again, whenever that changes.
@@ -357,5 +361,28 @@ fn tell_of_unlike(own: Incarnation, lines: &[StoredReplica], was_unlike: &mut bo
             ),
             None => tracing::info!("all gateways have the same upstreams"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::replica::StoreGeneration;
+
+    #[test]
+    fn a_file_that_knows_an_older_life_does_not_hide_the_one_that_was_in_this_process() {
+        let life = |holder, beat| PriorLife { generation: StoreGeneration(7), holder: Incarnation(holder), beat };
+        let former = life(41, 9);
+        for (kept, newest) in
+            [(None, former), (Some(life(41, 0)), former), (Some(life(40, 0)), former), (Some(life(42, 0)), life(42, 0))]
+        {
+            assert_eq!(newest_life(kept, former), newest, "{kept:?}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, _) = ReplicaFile::lock(folder.path(), "a").unwrap();
+        file.remember_loss(former);
+        drop(file);
+        let (_file, lost) = ReplicaFile::lock(folder.path(), "a").unwrap();
+        assert_eq!(Some(newest_life(lost, former)), lost, "a loss stays to be seen");
     }
 }

@@ -16,7 +16,7 @@ use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{ChosenId, Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, TaskKey, TaskVisibility};
 
-/// How often a row under a chosen id is inserted: once more where one that is gone was in the way.
+/// How often a row under a chosen id is inserted: once more where one that is gone was in the way. It may stay in the way for a while.
 const INSERTS_MAX: usize = 2;
 
 /// How often the name of a task that ends meanwhile is tried again.
@@ -95,6 +95,10 @@ impl Runner {
     }
 
     /// `None` where another call has the id.
+    ///
+    /// # Errors
+    /// What the store says. `Io` also where no task is there under the id, and it is not free either, as while a store on disk does
+    /// not believe its clock: then nothing is freed.
     async fn made_chosen(&mut self, key: &TaskKey) -> Result<Option<RunnerFlow>, StoreError> {
         for _ in 0..INSERTS_MAX {
             // Asked before anything is claimed: a task of an earlier life is left to whoever takes it up.
@@ -132,6 +136,6 @@ impl Runner {
                 return Ok(None);
             }
         }
-        Ok(None)
+        Err(StoreError::Io(io::Error::other("what had the id is gone, and has not been freed yet")))
     }
 }

@@ -349,17 +349,20 @@ async fn a_doubt_that_cannot_be_settled_for_a_while_is_settled_when_it_can_be() 
     }
 }
 
+/// What comes first of a call whose client chose the id of its task.
+async fn call_named(world: &World) -> Option<CallEvent> {
+    let chosen = Some(ChosenId { session: SessionScope(1), text: "mine".into() });
+    let spec = CallSpec { chosen, ..world.spec(Plan::Task, &Principal::local()) };
+    world.engine.call(spec).next().await
+}
+
 /// Whether a row that is gone was freed says nothing of a call that takes its id, and that was not sent.
 #[tokio::test(start_paused = true)]
 async fn a_call_whose_id_may_not_be_free_yet_was_certainly_not_sent() {
     for fault in [StoreFault::FailsUnsure, StoreFault::AppliesAndFails] {
         let rules = Rules { ttl: seconds(60), ..Rules::default() };
         let world = World::with(rules, Script::returns(seconds(1), "done"));
-        let next = async || {
-            let chosen = Some(ChosenId { session: SessionScope(1), text: "mine".into() });
-            let spec = CallSpec { chosen, ..world.spec(Plan::Task, &Principal::local()) };
-            world.engine.call(spec).next().await
-        };
+        let next = async || call_named(&world).await;
         assert!(matches!(next().await, Some(CallEvent::Created(_))));
         tokio::time::sleep(seconds(3_600)).await;
         world.store.faults.strike(Method::SweepOne, fault, 1);
@@ -373,4 +376,26 @@ async fn a_call_whose_id_may_not_be_free_yet_was_certainly_not_sent() {
         tokio::time::sleep(seconds(3)).await;
         world.is_idle().await;
     }
+}
+
+/// D86-06: a store that frees nothing, as one on disk that does not believe its clock, keeps an id whose task is gone. Nobody has it, so
+/// the call is not refused for good.
+#[tokio::test(start_paused = true)]
+async fn an_id_that_may_not_be_freed_for_a_while_is_not_said_to_be_taken() {
+    let world = World::with(Rules { ttl: seconds(60), ..Rules::default() }, Script::returns(seconds(1), "done"));
+    let Some(CallEvent::Created(task)) = call_named(&world).await else { panic!("no task") };
+    assert!(matches!(call_named(&world).await, Some(CallEvent::Ended(CallEnd::Misnamed))), "it is taken");
+    tokio::time::sleep(seconds(3_600)).await;
+    world.store.frees_max.store(0, std::sync::atomic::Ordering::Relaxed);
+    assert!(world.engine.get(&task.key).await.is_err(), "its task is gone");
+    let refused = call_named(&world).await;
+    let Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(why))))) = refused else {
+        panic!("{refused:?}")
+    };
+    assert_eq!(why, GatewayFault::new(Reason::StoreFailed, Executed::No));
+    world.store.frees_max.store(usize::MAX, std::sync::atomic::Ordering::Relaxed);
+    assert!(matches!(call_named(&world).await, Some(CallEvent::Created(_))));
+    tokio::time::sleep(seconds(3)).await;
+    assert_eq!(world.upstream.calls().len(), 2);
+    world.is_idle().await;
 }

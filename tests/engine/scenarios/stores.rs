@@ -249,7 +249,13 @@ impl TaskStore for GatedStore {
     }
 
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
-        self.with(Method::SweepOne, self.inner().sweep_one(key, now)).await
+        let sweeping = async {
+            match self.frees_max.load(Ordering::Relaxed) {
+                0 => Ok(()),
+                _ => self.inner().sweep_one(key, now).await,
+            }
+        };
+        self.with(Method::SweepOne, sweeping).await
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {

@@ -67,6 +67,7 @@ impl Process {
     fn start(kept: &Kept, server: &ScriptedServer, first_id: u128) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _inside = runtime.enter();
+        crate::listen_to_logs();
         let settings = HttpUpstreamSettings {
             name: Arc::from("scripted"),
             url: server.url(),

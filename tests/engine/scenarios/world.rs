@@ -129,6 +129,7 @@ impl World {
     }
 
     fn alive(rules: Rules, started: Instant, store: Arc<GatedStore>, upstream: Arc<Scripted>, first_id: u64) -> Self {
+        crate::listen_to_logs();
         let life = Process::default();
         let mortal: Arc<dyn Upstream> = Arc::new(Mortal::new(&upstream, &life, rules.durable));
         let limits = SharedLimits::default();

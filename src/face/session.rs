@@ -28,6 +28,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::ALLOW;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
@@ -372,7 +373,7 @@ fn sort(
     message: Message,
     inbound: &Inbound,
 ) -> Result<MessageRoute, RequestError> {
-    let bytes = inbound.body.clone();
+    let received = (inbound.body.clone(), inbound.received_at);
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
@@ -398,7 +399,7 @@ fn sort(
             if upstream_tasks::may_drive(shared, session, &request) || fallback::may_drive(shared, session, &request) {
                 return Ok(MessageRoute::Weighed(request));
             }
-            pipe::request(request, bytes, shared.served.settings.drafts).map(MessageRoute::Piped)
+            pipe::request(request, received, shared.served.settings.drafts).map(MessageRoute::Piped)
         }
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
             Ok(MessageRoute::Answer(response))
@@ -418,22 +419,23 @@ fn sort(
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
-            Ok(parcel(other, bytes, shared.served.settings.drafts)?.map_or(MessageRoute::Nothing, MessageRoute::Piped))
+            Ok(parcel(other, received, shared.served.settings.drafts)?
+                .map_or(MessageRoute::Nothing, MessageRoute::Piped))
         }
     }
 }
 
 /// What a message is to the pipe; `None` for one that is for the gateway itself.
-fn parcel(message: Message, bytes: Bytes, drafts: Drafts) -> Result<Option<PipedMessage>, RequestError> {
+fn parcel(message: Message, received: (Bytes, Instant), drafts: Drafts) -> Result<Option<PipedMessage>, RequestError> {
     vet(&message)?;
     match message {
         Message::Request(request) if tasks::is_method(&request.method) => {
             Err(RequestError::UnknownMethod(request.method))
         }
-        Message::Request(request) => pipe::request(request, bytes, drafts).map(Some),
+        Message::Request(request) => pipe::request(request, received, drafts).map(Some),
         Message::Notification(notification) => {
             let cancelled = notification.cancelled();
-            let text = MessageText::with_message(bytes, Arc::new(Message::Notification(notification)));
+            let text = MessageText::with_message(received.0, Arc::new(Message::Notification(notification)));
             Ok(match cancelled {
                 Some(id) if is_own(&id) => None,
                 Some(id) => Some(PipedMessage::Cancel(id, text)),
@@ -442,12 +444,16 @@ fn parcel(message: Message, bytes: Bytes, drafts: Drafts) -> Result<Option<Piped
         }
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(None),
         response @ Message::Response(_) => {
-            Ok(Some(PipedMessage::Response(MessageText::with_message(bytes, Arc::new(response)))))
+            Ok(Some(PipedMessage::Response(MessageText::with_message(received.0, Arc::new(response)))))
         }
     }
 }
 
-fn batch_item(settings: &ServiceSettings, read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::BatchItem {
+fn batch_item(
+    settings: &ServiceSettings,
+    read: Result<Message, EnvelopeError>,
+    received: (Bytes, Instant),
+) -> pipe::BatchItem {
     let message = read.map_err(super::answer::unreadable)?;
     let id = match &message {
         Message::Request(request) if request.method == method::INITIALIZE => {
@@ -461,7 +467,7 @@ fn batch_item(settings: &ServiceSettings, read: Result<Message, EnvelopeError>, 
         }
         Message::Notification(_) | Message::Response(_) => None,
     };
-    parcel(message, bytes, settings.drafts).map_err(|complaint| (id, complaint))
+    parcel(message, received, settings.drafts).map_err(|complaint| (id, complaint))
 }
 
 /// 405 for a client of a session version: what there is at this path.

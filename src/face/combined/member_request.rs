@@ -128,13 +128,31 @@ impl EndpointClient {
     }
 
     /// Passes the client's own request to the upstream at `at`, with `params` in place of its own where these are edited.
+    ///
+    /// # Errors
+    /// As [`EndpointClient::inbound`].
     pub(super) async fn pass(
+        self,
+        upstreams: &Arc<CombinedUpstreams>,
+        at: usize,
+        request: (Request, Bytes),
+        params: Option<Payload>,
+    ) -> Result<FaceResponse, MemberRefusal> {
+        let inbound = self.prepared(upstreams, at, request, params).await?;
+        Ok(upstreams.members[at].endpoint.serve(inbound).await)
+    }
+
+    /// The same request, for that upstream's endpoint to serve.
+    ///
+    /// # Errors
+    /// As [`EndpointClient::inbound`].
+    pub(super) async fn prepared(
         mut self,
         upstreams: &Arc<CombinedUpstreams>,
         at: usize,
         (mut request, mut text): (Request, Bytes),
         params: Option<Payload>,
-    ) -> Result<FaceResponse, MemberRefusal> {
+    ) -> Result<Inbound, MemberRefusal> {
         if let Some(params) = params {
             text = envelope::request(&request.id, &request.method, Some(&params));
             let params = Object::of(&params);
@@ -145,8 +163,7 @@ impl EndpointClient {
             }
             request.params = params.map_or(Params::Absent, Params::Object);
         }
-        let inbound = self.into_inbound(upstreams, at, (text, Some(Message::Request(request)))).await?;
-        Ok(upstreams.members[at].endpoint.serve(inbound).await)
+        self.into_inbound(upstreams, at, (text, Some(Message::Request(request)))).await
     }
 }
 

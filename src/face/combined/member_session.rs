@@ -19,6 +19,7 @@ use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, Inbound};
 use crate::face::sealed::SessionToken;
+use crate::face::session::in_flight::InFlight;
 use crate::face::session::session_cache::ClientSessionCache;
 use crate::upstream::recent_map::RecentMap;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
@@ -30,12 +31,15 @@ const REMEMBERED_MAX: usize = 20_000;
 pub struct CombinedSessions {
     pub(super) tokens: ClientSessionCache,
     pub(super) known: RecentMap<Arc<CombinedSession>>,
+    /// Requests that wait for an upstream's session, or to know whose they are, by the nonce of the endpoint's.
+    pub(super) in_flight: Arc<InFlight>,
 }
 
 impl CombinedSessions {
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { tokens: ClientSessionCache::new(), known: RecentMap::new(REMEMBERED_MAX) })
+        let (tokens, known) = (ClientSessionCache::new(), RecentMap::new(REMEMBERED_MAX));
+        Arc::new(Self { tokens, known, in_flight: Arc::default() })
     }
 }
 

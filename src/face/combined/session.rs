@@ -5,6 +5,7 @@
 //! the process or under a flood of sessions: then they are opened anew.
 
 use std::borrow::Cow;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -25,11 +26,13 @@ use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::session_results::initialize_result;
 use crate::face::answer::{Addressee, accepted, addressee, bare};
+use crate::face::call_stream::request_answer::unanswered;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, full_body};
 use crate::face::intake::{BatchItems, PathFaces as _};
 use crate::face::rewrite::{ClientInitialize, introduction_result};
 use crate::face::sealed::{SessionToken, digest_of};
+use crate::face::session::in_flight::RequestStage;
 use crate::face::session::{self, SessionLookupError, refuse};
 use crate::task::Drafts;
 use crate::wire::envelope::{Notification, Request, Response};
@@ -37,6 +40,13 @@ use crate::wire::{Message, Object, Payload, method};
 
 /// Messages of an array that are served at a time.
 const BATCH_PARALLEL: usize = 16;
+
+/// What became of a request.
+enum AskedMember {
+    Answered(FaceResponse),
+    /// The upstream at this place is to be asked this.
+    Asked(usize, Box<Inbound>),
+}
 
 impl CombinedUpstreams {
     /// The session at the endpoint that a request names.
@@ -78,44 +88,62 @@ impl CombinedUpstreams {
         let client = EndpointClient::in_session(inbound, &token, &session);
         match *message {
             Message::Request(request) => {
-                let asked = self.asked(client, (request, text), &addressee);
-                asked.await.unwrap_or_else(|refusal| refusal.into_response(&addressee))
+                let id = request.id.clone();
+                let asked = pin!(self.asked(client, (request, text), &addressee));
+                // Nothing of it was sent by then.
+                match self.sessions.in_flight.before_it_is_sent(token.nonce, &id, asked).await {
+                    Some(Ok(AskedMember::Answered(answer))) => answer,
+                    Some(Ok(AskedMember::Asked(at, inbound))) => {
+                        let answer = self.members[at].endpoint.serve(*inbound).await;
+                        let upstream = &self.settings.upstreams[at];
+                        own_stream::shown(answer, upstream, StreamKind::Answer, self.result_bytes_max)
+                    }
+                    Some(Err(refusal)) => refusal.into_response(&addressee),
+                    None => unanswered(addressee.accepted).into_response(&addressee),
+                }
+            }
+            Message::Notification(notification)
+                if notification
+                    .cancelled()
+                    .is_some_and(|id| self.sessions.in_flight.cancel(token.nonce, &id, RequestStage::Queued)) =>
+            {
+                accepted()
             }
             Message::Notification(notification) => self.noted(&client, &session, notification, &text).await,
             Message::Response(response) => self.answered(&client, &session, &response, &text).await,
         }
     }
 
-    /// Answers a request of a session.
+    /// Answers a request of a session, or says who does.
     async fn asked(
         self: &Arc<Self>,
         client: EndpointClient,
         (request, text): (Request, Bytes),
         addressee: &Addressee,
-    ) -> Result<FaceResponse, MemberRefusal> {
+    ) -> Result<AskedMember, MemberRefusal> {
         match request.method.as_str() {
-            method::PING => return Ok(addressee.result(Payload::empty_object())),
-            method::SET_LEVEL => return self.set_level(&client, &request, addressee).await,
+            method::PING => return Ok(AskedMember::Answered(addressee.result(Payload::empty_object()))),
+            method::SET_LEVEL => return self.set_level(&client, &request, addressee).await.map(AskedMember::Answered),
             _ => (),
         }
         let target = match self.target(&client, &request).await {
             Ok(target) => target,
-            Err(complaint) => return Ok(refuse(addressee, &complaint)),
+            Err(complaint) => return Ok(AskedMember::Answered(refuse(addressee, &complaint))),
         };
-        match target {
+        Ok(AskedMember::Answered(match target {
             RequestTarget::List(list) => {
                 let cursor = request.params.object().and_then(|params| params.get("cursor"));
-                Ok(match self.page(&client, list, cursor.as_ref()).await? {
+                match self.page(&client, list, cursor.as_ref()).await? {
                     Ok(page) => addressee.result(page),
                     Err(complaint) => refuse(addressee, &complaint),
-                })
+                }
             }
             RequestTarget::Member(at, params) => {
-                let answer = client.pass(self, at, (request, text), params).await?;
-                Ok(own_stream::shown(answer, &self.settings.upstreams[at], StreamKind::Answer, self.result_bytes_max))
+                let inbound = client.prepared(self, at, (request, text), params).await?;
+                return Ok(AskedMember::Asked(at, Box::new(inbound)));
             }
-            RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await,
-        }
+            RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await?,
+        }))
     }
 
     /// Asks upstreams in turn about something that none of them lists, until one knows it. Where none does, the client hears

@@ -57,7 +57,7 @@ pub(super) async fn post(
                 match begun {
                     Some(Ok(said)) => driven.push(said.sayings(id).boxed()),
                     Some(Err(error)) => driven.push(stream::iter([BatchedMessage::last(&id, &Err(error))]).boxed()),
-                    None => items.push(batch_item(&shared.served.settings, Ok(message), bytes)),
+                    None => items.push(batch_item(&shared.served.settings, Ok(message), (bytes, inbound.received_at))),
                 }
             }
             Ok(message) if is_about_a_driven_call(shared, &session, &message) => {
@@ -65,7 +65,7 @@ pub(super) async fn post(
                 let _ = bridge::post(shared, session.clone(), message, inbound).await;
                 items.push(Ok(None));
             }
-            read => items.push(batch_item(&shared.served.settings, read, bytes)),
+            read => items.push(batch_item(&shared.served.settings, read, (bytes, inbound.received_at))),
         }
     }
     pipe::post_batch(shared, session, (items, driven), inbound.accepted).await

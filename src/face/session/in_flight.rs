@@ -2,8 +2,10 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::pin::Pin;
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -21,7 +23,7 @@ const UNWANTED_MAX: usize = 1_024;
 /// What a request is to the gateway meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::face) enum RequestStage {
-    /// It waits for a place: nothing was sent.
+    /// It waits for a place, or a session: nothing was sent.
     Queued,
     /// It was passed on, and is answered on a stream of the gateway's own.
     Held,
@@ -84,6 +86,27 @@ impl InFlight {
         Ok(self.add(&mut requests, (nonce, id.clone(), RequestStage::Driven)))
     }
 
+    /// Waits for what comes before a request is sent; `None` if its client cancels it meanwhile. Most need not wait, and are entered
+    /// nowhere. It is pinned by the caller: a future that is moved into another one takes its room twice.
+    ///
+    /// Cancel safe as far as `waiting` is.
+    pub(in crate::face) async fn before_it_is_sent<T>(
+        self: &Arc<Self>,
+        nonce: u128,
+        id: &RequestId,
+        mut waiting: Pin<&mut impl Future<Output = T>>,
+    ) -> Option<T> {
+        if let Some(ready) = waiting.as_mut().now_or_never() {
+            return Some(ready);
+        }
+        let entry = self.enter(nonce, id, RequestStage::Queued);
+        tokio::select! {
+            biased;
+            () = entry.cancelled().cancelled() => None,
+            ready = waiting => Some(ready),
+        }
+    }
+
     fn add(self: &Arc<Self>, requests: &mut InFlightIndex, key: InFlightKey) -> InFlightEntry {
         requests.next += 1;
         let (number, cancelled) = (requests.next, CancellationToken::new());
@@ -123,7 +146,7 @@ impl InFlight {
     }
 
     /// Whether a request is at any stage.
-    pub(super) fn knows_any(&self, nonce: u128, id: &RequestId) -> bool {
+    pub(in crate::face) fn knows_any(&self, nonce: u128, id: &RequestId) -> bool {
         let requests = self.requests.lock();
         RequestStage::ALL.into_iter().any(|stage| requests.find(nonce, id, stage).is_some())
     }

@@ -17,14 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{FutureExt as _, StreamExt};
+use futures_util::StreamExt;
 use http::{HeaderValue, Method, StatusCode};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use serde_json::json;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::in_flight::RequestStage;
 use super::message_check::tool_of;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, not_allowed};
@@ -76,6 +75,7 @@ pub(super) enum PipedMessage {
 #[derive(Debug)]
 pub(super) struct PipedRequest {
     id: RequestId,
+    arrived: Instant,
     method: String,
     text: MessageText,
     /// The tool, if it is a call.
@@ -94,11 +94,15 @@ impl PipedRequest {
     }
 }
 
-/// Takes a request for the pipe.
+/// Takes a request for the pipe, as it came and when.
 ///
 /// # Errors
 /// If it is a call of which nobody can tell the tool.
-pub(super) fn request(request: Request, bytes: Bytes, drafts: Drafts) -> Result<PipedMessage, RequestError> {
+pub(super) fn request(
+    request: Request,
+    (bytes, arrived): (Bytes, Instant),
+    drafts: Drafts,
+) -> Result<PipedMessage, RequestError> {
     let params = request.params.object();
     let tool = match request.method.as_str() {
         method::TOOLS_CALL => Some(tool_of(params)?),
@@ -119,7 +123,7 @@ pub(super) fn request(request: Request, bytes: Bytes, drafts: Drafts) -> Result<
         Some(edited) => edited.into(),
         None => MessageText::with_message(bytes, Arc::new(Message::Request(request))),
     };
-    let request = PipedRequest { id, method, text, tool, telling, progress_token };
+    let request = PipedRequest { id, arrived, method, text, tool, telling, progress_token };
     Ok(PipedMessage::Request(Box::new(request)))
 }
 
@@ -252,7 +256,10 @@ impl PipeForward {
             None => (None, served.settings.timeouts, None),
         };
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
-        let call = PipedCall::begin(shared, session, request.id, permit);
+        let call = PipedCall::begin(shared, session, (request.id, request.arrived), permit);
+        if !call.is_wanted() {
+            return Ok(unanswered(accepted));
+        }
         let judged = match in_time(
             &call,
             pin!(call.shared.own.deliver(&call.session.own, RawMethod::Post(request.text), || call.is_wanted())),
@@ -290,17 +297,8 @@ async fn place(
     session: &ClientSession,
     id: &RequestId,
 ) -> Result<Option<HeldCall>, GatewayFault> {
-    let mut beginning = pin!(HeldCall::begin(&shared.served, &session.own.opened.owner));
-    // Most find a permit free, and are nowhere entered as calls that wait.
-    if let Some(begun) = beginning.as_mut().now_or_never() {
-        return begun.map(Some);
-    }
-    let waiting = shared.open.in_flight.enter(session.token.nonce, id, RequestStage::Queued);
-    tokio::select! {
-        biased;
-        () = waiting.cancelled().cancelled() => Ok(None),
-        begun = beginning => begun.map(Some),
-    }
+    let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner);
+    shared.open.in_flight.before_it_is_sent(session.token.nonce, id, pin!(beginning)).await.transpose()
 }
 
 /// A request that is at the upstream: its place, its time, and how to take it back.
@@ -309,6 +307,7 @@ pub(super) struct PipedCall {
     shared: Arc<SessionFaceState>,
     session: ClientSession,
     id: RequestId,
+    arrived: Instant,
     began: Instant,
     /// The place that a `tools/call` holds.
     permit: Option<HeldCall>,
@@ -316,16 +315,21 @@ pub(super) struct PipedCall {
 }
 
 impl PipedCall {
-    fn begin(shared: Arc<SessionFaceState>, session: ClientSession, id: RequestId, permit: Option<HeldCall>) -> Self {
+    fn begin(
+        shared: Arc<SessionFaceState>,
+        session: ClientSession,
+        (id, arrived): (RequestId, Instant),
+        permit: Option<HeldCall>,
+    ) -> Self {
         let counter = if permit.is_some() { &shared.meter.calls } else { &shared.meter.requests };
         counter.increment(1);
         let mark = shared.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default();
-        Self { shared, session, id, began: Instant::now(), permit, mark }
+        Self { shared, session, id, arrived, began: Instant::now(), permit, mark }
     }
 
     /// Whether the client waits for it, as far as that is remembered.
     fn is_wanted(&self) -> bool {
-        self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id, self.began)
+        self.shared.open.in_flight.is_wanted(self.session.token.nonce, &self.id, self.arrived)
     }
 
     /// The answer as the client is to see it.

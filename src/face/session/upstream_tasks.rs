@@ -118,7 +118,8 @@ pub(super) async fn post(
         Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
         None => (),
     }
-    match pipe::request(request, Bytes::clone(&inbound.body), shared.served.settings.drafts) {
+    let received = (Bytes::clone(&inbound.body), inbound.received_at);
+    match pipe::request(request, received, shared.served.settings.drafts) {
         Ok(parcel) => pipe::post(shared, session, parcel, inbound.accepted).await,
         Err(complaint) => refuse(&addressee, &complaint),
     }

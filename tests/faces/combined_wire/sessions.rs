@@ -1,11 +1,14 @@
 //! Sessions at an endpoint, and those at the upstreams that belong to them.
 
+use std::sync::Arc;
+
 use http::StatusCode;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use super::{combined, request, servers, text_of};
 use crate::combined_wire::client::{TestGateway, initialize};
-use crate::combined_wire::upstream::SeenRequest;
+use crate::combined_wire::upstream::{ScriptedServer, SeenRequest};
 
 fn is_handshake(seen: &SeenRequest) -> bool {
     seen.rpc() == "initialize"
@@ -51,6 +54,40 @@ async fn sessions_at_upstreams_are_opened_when_something_is_asked_of_them() {
     let sent = two.world.first(|seen: &SeenRequest| seen.is_call()).await;
     assert_eq!(sent.body["params"], json!({"name": "shared", "arguments": {"n": 1}}));
     assert_eq!(sent.header("mcp-session-id"), Some("s-2"));
+}
+
+/// Nobody has the call yet who could be told.
+#[tokio::test]
+async fn a_call_that_is_cancelled_while_a_session_is_opened_for_it_is_not_made() {
+    let (one, _) = servers().await;
+    let opened = Arc::new(Semaphore::new(1));
+    let two = ScriptedServer::slow({
+        let opened = Arc::clone(&opened);
+        move |seen, _| {
+            let opened = Arc::clone(&opened);
+            async move {
+                if is_handshake(&seen) {
+                    opened.acquire().await.unwrap().forget();
+                }
+                None
+            }
+        }
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let client = gate.client().await;
+    let call = json!({"name": "two__shared", "arguments": {"n": 1}});
+    let (reply, ()) = tokio::join!(client.post(request(7, "tools/call", &call)), async {
+        two.world.nth(1, is_handshake).await;
+        let told = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}});
+        assert_eq!(client.post(told.to_string()).await.status, StatusCode::ACCEPTED);
+    });
+    assert_eq!(reply.text().await, "", "a request that was cancelled has no answer");
+    opened.add_permits(1);
+    let next = client.post(request(7, "tools/call", &call)).await.json().await;
+    assert_eq!(next["result"]["n"], 1, "another call of this id");
+    assert_eq!(two.world.count("tools/call"), 1);
 }
 
 #[tokio::test]

@@ -105,6 +105,23 @@ async fn a_fault_strikes_as_often_as_it_is_told_and_others_pass() {
     timeout(PATIENCE, proxy.strikes()).await.unwrap();
 }
 
+/// Else each network that is cut off for a while would leave connections at the server for good.
+#[tokio::test]
+async fn a_connection_that_stalled_ends_at_its_target_once_it_may_and_its_sender_is_told_nothing() {
+    let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = FaultProxy::with(target.local_addr().unwrap(), Fault::up("", 0, Verb::Stall)).await;
+    let mut client = TcpStream::connect(proxy.address).await.unwrap();
+    client.write_all(b"abc").await.unwrap();
+    let (mut server, _) = timeout(PATIENCE, target.accept()).await.unwrap().unwrap();
+    let mut byte = [0];
+    assert!(timeout(SOON, server.read(&mut byte)).await.is_err(), "it stalls");
+    proxy.set(None);
+    assert_eq!(timeout(PATIENCE, server.read(&mut byte)).await.unwrap().unwrap(), 0);
+    drop(server);
+    client.write_all(b"def").await.unwrap();
+    assert!(timeout(SOON, client.read(&mut byte)).await.is_err(), "nothing, nor the end");
+}
+
 #[tokio::test]
 async fn what_is_held_comes_whole_once_it_is_let_go_and_those_who_came_later_pass() {
     let proxy = FaultProxy::start(echo().await).await;

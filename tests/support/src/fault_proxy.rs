@@ -29,7 +29,8 @@ pub enum Verb {
     Reset,
     /// One bit of the next byte is another.
     Corrupt,
-    /// No further byte is read or written.
+    /// No further byte is written. Once a connection has no such fault any more the target of what went up sees its end, as a server does
+    /// whose peer cannot be reached for long; whoever sent it is told nothing.
     Stall,
     /// The rest comes once the connection has no such fault any more.
     Hold,
@@ -193,6 +194,8 @@ struct Connection {
     number: usize,
     /// The mark has gone up.
     marked: AtomicBool,
+    /// It stalled until then, and whoever sent is told nothing of its end.
+    is_silent: AtomicBool,
     over: CancellationToken,
 }
 
@@ -202,7 +205,12 @@ async fn connect(client: TcpStream, shared: Arc<ProxyState>, tracker: TaskTracke
     // A target that is not there closes the client, as it would without a proxy.
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    let connection = Arc::new(Connection { number, marked: AtomicBool::default(), over: CancellationToken::new() });
+    let connection = Arc::new(Connection {
+        number,
+        marked: AtomicBool::default(),
+        is_silent: AtomicBool::default(),
+        over: CancellationToken::new(),
+    });
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
     let up = Pump::new(Direction::Up, &shared, &connection).run(client_reads, server_writes);
@@ -245,10 +253,20 @@ impl Pump {
                 if self.connection.over.is_cancelled() {
                     return reset(&from, to);
                 }
+                let is_silent = self.connection.is_silent.load(Ordering::Acquire) && self.way == Direction::Up;
+                if is_silent {
+                    let _ = to.shutdown().await;
+                }
                 // What still comes is thrown away, so that the sender notices nothing.
                 while let Ok(1..) = from.read(&mut buffer).await {}
+                if is_silent {
+                    self.connection.over.cancel();
+                }
                 return;
             }
+        }
+        if self.connection.is_silent.load(Ordering::Acquire) {
+            return self.connection.over.cancelled().await;
         }
         let _ = to.shutdown().await;
     }
@@ -289,8 +307,12 @@ impl Pump {
                 self.connection.over.cancel();
                 return None;
             }
-            Verb::Stall => return std::future::pending().await,
-            Verb::Hold => self.let_go().await,
+            Verb::Stall => {
+                self.let_go(Verb::Stall).await;
+                self.connection.is_silent.store(self.way == Direction::Up, Ordering::Release);
+                return None;
+            }
+            Verb::Hold => self.let_go(Verb::Hold).await,
         }
         self.write(after, to).await
     }
@@ -316,10 +338,10 @@ impl Pump {
         end
     }
 
-    /// Waits until nothing holds this back.
-    async fn let_go(&self) {
+    /// Waits until nothing holds this back in such a way.
+    async fn let_go(&self, verb: Verb) {
         let (way, number) = (self.way, self.connection.number);
-        let holds = |set: ProxyFault| set.of(way, number).is_some_and(|fault| fault.verb == Verb::Hold);
+        let holds = |set: ProxyFault| set.of(way, number).is_some_and(|fault| fault.verb == verb);
         // The sender is as long there as this is.
         let _ = self.shared.fault.subscribe().wait_for(|set| !set.is_some_and(holds)).await;
     }

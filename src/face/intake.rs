@@ -339,13 +339,13 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     }
     let begins =
         |(read, _): &(Result<Message, _>, Bytes)| !matches!(read, Ok(Message::Notification(_) | Message::Response(_)));
-    if batch.iter().any(begins) {
-        return match pass_on(faces, inbound, SessionErrand::Begin, |_| false).await {
-            Some(answer) => answer.unwrap_or_else(|fault| addressee.fault(&fault)),
-            None => faces.post_batch(inbound, batch).await,
-        };
+    if faces.served().homes.is_some() && !batch.iter().any(begins) {
+        return serve_one_way(faces, inbound, batch).await;
     }
-    serve_one_way(faces, inbound, batch).await
+    match pass_on(faces, inbound, SessionErrand::Begin, |_| false).await {
+        Some(answer) => answer.unwrap_or_else(|fault| addressee.fault(&fault)),
+        None => faces.post_batch(inbound, batch).await,
+    }
 }
 
 /// Takes the messages of an array of which none wants an answer, each where it would be taken if it had come alone. The status is that

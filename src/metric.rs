@@ -28,7 +28,7 @@ pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
 pub const REQUESTS: &str = "taskgate_requests_total";
 /// Handles created, by `upstream`.
 pub const TASKS_CREATED: &str = "taskgate_tasks_created_total";
-/// Unsettled tasks, by `upstream`.
+/// Unsettled tasks, by `upstream`. Gateways with one database settle each other's: it is their sum.
 pub const TASKS_IN_FLIGHT: &str = "taskgate_tasks_in_flight";
 /// Settled tasks, by `upstream` and `outcome`.
 pub const TASKS_SETTLED: &str = "taskgate_tasks_settled_total";

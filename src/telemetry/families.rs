@@ -111,7 +111,7 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
         kind: MetricKind::Gauge,
         name: metric::TASKS_IN_FLIGHT,
         unit: Unit::Count,
-        text: "Unsettled tasks, by upstream",
+        text: "Unsettled tasks, by upstream; of gateways with one database their sum",
         first: FirstSeries::Upstream(&[]),
     },
     MetricFamily {

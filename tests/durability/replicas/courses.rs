@@ -2,16 +2,19 @@
 //!
 //! `REPLICA_FAULTS` is how many befall them (3), `KILL_SEED` repeats their order.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use rustix::process::Signal;
+use serde_json::json;
 use support::history::{Fact, History};
 use support::postgres::{PostgresServer, ServerStop};
+use support::wire_client::Flavour;
 use tokio::time::sleep;
 
-use super::harness::{PATIENCE, Replica, Site, Terms, client, until};
+use super::harness::{PATIENCE, PLAIN, RESUMABLE, Replica, Site, Terms, answered, client, is_in_time, until};
 use super::killed::mixed;
 use crate::kill_cycles::dice::{Dice, seed};
 
@@ -86,11 +89,32 @@ impl Course<'_> {
     }
 }
 
+/// Waits until all tasks are settled. Those whose handles were lost on their way to a client are cancelled before, as nobody answers
+/// what they ask; how many.
+async fn settle(site: &Site<'_>) -> usize {
+    let heard: BTreeSet<_> = site.handles().into_iter().map(|(_, task)| task).collect();
+    let unsettled = "FROM tg_task WHERE NOT settled";
+    let open = site.tables.sql(&format!("SELECT encode(id, 'hex') {unsettled}"));
+    let unheard: Vec<_> = open.lines().filter(|id| !heard.contains(*id)).collect();
+    for id in &unheard {
+        for path in [RESUMABLE, PLAIN] {
+            let asking = client(Flavour::Extension, path);
+            answered(&asking, site.replicas[0].keeper.address(), "tasks/cancel", json!({"taskId": id})).await;
+        }
+    }
+    if !is_in_time(async || site.tables.are_all_settled()).await {
+        let rows = site.tables.sql(&format!("SELECT encode(id, 'hex'), holder, state, rev {unsettled}"));
+        let logs: Vec<_> = site.replicas.iter().map(|replica| replica.keeper.log().display().to_string()).collect();
+        panic!("not settled in time: {rows}\nsee {}", logs.join(", "));
+    }
+    unheard.len()
+}
+
 /// One course: what happened, and how many tasks settled.
 async fn run(server: &PostgresServer, faults: u64, dice: &mut Dice) -> (String, usize) {
     let mut site = Site::of(3, "course", server, Terms { alone_max: "10s", ..Terms::default() }).await;
     let (is_over, next) = (AtomicBool::new(false), AtomicU64::new(0));
-    let Site { crowd, replicas, history, tables, .. } = &mut site;
+    let Site { crowd, replicas, history, .. } = &mut site;
     let clients = join_all((0..CLIENTS).map(|_| async {
         while !is_over.load(Ordering::Relaxed) {
             let (job, path, flavour, _) = mixed(next.fetch_add(1, Ordering::Relaxed));
@@ -108,11 +132,10 @@ async fn run(server: &PostgresServer, faults: u64, dice: &mut Dice) -> (String, 
         told
     };
     let (_, told) = tokio::join!(clients, faults);
-    until("all are settled", async || tables.are_all_settled()).await;
-    let tables = site.tables;
+    let (unheard, tables) = (settle(&site).await, site.tables);
     let settled = site.judge().await;
     tables.sql("DROP SCHEMA course CASCADE");
-    (told.join(", "), settled)
+    (format!("{}; {unheard} handles were lost", told.join(", ")), settled)
 }
 
 /// L1 to L8, F71, F75 to F79.

@@ -119,7 +119,7 @@ pub(super) async fn until(what: &str, is_so: impl AsyncFnMut() -> bool) {
     assert!(is_in_time(is_so).await, "not so in time: {what}");
 }
 
-async fn is_in_time(mut is_so: impl AsyncFnMut() -> bool) -> bool {
+pub(super) async fn is_in_time(mut is_so: impl AsyncFnMut() -> bool) -> bool {
     let waited = async {
         while !is_so().await {
             sleep(LOOK).await;

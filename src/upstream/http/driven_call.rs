@@ -51,6 +51,11 @@ impl DrivenCall {
         matches!(self.state, DrivenCallState::Running(_))
     }
 
+    /// Whether all that was read is handed out.
+    pub(super) fn is_drained(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// Runs the call until a connection has taken it.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::latencies::ExchangeClass;
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::own_ids;
+use crate::upstream::reply::SseResumePoint;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
 use crate::upstream::{
@@ -38,6 +39,9 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 pub(super) struct HttpExchange {
     http_call: Arc<HttpCall>,
     driven: DrivenCall,
+    /// Where its stream was when all that had been read was handed out and done with. It is read ahead: a later life that began
+    /// behind what waits in the queue would never hear that.
+    heard_to: SseResumePoint,
     /// When a connection took the call.
     sent: Instant,
 }
@@ -82,7 +86,7 @@ impl HttpExchange {
         let start = CallStart::Post { message, handed_over: Arc::clone(handed_over) };
         let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
         let driven = DrivenCall::new(link, class, began, queue, Box::pin(Arc::clone(&http_call).run(start)));
-        let mut exchange = Self { http_call, driven, sent: began };
+        let mut exchange = Self { http_call, driven, heard_to: SseResumePoint::default(), sent: began };
         exchange.driven.hand_over(handed_over).await?;
         exchange.sent = Instant::now();
         Ok(exchange)
@@ -120,13 +124,17 @@ impl HttpExchange {
         for ask in resumed.open.iter().filter_map(RequestId::from_payload) {
             // They were within the bounds when they were asked.
             let _ = call.ask(&ask);
+            call.heard(ask.payload());
         }
         let http_call = HttpCall::new(call, session, home, (context, above));
+        let mut heard_to = SseResumePoint::default();
         if let CallPosition::Stream(point) = resumed.at {
+            heard_to.clone_from(&point);
             *http_call.point.lock() = point;
         }
         let (now, run) = (Instant::now(), Box::pin(Arc::clone(&http_call).run(start)));
-        Ok(Self { driven: DrivenCall::new(link, ExchangeClass::Resumed, now, queue, run), http_call, sent: now })
+        let driven = DrivenCall::new(link, ExchangeClass::Resumed, now, queue, run);
+        Ok(Self { http_call, driven, heard_to, sent: now })
     }
 
     /// Runs the call on until the upstream knows of it or is taken to, and until its task is known if it asked
@@ -197,7 +205,14 @@ fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
 #[async_trait]
 impl Exchange for HttpExchange {
     async fn next(&mut self) -> ExchangeEvent {
-        self.driven.next().await
+        if self.driven.is_drained() {
+            self.heard_to.clone_from(&self.http_call.point.lock());
+        }
+        let event = self.driven.next().await;
+        if let ExchangeEvent::Asked { ask, .. } = &event {
+            self.http_call.call.heard(ask);
+        }
+        event
     }
 
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
@@ -256,7 +271,8 @@ impl Exchange for HttpExchange {
                 tasks: session.tasks,
                 above: Arc::clone(&self.http_call.above),
             },
-            None => CallPosition::Stream(self.http_call.point.lock().clone()),
+            None if self.driven.is_drained() => CallPosition::Stream(self.http_call.point.lock().clone()),
+            None => CallPosition::Stream(self.heard_to.clone()),
         };
         resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.open())
     }

@@ -45,6 +45,8 @@ struct AskedQuestions {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum QuestionState {
+    /// It waits in the call's queue: whoever owns the call does not know of it.
+    Unheard,
     Open,
     Closed,
 }
@@ -108,9 +110,16 @@ impl SessionCall {
         if questions.open >= OPEN_MAX || questions.asked.len() >= ASKED_MAX {
             return Err(AskRefusal::TooMany);
         }
-        questions.asked.insert(id.payload().clone(), QuestionState::Open);
+        questions.asked.insert(id.payload().clone(), QuestionState::Unheard);
         questions.open += 1;
         Ok(())
+    }
+
+    /// Whoever owns the call knows of a question.
+    pub(crate) fn heard(&self, ask: &Payload) {
+        if let Some(question @ QuestionState::Unheard) = self.questions.lock().asked.get_mut(ask) {
+            *question = QuestionState::Open;
+        }
     }
 
     /// Notes the task that an open question named as its cause.
@@ -123,7 +132,7 @@ impl SessionCall {
     }
 
     pub(crate) fn is_open(&self, ask: &Payload) -> bool {
-        self.questions.lock().asked.get(ask) == Some(&QuestionState::Open)
+        self.questions.lock().asked.get(ask).is_some_and(|question| *question != QuestionState::Closed)
     }
 
     /// Closes a question; whether it was open.
@@ -131,12 +140,12 @@ impl SessionCall {
         let mut questions = self.questions.lock();
         questions.related.remove(ask);
         let was = questions.asked.get_mut(ask).map(|question| std::mem::replace(question, QuestionState::Closed));
-        let was_open = was == Some(QuestionState::Open);
+        let was_open = was.is_some_and(|was| was != QuestionState::Closed);
         questions.open -= usize::from(was_open);
         was_open
     }
 
-    /// The questions that are open, in an order of their own.
+    /// The open questions that the call's owner knows of, in an order of their own. A later life is asked the others again.
     pub(crate) fn open(&self) -> Vec<Payload> {
         let questions = self.questions.lock();
         let open = questions.asked.iter().filter(|(_, question)| **question == QuestionState::Open);
@@ -148,7 +157,7 @@ impl SessionCall {
     /// Forgets all questions, for a session in which the upstream counts anew; those that were open.
     pub(crate) fn forget_questions(&self) -> Vec<Payload> {
         let asked = std::mem::take(&mut *self.questions.lock()).asked;
-        asked.into_iter().filter(|(_, question)| *question == QuestionState::Open).map(|(ask, _)| ask).collect()
+        asked.into_iter().filter(|(_, question)| *question != QuestionState::Closed).map(|(ask, _)| ask).collect()
     }
 }
 

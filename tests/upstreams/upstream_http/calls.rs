@@ -7,6 +7,7 @@ use http::Method;
 use serde_json::{Value, json};
 use taskgate::upstream::{Answer, BeginError, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, RpcError};
+use tokio_util::task::TaskTracker;
 
 use super::server::{
     BodySender, Once, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, json_text, status,
@@ -120,7 +121,7 @@ async fn asking() -> ScriptedServer {
         }
         let (events, reply) = BodySender::open();
         events.message(&question("q-1"));
-        let tracker = tokio_util::task::TaskTracker::new();
+        let tracker = TaskTracker::new();
         tracker.spawn(async move {
             let answer = world.first(is_response).await;
             events.result(&seen, &answer.body);
@@ -412,6 +413,62 @@ async fn a_call_is_taken_up_by_another_process_life() {
     assert_eq!(resume.header("mcp-session-id"), Some("s-1"));
     assert_eq!(resume.header("mcp-protocol-version"), Some("2025-11-25"));
     assert_eq!(server.world.all(|seen| seen.rpc() == "initialize").len(), 1);
+}
+
+/// A step and a question come at once. The owner of the call hears the step, and the process ends: the question is heard by the next
+/// life, as nobody else will ask it again.
+#[tokio::test]
+async fn a_call_is_taken_up_before_what_its_owner_did_not_hear() {
+    let server = ScriptedServer::slow(|seen, _| async move {
+        let (events, reply) = BodySender::open();
+        let step = |step| {
+            let params = json!({"progressToken": seen.body["params"]["_meta"]["progressToken"], "progress": step});
+            json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
+        };
+        let question = json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {}});
+        let (second, question) = (format!("id: e-2\ndata: {}\n\n", step(2)), format!("id: e-3\ndata: {question}\n\n"));
+        match seen.header("last-event-id") {
+            None if seen.is_call() => {
+                events.numbered("e-1", &step(1));
+                TaskTracker::new().spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    events.raw(second + &question);
+                    events.abandoned().await;
+                });
+                return Some(reply);
+            }
+            None => return None,
+            Some("e-1") => events.raw(second + &question),
+            Some(_) => events.raw(":\n\n"),
+        }
+        // Open for as long as somebody reads.
+        TaskTracker::new().spawn(async move { events.abandoned().await });
+        Some(reply)
+    })
+    .await;
+    let first = upstream(&server.url());
+    let mut exchange = begin(&first).await;
+    for _ in 0..2 {
+        assert!(matches!(next(&mut exchange).await, ExchangeEvent::Progress { .. }));
+    }
+    let token = exchange.resume_token().unwrap();
+    drop(exchange);
+    let second = upstream(&server.url());
+    let mut exchange = in_time(second.resume(token, context())).await.unwrap();
+    let mut event = next(&mut exchange).await;
+    while matches!(event, ExchangeEvent::Progress { .. }) {
+        event = next(&mut exchange).await;
+    }
+    assert!(matches!(event, ExchangeEvent::Asked { .. }), "{event:?}");
+    let token = exchange.resume_token().unwrap();
+    drop(exchange);
+    assert_eq!(server.world.nth(0, is_resume).await.header("last-event-id"), Some("e-1"));
+    // What was heard is behind it, and may be answered.
+    let third = upstream(&server.url());
+    let mut exchange = in_time(third.resume(token, context())).await.unwrap();
+    let answer = Answer::Result(Payload::of(&json!({"action": "decline"})));
+    exchange.answer(&Payload::of(&json!("q")), answer).await.unwrap();
+    server.world.first(|seen| seen.body["id"] == "q" && seen.body["result"]["action"] == "decline").await;
 }
 
 #[tokio::test]

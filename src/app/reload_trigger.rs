@@ -245,7 +245,10 @@ mod tests {
 
         // What an operator asks for stays that, whatever comes after it.
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
+        let sent = Instant::now();
         while wait.heard.is_none() {
+            // Of paused time: seconds by the clock.
+            assert!(sent.elapsed() < Duration::from_secs(36_000), "the signal comes");
             assert!(timeout(MOMENT, wait.next()).await.is_err(), "it settles");
         }
         sender.try_send(()).unwrap();

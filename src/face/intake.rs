@@ -348,8 +348,8 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     }
 }
 
-/// Takes the messages of an array of which none wants an answer, each where it would be taken if it had come alone. The status is that
-/// of the first that was not taken.
+/// Takes the messages of an array of which none wants an answer, each where its session, or what it belongs to, is at home. The status
+/// is that of the first that was not taken.
 async fn serve_one_way(faces: &impl PathFaces, inbound: &Inbound, batch: BatchItems) -> FaceResponse {
     let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
     for (read, item) in batch {

@@ -87,10 +87,15 @@ impl CombinedUpstreams {
         let text = inbound.body.clone();
         let client = EndpointClient::in_session(inbound, &token, &session);
         match *message {
+            // All open sessions are told, whoever takes it back.
+            Message::Request(request) if request.method == method::SET_LEVEL => {
+                let told = self.set_level(&client, &request, &addressee).await;
+                told.unwrap_or_else(|refusal| refusal.into_response(&addressee))
+            }
             Message::Request(request) => {
                 let id = request.id.clone();
                 let asked = pin!(self.asked(client, (request, text), &addressee));
-                // Nothing of it was sent by then.
+                // The request itself is not sent by then. What was asked on its client's behalf is let go of.
                 match self.sessions.in_flight.before_it_is_sent(token.nonce, &id, asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
@@ -121,10 +126,8 @@ impl CombinedUpstreams {
         (request, text): (Request, Bytes),
         addressee: &Addressee,
     ) -> Result<AskedMember, MemberRefusal> {
-        match request.method.as_str() {
-            method::PING => return Ok(AskedMember::Answered(addressee.result(Payload::empty_object()))),
-            method::SET_LEVEL => return self.set_level(&client, &request, addressee).await.map(AskedMember::Answered),
-            _ => (),
+        if request.method == method::PING {
+            return Ok(AskedMember::Answered(addressee.result(Payload::empty_object())));
         }
         let target = match self.target(&client, &request).await {
             Ok(target) => target,

@@ -15,7 +15,7 @@ use crate::upstream::recent_map::RecentMap;
 use crate::wire::RequestId;
 
 /// Calls of the engine's that are under way; those above are refused. Requests of the other kinds are bounded by the
-/// places at the upstream, and in its queue.
+/// places at the upstream, and in its queue; those that wait for a session by the connections of clients.
 const CALLS_MAX: usize = 16_384;
 /// Requests and sessions that are remembered as given up.
 const UNWANTED_MAX: usize = 1_024;

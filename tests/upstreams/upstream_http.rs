@@ -5,6 +5,7 @@
 mod answers;
 mod calls;
 mod kept;
+mod resumption;
 mod sessions;
 mod stateless;
 mod task_life;
@@ -26,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use server::in_time;
+use server::{SeenRequest, in_time};
 
 fn upstream(url: &Url) -> SessionUpstream {
     upstream_of(settings(url))
@@ -128,4 +129,9 @@ async fn lines(exchange: &mut Box<dyn Exchange>) -> Vec<String> {
             | ExchangeEvent::Withdrawn { .. } => (),
         }
     }
+}
+
+fn progress(seen: &SeenRequest, n: u32) -> Value {
+    let params = json!({"progressToken": seen.token(), "progress": n, "total": 2, "message": "on it"});
+    json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 }

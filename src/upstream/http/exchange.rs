@@ -122,9 +122,7 @@ impl HttpExchange {
         };
         let (call, queue) = SessionCall::new(resumed.request, native);
         for ask in resumed.open.iter().filter_map(RequestId::from_payload) {
-            // They were within the bounds when they were asked.
-            let _ = call.ask(&ask);
-            call.heard(ask.payload());
+            call.adopt_question(&ask);
         }
         let http_call = HttpCall::new(call, session, home, (context, above));
         let mut heard_to = SseResumePoint::default();
@@ -209,9 +207,7 @@ impl Exchange for HttpExchange {
             self.heard_to.clone_from(&self.http_call.point.lock());
         }
         let event = self.driven.next().await;
-        if let ExchangeEvent::Asked { ask, .. } = &event {
-            self.http_call.call.heard(ask);
-        }
+        self.http_call.call.heard(&event);
         event
     }
 
@@ -274,6 +270,6 @@ impl Exchange for HttpExchange {
             None if self.driven.is_drained() => CallPosition::Stream(self.http_call.point.lock().clone()),
             None => CallPosition::Stream(self.heard_to.clone()),
         };
-        resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.open())
+        resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.shown())
     }
 }

@@ -38,17 +38,19 @@ pub(crate) struct SessionCall {
 struct AskedQuestions {
     /// By the upstream's id. Those that are no longer open stay, so that a replay is not asked again.
     asked: HashMap<Payload, QuestionState>,
+    /// How many the upstream waits for.
     open: usize,
     /// The tasks that open ones named as their cause, which their answers name too.
     related: HashMap<Payload, Arc<str>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum QuestionState {
-    /// It waits in the call's queue: whoever owns the call does not know of it.
-    Unheard,
-    Open,
-    Closed,
+/// A question, as each side of the call's queue knows it.
+#[derive(Clone, Copy, Debug)]
+struct QuestionState {
+    /// Whether the upstream waits for an answer.
+    is_open: bool,
+    /// Whether whoever owns the call takes it for open: what the upstream asks or takes back waits in the queue first.
+    is_shown: bool,
 }
 
 /// Whether the upstream makes a task of a call.
@@ -110,15 +112,29 @@ impl SessionCall {
         if questions.open >= OPEN_MAX || questions.asked.len() >= ASKED_MAX {
             return Err(AskRefusal::TooMany);
         }
-        questions.asked.insert(id.payload().clone(), QuestionState::Unheard);
+        questions.asked.insert(id.payload().clone(), QuestionState { is_open: true, is_shown: false });
         questions.open += 1;
         Ok(())
     }
 
-    /// Whoever owns the call knows of a question.
-    pub(crate) fn heard(&self, ask: &Payload) {
-        if let Some(question @ QuestionState::Unheard) = self.questions.lock().asked.get_mut(ask) {
-            *question = QuestionState::Open;
+    /// Knows a question that an earlier life had open: it was within the bounds when it was asked.
+    pub(crate) fn adopt_question(&self, id: &RequestId) {
+        let mut questions = self.questions.lock();
+        let known = questions.asked.insert(id.payload().clone(), QuestionState { is_open: true, is_shown: true });
+        questions.open += usize::from(known.is_none());
+    }
+
+    /// Whoever owns the call has heard an event of it.
+    pub(crate) fn heard(&self, event: &ExchangeEvent) {
+        let show = |ask, is_shown| {
+            if let Some(question) = self.questions.lock().asked.get_mut(ask) {
+                question.is_shown = is_shown;
+            }
+        };
+        if let ExchangeEvent::Asked { ask, .. } = event {
+            show(ask, true);
+        } else if let ExchangeEvent::Withdrawn { ask } = event {
+            show(ask, false);
         }
     }
 
@@ -132,32 +148,47 @@ impl SessionCall {
     }
 
     pub(crate) fn is_open(&self, ask: &Payload) -> bool {
-        self.questions.lock().asked.get(ask).is_some_and(|question| *question != QuestionState::Closed)
+        self.questions.lock().asked.get(ask).is_some_and(|question| question.is_open)
     }
 
-    /// Closes a question; whether it was open.
-    pub(crate) fn close(&self, ask: &Payload) -> bool {
+    /// Closes a question that its owner has answered, or never hears of.
+    pub(crate) fn close(&self, ask: &Payload) {
         let mut questions = self.questions.lock();
-        questions.related.remove(ask);
-        let was = questions.asked.get_mut(ask).map(|question| std::mem::replace(question, QuestionState::Closed));
-        let was_open = was.is_some_and(|was| was != QuestionState::Closed);
-        questions.open -= usize::from(was_open);
-        was_open
+        questions.end(ask);
+        if let Some(question) = questions.asked.get_mut(ask) {
+            question.is_shown = false;
+        }
     }
 
-    /// The open questions that the call's owner knows of, in an order of their own. A later life is asked the others again.
-    pub(crate) fn open(&self) -> Vec<Payload> {
+    /// The upstream takes a question back, which the call's owner has yet to hear; whether it was open.
+    pub(crate) fn withdraw(&self, ask: &Payload) -> bool {
+        self.questions.lock().end(ask)
+    }
+
+    /// The questions that the call's owner takes for open, in an order of their own. A later life is asked the others again, and hears
+    /// again of those that were taken back meanwhile.
+    pub(crate) fn shown(&self) -> Vec<Payload> {
         let questions = self.questions.lock();
-        let open = questions.asked.iter().filter(|(_, question)| **question == QuestionState::Open);
-        let mut open: Vec<_> = open.map(|(ask, _)| ask.clone()).collect();
-        open.sort_by(|a, b| a.as_str().cmp(b.as_str()));
-        open
+        let shown = questions.asked.iter().filter(|(_, question)| question.is_shown);
+        let mut shown: Vec<_> = shown.map(|(ask, _)| ask.clone()).collect();
+        shown.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        shown
     }
 
     /// Forgets all questions, for a session in which the upstream counts anew; those that were open.
     pub(crate) fn forget_questions(&self) -> Vec<Payload> {
         let asked = std::mem::take(&mut *self.questions.lock()).asked;
-        asked.into_iter().filter(|(_, question)| *question != QuestionState::Closed).map(|(ask, _)| ask).collect()
+        asked.into_iter().filter(|(_, question)| question.is_open).map(|(ask, _)| ask).collect()
+    }
+}
+
+impl AskedQuestions {
+    /// The upstream waits for a question no longer; whether it did.
+    fn end(&mut self, ask: &Payload) -> bool {
+        self.related.remove(ask);
+        let was_open = self.asked.get_mut(ask).is_some_and(|question| std::mem::replace(&mut question.is_open, false));
+        self.open -= usize::from(was_open);
+        was_open
     }
 }
 
@@ -225,7 +256,7 @@ mod tests {
             let id = RequestId::number(n);
             assert_eq!(call.ask(&id), Ok(()), "question {n}");
             if n >= 31 {
-                assert!(call.close(RequestId::number(n - 31).payload()), "question {} was open", n - 31);
+                assert!(call.withdraw(RequestId::number(n - 31).payload()), "question {} was open", n - 31);
             }
         }
         assert_eq!(call.ask(&RequestId::number(1_000)), Err(AskRefusal::TooMany), "U29");
@@ -240,8 +271,8 @@ mod tests {
         }
         assert_eq!(call.ask(&RequestId::number(32)), Err(AskRefusal::TooMany), "U29");
         assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "a replay is told apart");
-        assert!(call.close(RequestId::number(0).payload()));
-        assert!(!call.close(RequestId::number(0).payload()), "closed once");
+        assert!(call.withdraw(RequestId::number(0).payload()));
+        assert!(!call.withdraw(RequestId::number(0).payload()), "closed once");
         assert_eq!(call.ask(&RequestId::number(32)), Ok(()));
         assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "an answered question is not asked again");
     }

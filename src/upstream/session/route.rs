@@ -54,7 +54,7 @@ impl UpstreamSession {
                 call.tell(ExchangeEvent::Progress(progress)).await;
             }
             NotificationSubject::Log(params) => call.tell(ExchangeEvent::Log(params)).await,
-            NotificationSubject::Withdrawn(ask) if call.close(&ask) => {
+            NotificationSubject::Withdrawn(ask) if call.withdraw(&ask) => {
                 call.tell(ExchangeEvent::Withdrawn { ask }).await
             }
             NotificationSubject::TaskChanged(task) => self.hint(&task),
@@ -140,7 +140,7 @@ impl UpstreamSession {
             }
             NotificationSubject::Withdrawn(ask) => {
                 let call = self.calls.by_question(&ask)?;
-                call.close(&ask);
+                call.withdraw(&ask);
                 (call, ExchangeEvent::Withdrawn { ask })
             }
             NotificationSubject::Log(params) => {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use http::Method;
 use serde_json::json;
 use taskgate::upstream::{Answer, BeginError, ExchangeEvent, Upstream};
@@ -142,6 +143,97 @@ async fn a_call_is_taken_up_before_what_its_owner_did_not_hear() {
     let answer = Answer::Result(Payload::of(&json!({"action": "decline"})));
     exchange.answer(&Payload::of(&json!("q")), answer).await.unwrap();
     server.world.first(|seen| seen.body["id"] == "q" && seen.body["result"]["action"] == "decline").await;
+}
+
+/// What a server says of a call, event by event, each under its number: dozens in one read.
+fn numbered(question: usize, messages: usize) -> Vec<String> {
+    let message = |n| match n == question {
+        true => json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {}}),
+        false => json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": n}}),
+    };
+    (1..=messages).map(|n| format!("id: {n}\ndata: {}\n\n", message(n))).collect()
+}
+
+/// More comes at once than waits in a call's queue. Wherever its owner stops to listen, the next life hears the question that stands
+/// behind what was heard.
+#[tokio::test]
+async fn a_call_is_taken_up_before_what_found_no_room_in_its_queue() {
+    const QUESTION: usize = 65;
+    const MESSAGES: usize = 70;
+    for looks_once_more in [false, true] {
+        let server = ScriptedServer::slow(move |seen, _| async move {
+            let (events, reply) = BodySender::open();
+            let heard = match seen.header("last-event-id") {
+                None if seen.is_call() => 0,
+                None => return None,
+                Some(heard) => heard.parse().unwrap(),
+            };
+            let all = numbered(QUESTION, MESSAGES);
+            TaskTracker::new().spawn(async move {
+                events.raw(all[heard..].concat());
+                events.abandoned().await;
+            });
+            Some(reply)
+        })
+        .await;
+        let first = upstream(&server.url());
+        let mut exchange = begin(&first).await;
+        for _ in 1..QUESTION {
+            assert!(matches!(next(&mut exchange).await, ExchangeEvent::Log(_)));
+        }
+        if looks_once_more && let Some(early) = exchange.next().now_or_never() {
+            // It came in two parts, and the question is heard.
+            assert!(matches!(early, ExchangeEvent::Asked { .. }), "{}", line(&early));
+            continue;
+        }
+        let token = exchange.resume_token().unwrap();
+        drop(exchange);
+        let second = upstream(&server.url());
+        let mut exchange = in_time(second.resume(token, context())).await.unwrap();
+        let mut event = next(&mut exchange).await;
+        let last = format!("log {{\"data\":{MESSAGES}}}");
+        while matches!(event, ExchangeEvent::Log(_)) && line(&event) != last {
+            event = next(&mut exchange).await;
+        }
+        assert!(matches!(event, ExchangeEvent::Asked { .. }), "{looks_once_more}: {}", line(&event));
+    }
+}
+
+/// The server takes a question back, and the process ends before its owner hears that.
+#[tokio::test]
+async fn a_question_that_was_taken_back_unheard_is_withdrawn_in_the_next_life() {
+    let server = ScriptedServer::slow(|seen, _| async move {
+        let (events, reply) = BodySender::open();
+        let is_first = seen.is_call();
+        if !is_first && !is_resume(&seen) {
+            return None;
+        }
+        let mut all = numbered(1, 2);
+        let withdrawn = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "q"}});
+        all.push(format!("id: 3\ndata: {withdrawn}\n\n"));
+        let heard: usize = seen.header("last-event-id").map_or(0, |heard| heard.parse().unwrap());
+        TaskTracker::new().spawn(async move {
+            let mut rest = all.split_off(heard);
+            if is_first {
+                events.raw(rest.remove(0));
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            events.raw(rest.concat());
+            events.abandoned().await;
+        });
+        Some(reply)
+    })
+    .await;
+    let first = upstream(&server.url());
+    let mut exchange = begin(&first).await;
+    assert!(matches!(next(&mut exchange).await, ExchangeEvent::Asked { .. }));
+    assert!(matches!(next(&mut exchange).await, ExchangeEvent::Log(_)));
+    let token = exchange.resume_token().unwrap();
+    drop(exchange);
+    let second = upstream(&server.url());
+    let mut exchange = in_time(second.resume(token, context())).await.unwrap();
+    assert!(matches!(next(&mut exchange).await, ExchangeEvent::Log(_)), "what was not heard with it comes again");
+    assert_eq!(line(&next(&mut exchange).await), "withdrawn \"q\"");
 }
 
 #[tokio::test]

@@ -36,7 +36,7 @@ pub(in crate::upstream::http) enum StreamEnd {
 pub(in crate::upstream::http) struct AwaitedRequest<'a> {
     pub(in crate::upstream::http) id: &'a RequestId,
     pub(in crate::upstream::http) limits: ReadLimits,
-    /// Where its stream can be taken up.
+    /// Where its stream can be taken up: behind what has been put into the call's queue.
     pub(in crate::upstream::http) point: &'a Mutex<SseResumePoint>,
 }
 
@@ -69,13 +69,14 @@ impl HttpCall {
             match events.next().await {
                 Ok(Some(event)) => {
                     any = true;
-                    awaited.point.lock().note(&event);
                     // Boxed: a stream may be silent for hours, and takes no room meanwhile for what is done with events.
                     if let Some(text) = reply::message_in(&event)
                         && let Some(answer) = Box::pin(self.take_event(text, awaited.id, malformed)).await?
                     {
                         return Ok(StreamEnd::Answered(answer));
                     }
+                    // All that it says is in the queue now: whoever takes the call up behind it misses nothing.
+                    awaited.point.lock().note(&event);
                 }
                 Ok(None) | Err(BodyReadError::Closed) => return Ok(StreamEnd::Broke { any }),
                 Err(known @ (BodyReadError::Idle | BodyReadError::TooLarge | BodyReadError::Known(_))) => {

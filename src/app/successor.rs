@@ -51,13 +51,14 @@ impl Successor {
     /// If a file that it names is of no use, or anybody could come who is not asked for credentials. Then nothing is changed.
     pub(super) fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
-        if let (Some(started), Some(files)) = (&mut self.started.listen.tls, &config.listen.tls) {
+        let mut started = self.started.clone();
+        if let (Some(started), Some(files)) = (&mut started.listen.tls, &config.listen.tls) {
             started.clone_from(files);
         }
-        let need_restart = config.need_restart(&self.started);
-        let config = config.within(&self.started);
+        let need_restart = config.need_restart(&started);
+        let config = config.within(&started);
         self.sockets.check(&config)?;
-        self.config = config;
+        (self.started, self.config) = (started, config);
         Ok(ReloadSummary { opened: self.config.upstreams.len(), need_restart, ..ReloadSummary::default() })
     }
 

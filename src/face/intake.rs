@@ -185,7 +185,7 @@ fn is_told_by_the_store(faces: &impl PathFaces, message: &Message, done_at_home:
 fn errand_of(faces: &impl PathFaces, message: &Message) -> SessionErrand {
     match message {
         Message::Request(_) => SessionErrand::Begin,
-        Message::Notification(notification) if notification.cancelled().is_some() => SessionErrand::Tell,
+        Message::Notification(notification) if notification.is_about_a_request() => SessionErrand::Tell,
         Message::Notification(_) => SessionErrand::Begin,
         Message::Response(response) => {
             let bits = response.id.as_ref().and_then(|id| faces.bits_of_question(id));

@@ -47,7 +47,7 @@ use crate::wire::envelope::{EnvelopeError, Request, Response};
 use crate::wire::{Message, MessageText, ProtocolVersion, RequestId, method};
 use known_tools::ServerTools;
 use message_check::{tool_of, vet, vet_request};
-use pipe::PipedMessage;
+use pipe::{OneWayKind, PipedMessage};
 use session_cache::{ClientSession, ClientSessionCache};
 use session_registry::SessionRegistry;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
@@ -435,11 +435,15 @@ fn parcel(message: Message, received: (Bytes, Instant), drafts: Drafts) -> Resul
         Message::Request(request) => pipe::request(request, received, drafts).map(Some),
         Message::Notification(notification) => {
             let cancelled = notification.cancelled();
+            let kind = match notification.is_about_a_request() {
+                true => OneWayKind::AboutRequest,
+                false => OneWayKind::Notification,
+            };
             let text = MessageText::with_message(received.0, Arc::new(Message::Notification(notification)));
             Ok(match cancelled {
                 Some(id) if is_own(&id) => None,
                 Some(id) => Some(PipedMessage::Cancel(id, text)),
-                None => Some(PipedMessage::Notification(text)),
+                None => Some(PipedMessage::Notification(kind, text)),
             })
         }
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(None),

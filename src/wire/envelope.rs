@@ -58,6 +58,12 @@ impl Notification {
         let params = self.params.object().filter(|_| self.method == method::CANCELLED)?;
         RequestId::from_payload(&params.get("requestId")?)
     }
+
+    /// Whether it says something of a request that is under way, and so nothing to a session that does not have it.
+    #[must_use]
+    pub fn is_about_a_request(&self) -> bool {
+        matches!(&*self.method, method::CANCELLED | method::PROGRESS)
+    }
 }
 
 /// The member `params` as it stands.

@@ -84,7 +84,7 @@ impl CombinedUpstreams {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
-        let text = inbound.body.clone();
+        let (text, arrived) = (inbound.body.clone(), inbound.received_at);
         let client = EndpointClient::in_session(inbound, &token, &session);
         match *message {
             // All open sessions are told, whoever takes it back.
@@ -96,7 +96,7 @@ impl CombinedUpstreams {
                 let id = request.id.clone();
                 let asked = pin!(self.asked(client, (request, text), &addressee));
                 // The request itself is not sent by then. What was asked on its client's behalf is let go of.
-                match self.sessions.in_flight.before_it_is_sent(token.nonce, &id, asked).await {
+                match self.sessions.in_flight.before_it_is_sent((token.nonce, &id, arrived), asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
                         let answer = self.members[at].endpoint.serve(*inbound).await;
@@ -107,16 +107,20 @@ impl CombinedUpstreams {
                     None => unanswered(addressee.accepted).into_response(&addressee),
                 }
             }
-            Message::Notification(notification)
-                if notification
-                    .cancelled()
-                    .is_some_and(|id| self.sessions.in_flight.cancel(token.nonce, &id, RequestStage::Queued)) =>
-            {
-                accepted()
-            }
+            Message::Notification(notification) if self.is_cancelled_unsent(&token, &notification) => accepted(),
             Message::Notification(notification) => self.noted(&client, &session, notification, &text).await,
             Message::Response(response) => self.answered(&client, &session, &response, &text).await,
         }
+    }
+
+    /// Whether a notification cancels a request that no server has yet.
+    fn is_cancelled_unsent(&self, token: &SessionToken, notification: &Notification) -> bool {
+        let in_flight = &self.sessions.in_flight;
+        notification.cancelled().is_some_and(|id| {
+            // One that begins to wait meanwhile sees it.
+            in_flight.take_back(token.nonce, &id);
+            in_flight.cancel(token.nonce, &id, RequestStage::Queued)
+        })
     }
 
     /// Answers a request of a session, or says who does.

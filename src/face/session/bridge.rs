@@ -244,6 +244,8 @@ fn own_answer(
 fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notification) {
     shared.meter.notifications.increment(1);
     if let Some(id) = notification.cancelled() {
+        // In this order: a call that begins meanwhile sees the one or is found by the other.
+        shared.open.in_flight.take_back(session.token.nonce, &id);
         shared.open.in_flight.cancel(session.token.nonce, &id, RequestStage::Driven);
     }
 }

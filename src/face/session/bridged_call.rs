@@ -120,7 +120,8 @@ pub(super) fn begin_on(
         argument_limits::check(&shared.served.settings.rules, tool, params)
             .map_err(|complaint| complain(&complaint))?;
     }
-    let entered = shared.open.in_flight.drive(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
+    let arrived = (session.token.nonce, &request.id, caller.arrived);
+    let entered = shared.open.in_flight.drive(arrived).map_err(|full| gateway_error(&full))?;
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
     counter.increment(1);
 

@@ -74,37 +74,52 @@ impl InFlight {
         self.add(&mut self.requests.lock(), (nonce, id.clone(), stage))
     }
 
-    /// The same for a call of the engine's.
+    /// The same for a call of the engine's that came then. One that was taken back while it was found out how it is to be made is
+    /// cancelled already.
     ///
     /// # Errors
     /// `QueueFull`: nothing was sent.
-    pub(super) fn drive(self: &Arc<Self>, nonce: u128, id: &RequestId) -> Result<InFlightEntry, GatewayFault> {
+    pub(super) fn drive(
+        self: &Arc<Self>,
+        (nonce, id, since): (u128, &RequestId, Instant),
+    ) -> Result<InFlightEntry, GatewayFault> {
         let mut requests = self.requests.lock();
         if requests.driven >= CALLS_MAX {
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
         }
-        Ok(self.add(&mut requests, (nonce, id.clone(), RequestStage::Driven)))
+        let entry = self.add(&mut requests, (nonce, id.clone(), RequestStage::Driven));
+        drop(requests);
+        if !self.is_wanted(nonce, id, since) {
+            entry.cancelled().cancel();
+        }
+        Ok(entry)
     }
 
-    /// Waits for what comes before a request is sent; `None` if its client cancels it meanwhile. Most need not wait, and are entered
+    /// Waits for what comes before a request is sent that came then; `None` if its client cancels it meanwhile. Most need not wait, and are entered
     /// nowhere. It is pinned by the caller: a future that is moved into another one takes its room twice.
     ///
     /// Cancel safe as far as `waiting` is.
     pub(in crate::face) async fn before_it_is_sent<T>(
         self: &Arc<Self>,
-        nonce: u128,
-        id: &RequestId,
+        (nonce, id, since): (u128, &RequestId, Instant),
         mut waiting: Pin<&mut impl Future<Output = T>>,
     ) -> Option<T> {
         if let Some(ready) = waiting.as_mut().now_or_never() {
             return Some(ready);
         }
         let entry = self.enter(nonce, id, RequestStage::Queued);
-        tokio::select! {
-            biased;
-            () = entry.cancelled().cancelled() => None,
-            ready = waiting => Some(ready),
+        let cancelled = entry.cancelled().clone();
+        if !self.is_wanted(nonce, id, since) {
+            return None;
         }
+        let ready = tokio::select! {
+            biased;
+            () = cancelled.cancelled() => None,
+            ready = waiting => Some(ready),
+        };
+        // Whoever comes now finds it no more; who came while it was looked at for the last time was told that it is over.
+        drop(entry);
+        ready.filter(|_| !cancelled.is_cancelled())
     }
 
     fn add(self: &Arc<Self>, requests: &mut InFlightIndex, key: InFlightKey) -> InFlightEntry {
@@ -123,7 +138,7 @@ impl InFlight {
         found.inspect(|cancelled| cancelled.cancel()).is_some()
     }
 
-    /// Remembers that a client takes back a request that was passed on without an entry.
+    /// Remembers that a client takes back a request, whether it has an entry, will have one, or is passed on without.
     pub(in crate::face) fn take_back(&self, nonce: u128, id: &RequestId) {
         self.unwanted.insert(passed_on(nonce, id), Instant::now());
     }
@@ -133,8 +148,8 @@ impl InFlight {
         self.unwanted.insert(nonce, Instant::now());
     }
 
-    /// Whether a client still waits for a request that was passed on without an entry then, as far as it is remembered. What was
-    /// taken back before was another request under the same id.
+    /// Whether a client still waits for a request that came then, as far as it is remembered. What was taken back before was another
+    /// request under the same id.
     pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId, since: Instant) -> bool {
         let is_unwanted = |key| self.unwanted.get(key).is_some_and(|at| at >= since);
         !is_unwanted(nonce) && !is_unwanted(passed_on(nonce, id))
@@ -210,13 +225,13 @@ mod tests {
     fn a_cancel_ends_the_request_that_it_names_and_leaves_nothing_behind() {
         let in_flight = Arc::new(InFlight::default());
         let id = RequestId::number(1);
-        let entries = [1, 2].map(|nonce| in_flight.drive(nonce, &id).unwrap());
+        let entries = [1, 2].map(|nonce| in_flight.drive((nonce, &id, Instant::now())).unwrap());
         assert!(!in_flight.cancel(1, &RequestId::text("1"), RequestStage::Driven));
         assert!(!in_flight.cancel(1, &id, RequestStage::Queued), "nothing of this id waits for a place");
         assert!(in_flight.cancel(1, &id, RequestStage::Driven));
         assert_eq!(entries.each_ref().map(|entry| entry.cancelled().is_cancelled()), [true, false]);
         assert!(in_flight.knows_any(1, &id) && !in_flight.knows_any(3, &id));
-        let again = in_flight.drive(1, &id).unwrap();
+        let again = in_flight.drive((1, &id, Instant::now())).unwrap();
         drop(entries);
         in_flight.end_session(1);
         assert!(again.cancelled().is_cancelled(), "the older one took only its own entry along");
@@ -238,16 +253,37 @@ mod tests {
         assert!(in_flight.is_wanted(1, &id, later), "another request under the same id");
     }
 
+    /// The wait ends in the moment in which it is cancelled: whoever cancels is told that nothing is sent.
+    #[tokio::test]
+    async fn a_request_that_is_cancelled_as_its_wait_ends_is_not_sent() {
+        let in_flight = Arc::new(InFlight::default());
+        let (id, mut looks) = (RequestId::number(1), 0);
+        let waiting = std::future::poll_fn(|_| {
+            looks += 1;
+            match looks {
+                1 => std::task::Poll::Pending,
+                _ => std::task::Poll::Ready(in_flight.cancel(1, &id, RequestStage::Queued)),
+            }
+        });
+        assert_eq!(in_flight.before_it_is_sent((1, &id, Instant::now()), std::pin::pin!(waiting)).await, None);
+        assert_eq!(looks, 2);
+        assert!(is_empty(&in_flight));
+    }
+
     #[test]
     fn requests_of_one_id_are_as_many_as_there_are() {
         let in_flight = Arc::new(InFlight::default());
         let id = RequestId::number(1);
-        let mut entries: Vec<_> = (0..CALLS_MAX).map(|_| in_flight.drive(1, &id).unwrap()).collect();
-        assert_eq!(in_flight.drive(1, &id).unwrap_err().reason, Reason::QueueFull);
+        let mut entries: Vec<_> = (0..CALLS_MAX).map(|_| in_flight.drive((1, &id, Instant::now())).unwrap()).collect();
+        assert_eq!(in_flight.drive((1, &id, Instant::now())).unwrap_err().reason, Reason::QueueFull);
         drop(in_flight.enter(1, &id, RequestStage::Held));
-        assert_eq!(in_flight.drive(1, &id).unwrap_err().reason, Reason::QueueFull, "only calls of the engine's count");
+        assert_eq!(
+            in_flight.drive((1, &id, Instant::now())).unwrap_err().reason,
+            Reason::QueueFull,
+            "only calls of the engine's count"
+        );
         assert!(!entries.pop().unwrap().cancelled().is_cancelled());
-        assert!(in_flight.drive(2, &id).is_ok(), "there is a place again");
+        assert!(in_flight.drive((2, &id, Instant::now())).is_ok(), "there is a place again");
         in_flight.end_session(1);
         assert!(entries.iter().all(|entry| entry.cancelled().is_cancelled()), "all end with their session");
         drop(entries);

@@ -51,7 +51,8 @@ use crate::wire::{Message, MessageText, Payload, RequestId, meta, method};
 pub(super) use batch::{BatchItem, post_batch};
 use client_filter::{ClientFilter, PeekedAnswer};
 use inject::SessionOwnStream;
-use one_way_messages::{OneWayKind, note};
+pub(super) use one_way_messages::OneWayKind;
+use one_way_messages::note;
 pub(super) use paused_calls::PausedCalls;
 use resumable::RequestOrigin;
 use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit, several};
@@ -64,7 +65,7 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 pub(super) enum PipedMessage {
     /// Boxed: it is moved through all that waits for its answer.
     Request(Box<PipedRequest>),
-    Notification(MessageText),
+    Notification(OneWayKind, MessageText),
     /// Of this request nothing more is wanted.
     Cancel(RequestId, MessageText),
     /// An answer to a question of the upstream.
@@ -149,9 +150,7 @@ pub(super) async fn post(
             .await
         }
         // On the heap, so that the future of a request is no larger than a request needs.
-        PipedMessage::Notification(text) => {
-            bare(Box::pin(note(shared, &session, text, OneWayKind::Notification)).await)
-        }
+        PipedMessage::Notification(kind, text) => bare(Box::pin(note(shared, &session, text, kind)).await),
         PipedMessage::Cancel(id, text) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, text)).await),
         PipedMessage::Response(text) => bare(Box::pin(note(shared, &session, text, OneWayKind::Response)).await),
     }
@@ -243,7 +242,7 @@ impl PipeForward {
         let served = &shared.served;
         let (permit, timeouts, deadline) = match &request.tool {
             Some(tool) => {
-                let Some(permit) = place(&shared, &session, &request.id).await? else {
+                let Some(permit) = place(&shared, &session, &request).await? else {
                     return Ok(unanswered(accepted));
                 };
                 let deadline = Instant::now() + served.settings.rules.policy_of(tool).deadline;
@@ -295,10 +294,11 @@ impl PipeForward {
 async fn place(
     shared: &SessionFaceState,
     session: &ClientSession,
-    id: &RequestId,
+    request: &PipedRequest,
 ) -> Result<Option<HeldCall>, GatewayFault> {
     let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner);
-    shared.open.in_flight.before_it_is_sent(session.token.nonce, id, pin!(beginning)).await.transpose()
+    let request = (session.token.nonce, &request.id, request.arrived);
+    shared.open.in_flight.before_it_is_sent(request, pin!(beginning)).await.transpose()
 }
 
 /// A request that is at the upstream: its place, its time, and how to take it back.

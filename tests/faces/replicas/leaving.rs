@@ -278,6 +278,25 @@ async fn a_home_that_ends_cancels_what_it_runs_though_the_one_that_stands_in_can
     in_time(calling).await.unwrap();
 }
 
+/// The server asked its client for something at the home, and is told there how far that is, whoever would begin what is new.
+#[tokio::test]
+async fn progress_of_what_a_leaving_home_waits_for_is_told_though_the_one_that_stands_in_cannot_be_reached() {
+    let server = ScriptedServer::polite().await;
+    let mut replicas = in_front_of(&server, false).await;
+    let mut clients = Vec::new();
+    for _ in 0..16 {
+        clients.push(replicas.at(2, &client(&replicas).await));
+    }
+    announce_end_of_the_first(&replicas);
+    replicas.kill(1);
+    let params = json!({ "progressToken": "of-a-question", "progress": 1 });
+    let progress = json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params }).to_string();
+    for client in clients {
+        assert_eq!(client.post(progress.clone()).await.status, StatusCode::ACCEPTED);
+    }
+    server.world.nth(15, |seen| seen.rpc() == "notifications/progress").await;
+}
+
 /// LEG-09.
 #[tokio::test]
 async fn a_stream_that_another_began_for_a_leaving_home_is_taken_up_from_anywhere() {

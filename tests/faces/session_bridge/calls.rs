@@ -213,6 +213,27 @@ async fn leg_14_a_cancelled_request_has_no_response_and_its_own_session_alone_ca
     events.left().await;
 }
 
+/// Whether a tool is hidden is known once the server has told which it has.
+#[tokio::test]
+async fn leg_14_a_request_that_is_cancelled_while_its_tool_is_looked_up_is_not_made() {
+    let (events, lists) = held();
+    let server = stateless(move |seen| (seen.rpc() == "tools/list").then(|| lists.take()).flatten()).await;
+    let gate = TestGateway::with(server.address, "[[upstreams.up.tools]]\nmatch = \"other\"\nhide = true\n").await;
+    let client = open(&gate, "2025-11-25", &json!({})).await;
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}).to_string();
+    let (reply, ()) = tokio::join!(client.post(request(1, "tools/call", &json!({"name": "t"}))), async {
+        let asked = server.world.first(|seen| seen.rpc() == "tools/list").await;
+        assert_eq!(client.post(cancel).await.status, 202);
+        let tool = json!({"name": "t", "inputSchema": {"type": "object"}});
+        let list = json!({"resultType": "complete", "tools": [tool], "ttlMs": 60_000, "cacheScope": "public"});
+        events.result(&asked, &list);
+    });
+    assert_eq!(reply.text().await, "");
+    assert_eq!(server.world.all(|seen| seen.is_call()).len(), 0);
+    assert_eq!(client.post(request(1, "tools/call", &json!({"name": "t"}))).await.status, 200, "another of this id");
+    assert_eq!(server.world.all(|seen| seen.is_call()).len(), 1);
+}
+
 /// LEG-11, T-81.
 #[tokio::test]
 async fn leg_11_t_81_a_call_whose_client_disconnects_runs_on_and_its_questions_are_refused() {

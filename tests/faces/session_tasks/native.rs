@@ -179,6 +179,25 @@ async fn upc_06_a_cancelled_call_is_cancelled_as_the_task_that_it_is() {
     }
 }
 
+/// LEG-14: nobody has it yet who could be told.
+#[tokio::test]
+async fn leg_14_a_call_that_is_cancelled_while_its_tool_is_looked_up_is_not_made() {
+    for tool in ["must", "plain"] {
+        let relay = Relay::new().await;
+        let person = meet(&relay.gate, "2025-11-25").await;
+        relay.hide_tools();
+        let calling = begin(&person, 4, &call(tool));
+        relay.server.world.first(|seen| seen.rpc() == "tools/list").await;
+        let notice = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 4}});
+        assert_eq!(person.client.post(notice.to_string()).await.status, StatusCode::ACCEPTED);
+        relay.show_tools();
+        assert_eq!(in_time(calling).await.unwrap().text().await, "", "{tool}: no response");
+        assert_eq!(relay.server.world.all(|seen| seen.is_call()).len(), 0, "{tool}");
+        let again = begin(&person, 4, &call("plain"));
+        assert_eq!(answer_of(in_time(again).await.unwrap()).await["result"], json!({"n": 1.5}), "another of this id");
+    }
+}
+
 #[tokio::test]
 async fn upc_06_a_cancelled_task_is_cancelled_as_one_at_the_server_too() {
     let relay = Relay::new().await;

@@ -34,6 +34,8 @@ struct Kept {
     keeps_sessions: bool,
     /// Nobody is told of any tool.
     hides_tools: bool,
+    /// Who asked for them meanwhile.
+    lists: Vec<(SeenRequest, BodySender)>,
 }
 
 /// A gateway in front of such a server.
@@ -111,6 +113,13 @@ impl Relay {
         self.kept.lock().hides_tools = true;
     }
 
+    /// It does from now on, and answers those who asked.
+    pub(crate) fn show_tools(&self) {
+        let mut kept = self.kept.lock();
+        kept.hides_tools = false;
+        kept.lists.drain(..).for_each(|(seen, events)| events.result(&seen, &tools()));
+    }
+
     /// Says something on the stream of the first session, which is a client's own.
     pub(crate) fn say(&self, message: &Value) {
         self.kept.lock().get.as_ref().expect("a stream is open").message(message);
@@ -137,14 +146,10 @@ fn serve(kept: &mut Kept, seen: &SeenRequest) -> Option<ScriptedReply> {
         ("DELETE", _) if kept.keeps_sessions => Some(super::upstream::status(405)),
         (_, "tools/list") if kept.hides_tools => {
             let (events, reply) = BodySender::open();
-            kept.others.push(events);
+            kept.lists.push((seen.clone(), events));
             Some(reply)
         }
-        (_, "tools/list") => {
-            let tool = |name: &str, support: &str| json!({"name": name, "inputSchema": {"type": "object"}, "execution": {"taskSupport": support}});
-            let tools = [tool("must", "required"), tool("may", "optional"), tool("plain", "forbidden")];
-            Some(answer(seen, &json!({"tools": tools})))
-        }
+        (_, "tools/list") => Some(answer(seen, &tools())),
         (_, "tools/call") if seen.body["params"]["task"].is_object() => {
             kept.made.push(Made { seen: seen.clone(), status: "working", end: Value::Null, waiting: Vec::new() });
             Some(answer(seen, &json!({"task": fields(kept, kept.made.len() - 1)})))
@@ -153,6 +158,11 @@ fn serve(kept: &mut Kept, seen: &SeenRequest) -> Option<ScriptedReply> {
         (_, "tasks/get" | "tasks/result" | "tasks/cancel") => Some(about(kept, seen)),
         _ => None,
     }
+}
+
+fn tools() -> Value {
+    let tool = |name: &str, support: &str| json!({"name": name, "inputSchema": {"type": "object"}, "execution": {"taskSupport": support}});
+    json!({"tools": [tool("must", "required"), tool("may", "optional"), tool("plain", "forbidden")]})
 }
 
 fn about(kept: &mut Kept, seen: &SeenRequest) -> ScriptedReply {

@@ -24,10 +24,13 @@ async fn hold(client: &Client, events: &BodySender) -> Reply {
     held
 }
 
-/// Posts a message, and cancels request 2 until that is answered.
-async fn cancelled(client: &Client, body: String) -> Reply {
+/// Posts a message, and cancels request 2 until that is answered: how, and with what.
+async fn cancelled(client: &Client, body: String) -> (StatusCode, String) {
     let (poster, cancel) = (client.clone(), json!({"requestId": 2}));
-    let waiting = client.connections.spawn(async move { poster.post(body).await });
+    let waiting = client.connections.spawn(async move {
+        let reply = poster.post(body).await;
+        (reply.status, reply.text().await)
+    });
     let notice = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}).to_string();
     for _ in 0..100 {
         assert_eq!(client.post(notice.clone()).await.status, StatusCode::ACCEPTED);
@@ -52,12 +55,32 @@ async fn leg_14_a_call_that_is_cancelled_while_it_waits_for_a_place_is_never_sen
         let held = hold(&client, &events).await;
         let mut other = client.clone();
         other.accept = accept;
-        let reply = cancelled(&other, call(2)).await;
-        assert_eq!((reply.status, reply.text().await), (status, String::new()), "{accept}");
+        assert_eq!(cancelled(&other, call(2)).await, (status, String::new()), "{accept}");
         drop(events);
         drop(held);
         assert_eq!(client.post(call(3)).await.json().await["result"], json!({"n": 3}));
         assert_eq!(calls(&server), [json!(1), json!(3)], "{accept}");
+    }
+}
+
+/// LEG-12, LEG-14.
+#[tokio::test]
+async fn a_call_of_an_array_that_is_cancelled_has_no_answer_among_the_others() {
+    let ping = json!({"jsonrpc": "2.0", "id": 5, "method": "ping"}).to_string();
+    for (accept, rest, status, text) in [
+        (BOTH, "", StatusCode::OK, ""),
+        (BOTH, ping.as_str(), StatusCode::OK, "event: message\ndata: {\"id\":5,\"jsonrpc\":\"2.0\",\"result\":{}}\n\n"),
+        ("application/json", "", StatusCode::ACCEPTED, ""),
+        ("application/json", &ping, StatusCode::OK, "[{\"id\":5,\"jsonrpc\":\"2.0\",\"result\":{}}]"),
+    ] {
+        let (events, _server, gate) = crowded().await;
+        let mut client = gate.client_of("2025-03-26").await;
+        let held = hold(&client, &events).await;
+        client.accept = accept;
+        let items = [call(2), rest.to_owned()];
+        let items = items.iter().filter(|item| !item.is_empty()).map(String::as_str).collect::<Vec<_>>().join(",");
+        assert_eq!(cancelled(&client, format!("[{items}]")).await, (status, text.to_owned()), "{accept} {rest}");
+        drop((events, held));
     }
 }
 

@@ -18,7 +18,7 @@ use crate::face::answer::{Addressee, addressee, bare, event_stream};
 use crate::face::call_stream;
 use crate::face::call_stream::replay::BatchedMessage;
 use crate::face::call_stream::request_answer::{AnswerContent, LateAnswer, RequestAnswer};
-use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, full_body};
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body};
 use crate::face::pipe::body::{BodyForm, PipeBody, PipeTimeouts};
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
@@ -83,8 +83,8 @@ fn sort(items: Vec<BatchItem>) -> SortedBatch {
     for item in items {
         match item {
             Ok(Some(PipedMessage::Request(request))) => sorted.requests.push(*request),
-            Ok(Some(PipedMessage::Notification(text))) => sorted.notes.push((OneWayKind::Notification, None, text)),
-            Ok(Some(PipedMessage::Cancel(id, text))) => sorted.notes.push((OneWayKind::Cancellation, Some(id), text)),
+            Ok(Some(PipedMessage::Notification(kind, text))) => sorted.notes.push((kind, None, text)),
+            Ok(Some(PipedMessage::Cancel(id, text))) => sorted.notes.push((OneWayKind::AboutRequest, Some(id), text)),
             Ok(Some(PipedMessage::Response(text))) => sorted.notes.push((OneWayKind::Response, None, text)),
             Ok(None) => (),
             Err((id, complaint)) => {
@@ -109,7 +109,11 @@ async fn array(
     });
     let driven = join_all(driven.into_iter().map(last));
     let (answers, driven) = futures_util::join!(join_all(answers), driven);
-    let all: Vec<Bytes> = answers.into_iter().chain(driven.into_iter().flatten()).chain(refusals).collect();
+    let answers = answers.into_iter().chain(driven).flatten();
+    let all: Vec<Bytes> = answers.chain(refusals).collect();
+    if all.is_empty() {
+        return bare(StatusCode::ACCEPTED);
+    }
     let mut text = Vec::with_capacity(all.iter().map(|message| message.len() + 1).sum::<usize>() + 2);
     text.push(b'[');
     text.extend_from_slice(&all.join(&b','));
@@ -130,19 +134,18 @@ async fn last(mut said: DrivenMessages) -> Option<Bytes> {
     None
 }
 
-/// One answer as a message.
-async fn message(answer: RequestAnswer, addressee: &Addressee, bytes_max: usize) -> Bytes {
+/// One answer as a message; none to a request that was cancelled.
+async fn message(answer: RequestAnswer, addressee: &Addressee, bytes_max: usize) -> Option<Bytes> {
     let fault = match answer.written(addressee) {
-        AnswerContent::Message(message) => return message,
+        AnswerContent::Message(message) => return Some(message),
         AnswerContent::Json(body) => match reply::read_whole(body, ReadLimits::of_bytes(bytes_max)).await {
-            Ok(message) => return message,
+            Ok(message) => return Some(message),
             Err(fault) => fault,
         },
-        AnswerContent::Events(_) | AnswerContent::Nothing => {
-            GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)
-        }
+        AnswerContent::Events(_) => GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown),
+        AnswerContent::Nothing => return None,
     };
-    envelope::error(addressee.id.as_ref(), &gateway_error(&fault))
+    Some(envelope::error(addressee.id.as_ref(), &gateway_error(&fault)))
 }
 
 /// One answer as whole events, so that those of several answers can stand between each other. Each shows its
@@ -156,7 +159,8 @@ fn events(piping: PipeForward) -> BoxStream<'static, io::Result<BodyPart>> {
         if matches!(answer, RequestAnswer::Events(_)) {
             return answer;
         }
-        RequestAnswer::Json(full_body(message(answer, &whole, bytes_max).await))
+        let message = message(answer, &whole, bytes_max).await;
+        message.map_or_else(|| RequestAnswer::Events(empty_body()), |message| RequestAnswer::Json(full_body(message)))
     };
     let late = LateAnswer { answering: Box::pin(answering), signs };
     whole_events(call_stream::stream(late, addressee, None), bytes_max).boxed()

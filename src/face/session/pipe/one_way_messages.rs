@@ -17,28 +17,29 @@ use crate::wire::{MessageText, RequestId};
 const TELL_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OneWayKind {
+pub(in crate::face::session) enum OneWayKind {
     Notification,
-    Cancellation,
+    /// It is about a request that is under way, and opens no session.
+    AboutRequest,
     Response,
 }
 
-/// Takes back a request. One that waits for a place was never sent, so the upstream hears nothing of it; of any other the
-/// client tells it itself.
+/// Takes back a request. One that waits to be sent, or that the gateway drives itself, the upstream does not know under its id; of any
+/// other the client tells it itself.
 pub(super) async fn cancel(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
     id: &RequestId,
     text: MessageText,
 ) -> StatusCode {
-    shared.open.in_flight.cancel(session.token.nonce, id, RequestStage::Held);
-    match shared.open.in_flight.cancel(session.token.nonce, id, RequestStage::Queued) {
+    let (in_flight, nonce) = (&shared.open.in_flight, session.token.nonce);
+    // Before anything is looked for, so that what comes to stand there meanwhile sees it; and before the upstream hears of it.
+    in_flight.take_back(nonce, id);
+    in_flight.cancel(nonce, id, RequestStage::Held);
+    let is_ours = [RequestStage::Queued, RequestStage::Driven].map(|stage| in_flight.cancel(nonce, id, stage));
+    match is_ours.contains(&true) {
         true => StatusCode::ACCEPTED,
-        false => {
-            // Before the upstream hears of it, and ends the request.
-            shared.open.in_flight.take_back(session.token.nonce, id);
-            note(shared, session, text, OneWayKind::Cancellation).await
-        }
+        false => note(shared, session, text, OneWayKind::AboutRequest).await,
     }
 }
 
@@ -50,7 +51,7 @@ pub(super) async fn note(
     kind: OneWayKind,
 ) -> StatusCode {
     let counter = match kind {
-        OneWayKind::Notification | OneWayKind::Cancellation => &shared.meter.notifications,
+        OneWayKind::Notification | OneWayKind::AboutRequest => &shared.meter.notifications,
         OneWayKind::Response => &shared.meter.responses,
     };
     counter.increment(1);
@@ -58,7 +59,7 @@ pub(super) async fn note(
         let (own, method) = (&shared.own, RawMethod::Note(text));
         Ok(match kind {
             OneWayKind::Notification => verdict(&own.deliver(&session.own, method, || true).await?),
-            OneWayKind::Response | OneWayKind::Cancellation => {
+            OneWayKind::Response | OneWayKind::AboutRequest => {
                 match own.send(&own.binding(&session.own), method, &session.own.forwarded).await? {
                     // A question has gone with its session; a request that waits for another one is not sent there.
                     JudgedResponse::SessionLost => StatusCode::ACCEPTED,

@@ -18,8 +18,10 @@ const DATABASE_URL: StringFormat<String> =
     StringFormat { wanted: "a URL such as \"postgres://taskgate@db1,db2/taskgate\"", read: not_empty };
 const DATABASE_SCHEMA: StringFormat<String> =
     StringFormat { wanted: "the name of a schema such as \"taskgate\"", read: database_schema };
-/// A file with nothing but a secret in it.
-const SECRET_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.password\"", read: path };
+/// A file with nothing but where the database is.
+const URL_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.url\"", read: path };
+/// A file with nothing but a password.
+const PASSWORD_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.password\"", read: path };
 /// Which of the databases that have been one store it is.
 const STORE_GENERATION: StringFormat<u128> = StringFormat {
     wanted: "the generation that the gateway names, such as \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
@@ -107,8 +109,8 @@ pub(super) fn read(mut section: Section<'_, '_>) -> RawStore {
         ephemeral: section.flag("ephemeral"),
         database: RawDatabase {
             url: section.read("url", &DATABASE_URL),
-            url_file: section.read("url_file", &SECRET_FILE),
-            password_file: section.read("password_file", &SECRET_FILE),
+            url_file: section.read("url_file", &URL_FILE),
+            password_file: section.read("password_file", &PASSWORD_FILE),
             ca: section.read("ca", &PEM_FILE),
             schema: section.read("schema", &DATABASE_SCHEMA),
             durability: section.word("durability", &promises),

@@ -382,7 +382,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::QueueDeadline => "The call waited too long for a place at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",
         Reason::StoreLost => "The task store lost what it had acknowledged; the tool may or may not have completed",
-        Reason::ReplicaAway => "The gateway that has this session or call did not answer; try again in a moment",
+        Reason::ReplicaAway => "The gateway that has this session or call did not answer",
         Reason::Internal => "The gateway failed",
     }
 }
@@ -439,6 +439,15 @@ mod tests {
         assert_eq!(
             Payload::of(&gateway_error(&fault)).as_str(),
             r#"{"code":-32603,"message":"The upstream server answered with an HTTP error (HTTP 502)","data":{"source":"gateway","reason":"upstream_http_status","executed":"unknown","httpStatus":502}}"#
+        );
+    }
+
+    #[test]
+    fn a_call_that_a_lost_replica_may_have_run_is_not_asked_for_again() {
+        let lost = gateway_error(&GatewayFault::new(Reason::ReplicaAway, Executed::Unknown));
+        assert_eq!(
+            Payload::of(&lost).as_str(),
+            r#"{"code":-32603,"message":"The gateway that has this session or call did not answer","data":{"source":"gateway","reason":"replica_away","executed":"unknown"}}"#
         );
     }
 

@@ -24,7 +24,7 @@ pub enum PostgresHealth {
     NoStandby,
     /// There is no room on the database's disk.
     Full,
-    /// Others have declared this life dead; it is to begin anew.
+    /// Others have declared this life dead, or it was without the store for too long; it is to begin anew.
     Fenced,
     /// The store is older than what it acknowledged, or another one: it lost what it promised.
     Lost,
@@ -64,7 +64,7 @@ impl std::fmt::Display for PostgresHealth {
             Self::Away(why) | Self::Refusing(why) | Self::ReadOnly(why) | Self::Behind(why) => why,
             Self::NoStandby => "the database's server names no synchronous standby",
             Self::Full => "the disk of the database's server is full",
-            Self::Fenced => "others declared this gateway dead",
+            Self::Fenced => "others declared this gateway dead, or it was without the database for too long",
             Self::Lost => "the database lost what it acknowledged",
         })
     }

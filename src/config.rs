@@ -40,7 +40,6 @@ use crate::server::replicas::ReplicaTls;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::{DatabaseAccess, StoreLimits};
 use crate::task::{PrincipalAccessTable, PrincipalLimitTable, ToolNames};
-use crate::tls::IdentityFiles;
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
@@ -110,22 +109,11 @@ pub struct ReplicaSettings {
     pub name: Option<String>,
     /// Where the others reach it, if they may.
     pub address: Option<SocketAddr>,
-    /// What it shows the others; both or neither of this and `ca` where the address is not loopback.
-    pub identity: Option<IdentityFiles>,
-    /// Whom the others' certificates are from.
-    pub ca: Option<PathBuf>,
+    /// What it shows the others, and wants from them; there wherever the address is not loopback.
+    pub tls: Option<ReplicaTls>,
     pub terms: LeaseTerms,
     /// Whether rates and calls at a time are divided among the gateways.
     pub divides: bool,
-}
-
-impl ReplicaSettings {
-    /// What it shows the others, and wants from them.
-    #[must_use]
-    pub fn tls(&self) -> Option<ReplicaTls> {
-        let (identity, ca) = self.identity.clone().zip(self.ca.clone())?;
-        Some(ReplicaTls { identity, ca })
-    }
 }
 
 impl StoreSettings {

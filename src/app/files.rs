@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use super::api_key_files::{self, ApiKeyFileError};
 use super::sealing_key::{self, KeyFileError};
 use super::{task_store, upstream_programs};
-use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, ReplicaSettings, StoreSettings};
+use crate::config::{self, Config, ConfigError, Findings, LoadedConfig, StoreSettings};
 use crate::server::api_keys::{ApiKeyRing, ApiKeySettings, ApiKeys, AuthSettings, KeyPlace};
+use crate::server::replicas::ReplicaTls;
 use crate::server::{AdminSettings, Authenticator, LocalUser};
 use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
@@ -152,11 +153,11 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
 fn shared_mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
     let StoreSettings::Postgres(database) = &config.store else { return Vec::new() };
     let now = SystemClock.now();
-    let ReplicaSettings { identity, ca, .. } = &database.replica;
+    let tls = database.replica.tls.as_ref();
     let of_access = database.access.mistakes().map(|(key, mistake)| (format!("store.{key}"), mistake.to_string()));
-    let of_ca = ca.as_deref().and_then(|ca| read_roots(ca).err());
+    let of_ca = tls.and_then(|tls| read_roots(&tls.ca).err());
     let of_ca = of_ca.map(|error| ("replica.ca".to_owned(), error.to_string()));
-    let of_identity = identity.as_ref().and_then(|identity| {
+    let of_identity = tls.and_then(|ReplicaTls { identity, .. }| {
         let error = identity.read(now).err()?;
         Some((at_fault("replica", identity, &error), error.to_string()))
     });

@@ -38,7 +38,7 @@ impl ReplicaSetup {
     /// What a configuration says of a gateway whose store is shared.
     pub(super) fn of(config: &Config, shared: Option<&SharedLife>) -> Option<Self> {
         let (StoreSettings::Postgres(database), Some(shared)) = (&config.store, shared) else { return None };
-        let (address, tls) = (database.replica.address, database.replica.tls());
+        let (address, tls) = (database.replica.address, database.replica.tls.clone());
         let directory = directory(&shared.store, &shared.store.replicas());
         let store = Arc::<PostgresStore>::clone(&shared.store);
         Some(Self { clock: store.clock(), store, address, tls, directory })

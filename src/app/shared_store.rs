@@ -141,7 +141,7 @@ impl SharedStoreOpening {
         let described = ReplicaDescription { name, address, ..description(config, prints) };
         Ok(Self {
             settings: PostgresSettings { prior, ..settings(database, described) },
-            tls: replica.tls(),
+            tls: replica.tls.clone(),
             file,
             readiness: readiness.clone(),
             former: None,

@@ -8,6 +8,7 @@ use super::super::raw::{RawConfig, RawDatabase, RawLimits, RawReplica, RawStore,
 use super::super::{DatabaseSettings, ReplicaSettings, StoreSettings};
 use super::{GIB, MIB, count_or, first_place, identity, is_loopback, value_or, words};
 use crate::replica::{Durability, LeaseTerms, StoreGeneration};
+use crate::server::replicas::ReplicaTls;
 use crate::store::{DatabaseAccess, DatabaseUrl, StoreLimits, check_database_url};
 use crate::task::PrincipalLimits;
 
@@ -118,25 +119,7 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
         }
         usual
     });
-    let identity = identity(&raw.tls);
-    let one_alone = match (&raw.tls.certificate, &raw.tls.key) {
-        (Some(certificate), None) => Some((certificate, "`key`")),
-        (None, Some(key)) => Some((key, "`certificate`")),
-        (None, None) | (Some(_), Some(_)) => None,
-    };
-    if let Some((written, other)) = one_alone {
-        report.mistake(&written.place, format!("needs {other} beside it"));
-    }
-    if let Some(address) = raw.address.as_ref().filter(|address| !is_loopback(address.value))
-        && (identity.is_none() || raw.ca.is_none())
-        && one_alone.is_none()
-    {
-        report.mistake(
-            &address.place,
-            "other machines can reach this address, and what replicas tell each other would go in clear; write `certificate`, \
-             `key` and `ca` beside it, which both sides show and check",
-        );
-    }
+    let tls = resolve_replica_tls(raw, report);
     if let Some(address) = raw.address.as_ref().filter(|address| is_unreachable(address.value)) {
         report.mistake(
             &address.place,
@@ -146,11 +129,31 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
     ReplicaSettings {
         name: raw.name.as_ref().map(|name| name.value.clone()),
         address: raw.address.as_ref().map(|address| address.value),
-        identity,
-        ca: raw.ca.as_ref().map(|file| file.value.clone()),
+        tls,
         terms,
         divides: value_or(raw.divide.as_ref(), true),
     }
+}
+
+/// What replicas show each other, which is all of it or nothing. Where others' machines come to the address it is all of it.
+fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Option<ReplicaTls> {
+    let files = [("certificate", &raw.tls.certificate), ("key", &raw.tls.key), ("ca", &raw.ca)];
+    let absent = files.iter().filter(|(key, file)| file.is_none() && !report.blames(&format!("replica.{key}")));
+    let absent: Vec<_> = absent.map(|(key, _)| format!("`{key}`")).collect();
+    let written = files.iter().find_map(|(_, file)| file.as_ref());
+    if let Some(written) = written.filter(|_| !absent.is_empty()) {
+        report.mistake(&written.place, format!("needs {} beside it", absent.join(" and ")));
+    } else if absent.len() == files.len()
+        && let Some(address) = raw.address.as_ref().filter(|address| !is_loopback(address.value))
+    {
+        report.mistake(
+            &address.place,
+            "other machines can reach this address, and what replicas tell each other would go in clear; write `certificate`, \
+             `key` and `ca` beside it, which both sides show and check",
+        );
+    }
+    let (identity, ca) = identity(&raw.tls).zip(raw.ca.as_ref())?;
+    Some(ReplicaTls { identity, ca: ca.value.clone() })
 }
 
 /// Whether nobody comes to an address, as it is told to others as it stands.

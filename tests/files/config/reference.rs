@@ -319,15 +319,15 @@ const OTHERS: &[(&str, &str)] = &[
     ),
     (
         "replica.ca",
-        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\nca = \"ca.pem\"",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\ncertificate = \"a.pem\"\nkey = \"a.key\"\nca = \"ca.pem\"",
     ),
     (
         "replica.certificate",
-        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\ncertificate = \"a.pem\"\nkey = \"a.key\"",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\ncertificate = \"a.pem\"\nkey = \"a.key\"\nca = \"ca.pem\"",
     ),
     (
         "replica.key",
-        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\ncertificate = \"a.pem\"\nkey = \"a.key\"",
+        "[store]\nkind = \"postgres\"\nurl = \"postgres://t@db/t\"\ndurability = \"single\"\n[replica]\ncertificate = \"a.pem\"\nkey = \"a.key\"\nca = \"ca.pem\"",
     ),
     ("limits.body_bytes_max", "[limits]\nbody_bytes_max = \"7MiB\""),
     ("limits.result_bytes_max", "[limits]\nresult_bytes_max = \"7MiB\""),

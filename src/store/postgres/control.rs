@@ -179,7 +179,7 @@ impl ReplicaControl {
                 Ok(()) = self.content.changed() => beats.reset_immediately(),
                 _ = looks.tick() => {
                     tokio::time::timeout(within, self.look(link)).await.map_err(slow)??;
-                    self.make_up_for_hints(link);
+                    self.keep_nothing_unheard(link);
                 }
                 _ = surveys.tick() => tokio::time::timeout(within, self.survey(link)).await.map_err(slow)??,
                 heard = link.notifications.recv() => {
@@ -202,17 +202,18 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Whoever follows tasks looks again at each look where hints do not come: something between passes none on.
-    fn make_up_for_hints(&mut self, link: &ControlLink) {
+    /// Lets go of settled rows at each look where hints do not come, as something between passes none on: that one was removed
+    /// elsewhere would never be heard. What is waited for is looked at each second whatever the hints say.
+    fn keep_nothing_unheard(&mut self, link: &ControlLink) {
         if link.hears || link.hinted.is_none_or(|at| at.elapsed() < HINT_WITHIN) {
             return;
         }
         if !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
-                "notifications of the database do not come, as through some poolers: tasks are looked at each second"
+                "notifications of the database do not come, as through some poolers: no settled task is kept in memory"
             );
         }
-        self.state.heard(StoreHint::Missed);
+        self.state.settled.forget_all();
     }
 
     /// What others say; if there was no room for all of it, some was missed.

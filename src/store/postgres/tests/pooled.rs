@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::store::contract::settled;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -146,33 +147,34 @@ async fn deafen(listener: TcpListener, to: (&'static str, u16), tracker: TaskTra
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_notifications_tasks_are_looked_at_each_second() {
+async fn without_notifications_no_settled_task_is_kept() {
     let Some(server) = PostgresServer::start(&[]) else { return };
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let tracker = TaskTracker::new();
     let deafening = tracker.spawn(deafen(listener, ("127.0.0.1", server.port()), tracker.clone()));
     let url = format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable");
-    let store = open_with(through(&server, url)).await.unwrap();
-    let mut hints = store.changes();
-    let missed = async {
-        for _ in 0..4 {
-            assert_eq!(hints.next().await, Some(StoreHint::Missed));
-        }
-    };
-    tokio::time::timeout(PATIENCE, missed).await.expect("followers look again and again");
-    assert_eq!(store.health(), PostgresHealth::Good);
-    store.insert(&task("a", 1)).await.unwrap();
-    assert!(store.load(&task("a", 1).key, START).await.unwrap().is_some());
-    store.close().await;
+    let deaf = open_with(through(&server, url)).await.unwrap();
+    let mut hearing = (*deaf.state.settings).clone();
+    hearing.access.url = DatabaseUrl::Here(server.url());
+    hearing.replica.name.push('+');
+    let other = open_with(hearing).await.unwrap();
+    // Beyond what is forgotten as its connection, or the other gateway, begins.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let done = settled(task("a", 1), "r");
+    other.insert(&done).await.unwrap();
+    assert!(deaf.load(&done.key, START).await.unwrap().is_some());
+    other.remove(&done.key).await.unwrap();
+    let begin = Instant::now();
+    while deaf.load(&done.key, START).await.unwrap().is_some() {
+        assert!(begin.elapsed() < Duration::from_secs(10), "it is shown on and on");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(deaf.health(), PostgresHealth::Good);
+    // Nothing is told to whoever follows: it looks each second in any case.
+    let mut hints = deaf.changes();
+    assert!(tokio::time::timeout(Duration::from_secs(4), hints.next()).await.is_err(), "a hint that nobody gave");
+    other.close().await;
+    deaf.close().await;
     deafening.abort();
-    // Whoever hears is not told to look.
-    let store = open_with(through(&server, server.url())).await.unwrap();
-    let mut hints = store.changes();
-    let calm = tokio::time::timeout(Duration::from_secs(4), async {
-        let _ = hints.next().await;
-        hints.next().await
-    });
-    assert!(calm.await.is_err(), "hints come");
-    store.close().await;
 }

@@ -2,7 +2,7 @@
 //!
 //! `tg_task` has a row for each task. Its record is the one that the disk store writes, with the checksum; the other columns are what
 //! statements must find, and a summary for lists. All text is `bytea`, as tasks may hold what is no text to PostgreSQL.
-//! `tg_lane` has a line for each replica's writer: see [`super::batch`].
+//! `tg_lane` has a line for each replica's writer: see [`super::statements`].
 
 use std::time::Duration;
 

@@ -361,14 +361,6 @@ impl Membership {
     }
 }
 
-impl DeathClaim {
-    /// Whether the claim still holds of a line as it is when the claim is written.
-    #[must_use]
-    pub const fn holds_of(self, beat: u64, is_dead: bool) -> bool {
-        !is_dead && self.beat == beat
-    }
-}
-
 impl WatchedReplica {
     const fn death_claim(&self) -> DeathClaim {
         DeathClaim { incarnation: self.line.incarnation, beat: self.line.beat }

@@ -13,8 +13,7 @@
 //!   line, or an advisory lock of the transaction). A commit that its standby has flushed shows its rows only when its session
 //!   is run again; a barrier that overtook it would let a read miss a row that is there a moment later, and a write in doubt would
 //!   be taken for one that was not made.
-//! - It closes the store to batches that were sent before the doubt and come later
-//!   ([`BatchEpoch`](crate::replica::BatchEpoch)).
+//! - It closes the store to batches that were sent before the doubt and come later.
 //!
 //! One statement does all three: it writes that line where the line has the writer's epoch, and a batch that finds another one
 //! there is undone. It stands in every batch, so each of them is such a barrier once it is done. The PostgreSQL store counts the

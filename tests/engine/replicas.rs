@@ -10,6 +10,7 @@
 
 mod judge;
 mod replica;
+mod restated;
 mod server;
 mod world;
 

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use taskgate::replica::{
-    BatchEpoch, BootTime, DeathClaim, GuardedRow, GuardedWrite, Incarnation, ReadTrust, WriteVerdict,
-};
+use taskgate::replica::{BootTime, DeathClaim, GuardedRow, GuardedWrite, Incarnation, ReadTrust, WriteVerdict};
 
+use super::restated::BatchEpoch;
 use super::server::{Phase, TaskRow};
 
 /// Whether the call of a job was sent.

@@ -1,6 +1,8 @@
 //! Servers of the store: a log, what readers see of it, and commits that wait for the standby.
 
-use taskgate::replica::{BatchEpoch, GuardedRow, Incarnation, ServerMark};
+use taskgate::replica::{GuardedRow, Incarnation, ServerMark};
+
+use super::restated::BatchEpoch;
 
 /// Where a task stands, as its row says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

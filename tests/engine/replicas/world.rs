@@ -6,14 +6,15 @@ mod actions;
 use std::time::Duration;
 
 use taskgate::replica::commit_trust::fate;
-use taskgate::replica::fencing::{claimed, may_claim, settle};
+use taskgate::replica::fencing::{claimed, may_claim};
 use taskgate::replica::{
-    BootTime, CommitEnd, DeathClaim, DoubtEnd, Durability, DurabilitySettings, GuardedRow, GuardedWrite, Incarnation,
-    ReadBelief, ServerMark, SqlNotice, WriteDoubt, WriteFate, WriteVerdict,
+    BootTime, CommitEnd, DeathClaim, Durability, DurabilitySettings, GuardedRow, GuardedWrite, Incarnation, ReadBelief,
+    ServerMark, SqlNotice, WriteDoubt, WriteFate, WriteVerdict,
 };
 
 use super::judge::Judge;
 use super::replica::{Action, Job, Replica, Sending, SentBatch, Stage, Waiting};
+use super::restated::{DoubtEnd, holds, settle};
 use super::server::{Batch, LineRow, Outcome, Phase, Server, Table, TaskRow, Write};
 use crate::random::Choices;
 

@@ -1,4 +1,5 @@
-//! What replicas do: every decision that the program makes by `taskgate::replica` is made by the same functions here.
+//! What replicas do: every decision that the program makes by `taskgate::replica` is made by the same functions here; the others
+//! are [restated](super::super::restated).
 
 use super::*;
 
@@ -193,7 +194,11 @@ impl World {
         if server.is_locked(row, writer, self.keeps(Rule::BarrierQueues)) {
             return self.on_their_way.push(batch);
         }
-        if self.keeps(Rule::BarrierCloses) && !epoch.is_admitted(server.seen.epoch(writer)) {
+        let in_line = server.seen.epoch(writer);
+        // Without a barrier first whatever is sent takes the epoch.
+        let takes = matches!(action, Action::Register | Action::Beat) || !self.keeps(Rule::BarrierFirst);
+        let is_admitted = if takes { epoch.may_be_taken(in_line) } else { epoch.is_admitted(in_line) };
+        if self.keeps(Rule::BarrierCloses) && !is_admitted {
             let error = SqlNotice { severity: "ERROR", sqlstate: "P0001" };
             return self.tell_writer(id, |_, _| CommitEnd::Refused { error, is_commit_sent: true });
         }
@@ -237,7 +242,7 @@ impl World {
                 None => (WriteVerdict::Fenced, None),
             },
             Action::DeclareDead(claim) => {
-                let line = seen.line(claim.incarnation).filter(|line| claim.holds_of(line.beat, line.is_dead));
+                let line = seen.line(claim.incarnation).filter(|line| holds(claim, *line));
                 let dead = line.map(|line| Write::Line(claim.incarnation, LineRow { is_dead: true, ..line }));
                 (WriteVerdict::Made, dead)
             }

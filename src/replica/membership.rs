@@ -62,7 +62,7 @@ impl LeaseTerms {
         self.lease / 2
     }
 
-    /// How old the last acknowledged beat of a replica that begins something may be: seven eighths of the lease.
+    /// How old the last acknowledged beat of a replica that adds rows may be: seven eighths of the lease. Others would soon take them over.
     #[must_use]
     pub fn begin_max(self) -> Duration {
         self.lease * 7 / 8
@@ -142,10 +142,8 @@ pub enum StoreLoss {
 /// What a replica may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnStanding {
-    /// Everything.
+    /// Go on with calls and keep their outcomes; add rows as long as its beats are acknowledged ([`LeaseTerms::begin_max`]).
     Member,
-    /// Go on with calls and keep their outcomes, and begin nothing: no handle, no dispatch, no answer to an upstream's question.
-    Alone,
     /// Nothing: it was declared dead, or was alone for too long. Its runners end; it may register anew.
     Fenced,
     /// Nothing: held calls end with this. Sticks, whatever comes after.
@@ -318,19 +316,16 @@ impl Membership {
 
     /// How long this replica is without the store: since it sent the last beat that was acknowledged. Others may count from that
     /// moment, not from the answer's.
-    #[must_use]
-    pub fn alone_for(&self, now: BootTime) -> Duration {
+    fn alone_for(&self, now: BootTime) -> Duration {
         now.since(self.acknowledged.sent)
     }
 
     /// What this replica may do now.
     #[must_use]
     pub fn standing(&self, now: BootTime) -> OwnStanding {
-        let alone_for = self.alone_for(now);
         match self.end {
             Some(end) => end,
-            None if alone_for >= self.terms.alone_max.max(self.terms.lease) => OwnStanding::Fenced,
-            None if alone_for >= self.terms.begin_max() => OwnStanding::Alone,
+            None if self.alone_for(now) >= self.terms.alone_max.max(self.terms.lease) => OwnStanding::Fenced,
             None => OwnStanding::Member,
         }
     }

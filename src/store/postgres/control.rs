@@ -114,7 +114,7 @@ impl ReplicaControl {
                     tracing::error!(?loss, "the database lost what it acknowledged: it is older, or another one");
                     return self.state.control_is(PostgresHealth::Lost);
                 }
-                OwnStanding::Member | OwnStanding::Alone => self.state.control_is(trouble),
+                OwnStanding::Member => self.state.control_is(trouble),
             }
             failures += 1;
             tokio::select! {

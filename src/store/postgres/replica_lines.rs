@@ -73,7 +73,8 @@ impl ReplicaView {
         Self { lines, beats, seen: Some(seen), beat: 0, beaten: seen, standing: OwnStanding::Member, given_up }
     }
 
-    /// Whether this life may add rows: without beats the others take it for dead, and its rows over, while its writer goes on.
+    /// Whether this life may add rows. After seven eighths of the lease without an acknowledged beat it adds none: the others take it for
+    /// dead, and its rows over, while its writer goes on. Those that it has it goes on with until it is replaced.
     ///
     /// # Errors
     /// `Io` if no beat was acknowledged for too long.
@@ -173,6 +174,8 @@ pub(super) async fn declare_dead(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::task::Timestamp;
 
@@ -188,6 +191,14 @@ mod tests {
             is_dead,
         };
         StoredReplica { line, version: String::new(), config_digest: Vec::new(), key_print: Vec::new() }
+    }
+
+    #[test]
+    fn a_life_adds_no_rows_once_its_beats_are_unanswered() {
+        let after = |millis| BootTime(Duration::from_millis(millis));
+        let view = ReplicaView::of(Vec::new(), after(2_000));
+        assert!(view.may_begin(LeaseTerms::default(), after(8_999)).is_ok());
+        assert!(view.may_begin(LeaseTerms::default(), after(9_000)).is_err());
     }
 
     #[test]

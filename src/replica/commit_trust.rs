@@ -33,7 +33,7 @@ pub struct SqlNotice<'a> {
     pub sqlstate: &'a str,
 }
 
-/// How a transaction ended, as its writer saw it.
+/// How a transaction ended, as its writer saw it. It is sent as a whole, with its commit: whatever ends it, that may have been read.
 #[derive(Clone, Copy, Debug)]
 pub enum CommitEnd<'a> {
     /// The server said that it is committed, and no statement in it failed.
@@ -45,11 +45,11 @@ pub enum CommitEnd<'a> {
         rows_written: u64,
     },
     /// A statement, or the commit itself, was answered by an error.
-    Refused { error: SqlNotice<'a>, is_commit_sent: bool },
+    Refused { error: SqlNotice<'a> },
     /// The connection ended first, whoever ended it.
-    Lost { is_commit_sent: bool },
+    Lost,
     /// The writer's own time was over. It drops the connection, and never asks the server to cancel.
-    TimedOut { is_commit_sent: bool },
+    TimedOut,
 }
 
 /// What became of a transaction.
@@ -81,10 +81,6 @@ pub enum WriteDoubt {
 /// What became of a transaction that ended like this.
 #[must_use]
 pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
-    let in_doubt_once_sent = |is_commit_sent: bool, doubt| match is_commit_sent {
-        true => WriteFate::Unsure(doubt),
-        false => WriteFate::NotDone,
-    };
     match end {
         CommitEnd::Acknowledged { notices, .. } if notices.iter().any(is_doubtful) => {
             WriteFate::Unsure(WriteDoubt::Warned)
@@ -96,13 +92,11 @@ pub fn fate(durability: Durability, end: CommitEnd<'_>) -> WriteFate {
             WriteFate::Unsure(WriteDoubt::WroteNothing)
         }
         CommitEnd::Acknowledged { .. } => WriteFate::Done,
-        CommitEnd::Refused { error, is_commit_sent } if ends_the_connection(&error) => {
-            in_doubt_once_sent(is_commit_sent, WriteDoubt::Lost)
-        }
+        CommitEnd::Refused { error } if ends_the_connection(&error) => WriteFate::Unsure(WriteDoubt::Lost),
         CommitEnd::Refused { .. } => WriteFate::NotDone,
-        CommitEnd::Lost { is_commit_sent } => in_doubt_once_sent(is_commit_sent, WriteDoubt::Lost),
+        CommitEnd::Lost => WriteFate::Unsure(WriteDoubt::Lost),
         // A server ends no commit that waits for its standby, whatever its own time-outs say.
-        CommitEnd::TimedOut { is_commit_sent } => in_doubt_once_sent(is_commit_sent, WriteDoubt::TimedOut),
+        CommitEnd::TimedOut => WriteFate::Unsure(WriteDoubt::TimedOut),
     }
 }
 
@@ -116,14 +110,12 @@ pub fn is_doubtful(notice: &SqlNotice<'_>) -> bool {
 
 /// Whether a transaction that wrote so many rows waits for no disk and no standby: that a name exists, or that nothing matched,
 /// was then only read, and may be taken back. Such a batch writes a line of its replica's own before anybody is answered.
-#[must_use]
-pub const fn promises_nothing(rows_written: u64) -> bool {
+const fn promises_nothing(rows_written: u64) -> bool {
     rows_written == 0
 }
 
 /// Whether settings of the server that committed promise what the operator wants.
-#[must_use]
-pub fn is_promised_by(durability: Durability, settings: DurabilitySettings<'_>) -> bool {
+fn is_promised_by(durability: Durability, settings: DurabilitySettings<'_>) -> bool {
     match durability {
         // `remote_write` leaves it in the standby's memory, `local` waits for no standby.
         Durability::Replicated => {
@@ -152,11 +144,8 @@ mod tests {
         fate(Durability::Replicated, end)
     }
 
-    fn refused(severity: &str, sqlstate: &str) -> [WriteFate; 2] {
-        [false, true].map(|is_commit_sent| {
-            let error = SqlNotice { severity, sqlstate };
-            fate(Durability::Replicated, CommitEnd::Refused { error, is_commit_sent })
-        })
+    fn refused(severity: &str, sqlstate: &str) -> WriteFate {
+        fate(Durability::Replicated, CommitEnd::Refused { error: SqlNotice { severity, sqlstate } })
     }
 
     #[test]
@@ -166,10 +155,8 @@ mod tests {
     }
 
     #[test]
-    fn an_own_time_out_is_unsure_once_the_commit_is_sent() {
-        let end = |is_commit_sent| fate(Durability::Replicated, CommitEnd::TimedOut { is_commit_sent });
-        assert_eq!(end(true), WriteFate::Unsure(WriteDoubt::TimedOut));
-        assert_eq!(end(false), WriteFate::NotDone);
+    fn an_own_time_out_is_unsure() {
+        assert_eq!(fate(Durability::Replicated, CommitEnd::TimedOut), WriteFate::Unsure(WriteDoubt::TimedOut));
     }
 
     #[test]
@@ -213,22 +200,19 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_connection_is_unsure_once_the_commit_is_sent() {
-        let end = |is_commit_sent| fate(Durability::Single, CommitEnd::Lost { is_commit_sent });
-        assert_eq!(end(true), WriteFate::Unsure(WriteDoubt::Lost));
-        assert_eq!(end(false), WriteFate::NotDone);
+    fn a_lost_connection_is_unsure() {
+        assert_eq!(fate(Durability::Single, CommitEnd::Lost), WriteFate::Unsure(WriteDoubt::Lost));
     }
 
     #[test]
     fn an_error_undoes_the_transaction_unless_it_ends_the_connection() {
         for (severity, sqlstate) in [("ERROR", "23505"), ("ERROR", "53100"), ("ERROR", "57014"), ("ERROR", "40001")] {
-            assert_eq!(refused(severity, sqlstate), [WriteFate::NotDone; 2], "{severity} {sqlstate}");
+            assert_eq!(refused(severity, sqlstate), WriteFate::NotDone, "{severity} {sqlstate}");
         }
         for (severity, sqlstate) in
             [("FATAL", "57P01"), ("ERROR", "57P01"), ("PANIC", "53100"), ("ERROR", "08006"), ("ERROR", "40003")]
         {
-            let expected = [WriteFate::NotDone, WriteFate::Unsure(WriteDoubt::Lost)];
-            assert_eq!(refused(severity, sqlstate), expected, "{severity} {sqlstate}");
+            assert_eq!(refused(severity, sqlstate), WriteFate::Unsure(WriteDoubt::Lost), "{severity} {sqlstate}");
         }
     }
 }

@@ -65,7 +65,6 @@ impl<R, E> TransactionEnd<R, E> {
         notices: &[SqlNotice<'_>],
         said: impl Fn(&E) -> Option<SqlNotice<'_>>,
     ) -> WriteFate {
-        let is_commit_sent = true;
         match self {
             Self::Acknowledged { rows, promise } => {
                 let ServerPromise { standby_names, commit_mode, session: _ } = promise;
@@ -74,12 +73,12 @@ impl<R, E> TransactionEnd<R, E> {
                 fate(durability, CommitEnd::Acknowledged { notices, settings, rows_written })
             }
             Self::Failed(error) => {
-                let refused = said(error).map(|error| CommitEnd::Refused { error, is_commit_sent });
-                fate(durability, refused.unwrap_or(CommitEnd::Lost { is_commit_sent }))
+                let refused = said(error).map(|error| CommitEnd::Refused { error });
+                fate(durability, refused.unwrap_or(CommitEnd::Lost))
             }
             // What came behind was then carried out statement by statement; or what it was acknowledged without was not said there.
-            Self::Unbegun(_) | Self::Elsewhere => fate(durability, CommitEnd::Lost { is_commit_sent }),
-            Self::TimedOut { .. } => fate(durability, CommitEnd::TimedOut { is_commit_sent }),
+            Self::Unbegun(_) | Self::Elsewhere => fate(durability, CommitEnd::Lost),
+            Self::TimedOut { .. } => fate(durability, CommitEnd::TimedOut),
         }
     }
 }

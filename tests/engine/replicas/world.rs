@@ -284,10 +284,10 @@ impl World {
                 let notices = &[SqlNotice { severity: "WARNING", sqlstate: "01000" }];
                 CommitEnd::Acknowledged { notices, settings: settings(names_standby), rows_written }
             }),
-            Event::Terminate => self.release_any(|_, _| CommitEnd::Lost { is_commit_sent: true }),
+            Event::Terminate => self.release_any(|_, _| CommitEnd::Lost),
             Event::TimeOut(replica) => {
                 if self.replicas[replica].waiting.is_some() {
-                    self.ended(replica, CommitEnd::TimedOut { is_commit_sent: true });
+                    self.ended(replica, CommitEnd::TimedOut);
                 }
             }
             Event::NameStandby(names_standby) => {
@@ -388,7 +388,7 @@ impl World {
         self.on_their_way.retain(|batch| batch.server != server);
         for at in 0..REPLICAS {
             if self.replicas[at].waiting.is_some_and(|waiting| waiting.server == server) {
-                self.ended(at, CommitEnd::Lost { is_commit_sent: true });
+                self.ended(at, CommitEnd::Lost);
             } else if self.replicas[at].server == server {
                 self.connect(at);
             }

@@ -200,7 +200,7 @@ impl World {
         let is_admitted = if takes { epoch.may_be_taken(in_line) } else { epoch.is_admitted(in_line) };
         if self.keeps(Rule::BarrierCloses) && !is_admitted {
             let error = SqlNotice { severity: "ERROR", sqlstate: "P0001" };
-            return self.tell_writer(id, |_, _| CommitEnd::Refused { error, is_commit_sent: true });
+            return self.tell_writer(id, |_, _| CommitEnd::Refused { error });
         }
         let waits_for_it = |replica: &&mut Replica| replica.waiting.is_some_and(|waiting| waiting.id == id);
         if let Some(waiting) = self.replicas.iter_mut().find(waits_for_it).and_then(|replica| replica.waiting.as_mut())

@@ -6,12 +6,10 @@ use core::net::SocketAddr;
 use super::incarnation::Incarnation;
 use super::membership::ReplicaLine;
 
-/// A living replica.
+/// A living replica that others can reach; to one without an address nothing is passed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaMember {
-    pub incarnation: Incarnation,
-    /// Where other replicas reach it; without one nothing is passed on to it.
-    pub address: Option<SocketAddr>,
+    pub peer: ReplicaPeer,
     /// Whether it ends: it is asked for nothing new.
     pub is_leaving: bool,
 }
@@ -31,7 +29,7 @@ pub enum SessionHome {
     There(ReplicaPeer),
 }
 
-/// Another replica that can be reached.
+/// A replica, and where others reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ReplicaPeer {
     pub incarnation: Incarnation,
@@ -57,9 +55,9 @@ impl ReplicaDirectory {
     /// What `own` sees: `living` may name it, or not.
     #[must_use]
     pub fn new(own: Incarnation, living: impl IntoIterator<Item = ReplicaMember>) -> Self {
-        let mut members: Vec<_> = living.into_iter().filter(|member| member.address.is_some()).collect();
-        members.sort_by_key(|member| member.incarnation);
-        members.dedup_by_key(|member| member.incarnation);
+        let mut members: Vec<_> = living.into_iter().collect();
+        members.sort_by_key(|member| member.peer.incarnation);
+        members.dedup_by_key(|member| member.peer.incarnation);
         Self { own, members }
     }
 
@@ -67,7 +65,7 @@ impl ReplicaDirectory {
     #[must_use]
     pub fn of_lines<'a>(own: Incarnation, lines: impl IntoIterator<Item = &'a ReplicaLine>) -> Self {
         let living = lines.into_iter().filter(|line| !line.is_dead);
-        Self::new(own, living.map(ReplicaMember::of_line))
+        Self::new(own, living.filter_map(ReplicaMember::of_line))
     }
 
     /// Whoever looks.
@@ -79,7 +77,7 @@ impl ReplicaDirectory {
     /// A living replica other than `own`.
     #[must_use]
     pub fn peer(&self, incarnation: Incarnation) -> Option<ReplicaPeer> {
-        if incarnation == self.own { None } else { self.member(incarnation).and_then(ReplicaMember::peer) }
+        if incarnation == self.own { None } else { self.member(incarnation).map(|member| member.peer) }
     }
 
     /// Where a session is at home that was begun at `begun_at`. Where that replica is gone, or nobody knows where it was, a
@@ -111,36 +109,29 @@ impl ReplicaDirectory {
 
     /// All others that can be reached.
     pub fn peers(&self) -> impl Iterator<Item = ReplicaPeer> {
-        self.members.iter().filter(|member| member.incarnation != self.own).filter_map(ReplicaMember::peer)
+        self.members.iter().map(|member| member.peer).filter(|peer| peer.incarnation != self.own)
     }
 
     /// The one of those that stay that suits a session best.
     fn standing(&self, nonce: u128) -> Option<&ReplicaMember> {
         let staying = self.members.iter().filter(|member| !member.is_leaving);
-        staying.max_by_key(|member| (rank(nonce, member.incarnation), member.incarnation))
+        staying.max_by_key(|member| (rank(nonce, member.peer.incarnation), member.peer.incarnation))
     }
 
     fn at(&self, member: &ReplicaMember) -> SessionHome {
-        match member.peer() {
-            Some(peer) if peer.incarnation != self.own => SessionHome::There(peer),
-            Some(_) | None => SessionHome::Here,
-        }
+        if member.peer.incarnation == self.own { SessionHome::Here } else { SessionHome::There(member.peer) }
     }
 
     fn member(&self, incarnation: Incarnation) -> Option<&ReplicaMember> {
-        let at = self.members.binary_search_by_key(&incarnation, |member| member.incarnation);
+        let at = self.members.binary_search_by_key(&incarnation, |member| member.peer.incarnation);
         at.ok().map(|at| &self.members[at])
     }
 }
 
 impl ReplicaMember {
-    fn of_line(line: &ReplicaLine) -> Self {
-        let address = line.address.as_deref().and_then(|address| address.parse().ok());
-        Self { incarnation: line.incarnation, address, is_leaving: line.is_leaving }
-    }
-
-    fn peer(&self) -> Option<ReplicaPeer> {
-        self.address.map(|address| ReplicaPeer { incarnation: self.incarnation, address })
+    fn of_line(line: &ReplicaLine) -> Option<Self> {
+        let address = line.address.as_deref()?.parse().ok()?;
+        Some(Self { peer: ReplicaPeer { incarnation: line.incarnation, address }, is_leaving: line.is_leaving })
     }
 }
 
@@ -170,8 +161,8 @@ mod tests {
 
     fn member(number: u64) -> ReplicaMember {
         let port = 1_000 + u16::try_from(number % 60_000).unwrap();
-        let address = Some(SocketAddr::from(([127, 0, 0, 1], port)));
-        ReplicaMember { incarnation: Incarnation(number), address, is_leaving: false }
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        ReplicaMember { peer: ReplicaPeer { incarnation: Incarnation(number), address }, is_leaving: false }
     }
 
     fn seen_by(own: u64, living: &[u64]) -> ReplicaDirectory {
@@ -246,15 +237,14 @@ mod tests {
     /// Who looks, whom it sees, where the session was begun, what is asked; where that leads.
     #[test]
     fn a_session_is_at_home_where_it_was_begun_as_long_as_that_can_be_reached() {
-        let (unreachable, leaving) =
-            (ReplicaMember { address: None, ..member(7) }, ReplicaMember { is_leaving: true, ..member(2) });
-        let there = |number| SessionHome::There(member(number).peer().unwrap());
+        let leaving = ReplicaMember { is_leaving: true, ..member(2) };
+        let there = |number| SessionHome::There(member(number).peer);
         for (living, begun_at, errand, expected) in [
             (vec![member(1), member(2)], 1, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), member(2)], 2, HomeErrand::Begin, there(2)),
             (vec![member(2)], 1, HomeErrand::Begin, SessionHome::Here),
             (vec![], 2, HomeErrand::Begin, SessionHome::Here),
-            (vec![member(1), unreachable], 7, HomeErrand::Begin, SessionHome::Here),
+            (vec![member(1)], 7, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), leaving.clone()], 2, HomeErrand::Begin, SessionHome::Here),
             (vec![member(1), leaving.clone()], 2, HomeErrand::End, there(2)),
             (vec![member(1), leaving.clone()], 9, HomeErrand::End, SessionHome::Here),
@@ -271,7 +261,7 @@ mod tests {
     #[test]
     fn what_is_under_way_in_a_session_is_at_its_home_alone_until_that_ends() {
         let leaving = ReplicaMember { is_leaving: true, ..member(2) };
-        let there = |number| Some(SessionHome::There(member(number).peer().unwrap()));
+        let there = |number| Some(SessionHome::There(member(number).peer));
         for (own, begun_at, expected) in [
             (1, Some(1), Some(SessionHome::Here)),
             (1, Some(3), there(3)),

@@ -291,7 +291,7 @@ impl ReplicaControl {
         let beats = lives.filter_map(|life| Some((life, self.membership.beat_since(life)?))).collect();
         let given_up = self.membership.given_up(received).collect();
         self.view.change(|view| {
-            view.looked(lines, received);
+            view.looked(lines);
             (view.beats, view.given_up) = (beats, given_up);
         });
         for claim in silent {

@@ -55,8 +55,6 @@ pub struct ReplicaView {
     pub lines: Vec<StoredReplica>,
     /// Since when the lines of others have the beats that they have.
     pub beats: BTreeMap<Incarnation, BootTime>,
-    /// When they were seen.
-    pub seen: Option<BootTime>,
     /// The last beat of this life that was acknowledged.
     pub(super) beat: u64,
     /// When it was sent, or this life's line was made.
@@ -68,9 +66,10 @@ pub struct ReplicaView {
 }
 
 impl ReplicaView {
-    pub(super) fn of(lines: Vec<StoredReplica>, seen: BootTime) -> Self {
+    /// As this life begins, whose line was made at `beaten`.
+    pub(super) fn of(lines: Vec<StoredReplica>, beaten: BootTime) -> Self {
         let (beats, given_up) = (BTreeMap::new(), Vec::new());
-        Self { lines, beats, seen: Some(seen), beat: 0, beaten: seen, standing: OwnStanding::Member, given_up }
+        Self { lines, beats, beat: 0, beaten, standing: OwnStanding::Member, given_up }
     }
 
     /// Whether this life may add rows. After seven eighths of the lease without an acknowledged beat it adds none: the others take it for
@@ -108,10 +107,10 @@ impl ReplicaView {
     }
 
     /// Takes what a look showed. A death that was declared stays declared: the look may have been sent before it.
-    pub(super) fn looked(&mut self, lines: Vec<StoredReplica>, seen: BootTime) {
+    pub(super) fn looked(&mut self, lines: Vec<StoredReplica>) {
         let dead = self.lines.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation);
         let dead: BTreeSet<Incarnation> = dead.collect();
-        (self.lines, self.seen) = (lines, Some(seen));
+        self.lines = lines;
         for one in &mut self.lines {
             one.line.is_dead |= dead.contains(&one.line.incarnation);
         }
@@ -203,13 +202,12 @@ mod tests {
 
     #[test]
     fn a_look_that_was_sent_before_a_death_does_not_take_it_back() {
-        let seen = BootTime::default();
-        let mut view = ReplicaView::of(vec![line(1, false), line(2, false), line(3, false)], seen);
+        let mut view = ReplicaView::of(vec![line(1, false), line(2, false), line(3, false)], BootTime::default());
         view.declared_dead(Incarnation(1));
-        view.looked(vec![line(1, false), line(2, false), line(3, true)], seen);
+        view.looked(vec![line(1, false), line(2, false), line(3, true)]);
         let dead = |view: &ReplicaView| view.lines.iter().map(|one| one.line.is_dead).collect::<Vec<_>>();
         assert_eq!(dead(&view), [true, false, true]);
-        view.looked(vec![line(2, false), line(3, true)], seen);
+        view.looked(vec![line(2, false), line(3, true)]);
         assert_eq!(dead(&view), [false, true], "a line that is gone is gone");
     }
 }

@@ -89,7 +89,7 @@ async fn tasks_of_a_session_are_told_where_its_home_was_lost_while_it_was_asked(
     let ask = |client: Client, method| asked(client, method, id.clone());
     let result = ask(first.clone(), "tasks/result").await;
     let (resetting, _read) = replica(&[Does::ReadAndReset; 4]).await;
-    replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
+    replicas.all[1].sees(vec![replicas.all[0].member_at(resetting.address)]);
     let there = replicas.at(1, &first);
     assert_eq!(ask(there.clone(), "tasks/get").await["result"]["status"], "completed");
     assert_eq!(ask(there.clone(), "tasks/result").await["result"], result["result"]);
@@ -105,7 +105,7 @@ async fn a_notification_whose_home_was_lost_may_have_been_taken() {
     let replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client().await);
     let (resetting, _read) = replica(&[Does::ReadAndReset]).await;
-    replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
+    replicas.all[1].sees(vec![replicas.all[0].member_at(resetting.address)]);
     let reply = there.post(NOTE).await;
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
 }
@@ -116,7 +116,7 @@ async fn an_array_without_requests_whose_home_was_lost_may_have_been_taken() {
     let replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client_of("2025-03-26").await);
     let (resetting, _read) = replica(&[Does::ReadAndReset; 3]).await;
-    replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
+    replicas.all[1].sees(vec![replicas.all[0].member_at(resetting.address)]);
     let reply = there.post(format!("[{NOTE},{NOTE}]")).await;
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::ACCEPTED, None));
     assert_eq!(reply.text().await, "");
@@ -158,7 +158,7 @@ async fn answers_to_tasks_are_taken_while_the_sessions_home_cannot_be_reached_an
         let _resetting = match is_lost {
             true => {
                 let resetting = replica(&[Does::ReadAndReset; 8]).await;
-                replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.0.address))]);
+                replicas.all[1].sees(vec![replicas.all[0].member_at(resetting.0.address)]);
                 Some(resetting)
             }
             false => {
@@ -261,12 +261,12 @@ async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds()
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client().await);
-    let [home, other] = [0, 1].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
-    let line = FaultProxy::start(home.address.unwrap()).await;
+    let [home, other] = [0, 1].map(|at| replicas.all[at].member());
+    let line = FaultProxy::start(home.peer.address).await;
     // Its connections are made by the system, and nobody reads.
     let mute = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
     for (address, expected) in [(mute.local_addr().unwrap(), "no"), (line.address, "unknown")] {
-        replicas.all[1].sees(vec![ReplicaMember { address: Some(address), ..home.clone() }, other.clone()]);
+        replicas.all[1].sees(vec![replicas.all[0].member_at(address), other.clone()]);
         if expected == "unknown" {
             assert_eq!(there.post(call(1)).await.json().await["result"]["n"], 1);
             line.set(Some(Fault::down("", 0, Verb::Hold)));
@@ -284,10 +284,9 @@ async fn what_is_no_replica_is_believed_nothing() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::pair(&server).await;
     let there = replicas.at(1, &replicas.client().await);
-    let [home, other] = [0, 1].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
     // The scripted server speaks HTTP/2, and answers whatever it is asked.
-    let stranger = ReplicaMember { address: Some(server.address), ..home };
-    replicas.all[1].sees(vec![stranger, other]);
+    let stranger = replicas.all[0].member_at(server.address);
+    replicas.all[1].sees(vec![stranger, replicas.all[1].member()]);
     let answer = there.post(call(1)).await.json().await;
     assert_eq!(fault(&answer), ("replica_away", "no"), "{answer}");
 }
@@ -298,7 +297,7 @@ async fn what_is_passed_on_is_answered_where_it_arrives() {
     let server = ScriptedServer::polite().await;
     let replicas = Replicas::serving(3, &before(&server), &[]).await;
     let first = replicas.client().await;
-    let [second, third] = [1, 2].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
+    let [second, third] = [1, 2].map(|at| replicas.all[at].member());
     // To the second one the home is dead and all sessions are the third's, and to the third all are the second's.
     replicas.all[1].sees(vec![third.clone()]);
     replicas.all[2].sees(vec![second.clone()]);
@@ -321,8 +320,8 @@ async fn an_answer_reaches_a_home_that_is_leaving_and_new_calls_do_not() {
     events.raw("data: {\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"elicitation/create\",\"params\":{}}\n\n");
     let mut reply = there.post(call(1)).await;
     reply.until("\n\n").await;
-    let [home, other] = [0, 1].map(|at| replicas.all[at].member(replicas.all[at].gateway.replica_address()));
-    let made_there = format!("{:032x}-1", sealer().name(home.incarnation, 7));
+    let [home, other] = [0, 1].map(|at| replicas.all[at].member());
+    let made_there = format!("{:032x}-1", sealer().name(home.peer.incarnation, 7));
     let gone_soon = ReplicaMember { is_leaving: true, ..home };
     replicas.all[1].sees(vec![gone_soon, other]);
     // Nothing says who asked: both hand it over, the home and the one that stands in.

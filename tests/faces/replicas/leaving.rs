@@ -19,7 +19,7 @@ const ASKED: &str = "elicitation/create";
 fn all_see(replicas: &Replicas, living: &[usize], leaving: Option<usize>) {
     let seen = living.iter().map(|at| {
         let one = &replicas.all[*at];
-        ReplicaMember { is_leaving: leaving == Some(*at), ..one.member(one.gateway.replica_address()) }
+        ReplicaMember { is_leaving: leaving == Some(*at), ..one.member() }
     });
     let seen: Vec<_> = seen.collect();
     replicas.all.iter().for_each(|one| one.sees(seen.clone()));

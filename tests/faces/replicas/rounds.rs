@@ -124,7 +124,7 @@ async fn answers_at_another_replica_reach_the_call_that_is_held_and_bring_its_re
     );
     // The rest of what was begun there is taken by a replica that ends, too.
     let held = HeldCall::begin(&replicas).await;
-    let home = replicas.all[0].member(replicas.all[0].gateway.replica_address());
+    let home = replicas.all[0].member();
     replicas.all[1].sees(vec![ReplicaMember { is_leaving: true, ..home }]);
     check_result(&held.answer(&replicas, 1, ADA).await);
     assert_eq!((server.world.count("tools/call"), server.world.all(is_answer).len()), (2, 2));

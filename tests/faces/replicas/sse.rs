@@ -60,7 +60,7 @@ async fn f86_a_message_that_its_streams_home_may_have_taken_is_not_asked_for_aga
     client.address = replicas.all[1].gateway.address();
     client.initialize("2025-06-18").await;
     let (resetting, _read) = replica(&[Does::ReadAndReset]).await;
-    replicas.all[1].sees(vec![replicas.all[0].member(Some(resetting.address))]);
+    replicas.all[1].sees(vec![replicas.all[0].member_at(resetting.address)]);
     assert_eq!(
         client.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await,
         (202, String::new())

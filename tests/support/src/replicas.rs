@@ -10,7 +10,7 @@ use taskgate::app::sockets::Sockets;
 use taskgate::app::{Gateway, ReplicaSetup};
 use taskgate::config;
 use taskgate::face::sealed::{Sealer, SealingKeys};
-use taskgate::replica::{Incarnation, ReplicaDirectory, ReplicaMember};
+use taskgate::replica::{Incarnation, ReplicaDirectory, ReplicaMember, ReplicaPeer};
 use taskgate::server::replicas::ReplicaTls;
 use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{Clock, ManualClock, Timestamp};
@@ -88,7 +88,7 @@ impl<C: Clock + 'static> Replicas<C> {
 
     /// Tells each of all that are there.
     pub fn introduce(&self) {
-        let living: Vec<_> = self.all.iter().map(|one| one.member(one.gateway.replica_address())).collect();
+        let living: Vec<_> = self.all.iter().map(|one| one.member()).collect();
         self.all.iter().for_each(|one| one.sees(living.clone()));
     }
 
@@ -118,8 +118,14 @@ impl<C: Clock + 'static> Replicas<C> {
 }
 
 impl Replica {
-    pub const fn member(&self, address: Option<SocketAddr>) -> ReplicaMember {
-        ReplicaMember { incarnation: self.incarnation, address, is_leaving: false }
+    /// As the others see it.
+    pub fn member(&self) -> ReplicaMember {
+        self.member_at(self.gateway.replica_address().unwrap())
+    }
+
+    /// The same, where they reach it elsewhere.
+    pub const fn member_at(&self, address: SocketAddr) -> ReplicaMember {
+        ReplicaMember { peer: ReplicaPeer { incarnation: self.incarnation, address }, is_leaving: false }
     }
 
     /// What it knows of the living from now on.

@@ -134,10 +134,11 @@ impl Gateway {
     /// # Errors
     /// As [`Gateway::start`]; and if a socket can be reached by more than the configuration allows.
     pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
-        Box::pin(Self::start_beside(config, metrics, sockets, None)).await
+        Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config)).await
     }
 
-    /// The same as one of several on one store, where there is a setup: then the store of the configuration is not opened.
+    /// The same as one of several on a store that somebody else opened, in place of the configuration's. For tests, which have several
+    /// gateways in one process: a program's gateway opens its store itself.
     ///
     /// # Errors
     /// As [`Gateway::start_on`].
@@ -145,10 +146,9 @@ impl Gateway {
         config: Config,
         metrics: PrometheusHandle,
         sockets: Sockets,
-        beside: Option<ReplicaSetup>,
+        beside: ReplicaSetup,
     ) -> anyhow::Result<Self> {
-        let source = beside.map_or(StoreSource::Config, |setup| StoreSource::Given(Box::new(setup)));
-        Box::pin(Self::start_with(config, metrics, sockets, source)).await
+        Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Given(Box::new(beside)))).await
     }
 
     async fn start_with(

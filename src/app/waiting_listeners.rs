@@ -26,7 +26,7 @@ pub(super) enum StoreSource {
     /// The same for a gateway that takes the place of one that served: clients are told to come again from the beginning, and what
     /// may pass is waited for. It knows of the life before what its process knew.
     ConfigAgain(PriorLife),
-    /// Somebody else opened it.
+    /// A test opened it.
     Given(Box<ReplicaSetup>),
 }
 

@@ -50,7 +50,7 @@ impl MemoryStore {
     }
 
     /// The same rows for another life beside this one, in the same process: what several gateways have in a store that they
-    /// share.
+    /// share. For tests: no configuration leads to it.
     #[must_use]
     pub fn join(&self) -> Self {
         Self::begin(Arc::clone(&self.rows), Reach::Shared)

@@ -82,7 +82,7 @@ impl<C: Clock + 'static> Replicas<C> {
         let directory = ReplicaDirectory::alone(incarnation);
         let setup = ReplicaSetup { store, clock, address, tls, directory };
         let metrics = PrometheusBuilder::new().build_recorder().handle();
-        let starting = Gateway::start_beside(config, metrics, Sockets::default(), Some(setup));
+        let starting = Gateway::start_beside(config, metrics, Sockets::default(), setup);
         Replica { gateway: in_time(starting).await.unwrap(), incarnation, _folder: folder }
     }
 

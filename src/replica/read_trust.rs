@@ -87,7 +87,7 @@ impl ReadTrust {
     }
 
     /// A barrier that was sent at `sent` has passed on that server: a write that waited for every earlier batch of this replica.
-    pub fn barrier_passed(&mut self, server: ServerMark, sent: BootTime) {
+    pub fn lane_write_passed(&mut self, server: ServerMark, sent: BootTime) {
         self.write_passed(server, sent);
         if sent >= self.doubted {
             BarrierProof { server, sent }.replace(&mut self.settling);
@@ -156,7 +156,7 @@ mod tests {
     fn a_barrier_comes_first_after_each_connect() {
         let mut trust = trust(1);
         check(&trust, (SERVER, 1), 1, ReadBelief::NeedsBarrier);
-        trust.barrier_passed(SERVER, at(1));
+        trust.lane_write_passed(SERVER, at(1));
         check(&trust, (SERVER, 1), 1, ReadBelief::Believed);
         trust.connected(at(2));
         check(&trust, (SERVER, 2), 2, ReadBelief::NeedsBarrier);
@@ -166,12 +166,12 @@ mod tests {
     #[test]
     fn an_unsure_write_is_settled_behind_a_barrier_that_was_sent_after_it() {
         let mut trust = trust(1);
-        trust.barrier_passed(SERVER, at(1));
+        trust.lane_write_passed(SERVER, at(1));
         trust.write_unsure(at(3));
         // This one was under way already.
-        trust.barrier_passed(SERVER, at(2));
+        trust.lane_write_passed(SERVER, at(2));
         assert!(!trust.may_settle(SERVER));
-        trust.barrier_passed(SERVER, at(4));
+        trust.lane_write_passed(SERVER, at(4));
         assert!(trust.may_settle(SERVER));
         assert!(!trust.may_settle(OTHER), "another server may lack what this one was proven to have");
     }
@@ -182,7 +182,7 @@ mod tests {
         trust.write_passed(SERVER, at(1));
         check(&trust, (SERVER, 1), 9, ReadBelief::Believed);
         assert!(!trust.may_settle(SERVER));
-        trust.barrier_passed(SERVER, at(2));
+        trust.lane_write_passed(SERVER, at(2));
         trust.write_passed(OTHER, at(3));
         assert!(trust.may_settle(SERVER), "another write takes nothing from it");
         check(&trust, (SERVER, 1), 3, ReadBelief::NeedsBarrier);
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn what_is_to_hold_for_good_is_proven_by_a_barrier_after_it_alone() {
         let mut trust = trust(60);
-        trust.barrier_passed(SERVER, at(10));
+        trust.lane_write_passed(SERVER, at(10));
         assert_eq!(trust.judge_for_good(SERVER, at(10)), ReadBelief::Believed);
         assert_eq!(trust.judge_for_good(SERVER, at(11)), ReadBelief::NeedsBarrier);
         assert_eq!(trust.judge_for_good(OTHER, at(9)), ReadBelief::NeedsBarrier);
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn a_read_is_believed_by_a_barrier_after_it_and_else_for_as_long_as_reads_are_trusted() {
         let mut trust = trust(1);
-        trust.barrier_passed(SERVER, at(10));
+        trust.lane_write_passed(SERVER, at(10));
         check(&trust, (SERVER, 9), 20, ReadBelief::Believed);
         check(&trust, (SERVER, 11), 11, ReadBelief::Believed);
         check(&trust, (SERVER, 11), 12, ReadBelief::NeedsBarrier);
@@ -210,17 +210,17 @@ mod tests {
     #[test]
     fn without_trust_in_age_each_read_needs_a_barrier_after_it() {
         let mut trust = trust(0);
-        trust.barrier_passed(SERVER, at(10));
+        trust.lane_write_passed(SERVER, at(10));
         check(&trust, (SERVER, 11), 11, ReadBelief::NeedsBarrier);
-        trust.barrier_passed(SERVER, at(11));
+        trust.lane_write_passed(SERVER, at(11));
         check(&trust, (SERVER, 11), 11, ReadBelief::Believed);
     }
 
     #[test]
     fn barriers_that_are_told_of_out_of_turn_leave_the_newest() {
         let mut trust = trust(1);
-        trust.barrier_passed(SERVER, at(10));
-        trust.barrier_passed(OTHER, at(9));
+        trust.lane_write_passed(SERVER, at(10));
+        trust.lane_write_passed(OTHER, at(9));
         check(&trust, (SERVER, 11), 11, ReadBelief::Believed);
     }
 }

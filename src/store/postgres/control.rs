@@ -24,7 +24,7 @@ use super::session::{DatabaseConnector, Session, back_off};
 use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
-use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
+use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
 use crate::metric;
 use crate::replica::membership::LOOK_EVERY;
 use crate::replica::{BeatAnswer, Incarnation, Membership, OwnStanding};
@@ -87,7 +87,7 @@ struct ControlLink {
     /// Whether any hint has come.
     hears: bool,
     beat: Statement,
-    barrier: Statement,
+    proof: Statement,
     look: Statement,
     others: Statement,
     growth: Statement,
@@ -151,9 +151,9 @@ impl ReplicaControl {
         let beat = client.prepare(BEAT).await.map_err(away)?;
         let look = client.prepare(LOOK).await.map_err(away)?;
         let others = client.prepare(OTHERS_SUMS).await.map_err(away)?;
-        let barrier = client.prepare(BARRIER).await.map_err(away)?;
+        let proof = client.prepare(DURABILITY_PROOF).await.map_err(away)?;
         let growth = client.prepare(GROWTH).await.map_err(away)?;
-        Ok(ControlLink { session, notifications, hinted: None, hears: false, beat, barrier, look, others, growth })
+        Ok(ControlLink { session, notifications, hinted: None, hears: false, beat, proof, look, others, growth })
     }
 
     /// Beats and looks as long as that goes well, and this life goes on; never `Ok`.
@@ -232,9 +232,9 @@ impl ReplicaControl {
         let BeatContent { is_leaving, config_digest } = self.content.borrow().clone();
         let values: Parameters<'_> = vec![&me, &now, &is_leaving, &config_digest];
         // Why one found nothing to write is asked behind a barrier.
-        let made = transact(&link.session, &[(&link.beat, values), (&link.barrier, vec![])]).await;
+        let made = transact(&link.session, &[(&link.beat, values), (&link.proof, vec![])]).await;
         let made = made.map_err(|failure: CommitFailure| failure.health())?;
-        self.state.settled.barrier_passed(link.session.server, made.sent);
+        self.state.settled.write_passed(link.session.server, made.sent);
         let answer = match made.rows.first().and_then(|rows| rows.first()) {
             Some(row) => {
                 let (beat, generation): (i64, String) = (row.try_get(0).map_err(away)?, row.try_get(1).map_err(away)?);

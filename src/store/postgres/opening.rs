@@ -17,7 +17,7 @@ use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorLife, ReplicaDescrip
 use super::shared_clock::{SharedClock, boot_time};
 use super::state::StoreState;
 use super::sums::SumChange;
-use super::transaction::{BARRIER, CommitFailure, Parameters, transact};
+use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
 use crate::replica::membership::BEAT_EVERY_MAX;
 use crate::replica::{ClockStart, Incarnation, Membership, ReplicaLine, StoreGeneration};
 use crate::store::record;
@@ -78,8 +78,8 @@ pub(super) async fn begin(
 /// Looks who is there, and writes the life's line.
 async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beginning, PostgresOpenError> {
     // What a server shows that was just connected to may be taken back.
-    let barrier = session.client.prepare(BARRIER).await.map_err(away)?;
-    transact(session, &[(&barrier, vec![])]).await.map_err(unmade)?;
+    let proof = session.client.prepare(DURABILITY_PROOF).await.map_err(away)?;
+    transact(session, &[(&proof, vec![])]).await.map_err(unmade)?;
     let former = former_line(session, settings).await?;
     let generation = check_identity(session, settings, former.as_ref()).await?;
     if let (Some(former), Some(prior)) = (former, settings.prior)

@@ -21,7 +21,7 @@ use super::session::{DatabaseConnector, Session, back_off};
 use super::settled_rows::ReadSource;
 use super::shared_clock::boot_time;
 use super::state::StoreState;
-use super::transaction::{BARRIER, Parameters, count_barrier, transact};
+use super::transaction::{DURABILITY_PROOF, Parameters, count_barrier, transact};
 use crate::replica::ReadBelief;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
@@ -50,7 +50,7 @@ CROSS JOIN LATERAL (SELECT * FROM tg_task t WHERE t.id = w.id AND t.owner = w.ow
 pub(super) struct ReaderLink {
     session: Session,
     statements: HashMap<String, Statement>,
-    barrier: Statement,
+    proof: Statement,
 }
 
 impl ReaderLink {
@@ -186,9 +186,9 @@ impl ReaderLane {
             };
             let server = link.session.server;
             if judge(server) == ReadBelief::NeedsBarrier {
-                let proof = transact(&link.session, &[(&link.barrier, vec![])]).await;
+                let proof = transact(&link.session, &[(&link.proof, vec![])]).await;
                 let proof = proof.map_err(|failure| failure.health())?;
-                self.state.settled.barrier_passed(server, proof.sent);
+                self.state.settled.write_passed(server, proof.sent);
                 count_barrier();
             }
             Ok::<_, PostgresHealth>((found, ReadSource { server, received }))
@@ -242,9 +242,9 @@ impl ReaderLane {
     async fn connect(&self) -> Result<ReaderLink, PostgresHealth> {
         let session = self.connector.connect(&self.duty, None).await.map_err(|error| error.health())?;
         let preparing =
-            tokio::time::timeout(self.state.settings.access.write_max, session.client.prepare(BARRIER)).await;
-        let barrier = preparing.map_err(|_| PostgresHealth::slow())?.map_err(|error| PostgresHealth::of(&error))?;
-        Ok(ReaderLink { session, statements: HashMap::new(), barrier })
+            tokio::time::timeout(self.state.settings.access.write_max, session.client.prepare(DURABILITY_PROOF)).await;
+        let proof = preparing.map_err(|_| PostgresHealth::slow())?.map_err(|error| PostgresHealth::of(&error))?;
+        Ok(ReaderLink { session, statements: HashMap::new(), proof })
     }
 }
 

@@ -92,7 +92,7 @@ impl SettledRows {
     }
 
     /// A transaction that was sent then is done on that server. It proves for good what was read there before.
-    pub(super) fn barrier_passed(&self, server: ServerMark, sent: BootTime) {
+    pub(super) fn write_passed(&self, server: ServerMark, sent: BootTime) {
         let mut barrier = self.barrier.lock();
         if barrier.is_none_or(|(_, last)| last <= sent) {
             *barrier = Some((server, sent));

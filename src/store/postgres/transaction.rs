@@ -22,7 +22,7 @@ use crate::replica::{BootTime, WriteDoubt, WriteFate};
 
 /// Writes to the log alone, so that it waits for no other writer. Acknowledged, it proves that what the server showed before
 /// is durable (rules 4 and 6).
-pub(super) const BARRIER: &str = "SELECT pg_logical_emit_message(true, 'taskgate', '')";
+pub(super) const DURABILITY_PROOF: &str = "SELECT pg_logical_emit_message(true, 'taskgate', '')";
 
 pub(super) type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
 

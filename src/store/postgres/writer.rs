@@ -206,8 +206,8 @@ impl PostgresWriter {
 
     fn made(&mut self, link: &WriterLink, writes: &[TaskWrite], replies: Vec<WriteReply>, outcome: BatchOutcome) {
         let BatchOutcome { results, sums, folded, changed, sent } = outcome;
-        self.connector.trust.lock().barrier_passed(link.session.server, sent);
-        self.state.settled.barrier_passed(link.session.server, sent);
+        self.connector.trust.lock().lane_write_passed(link.session.server, sent);
+        self.state.settled.write_passed(link.session.server, sent);
         metrics::counter!(metric::STORE_COMMITS).increment(1);
         let size = u32::try_from(writes.len()).unwrap_or(u32::MAX);
         metrics::histogram!(metric::STORE_BATCH).record(f64::from(size));
@@ -337,7 +337,7 @@ impl WriterLink {
             return Err(PostgresOpenError::away("this gateway's line is gone from the database"));
         }
         let made = made.map_err(|failure| failure.open_error())?;
-        session.trust.lock().barrier_passed(session.server, made.sent);
+        session.trust.lock().lane_write_passed(session.server, made.sent);
         count_barrier();
         let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(away)?;
         // From here on nothing that an earlier connection wrote can appear any more.

@@ -278,7 +278,7 @@ impl World {
         match self.fate(end) {
             WriteFate::Done => {
                 let mark = self.servers[waiting.server].mark;
-                self.replicas[at].trust.barrier_passed(mark, waiting.sent);
+                self.replicas[at].trust.lane_write_passed(mark, waiting.sent);
                 self.done(at, waiting);
             }
             WriteFate::NotDone => (),

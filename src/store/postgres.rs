@@ -62,7 +62,7 @@ pub use self::forgetting::ReplicaForgetting;
 pub use self::health::PostgresHealth;
 pub use self::open_error::PostgresOpenError;
 use self::opening::{Beginning, begin};
-use self::readers::{ListReaders, ReaderLane, RowRequest};
+use self::readers::{ListReaders, ReaderConnection, RowRequest};
 pub use self::replica_lines::{ReplicaView, StoredReplica};
 pub use self::replica_watch::ReplicaWatch;
 use self::replica_watch::SharedReplicaView;
@@ -149,13 +149,13 @@ impl PostgresStore {
             end: end.clone(),
         };
         tracker.spawn(writer.run(link));
-        let lane = |duty: String| Arc::new(ReaderLane::new(duty, &connector, &state));
+        let reader = |duty: String| Arc::new(ReaderConnection::new(duty, &connector, &state));
         let (rows, wanted) = mpsc::channel(readers::QUEUE_MAX);
         let wanted = Arc::new(Mutex::new(wanted));
-        let points: Vec<_> = (0..POINT_READERS).map(|number| lane(format!("rows {number}"))).collect();
-        let lists: Vec<_> = (0..LIST_READERS).map(|number| lane(format!("lists {number}"))).collect();
-        for lane in &points {
-            tracker.spawn(readers::serve(Arc::clone(lane), Arc::clone(&wanted), end.clone()));
+        let points: Vec<_> = (0..POINT_READERS).map(|number| reader(format!("rows {number}"))).collect();
+        let lists: Vec<_> = (0..LIST_READERS).map(|number| reader(format!("lists {number}"))).collect();
+        for reader in &points {
+            tracker.spawn(readers::serve(Arc::clone(reader), Arc::clone(&wanted), end.clone()));
         }
         let all = points.into_iter().chain(lists.iter().cloned()).collect();
         tracker.spawn(end.clone().run_until_cancelled_owned(readers::mend(all)));
@@ -341,10 +341,10 @@ impl TaskStore for PostgresStore {
     }
 
     async fn settle_doubt(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
-        let lane = self.lists.lane()?;
+        let reader = self.lists.reader()?;
         for _ in 0..readers::SETTLE_TRIES_MAX {
             self.write(TaskWrite::Barrier).await.map_err(StoreError::without_doubt)?;
-            let Some(found) = lane.read_settled(async |link| readers::read_rows(link, &[key]).await).await? else {
+            let Some(found) = reader.read_settled(async |link| readers::read_rows(link, &[key]).await).await? else {
                 continue;
             };
             self.state.settled.forget(key);
@@ -370,7 +370,7 @@ impl TaskStore for PostgresStore {
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.lists.lane()?.read(async |link| lists::overdue(link, now, limit).await).await
+        self.lists.reader()?.read(async |link| lists::overdue(link, now, limit).await).await
     }
 
     async fn page(
@@ -380,8 +380,8 @@ impl TaskStore for PostgresStore {
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage, StoreError> {
-        let lane = self.lists.lane()?;
-        let (found, next) = lane.read(async |link| lists::page(link, owner, after, limit, now).await).await?;
+        let reader = self.lists.reader()?;
+        let (found, next) = reader.read(async |link| lists::page(link, owner, after, limit, now).await).await?;
         Ok(SummaryPage { tasks: self.listed(found, now).await, next })
     }
 
@@ -396,14 +396,15 @@ impl TaskStore for PostgresStore {
         if filter.is_empty() {
             return Ok(SummaryPage { tasks: Vec::new(), next: None });
         }
-        let lane = self.lists.lane()?;
+        let reader = self.lists.reader()?;
         if let Some(ids) = &filter.ids {
             let keys: Vec<_> = ids.iter().map(|id| TaskKey { owner: owner.clone(), id: *id }).collect();
-            let found = lane.read(async |link| lists::named(link, &keys).await).await?;
+            let found = reader.read(async |link| lists::named(link, &keys).await).await?;
             let tasks = self.listed(found, now).await.into_iter().filter(|task| !task.is_gone(now)).collect();
             return Ok(SummaryPage::of_named(tasks, filter, after, limit));
         }
-        let (found, next) = lane.read(async |link| lists::select(link, owner, filter, after, limit, now).await).await?;
+        let (found, next) =
+            reader.read(async |link| lists::select(link, owner, filter, after, limit, now).await).await?;
         let mut tasks = self.listed(found, now).await;
         // The rows were read after the places, and may have changed in between.
         tasks.retain(|task| filter.fits(task));
@@ -421,7 +422,7 @@ impl TaskStore for PostgresStore {
         }
         let rows = ClaimableRows::of(upstreams, &view.given_up);
         // Lines of the dead are there for long, and rows of theirs hardly ever. That need not be true for good, and costs no commit.
-        if !self.lists.lane()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {
+        if !self.lists.reader()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {
             return Ok(Vec::new());
         }
         let claimed = self.write(TaskWrite::Claim { limit, rows }).await?;
@@ -438,20 +439,20 @@ impl TaskStore for PostgresStore {
         limit: usize,
         now: Timestamp,
     ) -> Result<SummaryPage<NewestCursor>, StoreError> {
-        let lane = self.lists.lane()?;
-        let (found, next) = lane.read(async |link| lists::survey(link, after, limit, now).await).await?;
+        let reader = self.lists.reader()?;
+        let (found, next) = reader.read(async |link| lists::survey(link, after, limit, now).await).await?;
         Ok(SummaryPage { tasks: self.listed(found, now).await, next })
     }
 
     async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        let lane = self.lists.lane()?;
-        let mut found = lane.read(async |link| lists::referred(link, reference, limit).await).await?;
+        let reader = self.lists.reader()?;
+        let mut found = reader.read(async |link| lists::referred(link, reference, limit).await).await?;
         found.retain(|key| !self.state.doubt.hides(key));
         Ok(found)
     }
 
     async fn holders(&self, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, StoreError> {
-        self.lists.lane()?.read(async |link| lists::holders(link, keys).await).await
+        self.lists.reader()?.read(async |link| lists::holders(link, keys).await).await
     }
 
     fn reach(&self) -> Reach {

@@ -31,8 +31,8 @@ use crate::replica::{BeatAnswer, Incarnation, Membership, OwnStanding};
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
-/// How often it is looked for what makes the tables grow.
-const SURVEY_EVERY: Duration = Duration::from_secs(15);
+/// How often it is measured what makes the tables grow.
+const MEASURE_EVERY: Duration = Duration::from_secs(15);
 /// The age in seconds of the oldest transaction in this database that is none of this process's, whose connections' names begin with
 /// `$1`, and how many versions of rows wait to be freed. Transactions of other roles are shown to members of `pg_read_all_stats` alone.
 const GROWTH: &str = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8,
@@ -162,8 +162,8 @@ impl ReplicaControl {
         let slow = |_| PostgresHealth::slow();
         let mut beats = tokio::time::interval(self.state.settings.terms.beat_every());
         let mut looks = tokio::time::interval(LOOK_EVERY);
-        let mut surveys = tokio::time::interval(SURVEY_EVERY);
-        for timer in [&mut beats, &mut looks, &mut surveys] {
+        let mut measures = tokio::time::interval(MEASURE_EVERY);
+        for timer in [&mut beats, &mut looks, &mut measures] {
             timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         loop {
@@ -181,7 +181,7 @@ impl ReplicaControl {
                     tokio::time::timeout(within, self.look(link)).await.map_err(slow)??;
                     self.keep_nothing_unheard(link);
                 }
-                _ = surveys.tick() => tokio::time::timeout(within, self.survey(link)).await.map_err(slow)??,
+                _ = measures.tick() => tokio::time::timeout(within, self.measure_growth(link)).await.map_err(slow)??,
                 heard = link.notifications.recv() => {
                     link.hears = true;
                     let Some(heard) = heard else { return Err(PostgresHealth::Away("the connection ended".to_owned())) };
@@ -304,7 +304,7 @@ impl ReplicaControl {
     }
 
     /// Looks for what was written over and is not freed, and for transactions of others that keep the server from it (N9).
-    async fn survey(&self, link: &ControlLink) -> Result<(), PostgresHealth> {
+    async fn measure_growth(&self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let own = self.connector.name_of_connections();
         let row = match link.session.client.query_one(&link.growth, &[&own]).await {
             Ok(row) => row,

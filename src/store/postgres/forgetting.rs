@@ -81,7 +81,7 @@ impl PostgresStore {
 
     async fn lives_of(&self, name: &str) -> Result<Vec<StoredReplica>, StoreError> {
         let read = async |link: &mut ReaderLink| StoredReplica::all(&link.query(LOOK, &vec![]).await?);
-        let mut lines = self.lists.lane()?.read(read).await?;
+        let mut lines = self.lists.reader()?.read(read).await?;
         lines.retain(|one| one.line.name == name);
         Ok(lines)
     }
@@ -91,6 +91,6 @@ impl PostgresStore {
         let read = async |link: &mut ReaderLink| -> Result<i64, Error> {
             link.query(HELD, &vec![&lives]).await?.first().map_or(Ok(0), |row| row.try_get(0))
         };
-        self.lists.lane()?.read(read).await.map(count)
+        self.lists.reader()?.read(read).await.map(count)
     }
 }

@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const BEAT_MAX: Duration = Duration::from_secs(1);
 
 /// What a life writes of itself when it begins.
-const BEGIN: &str = "WITH line AS (
+const REGISTER: &str = "WITH line AS (
         INSERT INTO tg_replica (name, address, version, record_reads, config_digest, key_print, now_ms)
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
     lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM line)
@@ -214,7 +214,7 @@ async fn register(
     settings: &PostgresSettings,
     now: Timestamp,
 ) -> Result<Incarnation, PostgresOpenError> {
-    let line = session.client.prepare(BEGIN).await.map_err(away)?;
+    let line = session.client.prepare(REGISTER).await.map_err(away)?;
     let ReplicaDescription { name, address, version, config_digest, key_prints } = &settings.replica;
     let (reads, now, prints) = (i32::from(record::VERSION), at(now), key_prints.concat());
     let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, &prints, &now];

@@ -82,7 +82,7 @@ enum ReadProof {
 
 /// One connection, opened when it is needed, and used by one reader at a time.
 #[derive(Debug)]
-pub(super) struct ReaderLane {
+pub(super) struct ReaderConnection {
     duty: String,
     connector: Arc<DatabaseConnector>,
     state: Arc<StoreState>,
@@ -103,7 +103,7 @@ impl ReaderSlot {
     }
 }
 
-impl ReaderLane {
+impl ReaderConnection {
     pub(super) fn new(duty: String, connector: &Arc<DatabaseConnector>, state: &Arc<StoreState>) -> Self {
         let slot = Mutex::default();
         Self { duty, connector: Arc::clone(connector), state: Arc::clone(state), slot }
@@ -250,13 +250,13 @@ impl ReaderLane {
 
 /// Connects those anew that are in trouble, though nobody may ask for them: who is not ready is asked for nothing. Never
 /// returns; cancel by dropping.
-pub(super) async fn mend(lanes: Vec<Arc<ReaderLane>>) {
+pub(super) async fn mend(readers: Vec<Arc<ReaderConnection>>) {
     loop {
         tokio::time::sleep(MEND_EVERY).await;
-        for lane in lanes.iter().filter(|lane| lane.state.is_reader_in_trouble(&lane.duty)) {
-            let mut slot = lane.slot.lock().await;
-            // What is in its way is said by the lane itself.
-            let _ = lane.link(&mut slot).await;
+        for reader in readers.iter().filter(|reader| reader.state.is_reader_in_trouble(&reader.duty)) {
+            let mut slot = reader.slot.lock().await;
+            // What is in its way is said by the reader itself.
+            let _ = reader.link(&mut slot).await;
         }
     }
 }
@@ -266,7 +266,7 @@ pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<(FetchedRow
 
 /// Reads rows by key, all that are asked for meanwhile at once, until the store ends.
 pub(super) async fn serve(
-    lane: Arc<ReaderLane>,
+    reader: Arc<ReaderConnection>,
     queue: Arc<Mutex<mpsc::Receiver<RowRequest>>>,
     end: CancellationToken,
 ) {
@@ -283,7 +283,7 @@ pub(super) async fn serve(
             }
         }
         wanted.retain(|(_, reply)| !reply.is_closed());
-        match lane.read_from(async |link| rows(link, &wanted).await).await {
+        match reader.read_from(async |link| rows(link, &wanted).await).await {
             Ok((found, source)) => answer(&mut wanted, found, source),
             Err(error) => {
                 let why = error.to_string();
@@ -333,25 +333,28 @@ fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource
 /// Connections that are used in turn.
 #[derive(Debug)]
 pub(super) struct ListReaders {
-    lanes: Vec<Arc<ReaderLane>>,
+    readers: Vec<Arc<ReaderConnection>>,
     next: AtomicUsize,
 }
 
 impl ListReaders {
-    pub(super) const fn new(lanes: Vec<Arc<ReaderLane>>) -> Self {
-        Self { lanes, next: AtomicUsize::new(0) }
+    pub(super) const fn new(readers: Vec<Arc<ReaderConnection>>) -> Self {
+        Self { readers, next: AtomicUsize::new(0) }
     }
 
     /// Closes all connections, each once its list has been read.
     pub(super) async fn close(&self) {
-        for lane in &self.lanes {
-            lane.slot.lock().await.link = None;
+        for reader in &self.readers {
+            reader.slot.lock().await.link = None;
         }
     }
 
     /// The connection for the next list.
-    pub(super) fn lane(&self) -> Result<&ReaderLane, StoreError> {
+    pub(super) fn reader(&self) -> Result<&ReaderConnection, StoreError> {
         let next = self.next.fetch_add(1, Ordering::Relaxed);
-        self.lanes.get(next.checked_rem(self.lanes.len()).unwrap_or(0)).map(|lane| &**lane).ok_or_else(super::closed)
+        self.readers
+            .get(next.checked_rem(self.readers.len()).unwrap_or(0))
+            .map(|reader| &**reader)
+            .ok_or_else(super::closed)
     }
 }

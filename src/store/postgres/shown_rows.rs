@@ -18,8 +18,8 @@ impl PostgresStore {
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError> {
         for _ in 0..TRIES_MAX {
-            let lane = self.lists.lane()?;
-            let found = lane.read(async |link| lists::idempotent(link, owner, key, now).await).await?;
+            let reader = self.lists.reader()?;
+            let found = reader.read(async |link| lists::idempotent(link, owner, key, now).await).await?;
             let Some(found) = found else { return Ok(None) };
             let Some(row) = self.load(&found, now).await? else { return Ok(None) };
             if let Some(shown) = self.shown(row).await? {

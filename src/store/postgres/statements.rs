@@ -278,7 +278,7 @@ fn drop_merged() -> String {
 }
 
 /// Gives the connection its number: waits until what an earlier one left under way has ended. A lane that was closed stays it.
-pub(super) const TAKE_LANE: &str =
+pub(super) const TAKE_EPOCH: &str =
     "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 AND epoch >= 0 RETURNING epoch";
 
 /// The sums of this life.

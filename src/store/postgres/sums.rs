@@ -14,13 +14,13 @@ use crate::store::tasks::Usage;
 use crate::task::Principal;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Line {
+struct TaskSums {
     tasks: i64,
     unsettled: i64,
     bytes: i64,
 }
 
-impl Line {
+impl TaskSums {
     const fn add(&mut self, other: Self) {
         self.tasks = self.tasks.saturating_add(other.tasks);
         self.unsettled = self.unsettled.saturating_add(other.unsettled);
@@ -40,13 +40,14 @@ impl Line {
 #[derive(Clone, Debug)]
 pub(super) struct SumChange {
     owner: Principal,
-    line: Line,
+    line: TaskSums,
 }
 
 impl SumChange {
     /// Of a row that has the owner at one place, and the numbers from another one on.
     pub(super) fn of(row: &Row, owner: usize, from: usize) -> Result<Self, Error> {
-        let line = Line { tasks: row.try_get(from)?, unsettled: row.try_get(from + 1)?, bytes: row.try_get(from + 2)? };
+        let line =
+            TaskSums { tasks: row.try_get(from)?, unsettled: row.try_get(from + 1)?, bytes: row.try_get(from + 2)? };
         Ok(Self { owner: Principal::new(&String::from_utf8_lossy(row.try_get(owner)?)), line })
     }
 
@@ -56,17 +57,17 @@ impl SumChange {
     }
 
     pub(super) fn negated(&self) -> Self {
-        let Line { tasks, unsettled, bytes } = self.line;
+        let TaskSums { tasks, unsettled, bytes } = self.line;
         let negated = |value: i64| value.saturating_neg();
-        let line = Line { tasks: negated(tasks), unsettled: negated(unsettled), bytes: negated(bytes) };
+        let line = TaskSums { tasks: negated(tasks), unsettled: negated(unsettled), bytes: negated(bytes) };
         Self { owner: self.owner.clone(), line }
     }
 }
 
 #[derive(Debug, Default)]
 struct LinesByOwner {
-    all: Line,
-    by_owner: HashMap<Principal, Line>,
+    all: TaskSums,
+    by_owner: HashMap<Principal, TaskSums>,
 }
 
 impl LinesByOwner {
@@ -87,7 +88,7 @@ impl LinesByOwner {
         lines
     }
 
-    fn line(&self, owner: &Principal) -> Line {
+    fn line(&self, owner: &Principal) -> TaskSums {
         self.by_owner.get(owner).copied().unwrap_or_default()
     }
 }
@@ -124,7 +125,7 @@ impl StoreSums {
     /// Owners of whom this life has sums, and all together have none; at most `limit`, in order.
     pub(super) fn even(&self, limit: usize) -> Vec<Principal> {
         let sums = self.0.lock();
-        let is_even = |(owner, own): &(&Principal, &Line)| {
+        let is_even = |(owner, own): &(&Principal, &TaskSums)| {
             let mut line = sums.1.line(owner);
             line.add(**own);
             line.is_zero()

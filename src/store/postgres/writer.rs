@@ -23,7 +23,7 @@ use super::schema;
 use super::server_words::{in_words, is_full};
 use super::session::{DatabaseConnector, Session, back_off};
 use super::state::StoreState;
-use super::statements::{HELD, OWN_SUMS, TAKE_LANE, WriterStatements};
+use super::statements::{HELD, OWN_SUMS, TAKE_EPOCH, WriterStatements};
 use super::sums::SumChange;
 use super::task_write::TaskWrite;
 use super::transaction::{CommitFailure, count_barrier, transact};
@@ -330,9 +330,9 @@ impl WriterLink {
 
     async fn begin(session: &Session, state: &StoreState) -> Result<(WriterStatements, i64), PostgresOpenError> {
         let statements = WriterStatements::prepare(session).await.map_err(away)?;
-        let lane = session.client.prepare(TAKE_LANE).await.map_err(away)?;
+        let take = session.client.prepare(TAKE_EPOCH).await.map_err(away)?;
         let me = holder_column(state.holder);
-        let made = transact(session, &[(&lane, vec![&me])]).await;
+        let made = transact(session, &[(&take, vec![&me])]).await;
         if made.as_ref().is_err_and(CommitFailure::wrote_nothing) {
             return Err(PostgresOpenError::away("this gateway's line is gone from the database"));
         }

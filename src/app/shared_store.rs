@@ -306,12 +306,11 @@ fn host_name() -> String {
 
 /// Tells readiness how the store is, and whoever waits for `replaced` once this life has ended. Never returns before that.
 pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced: &CancellationToken) {
-    let [mut control, mut writer, mut readers] = store.watch_health();
+    let mut health = store.watch_health();
     let mut view = store.watch_replicas();
     let mut is_unlike = false;
     loop {
-        let health = store.health();
-        readiness.show_one_of(&REASONS, reason(&health));
+        readiness.show_one_of(&REASONS, reason(&health.borrow_and_update()));
         let seen = view.newest();
         let standing = seen.standing;
         if matches!(standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
@@ -319,13 +318,8 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
             return replaced.cancel();
         }
         tell_of_unlike(store.holder(), &seen.lines, &mut is_unlike);
-        control.mark_unchanged();
-        writer.mark_unchanged();
-        readers.mark_unchanged();
         tokio::select! {
-            Ok(()) = control.changed() => (),
-            Ok(()) = writer.changed() => (),
-            Ok(()) = readers.changed() => (),
+            Ok(()) = health.changed() => (),
             Ok(()) = view.changed() => (),
             else => return,
         }

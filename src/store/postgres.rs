@@ -211,8 +211,9 @@ impl PostgresStore {
         self.state.health()
     }
 
-    /// Yields whenever how the store is may have changed.
-    pub fn watch_health(&self) -> [watch::Receiver<PostgresHealth>; 3] {
+    /// Follows the same.
+    #[must_use]
+    pub fn watch_health(&self) -> watch::Receiver<PostgresHealth> {
         self.state.watch()
     }
 

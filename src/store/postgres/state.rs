@@ -26,12 +26,32 @@ pub(super) struct StoreState {
     pub(super) settled: SettledRows,
     pub(super) doubt: StoreDoubts,
     pub(super) hints: broadcast::Sender<StoreHint>,
-    /// Told apart by who finds it out: the writer, the one who beats, and those who read.
-    writer: watch::Sender<PostgresHealth>,
-    control: watch::Sender<PostgresHealth>,
-    readers: watch::Sender<PostgresHealth>,
+    parts: Mutex<PartsHealth>,
+    /// What the parts say together.
+    health: watch::Sender<PostgresHealth>,
+}
+
+/// How the store is, told apart by who finds it out.
+#[derive(Debug)]
+struct PartsHealth {
+    /// The one who beats.
+    control: PostgresHealth,
+    writer: PostgresHealth,
     /// Of each reader in trouble, by its duty.
-    reader_troubles: Mutex<BTreeMap<String, PostgresHealth>>,
+    readers: BTreeMap<String, PostgresHealth>,
+}
+
+impl PartsHealth {
+    /// The first reader in trouble speaks for all.
+    fn readers(&self) -> PostgresHealth {
+        self.readers.values().next().cloned().unwrap_or(PostgresHealth::Good)
+    }
+
+    /// Whatever is not good counts, the life itself first.
+    fn together(&self) -> PostgresHealth {
+        let parts = [self.control.clone(), self.writer.clone(), self.readers()];
+        parts.into_iter().find(|health| *health != PostgresHealth::Good).unwrap_or(PostgresHealth::Good)
+    }
 }
 
 impl StoreState {
@@ -43,44 +63,64 @@ impl StoreState {
             settled: SettledRows::new(),
             doubt: StoreDoubts::default(),
             hints: broadcast::Sender::new(HINTS_MAX),
-            writer: watch::Sender::new(PostgresHealth::Good),
-            control: watch::Sender::new(PostgresHealth::Good),
-            readers: watch::Sender::new(PostgresHealth::Good),
-            reader_troubles: Mutex::default(),
+            parts: Mutex::new(PartsHealth {
+                control: PostgresHealth::Good,
+                writer: PostgresHealth::Good,
+                readers: BTreeMap::new(),
+            }),
+            health: watch::Sender::new(PostgresHealth::Good),
         }
     }
 
     pub(super) fn writer_is(&self, health: PostgresHealth) {
-        note(&self.writer, health);
+        self.note(|parts| parts.writer.clone(), |parts| parts.writer = health);
     }
 
     pub(super) fn control_is(&self, health: PostgresHealth) {
-        note(&self.control, health);
+        self.note(|parts| parts.control.clone(), |parts| parts.control = health);
     }
 
-    /// How the connection of one reader is; the first in trouble speaks for all.
+    /// How the connection of one reader is.
     pub(super) fn reader_is(&self, duty: &str, health: PostgresHealth) {
-        let mut troubles = self.reader_troubles.lock();
-        if health == PostgresHealth::Good {
-            troubles.remove(duty);
-        } else {
-            troubles.insert(duty.to_owned(), health);
+        self.note(PartsHealth::readers, |parts| {
+            if health == PostgresHealth::Good {
+                parts.readers.remove(duty);
+            } else {
+                parts.readers.insert(duty.to_owned(), health);
+            }
+        });
+    }
+
+    /// Changes one part. The log tells of each by itself, whoever follows of all together.
+    fn note(&self, part: impl Fn(&PartsHealth) -> PostgresHealth, change: impl FnOnce(&mut PartsHealth)) {
+        let mut parts = self.parts.lock();
+        let old = part(&parts);
+        change(&mut parts);
+        let new = part(&parts);
+        if old == new {
+            return;
         }
-        note(&self.readers, troubles.values().next().cloned().unwrap_or(PostgresHealth::Good));
+        if new == PostgresHealth::Good {
+            tracing::info!("the database is used again");
+        } else {
+            tracing::warn!(trouble = ?new, "the database is in trouble");
+        }
+        let together = parts.together();
+        // Before another part changes: what is shown last is the newest.
+        self.health.send_if_modified(|shown| std::mem::replace(shown, together) != *shown);
     }
 
     pub(super) fn is_reader_in_trouble(&self, duty: &str) -> bool {
-        self.reader_troubles.lock().contains_key(duty)
+        self.parts.lock().readers.contains_key(duty)
     }
 
-    /// How the store is: whatever is not good counts, the life itself first.
+    /// How the store is.
     pub(super) fn health(&self) -> PostgresHealth {
-        let parts = [&self.control, &self.writer, &self.readers].map(|part| part.borrow().clone());
-        parts.into_iter().find(|health| *health != PostgresHealth::Good).unwrap_or(PostgresHealth::Good)
+        self.health.borrow().clone()
     }
 
-    pub(super) fn watch(&self) -> [watch::Receiver<PostgresHealth>; 3] {
-        [&self.control, &self.writer, &self.readers].map(watch::Sender::subscribe)
+    pub(super) fn watch(&self) -> watch::Receiver<PostgresHealth> {
+        self.health.subscribe()
     }
 
     /// What is free.
@@ -96,21 +136,6 @@ impl StoreState {
         }
         let _ = self.hints.send(hint);
     }
-}
-
-fn note(health: &watch::Sender<PostgresHealth>, new: PostgresHealth) {
-    health.send_if_modified(|old| {
-        let is_new = *old != new;
-        if is_new {
-            if new == PostgresHealth::Good {
-                tracing::info!("the database is used again");
-            } else {
-                tracing::warn!(trouble = ?new, "the database is in trouble");
-            }
-            *old = new;
-        }
-        is_new
-    });
 }
 
 /// What writes in doubt left behind, other than rows whose writers ask for them by their keys.

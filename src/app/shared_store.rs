@@ -18,7 +18,8 @@ use crate::server::admin::{Readiness, ReasonWeight};
 use crate::server::replicas::ReplicaTls;
 use crate::store::TaskStore as _;
 use crate::store::postgres::{
-    PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, PriorLife, ReplicaDescription, StoredReplica,
+    PostgresHealth, PostgresOpenError, PostgresSettings, PostgresStore, PriorLife, ReplicaDescription, Retry,
+    StoredReplica,
 };
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::TlsFileError;
@@ -75,12 +76,12 @@ impl SharedStoreError {
         }
     }
 
-    /// Whether the same may go well later, where it is waited for by then; see [`PostgresOpenError::may_pass_again`].
-    const fn may_pass(&self, is_late: bool) -> bool {
+    /// Who tries again.
+    const fn retry(&self) -> Retry {
         match self {
-            Self::Database(error) => error.may_pass() || (is_late && error.may_pass_again()),
-            Self::File(_) => false,
-            Self::Tls(_) => is_late,
+            Self::Database(error) => error.retry(),
+            Self::File(_) => Retry::Never,
+            Self::Tls(_) => Retry::OnceListening,
         }
     }
 
@@ -193,8 +194,13 @@ impl SharedStoreOpening {
         let is_taken = matches!(error, SharedStoreError::Database(PostgresOpenError::NameTaken { .. }));
         let since = self.taken.filter(|_| is_taken).unwrap_or_else(Instant::now);
         self.taken = is_taken.then_some(since);
+        let is_tried_again = match error.retry() {
+            Retry::Never => false,
+            Retry::OnceListening => self.late.is_cancelled(),
+            Retry::Always => true,
+        };
         // One that has just ended is silent after as long.
-        if !error.may_pass(self.late.is_cancelled()) || since.elapsed() > self.settings.terms.lease() * 2 {
+        if !is_tried_again || since.elapsed() > self.settings.terms.lease() * 2 {
             return Err(error);
         }
         let reason = error.reason();

@@ -60,7 +60,7 @@ use self::columns::{EncodedRow, FetchedRow};
 use self::control::{BeatContent, ReplicaControl};
 pub use self::forgetting::ReplicaForgetting;
 pub use self::health::PostgresHealth;
-pub use self::open_error::PostgresOpenError;
+pub use self::open_error::{PostgresOpenError, Retry};
 use self::opening::{Beginning, begin};
 use self::readers::{ListReaders, ReaderConnection, RowRequest};
 pub use self::replica_lines::{ReplicaView, StoredReplica};
@@ -120,7 +120,7 @@ impl std::fmt::Debug for PostgresStore {
 
 impl PostgresStore {
     /// Opens the store for a new life of a gateway, making the schema where there is none. Tries once: whoever may wait
-    /// tries again after a while where [`PostgresOpenError::may_pass`]. Takes as long as a beat of the others, where there are any, and
+    /// tries again after a while, where [`PostgresOpenError::retry`] says so. Takes as long as a beat of the others, where there are any, and
     /// the lease where one is silent whose keys do not fit; far longer where an earlier program made the schema, and all rows are
     /// written anew. Dropped before its end it has changed as little as where it fails.
     ///

@@ -67,6 +67,18 @@ pub enum PostgresOpenError {
     Refused(String),
 }
 
+/// Who tries again what was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// Nobody: it stays as it is until somebody changes how this program is run.
+    Never,
+    /// Who has clients by then, as a process that tried before, or had the store open: it came of what is read or asked at each try, and
+    /// may be about to change. A store at work sits out the same.
+    OnceListening,
+    /// Everybody: it may be accepted later as it is.
+    Always,
+}
+
 impl PostgresOpenError {
     /// Of a server that may be otherwise later, for a reason of no further meaning.
     pub(super) fn away(why: &str) -> Self {
@@ -103,17 +115,11 @@ impl PostgresOpenError {
         }
     }
 
-    /// Whether the same may be accepted later, without a change to how this program is run.
+    /// Who tries again.
     #[must_use]
-    pub const fn may_pass(&self) -> bool {
-        matches!(self, Self::Away(_) | Self::NameTaken { .. })
-    }
-
-    /// Whether the same may be accepted later by a process that has tried before, or had the store open: it came of what is read or
-    /// asked at each try, and may be about to change. A store at work sits out the same.
-    #[must_use]
-    pub const fn may_pass_again(&self) -> bool {
+    pub const fn retry(&self) -> Retry {
         match self {
+            Self::Away(_) | Self::NameTaken { .. } => Retry::Always,
             Self::Url
             | Self::NoHost
             | Self::NoTls { .. }
@@ -121,19 +127,17 @@ impl PostgresOpenError {
             | Self::Secret { .. }
             | Self::Ca(_)
             | Self::Tls(_)
-            | Self::Away(_)
             | Self::Unsafe { .. }
             | Self::NoStandby
             | Self::Pooled
-            | Self::NameTaken { .. }
             // A gateway with another key may have begun where the others were cut off, and is the one to be stopped.
             | Self::SealKeys { .. }
-            | Self::Refused(_) => true,
+            | Self::Refused(_) => Retry::OnceListening,
             Self::SchemaName { .. }
             | Self::OldServer { .. }
             | Self::Newer { .. }
             | Self::Foreign { .. }
-            | Self::Lost { .. } => false,
+            | Self::Lost { .. } => Retry::Never,
         }
     }
 

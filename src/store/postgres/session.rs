@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 use super::health::PostgresHealth;
 use super::hosts::{each_address, each_host};
 use super::notices::SessionNotices;
-use super::open_error::{PostgresOpenError, away};
+use super::open_error::{PostgresOpenError, Retry, away};
 use super::settings::PostgresSettings;
 use super::shared_clock::boot_time;
 use crate::replica::commit_trust::is_doubtful;
@@ -136,7 +136,7 @@ impl DatabaseConnector {
                 // Boxed, as whoever opens a store waits for several of them, in place.
                 match Box::pin(self.reach(&address, tls.clone(), listener.clone())).await {
                     Ok(session) => return Ok(session),
-                    Err(error) if !error.may_pass() => return Err(error),
+                    Err(error) if error.retry() != Retry::Always => return Err(error),
                     // Where commits wait is more to be known than which other host is no primary.
                     Err(_) if matches!(last, PostgresOpenError::Away(PostgresHealth::Behind(_))) => (),
                     Err(error) => last = error,

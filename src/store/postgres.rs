@@ -276,7 +276,7 @@ impl PostgresStore {
 
     async fn put(&self, write: TaskWrite) -> Result<Revision, StoreError> {
         let WriteOutcome::At(revision) = self.write(write).await? else {
-            return Err(StoreError::Io(io::Error::other("another write's outcome")));
+            return Err(unreachable_outcome());
         };
         Ok(revision)
     }
@@ -291,6 +291,11 @@ impl Drop for PostgresStore {
 
 fn closed() -> StoreError {
     StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
+}
+
+/// No write has the outcome of another kind.
+fn unreachable_outcome() -> StoreError {
+    StoreError::Io(io::Error::other("another write's outcome"))
 }
 
 #[async_trait]
@@ -363,7 +368,7 @@ impl TaskStore for PostgresStore {
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
         let swept = self.write(TaskWrite::Sweep { now, limit }).await?;
-        Ok(if let WriteOutcome::Freed(freed) = swept { freed } else { 0 })
+        if let WriteOutcome::Freed(freed) = swept { Ok(freed) } else { Err(unreachable_outcome()) }
     }
 
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
@@ -427,7 +432,7 @@ impl TaskStore for PostgresStore {
             return Ok(Vec::new());
         }
         let claimed = self.write(TaskWrite::Claim { limit, rows }).await?;
-        Ok(if let WriteOutcome::Claimed(keys) = claimed { keys } else { Vec::new() })
+        if let WriteOutcome::Claimed(keys) = claimed { Ok(keys) } else { Err(unreachable_outcome()) }
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tokio_postgres::Row;
+use tokio_postgres::{Row, Statement};
 
 use super::columns::{self, count, holder, holder_column, number, revision};
 use super::row_arrays::{ReleasedNames, RowArrays, fits};
@@ -101,6 +101,13 @@ pub(super) struct BatchOutcome {
     pub(super) sent: BootTime,
 }
 
+impl BatchOutcome {
+    /// Of a transaction that one write has to itself.
+    fn of_one(outcome: WriteOutcome, sent: BootTime) -> Self {
+        Self { results: vec![Ok(outcome)], sums: vec![], folded: vec![], changed: vec![], sent }
+    }
+}
+
 /// A row that a statement changed or looked at.
 struct TouchedRow {
     key: TaskKey,
@@ -135,35 +142,33 @@ impl GroupedWrites<'_> {
         match writes {
             [TaskWrite::Sweep { now, limit }] => {
                 let (now, limit) = (columns::at(*now), number(*limit));
-                let made = self.commit(&[(&self.statements.sweep, vec![&me.0, &me.1, &now, &limit])]).await?;
-                let (touched, sums) = read(&made, true)?;
-                let (changed, sent): (Vec<_>, _) = (touched.into_iter().map(|row| row.key).collect(), made.sent);
-                Ok(BatchOutcome {
-                    results: vec![Ok(WriteOutcome::Freed(changed.len()))],
-                    sums,
-                    folded: vec![],
-                    changed,
-                    sent,
-                })
+                let values: Parameters<'_> = vec![&me.0, &me.1, &now, &limit];
+                self.take((&self.statements.sweep, values), true, |freed| WriteOutcome::Freed(freed.len())).await
             }
             [TaskWrite::Claim { limit, rows: ClaimableRows { upstreams, given_up } }] => {
                 let limit = number(*limit);
                 let values: Parameters<'_> = vec![&me.0, &me.1, upstreams, given_up, &limit];
-                let made = self.commit(&[(&self.statements.claim, values)]).await?;
-                let (touched, sums) = read(&made, false)?;
-                let (changed, sent): (Vec<_>, _) = (touched.into_iter().map(|row| row.key).collect(), made.sent);
-                Ok(BatchOutcome {
-                    results: vec![Ok(WriteOutcome::Claimed(changed.clone()))],
-                    sums,
-                    folded: vec![],
-                    changed,
-                    sent,
-                })
+                let claimed = |keys: &[TaskKey]| WriteOutcome::Claimed(keys.to_vec());
+                self.take((&self.statements.claim, values), false, claimed).await
             }
             [TaskWrite::Retire { life }] => self.retire(me, *life).await,
             [TaskWrite::Merge { owners }] => self.merge(me, owners).await,
             _ => self.write(writes, me).await,
         }
+    }
+
+    /// Makes a write that goes by what it finds, and says what became of it by the rows that it changed.
+    async fn take(
+        &self,
+        statement: (&Statement, Parameters<'_>),
+        has_sums: bool,
+        outcome: impl FnOnce(&[TaskKey]) -> WriteOutcome,
+    ) -> Result<BatchOutcome, CommitFailure> {
+        let made = self.commit(&[statement]).await?;
+        let (touched, sums) = read(&made, has_sums)?;
+        let changed: Vec<_> = touched.into_iter().map(|row| row.key).collect();
+        let one = BatchOutcome::of_one(outcome(&changed), made.sent);
+        Ok(BatchOutcome { sums, changed, ..one })
     }
 
     async fn retire(&self, me: (i64, i64), life: Option<Incarnation>) -> Result<BatchOutcome, CommitFailure> {
@@ -179,8 +184,8 @@ impl GroupedWrites<'_> {
         let made = self.commit(&statements).await?;
         let sums = made.rows.iter().skip(1).flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
         let folded = sums.map(|row| SumChange::of(row, 2, 5)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
-        let results = vec![Ok(WriteOutcome::Folded(folded.len()))];
-        Ok(BatchOutcome { results, sums: vec![], folded, changed: vec![], sent: made.sent })
+        let one = BatchOutcome::of_one(WriteOutcome::Folded(folded.len()), made.sent);
+        Ok(BatchOutcome { folded, ..one })
     }
 
     async fn merge(&self, me: (i64, i64), owners: &Vec<Vec<u8>>) -> Result<BatchOutcome, CommitFailure> {
@@ -189,16 +194,12 @@ impl GroupedWrites<'_> {
         let made = self.commit(&statements).await?;
         let sums = made.rows.iter().flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
         let merged = sums.map(|row| SumChange::of(row, 1, 2)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
-        let results = vec![Ok(WriteOutcome::Folded(merged.len()))];
         // Others have them from now on.
         let folded = merged.iter().map(SumChange::negated).collect();
-        Ok(BatchOutcome { results, sums: vec![], folded, changed: vec![], sent: made.sent })
+        Ok(BatchOutcome { folded, ..BatchOutcome::of_one(WriteOutcome::Folded(merged.len()), made.sent) })
     }
 
-    async fn commit(
-        &self,
-        statements: &[(&tokio_postgres::Statement, Parameters<'_>)],
-    ) -> Result<MadeTransaction, CommitFailure> {
+    async fn commit(&self, statements: &[(&Statement, Parameters<'_>)]) -> Result<MadeTransaction, CommitFailure> {
         transact(self.session, statements).await
     }
 

@@ -73,5 +73,5 @@ async fn write(queue: &mpsc::Sender<PendingWrite>, write: TaskWrite) -> Result<u
     let (reply, outcome) = oneshot::channel();
     queue.send((write, reply)).await.map_err(|_| super::closed())?;
     let outcome = outcome.await.map_err(|_| super::closed())??;
-    Ok(if let WriteOutcome::Folded(folded) = outcome { folded } else { 0 })
+    if let WriteOutcome::Folded(folded) = outcome { Ok(folded) } else { Err(super::unreachable_outcome()) }
 }

@@ -316,7 +316,9 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
     let mut view = store.watch_replicas();
     let mut is_unlike = false;
     loop {
-        readiness.show_one_of(&REASONS, reason(&health.borrow_and_update()));
+        // No lock of the store is held while another is taken.
+        let why = reason(&health.borrow_and_update());
+        readiness.show_one_of(&REASONS, why);
         let seen = view.newest();
         let standing = seen.standing;
         if matches!(standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {

@@ -82,7 +82,8 @@ impl Successor {
                     Ok(gateway) => return Ok(gateway),
                     Err(error) => error,
                 };
-                let is_final = error.downcast_ref::<StoreRefusal>().is_some_and(|refusal| !refusal.may_pass_again());
+                let is_final =
+                    error.downcast_ref::<StoreRefusal>().is_some_and(|refusal| !refusal.is_tried_by_a_successor());
                 if is_final || error.is::<SocketError>() {
                     return Err(error);
                 }

@@ -272,7 +272,7 @@ pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {
 
 impl StoreRefusal {
     /// Whether it may be otherwise later in a process that had the store open. What a database may say later was waited for.
-    pub(super) const fn may_pass_again(&self) -> bool {
+    pub(super) const fn is_tried_by_a_successor(&self) -> bool {
         matches!(self, Self::Shared(SharedStoreError::File(ReplicaFileError::File { .. })))
     }
 

@@ -172,9 +172,8 @@ pub(super) fn begin_on(
         spec.context.progress = true;
         driver.plan = spec.plan;
     }
-    let call = shared.served.engine.call(spec);
     let stop = shared.served.life.stop.clone();
-    let driving = Box::pin(async move { driver.run(call).await });
+    let driving = Box::pin(async move { driver.run(spec).await });
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
     Ok(ReplayStream::new(said))
 }
@@ -245,17 +244,11 @@ impl BridgedCall {
         spec
     }
 
-    async fn run(&mut self, mut call: CallStream) {
-        let ending = loop {
-            match self.hear(call).await {
-                FollowOutcome::Over(ending) => break Some(ending),
-                FollowOutcome::Cancelled => break None,
-                FollowOutcome::Asked(task) => match self.ask(&task.key).await {
-                    BridgedRoundOutcome::Going(stream) => call = stream,
-                    BridgedRoundOutcome::Over(ending) => break Some(ending),
-                    BridgedRoundOutcome::Cancelled => break None,
-                },
-            }
+    async fn run(&mut self, spec: CallSpec) {
+        // It may have been taken back while it was found out how it is to be made.
+        let ending = match self.entered.cancelled().is_cancelled() {
+            true => None,
+            false => self.follow(spec).await,
         };
         let histogram = if self.is_call { &self.shared.meter.call_time } else { &self.shared.meter.request_time };
         histogram.record(self.began.elapsed());
@@ -269,6 +262,22 @@ impl BridgedCall {
         self.shared.open.replays.answered((self.nonce, self.words.stream()));
         if !is_heard {
             metric::count_dropped(self.shared.served.channel.name(), "client_gone");
+        }
+    }
+
+    /// Makes the call, and asks its client what it asks; what came of it, or `None` if it was cancelled.
+    async fn follow(&mut self, spec: CallSpec) -> Option<CallResult> {
+        let mut call = self.engine.call(spec);
+        loop {
+            match self.hear(call).await {
+                FollowOutcome::Over(ending) => return Some(ending),
+                FollowOutcome::Cancelled => return None,
+                FollowOutcome::Asked(task) => match self.ask(&task.key).await {
+                    BridgedRoundOutcome::Going(stream) => call = stream,
+                    BridgedRoundOutcome::Over(ending) => return Some(ending),
+                    BridgedRoundOutcome::Cancelled => return None,
+                },
+            }
         }
     }
 

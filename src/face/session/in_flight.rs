@@ -41,8 +41,8 @@ type InFlightKey = (u128, RequestId, RequestStage);
 #[derive(Debug)]
 pub(in crate::face) struct InFlight {
     requests: Mutex<InFlightIndex>,
-    /// What clients want no more of those requests that have no entry: most are passed on and answered at once, and an
-    /// entry would cost each of them more than the few that are cancelled.
+    /// What clients took back, and when: most requests are passed on and answered at once, and an entry would cost each of them more
+    /// than the few that are cancelled; others have no entry yet.
     unwanted: RecentMap<Instant>,
 }
 

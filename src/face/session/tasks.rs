@@ -36,6 +36,7 @@ use crate::engine::{
 use crate::face::answer::{Addressee, addressee, bare};
 use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::call_stream::progress::progress_token;
+use crate::face::call_stream::request_answer::unanswered;
 use crate::face::handle_delay;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
@@ -188,6 +189,9 @@ impl SessionFaceState {
             return refuse(&addressee, &RequestError::unknown_tool(Some(params)));
         }
         let native = self.native_task(&asking.session, asking.principal, &call.tool).await;
+        if !self.open.in_flight.is_wanted(asking.session.token.nonce, &call.request.id, asking.arrived) {
+            return unanswered(asking.accepted).into_response(&addressee);
+        }
         let rising = progress_token(params).map(|token| Arc::new(Mutex::new(MonotonicProgress::new(token))));
         let spec = CallSpec { idempotency, ..self.spec(&asking, &call, params, native, rising.clone()) };
         let text = spec.policy.immediate_response.clone();

@@ -165,8 +165,8 @@ impl SessionCall {
         self.questions.lock().end(ask)
     }
 
-    /// The questions that the call's owner takes for open, in an order of their own. A later life is asked the others again, and hears
-    /// again of those that were taken back meanwhile.
+    /// The questions that the call's owner takes for open, in an order of their own. On the call's own stream a later life is asked the
+    /// others again, and hears again of those that were taken back meanwhile; what a server says elsewhere is not repeated.
     pub(crate) fn shown(&self) -> Vec<Payload> {
         let questions = self.questions.lock();
         let shown = questions.asked.iter().filter(|(_, question)| question.is_shown);

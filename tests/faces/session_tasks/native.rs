@@ -182,11 +182,15 @@ async fn upc_06_a_cancelled_call_is_cancelled_as_the_task_that_it_is() {
 /// LEG-14: nobody has it yet who could be told.
 #[tokio::test]
 async fn leg_14_a_call_that_is_cancelled_while_its_tool_is_looked_up_is_not_made() {
-    for tool in ["must", "plain"] {
+    for (tool, is_task) in [("must", false), ("plain", false), ("may", true)] {
         let relay = Relay::new().await;
         let person = meet(&relay.gate, "2025-11-25").await;
         relay.hide_tools();
-        let calling = begin(&person, 4, &call(tool));
+        let mut params = call(tool);
+        if is_task {
+            params["task"] = json!({});
+        }
+        let calling = begin(&person, 4, &params);
         relay.server.world.first(|seen| seen.rpc() == "tools/list").await;
         let notice = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 4}});
         assert_eq!(person.client.post(notice.to_string()).await.status, StatusCode::ACCEPTED);

@@ -170,6 +170,8 @@ impl ReplicaControl {
             tokio::select! {
                 _ = beats.tick() => {
                     tokio::time::timeout(within * 2, self.beat(link)).await.map_err(slow)??;
+                    // A store that answers that this life has ended is of no use to it.
+                    self.goes_on()?;
                     *failures = 0;
                     self.state.control_is(PostgresHealth::Good);
                     if link.hinted.is_none() {
@@ -188,9 +190,14 @@ impl ReplicaControl {
                     self.hear(link, &heard);
                 }
             }
-            if matches!(self.standing(), OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
-                return Err(PostgresHealth::Fenced);
-            }
+            self.goes_on()?;
+        }
+    }
+
+    fn goes_on(&self) -> Result<(), PostgresHealth> {
+        match self.standing() {
+            OwnStanding::Member => Ok(()),
+            OwnStanding::Fenced | OwnStanding::StoreLost(_) => Err(PostgresHealth::Fenced),
         }
     }
 

@@ -107,6 +107,10 @@ async fn settle(site: &Site<'_>) -> usize {
         let logs: Vec<_> = site.replicas.iter().map(|replica| replica.keeper.log().display().to_string()).collect();
         panic!("not settled in time: {rows}\nsee {}", logs.join(", "));
     }
+    // One that was replaced answers for no task before it has begun anew.
+    for replica in site.replicas.iter().filter(|replica| replica.keeper.is_running()) {
+        until("it is ready", async || replica.is_ready().await).await;
+    }
     unheard.len()
 }
 

@@ -7,6 +7,7 @@
 mod command_line;
 mod error;
 mod key_files;
+mod moved_files;
 mod raw;
 mod resolve;
 mod section;

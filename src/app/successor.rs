@@ -44,17 +44,15 @@ impl Successor {
         Self { config: gateway.current.clone().within(&started), started, sockets: Arc::new(sockets), former }
     }
 
-    /// Has it begin with another configuration, as [`Gateway::reload`] puts it in force, but for the files of `listen.tls`: the listener is
-    /// made anew, and those of the start may be gone.
+    /// Has it begin with another configuration, as [`Gateway::reload`] puts it in force, but for the files that only a start reads: it
+    /// is one, and those of the first may be gone ([`Config::take_moved_files`]).
     ///
     /// # Errors
     /// If a file that it names is of no use, or anybody could come who is not asked for credentials. Then nothing is changed.
     pub(super) fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         let mut started = self.started.clone();
-        if let (Some(started), Some(files)) = (&mut started.listen.tls, &config.listen.tls) {
-            started.clone_from(files);
-        }
+        started.take_moved_files(&config);
         let need_restart = config.need_restart(&started);
         let config = config.within(&started);
         self.sockets.check(&config)?;

@@ -63,12 +63,30 @@ pub(super) async fn task(
 ) -> Result<CallExit, NoResultError> {
     let taken = match talk.or_interrupt(server.take_up(way, id)).await {
         Ok(taken) => taken?,
-        Err(why) => return Ok(talk.given_up(why)),
+        Err(why) => return Ok(leave(server, (id, Some(way.flavour)), talk, why)),
     };
     let task = Some(FollowedTask { id: id.to_owned(), stands: None });
     let ended = Follower { task, ..Follower::new(server, way, talk, taken) }.follow().await;
     server.end_session().await;
     ended.map(|ended| ended.verdict)
+}
+
+/// Leaves a task, which goes on, and says how to follow it.
+pub(super) fn leave(
+    server: &CalledServer,
+    (id, flavour): (&str, Option<Flavour>),
+    talk: &mut CallDialog<'_>,
+    why: Interrupted,
+) -> CallExit {
+    let words = if why == Interrupted::Late { talk.late() } else { "left".to_owned() };
+    talk.note(&format!("{words}; the task goes on"));
+    say_how_to_go_on(server, (id, flavour), talk);
+    CallExit::Unfinished
+}
+
+/// Says which command goes on with a task.
+fn say_how_to_go_on(server: &CalledServer, (id, flavour): (&str, Option<Flavour>), talk: &mut CallDialog<'_>) {
+    talk.note(&format!("follow it: {}", server.address.task_command("wait", id, flavour)));
 }
 
 /// How a call ended, and whether the server is done with it.
@@ -249,11 +267,10 @@ impl<'t, 'a> Follower<'t, 'a> {
         })
     }
 
-    /// Says which command goes on with the task.
     fn say_how_to_go_on(&mut self) {
-        let Some(task) = &self.task else { return };
-        let command = self.server.address.task_command("wait", &task.id, self.way.flavour);
-        self.talk.note(&format!("follow it: {command}"));
+        if let Some(task) = &self.task {
+            say_how_to_go_on(self.server, (&task.id, Some(self.way.flavour)), self.talk);
+        }
     }
 
     fn stands(&mut self, word: Cow<'static, str>, message: Option<Arc<str>>) -> ControlFlow<CallConclusion> {
@@ -392,11 +409,9 @@ impl<'t, 'a> Follower<'t, 'a> {
             return ControlFlow::Break(self.left());
         }
         let stays_out = self.talk.policy.interrupt == InterruptPolicy::Leaves;
-        if self.task.is_some() && (why == Interrupted::Late || stays_out) {
-            let words = if why == Interrupted::Late { self.talk.late() } else { "left".to_owned() };
-            self.talk.note(&format!("{words}; the task goes on"));
-            self.say_how_to_go_on();
-            return ControlFlow::Break(CallConclusion::left(CallExit::Unfinished));
+        if let Some(task) = self.task.as_ref().filter(|_| why == Interrupted::Late || stays_out) {
+            let verdict = leave(self.server, (&task.id, Some(self.way.flavour)), self.talk, why);
+            return ControlFlow::Break(CallConclusion::left(verdict));
         }
         if self.task.is_some() {
             return self.cancel().await;

@@ -63,15 +63,17 @@ pub struct ServerAddress {
 }
 
 impl ServerAddress {
-    /// The command that goes on with a task of this server, as a shell takes it. A query may be a secret, and is left out.
-    pub(super) fn task_command(&self, order: &str, id: &str, flavour: Flavour) -> String {
+    /// The command that goes on with a task of this server, as a shell takes it. A query may be a secret, and is left out; so is a
+    /// flavour that nobody named.
+    pub(super) fn task_command(&self, order: &str, id: &str, flavour: Option<Flavour>) -> String {
         let flavour = match flavour {
-            Flavour::Extension => "extension",
-            Flavour::Core => "core",
-            Flavour::None => "none",
+            Some(Flavour::Extension) => " --flavour extension",
+            Some(Flavour::Core) => " --flavour core",
+            Some(Flavour::None) => " --flavour none",
+            None => "",
         };
         let url = shown(&self.url);
-        let mut command = format!("taskgate task {order} {} {} --flavour {flavour}", quoted(&url), quoted(id));
+        let mut command = format!("taskgate task {order} {} {}{flavour}", quoted(&url), quoted(id));
         if let Some(ca) = &self.ca {
             command = format!("{command} --ca {}", quoted(&ca.to_string_lossy()));
         }
@@ -116,7 +118,7 @@ mod tests {
                 ca: Some("/a b.pem".into()),
                 authorization: bearer(Some("s3cret".to_owned())).unwrap(),
             };
-            assert_eq!(server.task_command("wait", id, Flavour::Core), expected);
+            assert_eq!(server.task_command("wait", id, Some(Flavour::Core)), expected);
         }
     }
 }

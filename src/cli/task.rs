@@ -197,9 +197,13 @@ async fn at_server(
         TaskInquiry::Get(handle) | TaskInquiry::Cancel(handle) | TaskInquiry::Follow(handle) => handle.flavour,
         TaskInquiry::List(_) => Some(Flavour::Core),
     };
+    let given_up = |talk: &mut CallDialog<'_>, why| match &order {
+        TaskInquiry::Follow(handle) => follow::leave(server, (&handle.id, handle.flavour), talk, why),
+        TaskInquiry::Get(_) | TaskInquiry::Cancel(_) | TaskInquiry::List(_) => talk.given_up(why),
+    };
     let way = match talk.or_interrupt(open(server, flavour)).await {
         Ok(way) => way?,
-        Err(why) => return Ok(talk.given_up(why)),
+        Err(why) => return Ok(given_up(talk, why)),
     };
     let request = async {
         match &order {
@@ -211,7 +215,7 @@ async fn at_server(
     };
     let answer = match talk.or_interrupt(request).await {
         Ok(answer) => answer?,
-        Err(why) => return Ok(talk.given_up(why)),
+        Err(why) => return Ok(given_up(talk, why)),
     };
     if let TaskInquiry::Follow(handle) = &order {
         return follow::task(server, way, &handle.id, talk).await;

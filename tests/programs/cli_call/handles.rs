@@ -86,12 +86,19 @@ async fn a_handle_is_followed_by_the_command_that_was_printed_with_it() {
         let (id, command) = place.begun(flavour, None).await;
         assert_eq!(command, format!("taskgate task wait {url} {id} --flavour {flavour}"));
         let task = |order: &'static str| ["task", order, url, &id];
-        let cases: [(&[&str], i32, &str, &str); 5] = [
+        let cases: [(&[&str], i32, &str, &str); 6] = [
             (&task("get"), 0, "working", ""),
             (&[&task("get")[..], &["--json"]].concat(), 0, "\"status\":\"working\"", ""),
             (&task("result"), 5, "", "the task has no result yet"),
             (
                 &[&task("wait")[..], &["--timeout", "50ms"]].concat(),
+                5,
+                "",
+                "; the task goes on\nfollow it: taskgate task wait",
+            ),
+            // Before the server has said a word.
+            (
+                &[&task("wait")[..], &["--timeout", "1ms"]].concat(),
                 5,
                 "",
                 "; the task goes on\nfollow it: taskgate task wait",

@@ -93,8 +93,8 @@ pub(super) enum SessionErrand {
     /// The rest of something that names the replica where it is.
     GoOnAt(SessionHome),
     /// Something that wants no answer, about what is under way and says not where: the end of a request, progress of what a server
-    /// asked, the answer to it. Once
-    /// the session's home ends all living replicas are told; one that does not know what it is about opens nothing for it.
+    /// asked, the answer to it. Once the session's home ends all living replicas are told; one that does not know what it is about
+    /// opens nothing for it.
     Tell,
     /// The end of the session.
     End,

@@ -95,8 +95,8 @@ impl InFlight {
         Ok(entry)
     }
 
-    /// Waits for what comes before a request is sent that came then; `None` if its client cancels it meanwhile. Most need not wait, and are entered
-    /// nowhere. It is pinned by the caller: a future that is moved into another one takes its room twice.
+    /// Waits for what comes before a request is sent that came then; `None` if its client cancels it meanwhile. Most need not wait, and
+    /// are entered nowhere. It is pinned by the caller: a future that is moved into another one takes its room twice.
     ///
     /// Cancel safe as far as `waiting` is.
     pub(in crate::face) async fn before_it_is_sent<T>(

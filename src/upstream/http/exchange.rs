@@ -39,8 +39,8 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 pub(super) struct HttpExchange {
     http_call: Arc<HttpCall>,
     driven: DrivenCall,
-    /// Where its stream was when all that had been read was handed out and done with. It is read ahead: a later life that began
-    /// behind what waits in the queue would never hear that.
+    /// Where its stream was when all that had been put into the queue was handed out and done with. It is read ahead: a later life that
+    /// began behind what waits in the queue would never hear that.
     heard_to: SseResumePoint,
     /// When a connection took the call.
     sent: Instant,

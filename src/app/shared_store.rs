@@ -152,8 +152,10 @@ impl SharedStoreOpening {
         })
     }
 
-    /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses.
+    /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses. That stands against
+    /// readiness before anybody can ask, so that a reload meanwhile does not take it away for as long as a try lasts.
     pub(super) fn begins_anew(&mut self, former: PriorLife) {
+        self.readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
         self.late.cancel();
         self.former = Some(former);
         self.settings.prior = Some(newest_life(self.settings.prior, former));

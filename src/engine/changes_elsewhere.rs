@@ -88,6 +88,8 @@ impl Engine {
         if !has_runner && !self.watchers.has(key) {
             return None;
         }
+        // Asked before: a row that is added while the store looks is not found.
+        let stored = self.live.stored(key);
         match self.store.load(key, self.clock.now()).await {
             Ok(Some(row)) => {
                 if has_runner && row.holder.is_some_and(|holder| holder != self.store.holder()) {
@@ -100,6 +102,10 @@ impl Engine {
             }
             Ok(None) => {
                 self.watchers.wake(key);
+                // It was there, and is gone.
+                if let Some(runner) = stored {
+                    runner.fence();
+                }
                 None
             }
             Err(error) => {

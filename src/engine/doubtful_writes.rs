@@ -164,6 +164,9 @@ impl Engine {
         self.watchers.wake(key);
         if task.recovery.is_untold {
             self.live.abandon(key);
+        } else if task.is_settled() {
+            // Its runner, if it has one still, waits for its turn, and would keep its place until then; or its life has ended.
+            self.live.fence(key);
         }
         if !task.recovery.undelivered.is_empty() {
             self.live.look_again(key);

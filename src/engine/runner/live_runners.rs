@@ -1,7 +1,7 @@
 //! Maps live tasks to their runners: how `apply` and returning clients reach the one that owns a call.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -21,7 +21,7 @@ const RETRIES_MAX: usize = 8;
 /// What a runner is told.
 #[derive(Debug)]
 pub(super) enum RunnerCommand {
-    /// Another gateway has the task: end, and tell nobody anything.
+    /// Another gateway has the task, or nothing is left to do for it: end, and tell nobody anything.
     Fenced,
     /// Tell the upstream that nobody wants the result, and end.
     Abandon,
@@ -47,6 +47,8 @@ struct RunnerMailbox {
     bell: Notify,
     /// How often clients asked for the task in this life of the process.
     polls: AtomicU32,
+    /// Whether its task is in the store: one that is about to be added is not, as yet.
+    is_stored: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -125,6 +127,12 @@ impl LiveRunners {
         });
     }
 
+    /// The runner of a task that is in the store by now. One that is about to be added is not.
+    pub(in crate::engine) fn stored(&self, key: &TaskKey) -> Option<StoredRunner> {
+        let mailbox = self.mailbox(key).filter(|mailbox| mailbox.is_stored.load(Ordering::Relaxed))?;
+        Some(StoredRunner(Arc::downgrade(&mailbox)))
+    }
+
     pub(in crate::engine) fn abandon(&self, key: &TaskKey) {
         self.put(key, |waiting| {
             waiting.is_abandoned = true;
@@ -163,6 +171,20 @@ impl LiveRunners {
     }
 }
 
+/// One runner, whoever has its key by now.
+#[derive(Debug)]
+pub(in crate::engine) struct StoredRunner(Weak<RunnerMailbox>);
+
+impl StoredRunner {
+    /// As [`LiveRunners::fence`].
+    pub(in crate::engine) fn fence(&self) {
+        if let Some(mailbox) = self.0.upgrade() {
+            mailbox.waiting.lock().is_fenced = true;
+            mailbox.bell.notify_one();
+        }
+    }
+}
+
 /// Adds to a bounded queue; whether there was room.
 fn push<T>(queue: &mut VecDeque<T>, item: T, max: usize) -> bool {
     let has_room = queue.len() < max;
@@ -179,6 +201,11 @@ pub(in crate::engine) struct RunnerCommands {
 }
 
 impl RunnerCommands {
+    /// Its task is in the store.
+    pub(super) fn is_stored(&self) {
+        self.mailbox.is_stored.store(true, Ordering::Relaxed);
+    }
+
     /// The next order; pends for ever once the entry is gone. Cancel safe.
     pub(super) async fn next(&mut self) -> RunnerCommand {
         loop {
@@ -279,5 +306,19 @@ mod tests {
         let live = LiveRunners::default();
         drop(live.insert(key()));
         assert_eq!(live.put(&key(), |_| true), None);
+    }
+
+    #[test]
+    fn one_that_is_fenced_as_removed_is_no_other_of_its_key() {
+        let (runners, key) = (LiveRunners::default(), key());
+        let first = runners.insert(key.clone());
+        assert!(runners.stored(&key).is_none(), "its task is about to be added");
+        first.is_stored();
+        let stored = runners.stored(&key).unwrap();
+        drop(first);
+        let mut second = runners.insert(key);
+        second.is_stored();
+        stored.fence();
+        assert!(second.next().now_or_never().is_none());
     }
 }

@@ -133,6 +133,7 @@ impl Runner {
                 CallQuestions::reopened([], &task.recovery.undelivered, Instant::now())
             }
         };
+        orders.is_stored();
         let row = RunnerRow { key: task.key.clone(), shown: task.shown, orders, progress: None, progress_due: None };
         Self {
             place,

@@ -143,6 +143,7 @@ impl Runner {
         failpoint::hit("handle-durable");
         *self.concerned.lock() = BugRecipient::Task(key.clone());
         tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));
+        orders.is_stored();
         self.row = Some(RunnerRow { key, shown, orders, progress: None, progress_due: None });
         if self.is_kept() {
             self.checkpoint.is_written(place);

@@ -80,6 +80,26 @@ async fn f84_a_cancel_at_one_gateway_reaches_the_call_that_another_runs() {
     }
 }
 
+/// F84: a call that waits for its turn is not told of at the server, and keeps no place of its principal's.
+#[tokio::test(start_paused = true)]
+async fn f84_a_cancel_at_one_gateway_ends_the_wait_of_a_call_at_another() {
+    for is_deaf in [false, true] {
+        let one = World::with(Rules { in_flight_max: 1, ..rules() }, Script::returns(seconds(600), "done"));
+        one.store.is_deaf.store(is_deaf, Ordering::Relaxed);
+        let other = one.beside();
+        let running = one.handle(&Ask::call()).await;
+        let waiting = one.handle(&Ask::call()).await;
+        tokio::time::sleep(seconds(3)).await;
+        assert_eq!((one.engine.places_taken(), one.permits.waiting()), (2, 1));
+        assert!(other.send(&Ask::task("tasks/cancel", &waiting)).await.json().await["result"].is_object());
+        tokio::time::sleep(millis(1_100)).await;
+        assert_eq!((one.engine.places_taken(), one.permits.waiting()), (1, 0), "deaf: {is_deaf}");
+        assert_eq!(one.settled(&running).await["status"], "completed");
+        assert_eq!((one.upstream.calls().len(), one.upstream.cancels()), (1, 0));
+        one.is_idle().await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn f84_an_answer_at_one_gateway_reaches_the_call_that_another_runs() {
     for is_deaf in [false, true] {

@@ -188,13 +188,24 @@ impl Engine {
     /// # Errors
     /// `TooManyTasks` or `Draining`.
     fn take_places(&self, owner: &Principal, number: NonZeroUsize) -> Result<TaskPermit, Reason> {
-        let stored = match self.store.reach() {
+        self.admission.take_beside(owner, number, self.unsettled_rows(owner))
+    }
+
+    /// Takes a place for what a call in progress turns out to need. A gateway that ends waits for such a call.
+    ///
+    /// # Errors
+    /// `TooManyTasks`.
+    fn take_place_of_running(&self, owner: &Principal) -> Result<TaskPermit, Reason> {
+        self.admission.take_within(owner, NonZeroUsize::MIN, self.unsettled_rows(owner))
+    }
+
+    fn unsettled_rows(&self, owner: &Principal) -> UnsettledRows {
+        match self.store.reach() {
             Reach::Process | Reach::Machine => UnsettledRows::default(),
             Reach::Shared => {
                 UnsettledRows { all: self.store.usage().unsettled, of_owner: self.store.usage_of(owner).unsettled }
             }
-        };
-        self.admission.take_beside(owner, number, stored)
+        }
     }
 
     /// Those who wait for changes of tasks.

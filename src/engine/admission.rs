@@ -67,11 +67,25 @@ impl TaskAdmission {
         number: NonZeroUsize,
         stored: UnsettledRows,
     ) -> Result<TaskPermit, Reason> {
-        let own_max = self.principals.of(owner).tasks_max;
-        let mut taken = self.taken.lock();
-        if taken.closed {
+        // A drain that begins in between waits for the call.
+        if self.taken.lock().closed {
             return Err(Reason::Draining);
         }
+        self.take_within(owner, number, stored)
+    }
+
+    /// The same for a call in progress, which may need them during a drain, too.
+    ///
+    /// # Errors
+    /// `TooManyTasks`.
+    pub(super) fn take_within(
+        self: &Arc<Self>,
+        owner: &Principal,
+        number: NonZeroUsize,
+        stored: UnsettledRows,
+    ) -> Result<TaskPermit, Reason> {
+        let own_max = self.principals.of(owner).tasks_max;
+        let mut taken = self.taken.lock();
         let limit = match () {
             () if taken.counts.of(owner).max(stored.of_owner) + number.get() > own_max => Some("principal"),
             () if taken.counts.all().max(stored.all) + number.get() > taken.tasks_max => Some("all"),

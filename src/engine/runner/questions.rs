@@ -1,7 +1,6 @@
 //! Puts the upstream's questions to the client, and gives them up (GW-16, GW-18). Who hands answers over is in `answers`.
 
 use std::collections::VecDeque;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -289,7 +288,7 @@ impl Runner {
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
         if self.place.is_none() {
-            self.place = self.engine.take_places(&self.spec.owner, NonZeroUsize::MIN).ok();
+            self.place = self.engine.take_place_of_running(&self.spec.owner).ok();
         }
         if self.place.is_none() {
             tracing::warn!("no place for a held call; its question was refused");

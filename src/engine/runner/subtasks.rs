@@ -4,7 +4,6 @@
 //! the same way. Its id follows from the server's, so that a later life finds it again; one that stands elsewhere in the tree
 //! already is passed over.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -249,7 +248,7 @@ impl Runner {
             Some(row) if row.task.tree.parent != Some(own.key.id) => return Ok(Err("it stands elsewhere in the tree")),
             // It was stored after all, and is counted.
             Some(_) => self.engine.admission.take_again(&key.owner),
-            None => match self.engine.take_places(&key.owner, NonZeroUsize::MIN) {
+            None => match self.engine.take_place_of_running(&key.owner) {
                 Ok(place) => place,
                 Err(_) => return Ok(Err("there are too many tasks")),
             },

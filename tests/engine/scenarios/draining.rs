@@ -89,3 +89,17 @@ async fn a_held_call_is_answered_and_ends_during_a_drain() {
     check_done(&result_of(&world, &again(&modern(), &asked, &["r0"])).await);
     assert_eq!(world.engine.drain(seconds(1)).await, 0);
 }
+
+/// So does one that asks only then.
+#[tokio::test(start_paused = true)]
+async fn a_held_call_asks_its_client_during_a_drain() {
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 5), heard(1), returns(6)]));
+    let call = modern();
+    let (asked, left) = tokio::join!(result_of(&world, &call), async {
+        tokio::time::sleep(seconds(1)).await;
+        world.engine.drain(seconds(10)).await
+    });
+    assert_eq!(left, 1, "it waits");
+    check_done(&result_of(&world, &again(&call, &round(&asked), &["r0"])).await);
+    assert_eq!(world.engine.drain(seconds(1)).await, 0);
+}

@@ -88,8 +88,8 @@ impl Runner {
 
     /// Where the exchange can be taken up, if the row does not say so yet.
     pub(super) fn new_place(&self) -> Option<Payload> {
-        // Behind a question that is not stored it would never be heard again.
-        if !self.is_kept() || self.inputs.has_unasked() {
+        // What is not stored of questions would never be heard again behind it.
+        if !self.is_kept() || self.inputs.has_unstored() {
             return None;
         }
         let ResumeToken(place) = self.stage.resume_token()?;
@@ -146,7 +146,7 @@ impl Runner {
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
         self.stays = true;
         let can_go_on = self.stage.resume_token().is_some() || self.stage.has_rows() || self.is_unsent();
-        let knows_more = self.inputs.has_unasked() || self.inputs.has_doubtful();
+        let knows_more = self.inputs.has_unstored() || self.inputs.has_doubtful();
         if !self.has_handle() || !can_go_on || !self.is_kept() || knows_more {
             self.checkpoint.stirred();
             return RunnerFlow::Continue;

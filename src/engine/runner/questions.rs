@@ -76,9 +76,10 @@ impl CallQuestions {
         self.round_due
     }
 
-    /// Whether nobody but this runner knows of a question: no later life would hear it again behind its place.
-    pub(super) fn has_unasked(&self) -> bool {
-        !self.unasked.is_empty()
+    /// Whether nobody but this runner knows of a question, or that one is taken back: no later life would hear it again behind its
+    /// place.
+    pub(super) fn has_unstored(&self) -> bool {
+        !(self.unasked.is_empty() && self.withdrawn.is_empty())
     }
 
     /// Whether nobody but this runner knows of an answer: the row may say that it was handed over.
@@ -193,7 +194,7 @@ impl Runner {
         failpoint::hit("question-heard");
         let question = Question { ask: ask.detached(), request };
         let unasked = UnaskedQuestion { question, method: Arc::clone(method) };
-        if self.inputs.has_unasked() {
+        if !self.inputs.unasked.is_empty() {
             self.inputs.unasked.push_back(unasked);
             return Ok(RunnerFlow::Continue);
         }
@@ -364,7 +365,9 @@ impl Runner {
 
     /// Takes the questions off the task that waited for the store.
     pub(super) async fn withdraw_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
-        for withdrawn in std::mem::take(&mut self.inputs.withdrawn) {
+        // One at a time: the call's place is not stored behind those that wait still.
+        for _ in 0..self.inputs.withdrawn.len() {
+            let withdrawn = self.inputs.withdrawn.remove(0);
             if matches!(self.withdraw(withdrawn, certain).await, RunnerFlow::Stop) {
                 return RunnerFlow::Stop;
             }

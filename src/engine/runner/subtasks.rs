@@ -73,7 +73,7 @@ impl Runner {
         if self.subtasks.waiting.is_empty() || !self.has_handle() {
             return;
         }
-        if self.inputs.has_unasked() {
+        if self.inputs.has_unstored() {
             // Their parent's row names them along with the place of its exchange, which has to wait for the question.
             self.postpone(UnstoredStep::Subtasks);
             return;

@@ -188,6 +188,30 @@ async fn a_call_that_is_left_to_a_later_life_is_left_with_its_question() {
     }
 }
 
+/// GW-41: nor before one that was taken back: the later life would show it until its deadline.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_left_to_a_later_life_is_left_without_the_question_that_was_taken_back() {
+    for trouble in Trouble::EACH {
+        let script = Script::of([elicits("a", 1), (seconds(5), Happens::Withdraws("a")), returns(200)]);
+        let world = World::with(rules(), script.resumed(Resumes::Follows));
+        let id = task(&world, Ask::call()).await;
+        assert_eq!(asking(&world, &id).await.len(), 1, "{trouble:?}");
+        tokio::time::sleep(seconds(2)).await;
+        trouble.strike(&world);
+        tokio::time::sleep(seconds(4)).await;
+        let (left, ()) = tokio::join!(world.engine.drain(seconds(60)), async {
+            tokio::time::sleep(millis(10)).await;
+            world.store.faults.heal();
+        });
+        assert_eq!(left, 0, "{trouble:?}");
+        let next = world.next_life();
+        next.recover().await;
+        assert_eq!(next.get(&id).await["status"], "working", "{trouble:?}");
+        check_done(&ends(&next, &id).await["result"]);
+        next.is_idle().await;
+    }
+}
+
 /// A question that is taken back while it waits is asked of nobody.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_is_taken_back_while_it_waits_is_not_asked() {

@@ -235,7 +235,8 @@ impl PostgresStore {
         metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 
-    /// Tells the others that this life is about to end, with the next beat, which is made at once.
+    /// Tells the others that this life is about to end, with the next beat, which is made at once. It takes over no rows any more:
+    /// those who stay go on with them.
     pub fn leave(&self) {
         self.content.send_modify(|content| content.is_leaving = true);
     }
@@ -423,7 +424,7 @@ impl TaskStore for PostgresStore {
             return Ok(held);
         }
         let view = self.view.now();
-        if !view.has_dead() {
+        if !view.has_dead() || self.content.borrow().is_leaving {
             return Ok(Vec::new());
         }
         let rows = ClaimableRows::of(upstreams, &view.given_up);

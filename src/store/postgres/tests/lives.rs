@@ -202,6 +202,25 @@ async fn a_row_of_an_upstream_that_a_life_lacks_is_left_to_others_for_as_long_as
     }
 }
 
+/// It would let go of them a moment later, and nobody else could have them before it has ended.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_life_that_is_about_to_end_leaves_the_rows_of_the_dead_to_others() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    let [dead, leaving] = two(server, &schema).await;
+    let made = task("a", 1);
+    dead.insert(&made).await.unwrap();
+    assert!(leaving.declare_dead(dead.holder()).await.unwrap());
+    leaving.leave();
+    assert!(leaving.claim(9, &known()).await.unwrap().is_empty());
+    leaving.close().await;
+    let next = open_with(settings(server, &schema)).await.unwrap();
+    assert_eq!(next.claim(9, &known()).await.unwrap(), [made.key]);
+    for store in [dead, next] {
+        store.close().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn lines_of_the_dead_that_left_no_rows_cost_no_commits() {
     let Some(server) = shared() else { return };

@@ -1,9 +1,9 @@
 //! Ends a gateway in phases.
 
-use std::future::ready;
 use std::time::Duration;
 
 use futures_util::future::{OptionFuture, join_all};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Gateway;
@@ -40,7 +40,7 @@ impl Gateway {
         tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
         // Whoever waits is to hear of it.
         self.drain_max = TOLD_MAX;
-        Box::pin(self.end(None, false)).await;
+        Box::pin(self.end(None, GatewayEnd::LifeOver)).await;
     }
 
     /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those that are left are ended and those who
@@ -49,43 +49,46 @@ impl Gateway {
     /// `notice` is how long balancers have to notice it; `None` where another process goes on with the sockets, so that nobody
     /// need notice.
     pub async fn drain(self, notice: Option<Duration>) {
-        Box::pin(self.end(notice, true)).await;
-    }
-
-    async fn end(self, notice: Option<Duration>, closes_sessions: bool) {
         self.readiness.block(DRAINING);
         if let Some(shared) = &self.shared {
             shared.store.leave();
         }
-        let calls = self.live_calls();
         // Told once it is true: whoever reads the log finds the gateway not ready.
-        tell_of_beginning(&calls.survey(), self.drain_max);
+        tell_of_beginning(&self.live_calls().survey(), self.drain_max);
         crate::failpoint::hit("draining");
+        Box::pin(self.end(notice, GatewayEnd::Drained)).await;
+    }
+
+    async fn end(self, notice: Option<Duration>, kind: GatewayEnd) {
+        let (calls, max) = (self.live_calls(), self.drain_max);
         let (is_socket_kept, notice) = (notice.is_none(), notice.unwrap_or_default());
-        let plan = DrainPlan { notice, max: self.drain_max, is_socket_kept };
+        let plan = DrainPlan { notice, is_socket_kept, ..DrainPlan::default() };
         let leave = async {
             tokio::time::sleep(notice).await;
             self.parts.leaving.cancel();
         };
         let mut ended = CallSurvey::default();
         let at_the_end = async {
-            tokio::time::sleep(notice + until_farewell(plan)).await;
-            // Before their connections end, on either side.
+            let end = Instant::now() + notice + max;
+            tokio::time::sleep(notice + until_farewell(max)).await;
+            // Before their connections end, on either side: however late this is, there is time to tell whoever waits.
             ended = calls.end(Reason::GatewayRestart);
+            tokio::time::sleep_until(end.max(Instant::now() + TOLD_MAX)).await;
+            plan.late.cancel();
         };
-        let finished = finish((&calls, self.clients.heard_out()), &self.ending, plan);
-        let is_over = CancellationToken::new();
+        let finished = finish((&calls, self.clients.heard_out()), &self.ending, (notice, max));
         let finished = async {
             finished.await;
-            is_over.cancel();
+            plan.over.cancel();
         };
-        let draining = Box::pin(self.clients.drain(plan, is_over.cancelled()));
-        // What other replicas pass on is waited for like what clients ask here.
-        let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(plan, is_over.cancelled())));
+        let draining = Box::pin(self.clients.drain(plan.clone()));
+        // What other replicas pass on is waited for like what clients ask here; nobody else has their socket.
+        let from_replicas = DrainPlan { is_socket_kept: false, ..plan.clone() };
+        let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
         let passed_on = OptionFuture::from(passed_on);
         let waited = async { tokio::join!(draining, finished, leave, passed_on) };
         let drained = alongside(Box::pin(waited), at_the_end).await.0;
-        if closes_sessions {
+        if kind == GatewayEnd::Drained {
             let retired = self.retired.all();
             let served = self.upstreams.iter().map(|one| one.served.upstream.close());
             let closing = served.chain(retired.iter().map(|one| one.close()));
@@ -96,13 +99,12 @@ impl Gateway {
         self.parts.life.tracker.close();
         self.parts.store.close().await;
         // The operators' listeners go last: until here they say that the gateway drains.
-        let at_once = DrainPlan { notice: Duration::ZERO, max: Duration::ZERO, is_socket_kept: false };
-        Box::pin(join_all(
-            self.metrics.into_iter().chain([self.admin]).map(|listener| listener.drain(at_once, ready(()))),
-        ))
-        .await;
+        let operators = self.metrics.into_iter().chain([self.admin]);
+        Box::pin(join_all(operators.map(|listener| listener.drain(DrainPlan::at_once())))).await;
         let (connections_cut, calls_lost) = (drained.aborted, ended.lost());
-        if ended.is_empty() {
+        if kind == GatewayEnd::LifeOver {
+            tracing::debug!(connections_cut, "whoever waited was told");
+        } else if ended.is_empty() {
             tracing::info!(connections_cut, calls_lost, "drained");
         } else {
             tracing::warn!(
@@ -113,6 +115,15 @@ impl Gateway {
             );
         }
     }
+}
+
+/// What ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GatewayEnd {
+    /// This gateway, as somebody wants it to: it says goodbye to its servers.
+    Drained,
+    /// Its life on a shared store: others go on with what it had.
+    LifeOver,
 }
 
 /// Says what a drain waits for, and what of it would be lost.
@@ -130,8 +141,8 @@ fn tell_of_beginning(calls: &CallSurvey, drain_max: Duration) {
 }
 
 /// From the end of the notice to the end of the calls.
-fn until_farewell(plan: DrainPlan) -> Duration {
-    plan.max - FAREWELL.min(plan.max / 10)
+fn until_farewell(max: Duration) -> Duration {
+    max - FAREWELL.min(max / 10)
 }
 
 /// Waits for the calls in progress, then ends the streams of those who listen: they hear how their tasks end,
@@ -139,21 +150,21 @@ fn until_farewell(plan: DrainPlan) -> Duration {
 async fn finish(
     (calls, heard_out): (&LiveCalls, impl Future<Output = ()>),
     ending: &CancellationToken,
-    plan: DrainPlan,
+    (notice, max): (Duration, Duration),
 ) {
-    let (until_farewell, engine) = (until_farewell(plan), &calls.engine);
+    let (until_farewell, engine) = (until_farewell(max), &calls.engine);
     // Until balancers have noticed, everything is served as ever, and so are those who were let in until then. From there on
     // no call begins.
-    tokio::time::sleep(plan.notice).await;
+    tokio::time::sleep(notice).await;
     let drained = async {
         heard_out.await;
-        engine.drain(plan.max).await;
+        engine.drain(max).await;
         calls.have_ended().await;
     };
     let early = tokio::time::timeout(until_farewell, drained).await;
     ending.cancel();
     if early.is_err() {
-        engine.drain(plan.max - until_farewell).await;
+        engine.drain(max - until_farewell).await;
     }
 }
 

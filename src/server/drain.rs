@@ -4,15 +4,28 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-/// How long each phase of a drain lasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// When each phase of a drain ends. The caller decides, as it tells clients why their calls end before they are cut off.
+#[derive(Clone, Debug, Default)]
 pub struct DrainPlan {
     /// New connections are still taken this long, each for one answer, until balancers have noticed.
     pub notice: Duration,
-    /// From the end of the notice: how long what is in progress is waited for.
-    pub max: Duration,
+    /// Cancelled once nothing is waited for that somebody might come to ask about.
+    pub over: CancellationToken,
+    /// Cancelled once what is in progress is waited for no longer.
+    pub late: CancellationToken,
     /// Whether another process goes on with the socket: then whoever comes after the notice is left to it.
     pub is_socket_kept: bool,
+}
+
+impl DrainPlan {
+    /// Waits for nothing.
+    #[must_use]
+    pub fn at_once() -> Self {
+        let plan = Self::default();
+        plan.over.cancel();
+        plan.late.cancel();
+        plan
+    }
 }
 
 /// How a drain ended.

@@ -11,7 +11,6 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use super::certificate::ListenerCertificate;
@@ -135,24 +134,24 @@ impl RunningListener {
     }
 
     /// Ends the listener in the phases of `plan`, and returns once every connection has ended. New ones are taken until
-    /// `is_over` is done: as long as something is waited for somebody may ask how it stands. Not where another process goes
+    /// it is over: as long as something is waited for somebody may ask how it stands. Not where another process goes
     /// on with the socket.
     ///
     /// HTTP/1 peers are told by `Connection: close`, HTTP/2 peers by GOAWAY. Dropping the future ends everything at
     /// once. Readiness is the caller's to take back before.
-    pub async fn drain(self, plan: DrainPlan, is_over: impl Future<Output = ()>) -> Drained {
+    pub async fn drain(self, plan: DrainPlan) -> Drained {
         let phases = &self.shared.phases;
         phases.notice.cancel();
         tokio::time::sleep(plan.notice).await;
-        let (end, tracker) = (Instant::now() + plan.max, &self.shared.tracker);
+        let tracker = &self.shared.tracker;
         if !plan.is_socket_kept {
             phases.closing.cancel();
-            let _ = timeout_at(end, is_over).await;
+            plan.late.run_until_cancelled(plan.over.cancelled()).await;
         }
         phases.stop.cancel();
         tracker.close();
         phases.closing.cancel();
-        if timeout_at(end, tracker.wait()).await.is_ok() {
+        if plan.late.run_until_cancelled(tracker.wait()).await.is_some() {
             return Drained { aborted: 0 };
         }
         let aborted = self.connections();

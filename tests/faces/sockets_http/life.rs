@@ -55,7 +55,7 @@ async fn a_drain_lets_requests_in_flight_finish() {
     gate.arrivals(1).await;
 
     let recorder = gate.recorder;
-    let plan = DrainPlan { notice: Duration::ZERO, max: PATIENCE, is_socket_kept: true };
+    let plan = DrainPlan { is_socket_kept: true, ..DrainPlan::default() };
     let client = async {
         assert!(idle.answer().await.is_none(), "an idle connection ends first");
         recorder.released.add_permits(1);
@@ -63,7 +63,7 @@ async fn a_drain_lets_requests_in_flight_finish() {
         assert_eq!((answer.status(), answer.header("connection")), ("200", Some("close")));
         assert!(busy.answer().await.is_none());
     };
-    let (drained, ()) = tokio::join!(gate.running.drain(plan, std::future::ready(())), client);
+    let (drained, ()) = tokio::join!(gate.running.drain(plan), client);
     assert_eq!(drained, Drained { aborted: 0 });
     assert!(TcpStream::connect(address).await.is_err(), "nothing listens any more");
 }
@@ -76,10 +76,8 @@ async fn a_connection_during_the_notice_gets_one_answer() {
     let mut early = gate.connect().await;
     early.send(post("", "{}").as_bytes()).await;
     assert_eq!(early.answer().await.unwrap().status(), "200");
-    let drain = gate.running.drain(
-        DrainPlan { notice: Duration::from_secs(1), max: PATIENCE, is_socket_kept: true },
-        std::future::ready(()),
-    );
+    let notice = Duration::from_secs(1);
+    let drain = gate.running.drain(DrainPlan { notice, is_socket_kept: true, ..DrainPlan::default() });
     let client = async {
         assert!(early.answer().await.is_none(), "the notice has begun");
         let mut late = connect(address).await;
@@ -97,8 +95,8 @@ async fn a_drain_cuts_off_what_outlasts_it() {
     let mut busy = gate.connect().await;
     busy.send(held().as_bytes()).await;
     gate.arrivals(1).await;
-    let plan = DrainPlan { notice: Duration::ZERO, max: Duration::from_millis(50), is_socket_kept: true };
-    let drained = timeout(PATIENCE, gate.running.drain(plan, std::future::ready(()))).await.unwrap();
+    let plan = DrainPlan { is_socket_kept: true, ..DrainPlan::at_once() };
+    let drained = timeout(PATIENCE, gate.running.drain(plan)).await.unwrap();
     assert_eq!(drained, Drained { aborted: 1 });
     assert!(busy.ends().await);
 }

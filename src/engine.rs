@@ -24,6 +24,7 @@ mod unstored_tasks;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -57,6 +58,9 @@ pub struct Engine {
     store: Arc<dyn TaskStore>,
     clock: Arc<dyn Clock>,
     draw_bits: Box<DrawBits>,
+    began: Timestamp,
+    /// Set once it is about to end.
+    ends: AtomicBool,
     admission: Arc<TaskAdmission>,
     access: SharedAccess,
     watchers: ChangeSubscribers,
@@ -89,6 +93,8 @@ impl Engine {
         principals: SharedLimits,
     ) -> Arc<Self> {
         Arc::new(Self {
+            began: clock.now(),
+            ends: AtomicBool::new(false),
             store,
             clock,
             draw_bits,
@@ -156,7 +162,26 @@ impl Engine {
         }
     }
 
-    /// The same of all principals.
+    /// When this life began.
+    #[must_use]
+    pub const fn began(&self) -> Timestamp {
+        self.began
+    }
+
+    /// The gateway is about to end: from here on other gateways stand in for it, and a later life comes.
+    pub fn expect_end(&self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a task of a principal's may go on, at another time or another gateway, in a session that no call here runs in: as in one
+    /// that an earlier life opened (`is_earlier`), or once this life is about to end. Errs on the side of yes.
+    #[must_use]
+    pub fn may_go_on(&self, owner: &Principal, is_earlier: bool) -> bool {
+        let is_left = is_earlier || self.ends.load(Ordering::Relaxed);
+        is_left && self.store.reach().outlives_process() && self.store.usage_of(owner).unsettled > 0
+    }
+
+    /// Unsettled tasks of all principals, calls that may yet become one included.
     #[must_use]
     pub fn places_taken(&self) -> usize {
         self.admission.taken()
@@ -226,6 +251,7 @@ impl Engine {
     /// Where the store outlives the process, calls that a later life can take up, and those that were not sent, are
     /// not waited for: where they stand is stored, and their upstreams are told nothing.
     pub async fn drain(&self, patience: Duration) -> usize {
+        self.expect_end();
         self.admission.close();
         self.leaving.cancel();
         self.runners.close();

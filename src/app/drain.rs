@@ -53,6 +53,7 @@ impl Gateway {
         if let Some(shared) = &self.shared {
             shared.store.leave();
         }
+        self.parts.engine.expect_end();
         // Told once it is true: whoever reads the log finds the gateway not ready.
         tell_of_beginning(&self.live_calls().survey(), self.drain_max);
         crate::failpoint::hit("draining");
@@ -82,8 +83,8 @@ impl Gateway {
             plan.over.cancel();
         };
         let draining = Box::pin(self.clients.drain(plan.clone()));
-        // What other replicas pass on is waited for like what clients ask here; nobody else has their socket.
-        let from_replicas = DrainPlan { is_socket_kept: false, ..plan.clone() };
+        // What other replicas pass on is waited for like what clients ask here. A successor in this process alone has their socket.
+        let from_replicas = DrainPlan { is_socket_kept: kind == GatewayEnd::LifeOver, ..plan.clone() };
         let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
         let passed_on = OptionFuture::from(passed_on);
         let waited = async { tokio::join!(draining, finished, leave, passed_on) };

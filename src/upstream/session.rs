@@ -249,8 +249,7 @@ impl UpstreamSession {
         });
     }
 
-    /// Leaves the session to the upstream when it ends here: some upstreams end the tasks that were made in a
-    /// session with it (T-31).
+    /// A task that may be taken up later was let go in it: the upstream is not told that it ends here.
     pub(crate) fn keep_for_later(&self) {
         self.has_orphan.store(true, Ordering::Relaxed);
     }

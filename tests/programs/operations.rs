@@ -9,6 +9,7 @@ mod ended_calls;
 mod endpoint_reload;
 mod handover;
 mod leaving;
+mod left_sessions;
 mod long_list;
 mod memory;
 mod operators;

@@ -123,19 +123,30 @@ impl SessionFaceState {
 
     /// Ends a client's session for good, here and at the upstream.
     pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
-        if self.own.end_after_calls(&session.own) {
-            // Tasks still run in it; the client's session ends here all the same.
+        // Before the upstream hears of it, and ends what runs in it; and before what waits to be sent there is, where it hears nothing.
+        self.open.in_flight.take_leave(session.token.nonce);
+        if self.own.end_after_calls(&session.own) || self.may_be_needed(session) {
+            // Tasks still run in it, or may; the client's session ends here all the same.
             self.is_ended(session);
             return bare(StatusCode::OK);
         }
-        // Before the upstream hears of it, and ends what runs in it.
-        self.open.in_flight.take_leave(session.token.nonce);
         let status = self.own.end(&session.own).await.unwrap_or(StatusCode::OK);
         if status == StatusCode::METHOD_NOT_ALLOWED {
             return not_allowed(&http::Method::DELETE);
         }
         self.is_ended(session);
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
+    }
+
+    /// Whether a task of its client's that another life goes on with may be in a session at the upstream. Then that is left to the
+    /// upstream: some end the tasks that were made in a session with it (T-31).
+    fn may_be_needed(&self, session: &ClientSession) -> bool {
+        let is_earlier = match (session.token.home, self.served.home()) {
+            (Some(home), Some(own)) => home != own,
+            (Some(_), None) | (None, _) => session.token.issued_at < self.served.engine.began(),
+        };
+        // One that was opened anew is of this life, and has the calls that run in it counted.
+        !self.own.is_renewed(&session.own) && self.served.engine.may_go_on(&session.own.opened.owner, is_earlier)
     }
 
     /// Ends a client's session here.

@@ -119,7 +119,7 @@ impl InFlight {
         };
         // Whoever comes now finds it no more; who came while it was looked at for the last time was told that it is over.
         drop(entry);
-        ready.filter(|_| !cancelled.is_cancelled())
+        ready.filter(|_| !cancelled.is_cancelled() && self.is_wanted(nonce, id, since))
     }
 
     fn add(self: &Arc<Self>, requests: &mut InFlightIndex, key: InFlightKey) -> InFlightEntry {
@@ -166,7 +166,7 @@ impl InFlight {
         RequestStage::ALL.into_iter().any(|stage| requests.find(nonce, id, stage).is_some())
     }
 
-    /// Cancels what a session has under way. What waits for a place is left: it meets the end of its session there.
+    /// Cancels what a session has under way. What waits for a place is left: it is not wanted any more when it has one.
     pub(super) fn end_session(&self, nonce: u128) {
         for (of, stage, cancelled) in self.requests.lock().all.values() {
             if *of == nonce && *stage != RequestStage::Queued {

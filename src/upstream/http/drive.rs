@@ -160,6 +160,15 @@ impl HttpCall {
         Arc::clone(&self.session.lock())
     }
 
+    /// Leaves its session to the upstream when that ends here: some upstreams end the tasks that were made in a session with it
+    /// (T-31).
+    pub(super) fn keep_for_later(&self) {
+        self.session().keep_for_later();
+        if let SessionSource::Own(lease) = &self.home {
+            lease.keep_for_later();
+        }
+    }
+
     /// Takes the call out of its session: nothing is routed to it any more.
     pub(super) fn leave(&self) {
         self.session.lock().calls.leave(&self.call);

@@ -50,7 +50,7 @@ impl Drop for HttpExchange {
     fn drop(&mut self) {
         let can_go_on = self.http_call.call.task.initialized() || self.http_call.point.lock().last_event.is_some();
         if self.driven.is_running() && can_go_on {
-            self.http_call.session().keep_for_later();
+            self.http_call.keep_for_later();
         }
     }
 }

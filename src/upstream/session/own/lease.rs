@@ -23,6 +23,8 @@ struct LeasedSession {
     calls: usize,
     /// The upstream session that is to be ended, once the client has ended its own.
     ended: Option<SessionBinding>,
+    /// A call that may be taken up later was let go in it: it is not ended from here.
+    has_orphan: bool,
     /// As the calls in it that may be tasks of the server's own know it.
     listening: Vec<Weak<UpstreamSession>>,
     /// Cancelled with the last loan.
@@ -55,7 +57,13 @@ impl SessionLeases {
         }
         let leased = leased.remove();
         leased.over.cancel();
-        leased.ended
+        leased.ended.filter(|_| !leased.has_orphan)
+    }
+
+    fn keep(&self, nonce: u128) {
+        if let Some(leased) = self.0.lock().get_mut(&nonce) {
+            leased.has_orphan = true;
+        }
     }
 
     fn listen(&self, nonce: u128, session: &Arc<UpstreamSession>) {
@@ -112,6 +120,11 @@ impl SessionLease {
             self.sessions.read_for_calls(&self.session);
         }
         adopted
+    }
+
+    /// Leaves the session to the server when its client has ended it and the last call in it is over here.
+    pub(crate) fn keep_for_later(&self) {
+        self.sessions.leases.keep(self.session.opened.nonce);
     }
 
     /// The session that takes the place of one which the server has lost, for one call.

@@ -84,7 +84,7 @@ impl OwnSessions {
     }
 
     /// Whether another upstream session took the place of the first one.
-    pub(super) fn is_renewed(&self, session: &OwnSession) -> bool {
+    pub(crate) fn is_renewed(&self, session: &OwnSession) -> bool {
         self.recall(session, |facts| facts.renewed.is_some()).unwrap_or_default()
     }
 

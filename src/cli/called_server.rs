@@ -233,8 +233,11 @@ impl CalledServer {
     pub(super) async fn take_up(&self, way: CallMode, id: &str) -> Result<Box<dyn Exchange>, NoResultError> {
         let context = context(way.native_task(), true);
         let taken = async {
-            let token =
-                if way.in_session { self.sessions.task_token(id, &context).await? } else { stateless_task_token(id) };
+            let token = if way.in_session {
+                self.sessions.task_token(id, &context).await?
+            } else {
+                stateless_task_token(id, &[])
+            };
             self.upstream(way.in_session).resume(token, context).await
         };
         taken.await.map_err(|error| self.unbegun(error))

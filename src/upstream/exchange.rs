@@ -148,7 +148,8 @@ pub trait Exchange: Send {
         Ok(())
     }
 
-    /// What it takes to go on after a restart, where the transport can.
+    /// What it takes to go on after a restart, where the transport can. `None` while an answer that it took is on its way to the
+    /// upstream and nobody else knows of it.
     fn resume_token(&self) -> Option<ResumeToken>;
 }
 

@@ -141,8 +141,8 @@ impl Upstream for StatelessUpstream {
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
-        let task = task_poller::resumed(&token).ok_or(BeginError::Gateway(broken))?;
-        Ok(Box::new(StatelessExchange::resume(self.line(&context), task)))
+        let (task, open) = task_poller::resumed(&token).ok_or(BeginError::Gateway(broken))?;
+        Ok(Box::new(StatelessExchange::resume(self.line(&context), task, open)))
     }
 
     /// The server says what changes only to those who listen for it. Heard here is that tools changed, as long as

@@ -188,7 +188,9 @@ async fn upc11_a_tasks_questions_are_asked_once_and_answered_under_their_keys() 
     assert_eq!(token.0.as_str(), r#"{"task":"up"}"#, "UPC-13");
     next(&mut exchange).await;
     assert!(matches!(next(&mut exchange).await, ExchangeEvent::Asked { .. }));
+    assert_eq!(exchange.resume_token().unwrap().0.as_str(), r#"{"task":"up","open":["0/a","0/b"]}"#, "UPC-13");
     answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
+    assert_eq!(exchange.resume_token(), None, "nobody else has the answer");
     let rest = lines(&mut exchange).await;
     assert_eq!(rest, ["withdrawn \"0/b\"", r#"returned {"content":[],"n":1,"resultType":"complete"}"#]);
     let update = server.world.first(|seen| seen.rpc() == "tasks/update").await;
@@ -223,6 +225,39 @@ async fn upc13_a_task_is_taken_up_by_its_token() {
     let token = taskgate::upstream::ResumeToken(Payload::of(&json!({"task": "up"})));
     let mut exchange = in_time(upstream(&server).resume(token, context())).await.unwrap();
     assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
+}
+
+/// UPC-13: answers of the rounds before it are the upstream's by then, so nothing keeps another life from taking it up.
+#[tokio::test]
+async fn upc13_a_task_that_is_made_after_a_round_can_be_taken_up_at_once() {
+    let made = task("working", &json!({"resultType": "task", "pollIntervalMs": 60_000}));
+    let server = answering(vec![("tools/call", question(None, &["a"])), ("tools/call", made)]).await;
+    let mut exchange = begin(&upstream(&server)).await;
+    assert!(line(&next(&mut exchange).await).starts_with("asked \"1/a\""));
+    answer(&mut exchange, "1/a", json!({"action": "accept"})).await;
+    in_time(async {
+        while exchange.resume_token().is_none() {
+            let event = tokio::time::timeout(Duration::from_millis(20), exchange.next()).await;
+            assert!(event.is_err(), "{event:?}");
+        }
+    })
+    .await;
+    assert_eq!(exchange.resume_token().unwrap().0.as_str(), r#"{"task":"up"}"#);
+    assert_eq!(server.world.count("tasks/get"), 0);
+}
+
+/// UPC-13: what it asked when that life ended, and asks no more, is taken back.
+#[tokio::test]
+async fn upc13_a_question_that_a_task_asks_no_more_when_it_is_taken_up_is_taken_back() {
+    let working = ("tasks/get", task("working", &json!({})));
+    let done = ("tasks/get", task("completed", &json!({"result": {"content": []}})));
+    let server = answering(vec![working, done]).await;
+    let token = taskgate::upstream::ResumeToken(Payload::of(&json!({"task": "up", "open": ["0/a"]})));
+    let mut exchange = in_time(upstream(&server).resume(token, context())).await.unwrap();
+    assert_eq!(exchange.resume_token().unwrap().0.as_str(), r#"{"task":"up","open":["0/a"]}"#);
+    answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
+    assert_eq!(lines(&mut exchange).await, ["withdrawn \"0/a\"", r#"returned {"content":[]}"#]);
+    assert_eq!(server.world.count("tasks/update"), 0);
 }
 
 /// F11, F14: what another life was asked keeps its name, and an answer from there goes out only if the task still asks.

@@ -1,6 +1,7 @@
 //! Shows one request to its owner: events in order, answers to questions, cancel.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -33,6 +34,9 @@ pub(super) struct StatelessExchange {
     driven: DrivenCall,
     answers: mpsc::Sender<Box<(Payload, Answer)>>,
     task: UpstreamTaskCell,
+    /// The questions that the owner was told of, and that are neither answered nor taken back.
+    open: Vec<Payload>,
+    untaken: Arc<AtomicBool>,
 }
 
 impl StatelessExchange {
@@ -53,33 +57,52 @@ impl StatelessExchange {
         Ok(exchange)
     }
 
-    /// Takes up a task that another life began. Whether the upstream still has it shows in its events.
-    pub(super) fn resume(line: StatelessSender, id: Arc<str>) -> Self {
-        Self::start(line, ExchangeClass::Resumed, |mut course| {
+    /// Takes up a task that another life began, and that had these questions open. Whether the upstream still has it shows in its
+    /// events.
+    pub(super) fn resume(line: StatelessSender, id: Arc<str>, open: Vec<Payload>) -> Self {
+        let (task, known) = (Arc::clone(&id), open.clone());
+        let exchange = Self::start(line, ExchangeClass::Resumed, |mut course| {
             Box::pin(async move {
-                match course.take_up(id).await {
+                match course.take_up(task, &known).await {
                     Ok(result) => ExchangeEvent::Returned(result),
                     Err(end) => end,
                 }
             })
-        })
+        });
+        exchange.task.put(&id);
+        Self { open, ..exchange }
     }
 
     fn start(line: StatelessSender, class: ExchangeClass, run: impl FnOnce(StatelessCall) -> CallFuture) -> Self {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
         let (answers, answered) = mpsc::channel(ANSWERS_MAX);
         let task = UpstreamTaskCell::default();
-        let questions = InputRequests::default();
-        let course = StatelessCall { line: line.clone(), events, answers: answered, questions, task: task.clone() };
+        let untaken = Arc::<AtomicBool>::default();
+        let course = StatelessCall {
+            line: line.clone(),
+            events,
+            answers: answered,
+            questions: InputRequests::default(),
+            task: task.clone(),
+            untaken: Arc::clone(&untaken),
+        };
         let driven = DrivenCall::new(&line.link, class, Instant::now(), queue, run(course));
-        Self { line, driven, answers, task }
+        Self { line, driven, answers, task, open: Vec::new(), untaken }
     }
 }
 
 #[async_trait]
 impl Exchange for StatelessExchange {
     async fn next(&mut self) -> ExchangeEvent {
-        self.driven.next().await
+        let event = self.driven.next().await;
+        if let ExchangeEvent::Asked { ask, .. } = &event
+            && !self.open.contains(ask)
+        {
+            self.open.push(ask.detached());
+        } else if let ExchangeEvent::Withdrawn { ask } = &event {
+            self.open.retain(|open| open != ask);
+        }
+        event
     }
 
     /// Hands the answer to the course, which sends it on when its time has come.
@@ -88,7 +111,9 @@ impl Exchange for StatelessExchange {
             return Ok(());
         }
         let full = |_| ExchangeError(GatewayFault::new(Reason::Internal, Executed::Unknown));
-        self.answers.try_send(Box::new((ask.detached(), answer))).map_err(full)
+        self.answers.try_send(Box::new((ask.detached(), answer))).map_err(full)?;
+        self.open.retain(|open| open != ask);
+        Ok(())
     }
 
     /// Drops the request, which is how a server without sessions is told; a task is cancelled by its name.
@@ -112,6 +137,10 @@ impl Exchange for StatelessExchange {
     }
 
     fn resume_token(&self) -> Option<ResumeToken> {
-        self.task.get().filter(|_| self.driven.is_running()).map(|id| task_poller::token(&id))
+        // Nobody else knows of an answer that is on its way.
+        let is_answered = self.untaken.load(Ordering::Relaxed) || self.answers.capacity() < ANSWERS_MAX;
+        let task = self.task.get().filter(|_| self.driven.is_running() && !is_answered)?;
+        // What was asked in rounds before there was a task is closed.
+        Some(task_poller::token(&task, &self.open))
     }
 }

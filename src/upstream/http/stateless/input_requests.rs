@@ -12,6 +12,8 @@ use crate::wire::{Object, Payload, RpcError};
 /// Questions that one call may have open, and may ask in all (U29).
 const OPEN_MAX: usize = 32;
 const ASKED_MAX: usize = 1_000;
+/// What an `ask` of the upstream's task begins with: the round, which is zero.
+const OF_TASK: &str = "0/";
 
 /// The questions of one call, by the upstream's keys. Those of a later round are told apart by `round`.
 #[derive(Debug, Default)]
@@ -21,7 +23,9 @@ pub(super) struct InputRequests {
     round: u32,
     asked: usize,
     entries: BTreeMap<String, InputRequest>,
-    /// Answers to questions that an earlier life of the process was asked: they go out if the task still asks.
+    /// Questions that an earlier life of the process was asked, until the task shows whether it still asks them.
+    earlier: Vec<String>,
+    /// Answers that came before that: they go out if it does.
     early: BTreeMap<String, Answer>,
 }
 
@@ -53,6 +57,12 @@ impl InputRequests {
         self.entries.clear();
     }
 
+    /// A task that an earlier life followed has these questions open: an `ask` of one of its own.
+    pub(super) fn reopen(&mut self, asks: &[Payload]) {
+        let names = asks.iter().filter_map(|ask| ask.read::<String>().ok());
+        self.earlier.extend(names.filter_map(|name| name.strip_prefix(OF_TASK).map(str::to_owned)));
+    }
+
     /// Takes what is asked; the events for what was not asked before (UPC-11), and for what is asked no more.
     ///
     /// # Errors
@@ -60,6 +70,8 @@ impl InputRequests {
     pub(super) fn take(&mut self, requests: &Object) -> Result<Vec<ExchangeEvent>, RequestFailure> {
         let mut events = self.withdraw_all_but(Some(requests));
         for (key, entry) in requests.entries() {
+            // It is said to have been asked once more: whoever takes the call up knows it by its name.
+            self.earlier.retain(|earlier| *earlier != *key);
             if self.entries.contains_key(&*key) {
                 continue;
             }
@@ -83,8 +95,10 @@ impl InputRequests {
 
     /// Closes what the upstream does not ask any more; the events that say so.
     pub(super) fn withdraw_all_but(&mut self, requests: Option<&Object>) -> Vec<ExchangeEvent> {
-        let mut withdrawn = Vec::new();
         let asked: HashSet<_> = requests.into_iter().flat_map(Object::keys).collect();
+        let gone = self.earlier.extract_if(.., |key| !asked.contains(key.as_str()));
+        let mut withdrawn: Vec<_> = gone.collect();
+        self.early.retain(|key, _| asked.contains(key.as_str()));
         for (key, entry) in &mut self.entries {
             if asked.contains(key.as_str()) {
                 continue;
@@ -127,6 +141,12 @@ impl InputRequests {
             InputRequestState::Answered(answer) => Some((key.as_str(), answer)),
             InputRequestState::Open | InputRequestState::Closed => None,
         }))
+    }
+
+    /// Whether it has answers that the upstream has not taken yet.
+    pub(super) fn has_untaken(&self) -> bool {
+        let is_answered = |entry: &InputRequest| matches!(entry.state, InputRequestState::Answered(_));
+        !self.early.is_empty() || self.entries.values().any(is_answered)
     }
 
     /// Says that the upstream has taken all that [`InputRequests::responses`] gave.
@@ -203,6 +223,33 @@ mod tests {
             lines(questions.take(&requests(&[("a", method::SAMPLE)])).unwrap()),
             ["asked \"1/a\" sampling/createMessage"]
         );
+    }
+
+    /// What is asked still is said once more under its name; what is not asked any more is taken back, whoever asked first.
+    #[test]
+    fn a_question_of_an_earlier_life_is_taken_back_unless_the_task_still_asks_it() {
+        let earlier = || {
+            let mut questions = InputRequests::default();
+            questions.of_task();
+            questions.reopen(&[ask("0/a"), ask("0/b"), ask("1/of a round")]);
+            questions
+        };
+        let mut questions = earlier();
+        let still = requests(&[("b", method::ROOTS)]);
+        assert_eq!(lines(questions.take(&still).unwrap()), ["withdrawn \"0/a\"", "asked \"0/b\" roots/list"]);
+        assert_eq!(lines(questions.withdraw_all_but(None)), ["withdrawn \"0/b\""]);
+        let mut questions = earlier();
+        questions.answer(&ask("0/a"), Answer::Result(Payload::empty_object())).unwrap();
+        assert!(questions.has_untaken(), "until the task shows whether it wants it");
+        assert_eq!(lines(questions.withdraw_all_but(None)), ["withdrawn \"0/a\"", "withdrawn \"0/b\""]);
+        assert!(!questions.has_untaken(), "nobody asks");
+        let mut questions = earlier();
+        questions.answer(&ask("0/b"), Answer::Result(Payload::empty_object())).unwrap();
+        assert_eq!(lines(questions.take(&still).unwrap()), ["withdrawn \"0/a\""]);
+        assert!(questions.has_untaken());
+        assert_eq!(questions.responses().unwrap().as_str(), r#"{"b":{}}"#);
+        questions.taken();
+        assert!(!questions.has_untaken());
     }
 
     /// T-48.

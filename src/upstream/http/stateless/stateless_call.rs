@@ -4,6 +4,7 @@
 //! to questions come out of another.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{SetOnce, mpsc};
@@ -32,6 +33,8 @@ pub(super) struct StatelessCall {
     pub(super) questions: InputRequests,
     /// Where the upstream's task is put as soon as there is one.
     pub(super) task: UpstreamTaskCell,
+    /// Whether it has answers that the upstream has not taken yet.
+    pub(super) untaken: Arc<AtomicBool>,
 }
 
 impl StatelessCall {
@@ -110,7 +113,13 @@ impl StatelessCall {
             return std::future::pending().await;
         };
         let (ask, answer) = *answered;
-        self.questions.answer(&ask, answer).map_err(RequestFailure::Faulted)
+        let taken = self.questions.answer(&ask, answer).map_err(RequestFailure::Faulted);
+        self.note_untaken();
+        taken
+    }
+
+    pub(super) fn note_untaken(&self) {
+        self.untaken.store(self.questions.has_untaken(), Ordering::Relaxed);
     }
 }
 

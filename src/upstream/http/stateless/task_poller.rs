@@ -25,15 +25,20 @@ const REQUEST_MAX: Duration = Duration::from_secs(30);
 /// How long the wish to cancel may take.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// What another process life, or another program that has the handle, needs to watch the task.
-pub(crate) fn token(id: &str) -> ResumeToken {
-    ResumeToken(ObjectWriter::new().text("task", id).finish())
+/// What another process life, or another program that has the handle, needs to watch the task. `open` are the questions that it is
+/// known to ask.
+pub(crate) fn token(id: &str, open: &[Payload]) -> ResumeToken {
+    let token = ObjectWriter::new().text("task", id);
+    let open: Vec<String> = open.iter().filter_map(|ask| ask.read().ok()).collect();
+    ResumeToken(if open.is_empty() { token } else { token.member("open", &Payload::of(&open)) }.finish())
 }
 
-/// The task in a token; `None` if it is none of ours. Those of sessions name their request, and may name a task too.
-pub(super) fn resumed(token: &ResumeToken) -> Option<Arc<str>> {
+/// The task in a token, and its open questions; `None` if it is none of ours. Those of sessions name their request, and may name a
+/// task too.
+pub(super) fn resumed(token: &ResumeToken) -> Option<(Arc<str>, Vec<Payload>)> {
     let token = Object::of(&token.0).filter(|token| !token.contains("request"))?;
-    token.get_string("task").map(Arc::from)
+    let open: Vec<String> = token.get("open").and_then(|open| open.read().ok()).unwrap_or_default();
+    Some((Arc::from(token.get_string("task")?), open.iter().map(Payload::of).collect()))
 }
 
 /// Asks the upstream to end a task. Best effort, within five seconds (UPC-06).
@@ -74,8 +79,9 @@ struct TaskPoller {
 impl StatelessCall {
     /// Watches the task that a call was answered with.
     pub(super) async fn follow(&mut self, made: ExtensionTaskHandle) -> Result<Payload, ExchangeEvent> {
-        // The keys of a task have nothing to do with those of the rounds before it.
+        // The keys of a task have nothing to do with those of the rounds before it, whose answers the upstream has by now.
         self.questions.of_task();
+        self.note_untaken();
         let mut watch = TaskPoller::new(&made.id);
         self.task.put(&made.id);
         if self.line.is_watched {
@@ -85,10 +91,10 @@ impl StatelessCall {
         self.watch(watch, made.has_news).await
     }
 
-    /// Watches a task that an earlier life began.
-    pub(super) async fn take_up(&mut self, id: Arc<str>) -> Result<Payload, ExchangeEvent> {
+    /// Watches a task that an earlier life began, and that had these questions open.
+    pub(super) async fn take_up(&mut self, id: Arc<str>, open: &[Payload]) -> Result<Payload, ExchangeEvent> {
         self.questions.of_task();
-        self.task.put(&id);
+        self.questions.reopen(open);
         self.watch(TaskPoller::new(&id), true).await
     }
 
@@ -100,7 +106,10 @@ impl StatelessCall {
             if let Some(responses) = self.questions.responses() {
                 match watch.ask(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
                     // Refused is what is of no use any more, and all of it where the task is gone: the poll tells.
-                    Ok(Some(_)) | Err(_) => self.questions.taken(),
+                    Ok(Some(_)) | Err(_) => {
+                        self.questions.taken();
+                        self.note_untaken();
+                    }
                     Ok(None) => {
                         due = Instant::now() + watch.pause();
                         continue;
@@ -112,6 +121,7 @@ impl StatelessCall {
             {
                 return Ok(settled);
             }
+            self.note_untaken();
             due = Instant::now() + watch.pause();
         }
     }
@@ -237,7 +247,9 @@ mod tests {
     /// Both halves of an upstream are asked whose a token is.
     #[test]
     fn a_token_of_a_task_in_a_session_is_none_of_ours() {
-        assert_eq!(resumed(&token("up")).as_deref(), Some("up"));
+        for open in [vec![], vec![Payload::of("0/a"), Payload::of("0/b")]] {
+            assert_eq!(resumed(&token("up", &open)), Some((Arc::from("up"), open)));
+        }
         let in_session = json!({ "request": "tg:1", "session": "s-1", "version": null, "task": "up" });
         assert_eq!(resumed(&ResumeToken(Payload::of(&in_session))), None);
     }

@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,6 +19,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{SetOnce, mpsc, oneshot};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::adapter::dedicated_process::DedicatedProcessRules;
@@ -43,9 +44,12 @@ const SECRET_BYTES_MAX: usize = 64 * 1024;
 const OUTGOING_MAX: usize = 64;
 /// Most that one read takes.
 const READ_BYTES: usize = 64 * 1024;
-/// How long the exit status may take once the standard output has ended, and the end of the output once the status is
-/// known: what the program has left behind may hold it open.
-const STATUS_WAIT: Duration = Duration::from_millis(500);
+/// How long the exit status may take once the program's input or output has ended: the supervisor first ends what the
+/// program has left behind, and may have to wait for a processor. Only a program that closes its output and lives on
+/// lets anybody wait so long.
+const STATUS_MAX: Duration = Duration::from_secs(3);
+/// How long the end of the output may take once the status is known: what the program has left behind may hold it open.
+const OUTPUT_MAX: Duration = Duration::from_millis(500);
 /// How long a supervisor may take in all to stop its program.
 const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
 
@@ -197,7 +201,8 @@ impl MessageTransport for StdioTransport {
         tracing::debug!(upstream = %name, pid = child.id(), "started a program");
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
         let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
-        let process = Arc::new(ServerProcess { outgoing, closing, exit: SetOnce::new(), silent });
+        let process =
+            Arc::new(ServerProcess { outgoing, closing, exit: SetOnce::new(), given_up: OnceLock::new(), silent });
         let noise = Arc::new(ProgramOutputLog::new(Arc::clone(name), self.output.clone()));
         let tracker = &self.life.tracker;
         tracker.spawn(write(stdin, queue, process.closing.clone()));
@@ -224,6 +229,8 @@ struct ServerProcess {
     closing: CancellationToken,
     /// Set once the process is reaped; `None` inside if its status is unknown.
     exit: SetOnce<Option<ProcessExit>>,
+    /// Until when that is waited for, once its input or its output has ended.
+    given_up: OnceLock<Instant>,
     /// What is still said is not the program's any more.
     silent: CancellationToken,
 }
@@ -235,19 +242,30 @@ struct QueuedMessage {
     written: oneshot::Sender<()>,
 }
 
+impl ServerProcess {
+    /// What calls are told of its end, once its input or its output has shown that: how it ended, as soon as that is
+    /// known. Bounded in time from when it is asked first; cancel safe.
+    async fn ended(&self) -> GatewayFault {
+        let until = *self.given_up.get_or_init(|| Instant::now() + STATUS_MAX);
+        let exit = tokio::time::timeout_at(until, self.exit.wait()).await;
+        let exit = exit.ok().copied().flatten();
+        GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown) }
+    }
+}
+
 #[async_trait]
 impl MessageSender for ServerProcess {
     async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
-        let gone = || {
-            let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
-            let exit = self.exit.get().copied().flatten();
-            GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, executed) }
-        };
         let (written, done) = oneshot::channel();
         let message = outgoing.body().cloned().unwrap_or_default();
         let queued = QueuedMessage { message, handed_over: Arc::clone(handed_over), written };
-        self.outgoing.send(queued).await.map_err(|_| gone())?;
-        done.await.map_err(|_| gone())
+        // What it would do once its output has ended nobody hears.
+        let is_taken = self.given_up.get().is_none();
+        if is_taken && self.outgoing.send(queued).await.is_ok() && done.await.is_ok() {
+            return Ok(());
+        }
+        let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
+        Err(GatewayFault { executed, ..self.ended().await })
     }
 
     async fn close(&self) {
@@ -311,7 +329,7 @@ async fn keep(mut child: Child, process: Arc<ServerProcess>) {
     // Set once: this is the only place.
     let _ = process.exit.set(status.ok().and_then(exit_of));
     process.closing.cancel();
-    tokio::time::sleep(STATUS_WAIT).await;
+    tokio::time::sleep(OUTPUT_MAX).await;
     process.silent.cancel();
 }
 
@@ -344,7 +362,7 @@ impl MessageReceiver for StdoutReceiver {
             self.buffer.clear();
             let read = self.process.silent.run_until_cancelled(self.stdout.read_buf(&mut self.buffer)).await;
             if !matches!(read, Some(Ok(1..))) {
-                return Err(self.ended().await);
+                return Err(self.process.ended().await);
             }
             match self.decoder.feed(&self.buffer) {
                 Ok(lines) => self.ready = lines.into_iter(),
@@ -355,17 +373,43 @@ impl MessageReceiver for StdoutReceiver {
     }
 }
 
-impl StdoutReceiver {
-    async fn ended(&self) -> GatewayFault {
-        let exit = tokio::time::timeout(STATUS_WAIT, self.process.exit.wait()).await;
-        let exit = exit.ok().copied().flatten();
-        GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown) }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::outgoing::SessionHeaders;
+
+    /// How late a supervisor is that gets no processor for a while.
+    const LATE: Duration = Duration::from_secs(2);
+
+    /// One that takes no more messages, and has not been reaped.
+    fn unreachable_process() -> ServerProcess {
+        let ((outgoing, _), exit) = (mpsc::channel(1), SetOnce::new());
+        let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
+        ServerProcess { outgoing, closing, exit, given_up: OnceLock::new(), silent }
+    }
+
+    /// Whatever tells of the end first: a supervisor may have to end what the program has left behind, and to wait for
+    /// its turn.
+    #[tokio::test(start_paused = true)]
+    async fn f45_a_supervisor_that_is_late_still_says_how_its_program_ended() {
+        let process = unreachable_process();
+        let reporting = async {
+            tokio::time::sleep(LATE).await;
+            process.exit.set(Some(ProcessExit::Code(7))).unwrap();
+        };
+        let (request, handed_over) = (SessionHeaders::default().post(Bytes::from_static(b"{}")), HandedOver::default());
+        let (heard, sent, ()) = tokio::join!(process.ended(), process.send(&request, &handed_over), reporting);
+        assert_eq!((heard.exit, heard.executed), (Some(ProcessExit::Code(7)), Executed::Unknown), "its output ended");
+        let unsent = sent.unwrap_err();
+        assert_eq!((unsent.exit, unsent.executed), (Some(ProcessExit::Code(7)), Executed::No), "its input ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_program_that_closes_its_output_and_lives_on_is_given_up_without_a_status() {
+        let process = unreachable_process();
+        let fault = tokio::time::timeout(Duration::from_secs(3600), process.ended()).await.unwrap();
+        assert_eq!((fault.reason, fault.exit), (Reason::UpstreamClosed, None));
+    }
 
     #[test]
     fn a_message_is_one_line_whatever_stood_between_its_parts() {

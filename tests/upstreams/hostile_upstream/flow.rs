@@ -39,7 +39,7 @@ async fn task(gate: &Gate) -> String {
 
 #[tokio::test]
 async fn u11_an_answer_after_a_cancel_changes_nothing() {
-    let gate = Gate::before(vec![Act::Late(Duration::from_millis(200), answer())]).await;
+    let gate = Gate::with(vec![Act::Held(answer())], "1h").await;
     let id = task(&gate).await;
     eventually(async || (!gate.server.calls(0).is_empty()).then_some(())).await;
     let cancel = Ask::modern(
@@ -50,6 +50,7 @@ async fn u11_an_answer_after_a_cancel_changes_nothing() {
     );
     assert_eq!(gate.send(&cancel).await.summary(), "200 fine null");
     assert_eq!(gate.get(0, &id).await["status"], "cancelled");
+    gate.server.release.cancel();
     eventually(async || (*gate.server.written.lock() == 1).then_some(())).await;
     assert_eq!(gate.get(0, &id).await["status"], "cancelled", "the late answer came to nothing");
 }
@@ -64,7 +65,8 @@ async fn u15_a_connection_with_bytes_too_many_is_not_used_again() {
     let fixed = |bytes: &[u8]| {
         String::from_utf8(bytes.to_vec()).unwrap().replace("{len}", &(body.len() - 4 + ID_LEN).to_string())
     };
-    let gate = Gate::before(acts.iter().map(|act| Act::SaysOn(fixed(act).into_bytes())).collect()).await;
+    let acts = acts.iter().map(|act| Act::SaysOn(fixed(act).into_bytes())).collect();
+    let gate = Gate::with(acts, "1h").await;
     for (row, is_same) in [(0, true), (1, false)] {
         for n in 0..3 {
             assert_eq!(gate.plain(row).await.summary(), "200 fine {\"n\":1}", "{row} {n}");
@@ -84,7 +86,7 @@ async fn u26_words_of_progress_are_cut_and_cleaned() {
     let progress = format!(
         "data: {{\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{{\"progressToken\":{{id}},\"progress\":1,\"message\":\"{words}\"}}}}\n\n"
     );
-    let gate = Gate::before(vec![Act::Stays(events(&progress))]).await;
+    let gate = Gate::with(vec![Act::Stays(events(&progress))], "1h").await;
     let id = task(&gate).await;
     let shown = eventually(async || gate.get(0, &id).await["statusMessage"].as_str().map(str::to_owned)).await;
     assert!(shown.starts_with("[31mred") && shown.len() <= 1024, "{} bytes", shown.len());
@@ -105,7 +107,7 @@ fn told(gate: &Gate, code: i64) -> Vec<Value> {
 #[tokio::test]
 async fn u29_thirty_two_questions_are_open_and_the_next_ones_refused() {
     let flood: String = (1..=40).map(|id| question(id, "elicitation/create")).collect();
-    let gate = Gate::before(vec![Act::Stays(events(&flood))]).await;
+    let gate = Gate::with(vec![Act::Stays(events(&flood))], "1h").await;
     let id = task(&gate).await;
     eventually(async || (told(&gate, -32603).len() == 8).then_some(())).await;
     let open = eventually(async || {
@@ -144,6 +146,7 @@ async fn f36_an_answer_that_nobody_reads_fills_no_memory() {
     let stalled = still().await;
     // Nearly all of it is the kernel's: two sockets of loopback, each way.
     assert!(stalled < 24 * MIB, "{stalled} bytes were taken for nobody");
+    // It flows again.
     let mut read = 0;
     let mut piece = vec![0; 1 << 16];
     while read < 64 * MIB {
@@ -151,7 +154,6 @@ async fn f36_an_answer_that_nobody_reads_fills_no_memory() {
         assert!(more > 0, "it ended after {read} bytes");
         read += more;
     }
-    assert!(written() >= 60 * MIB, "it flows again");
     drop(client);
     // What is kept is read to its bound and not beyond.
     let before = written();

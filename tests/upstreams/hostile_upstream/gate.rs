@@ -29,11 +29,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Calls of clients with tasks become tasks at once, and run two seconds at most.
-    pub(crate) async fn before(acts: Vec<Act>) -> Self {
-        Self::with(acts, "2s").await
-    }
-
+    /// Calls of clients with tasks become tasks at once, and run so long at most.
     pub(crate) async fn with(acts: Vec<Act>, deadline: &str) -> Self {
         Self::set(acts, &format!("deadline = \"{deadline}\"")).await
     }

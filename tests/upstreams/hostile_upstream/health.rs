@@ -1,9 +1,6 @@
 //! An upstream that is ill: new calls are refused at once, those that run are left alone, and it is found out when it
 //! is well again.
 
-use std::net::Ipv4Addr;
-use std::time::Duration;
-
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
@@ -25,8 +22,7 @@ fn without_wait(summary: &str) -> &str {
 #[tokio::test]
 async fn f33_after_five_failures_new_calls_are_refused_at_once_and_held_ones_go_on() {
     let busy = b"HTTP/1.1 503 Busy\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n".to_vec();
-    let held = Act::Late(Duration::from_secs(1), fine());
-    let turns = std::iter::once(held).chain(vec![Act::SaysOn(busy); 5]).chain([Act::SaysOn(fine())]);
+    let turns = std::iter::once(Act::Held(fine())).chain(vec![Act::SaysOn(busy); 5]).chain([Act::SaysOn(fine())]);
     let gate = Gate::with(vec![Act::InTurn(turns.collect()), Act::SaysOn(fine())], "1m").await;
     let handle = gate.handle(0).await.json()["result"]["taskId"].as_str().unwrap().to_owned();
     in_time(async {
@@ -35,18 +31,15 @@ async fn f33_after_five_failures_new_calls_are_refused_at_once_and_held_ones_go_
         }
     })
     .await;
+    let began = Instant::now();
     for n in 0..5 {
         assert_eq!(gate.plain(0).await.summary(), "200 -32603 upstream_http_status unknown 503 5000ms", "{n}");
     }
-    let began = Instant::now();
     let refused = gate.plain(0).await;
-    // Without a socket and a debug build around it, it takes microseconds.
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     assert_eq!(without_wait(&refused.summary()), OPEN);
-    assert!(
-        matches!(refused.header("retry-after"), Some("3" | "4" | "5")),
-        "U02: as long as it asked for: {refused:?}"
-    );
+    let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
+    let least = 5_u64.saturating_sub(began.elapsed().as_secs() + 1);
+    assert!(wait <= 5 && wait >= least, "U02: as long as it asked for: {refused:?}");
     assert_eq!(gate.task(0).await.split_inclusive(" no").next(), Some("failed -32603 upstream_circuit_open no"));
     let session = gate.session(0).await.unwrap_err();
     assert_eq!(
@@ -56,6 +49,8 @@ async fn f33_after_five_failures_new_calls_are_refused_at_once_and_held_ones_go_
     );
     assert_eq!(gate.server.calls(0).len(), 6, "nothing was sent");
     assert_eq!(gate.plain(1).await.summary(), "200 fine {\"n\":1}", "another upstream is another matter");
+    assert_eq!(gate.get(0, &handle).await["status"], "working", "what is held goes on");
+    gate.server.release.cancel();
     let ended = in_time(async {
         loop {
             let task = gate.get(0, &handle).await;
@@ -81,25 +76,24 @@ async fn f33_after_five_failures_new_calls_are_refused_at_once_and_held_ones_go_
 
 #[tokio::test]
 async fn f26_an_upstream_that_refuses_connections_is_tried_again_and_then_left_alone() {
-    let gate = Gate::before(vec![Act::SaysOn(fine())]).await;
+    let gate = Gate::with(vec![Act::SaysOn(fine())], "1m").await;
     let address = gate.server.address;
     // The same gateway, with nobody behind it.
     let Gate { server, .. } = &gate;
     server.end().await;
-    for n in 0..5 {
-        assert_eq!(gate.plain(0).await.summary(), "503 -32603 upstream_unreachable no", "{n}");
-    }
-    assert_eq!(without_wait(&gate.plain(0).await.summary()), OPEN);
-    let listener = in_time(async {
-        loop {
-            match TcpListener::bind((Ipv4Addr::LOCALHOST, address.port())).await {
-                Ok(listener) => return listener,
-                Err(_) => tokio::task::yield_now().await,
-            }
+    let (began, mut tries) = (Instant::now(), 0);
+    loop {
+        let summary = gate.plain(0).await.summary();
+        if without_wait(&summary) == OPEN {
+            break;
         }
-    })
-    .await;
-    let _back = Server::serve(listener, vec![Act::SaysOn(fine())]);
+        assert_eq!(summary, "503 -32603 upstream_unreachable no", "{tries}");
+        tries += 1;
+        // A machine that takes its time leaves time for another try, each after two seconds or more.
+        assert!(tries <= 5 + began.elapsed().as_secs() / 2, "{tries} tries");
+    }
+    assert!(tries >= 5, "{tries} tries");
+    let _back = Server::serve(TcpListener::bind(address).await.unwrap(), vec![Act::SaysOn(fine())]);
     let again = in_time(async {
         loop {
             let summary = gate.plain(0).await.summary();

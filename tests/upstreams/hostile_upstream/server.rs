@@ -1,11 +1,11 @@
 //! An upstream that shakes hands in order and answers `tools/call` with whatever bytes it is given.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use support::ports::reserved_address;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -22,8 +22,8 @@ pub(crate) enum Act {
     Stays(Vec<u8>),
     /// Says the first once, and the second as long as somebody reads.
     Endless(Vec<u8>, Vec<u8>),
-    /// Says this after a while.
-    Late(Duration, Vec<u8>),
+    /// Says this once the test lets it.
+    Held(Vec<u8>),
     /// Says this and closes; says the second to whoever takes the stream up.
     Resumed(Vec<u8>, Vec<u8>),
     /// Says this and closes, at the handshake already.
@@ -47,17 +47,19 @@ pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     acts: Arc<Vec<Act>>,
     seen: Arc<Mutex<Vec<Seen>>>,
-    /// Bytes written in endless answers, and how many late ones.
+    /// Bytes written in endless answers, and how many held ones.
     pub(crate) written: Arc<Mutex<usize>>,
+    /// Lets held answers go.
+    pub(crate) release: CancellationToken,
     tracker: TaskTracker,
     stop: CancellationToken,
     _end: Arc<DropGuard>,
 }
 
 impl Server {
-    /// The act of number n is played at the path `/n`.
+    /// The act of number n is played at the path `/n`. Nobody else gets the port, whoever listens at it.
     pub(crate) async fn start(acts: Vec<Act>) -> Self {
-        Self::serve(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap(), acts)
+        Self::serve(TcpListener::bind(reserved_address()).await.unwrap(), acts)
     }
 
     /// The same at a socket that is there.
@@ -68,11 +70,13 @@ impl Server {
             acts: Arc::new(acts),
             seen: Arc::default(),
             written: Arc::default(),
+            release: CancellationToken::new(),
             tracker: tracker.clone(),
             stop: stop.clone(),
             _end: Arc::new(stop.clone().drop_guard()),
         };
         let (acts, seen, written) = (Arc::clone(&server.acts), Arc::clone(&server.seen), Arc::clone(&server.written));
+        let release = server.release.clone();
         tracker.clone().spawn(stop.clone().run_until_cancelled_owned(async move {
             let mut connection = 0;
             while let Ok((stream, _)) = listener.accept().await {
@@ -81,6 +85,7 @@ impl Server {
                     acts: Arc::clone(&acts),
                     seen: Arc::clone(&seen),
                     written: Arc::clone(&written),
+                    release: release.clone(),
                     connection,
                 };
                 tracker.spawn(stop.clone().run_until_cancelled_owned(async move { one.run(stream).await }));
@@ -109,6 +114,7 @@ struct Conversation {
     acts: Arc<Vec<Act>>,
     seen: Arc<Mutex<Vec<Seen>>>,
     written: Arc<Mutex<usize>>,
+    release: CancellationToken,
     connection: usize,
 }
 
@@ -203,8 +209,8 @@ impl Conversation {
                     }
                 }
             }
-            Act::Late(after, said) => {
-                tokio::time::sleep(*after).await;
+            Act::Held(said) => {
+                self.release.cancelled().await;
                 let written = stream.write_all(&with_id(said, id)).await;
                 *self.written.lock() += 1;
                 written.ok()?;

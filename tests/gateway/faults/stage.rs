@@ -20,9 +20,9 @@ pub(crate) struct Stage {
     pub(crate) history: Arc<History>,
 }
 
-/// Calls of `work` are tasks, those of `work_auto` never are.
-const KEYS: &str =
-    "[upstreams.up.tasks]\nmode = \"always\"\n[[upstreams.up.tools]]\nmatch = \"work_auto\"\nmode = \"never\"\n";
+/// Calls of `work` are tasks, those of `work_auto` never are, and have time: no test is about their deadline.
+const KEYS: &str = "[upstreams.up.tasks]\nmode = \"always\"\n\
+    [[upstreams.up.tools]]\nmatch = \"work_auto\"\nmode = \"never\"\ndeadline = \"60s\"\n";
 
 impl Stage {
     /// `keys` stand in the upstream's section.

@@ -262,7 +262,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         let text = std::str::from_utf8(bytes).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").expect("a whole head");
         let head = head.lines().filter(|line| !line.starts_with("date:")).collect::<Vec<_>>().join("\n");

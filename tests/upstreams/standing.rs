@@ -74,6 +74,7 @@ async fn a_stream_that_ends_in_order_without_the_answer_is_a_failure_of_the_upst
     // Its state is `ok` again once anything is answered, such as the request for the stream of a pooled session.
     let cause = &gate.health().await["last_failure"]["cause"];
     assert_eq!(*cause, "it ended the connection, or a stream without the answer");
+    gate.until_logged("a stream without the answer").await;
     assert_eq!(gate.log().matches("a stream without the answer").count(), 1, "once a minute: {}", gate.log());
 }
 

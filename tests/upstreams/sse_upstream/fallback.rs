@@ -20,7 +20,7 @@ async fn a_server_that_refuses_streamable_http_is_spoken_to_over_sse_and_that_is
     }
     let refused = sse.world().all(|seen| seen.method == "POST" && seen.target == "/sse" && seen.rpc() == "initialize");
     assert_eq!(refused.len(), 1, "the second session is opened over SSE at once");
-    assert!(gate.log().contains("the server speaks HTTP+SSE"), "{}", gate.log());
+    gate.until_logged("the server speaks HTTP+SSE").await;
 }
 
 #[tokio::test]

@@ -50,10 +50,10 @@ async fn fifty_calls_at_once_share_one_process_and_each_gets_its_own_answer() {
 async fn a_slow_call_becomes_a_task_of_either_flavour() {
     let gate = GatewayProcess::with("", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
     let client = StandaloneClient::stateless(&gate).with_tasks();
-    let handle = client.call(1, "slow_report", json!({ "seconds": 1, "steps": 2 })).await;
+    let handle = client.call(1, "slow_report", json!({ "seconds": 5, "steps": 2 })).await;
     let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
     let task = until_ended(&client, &id).await;
-    assert_eq!(task["result"]["content"][0]["text"], "The report is ready: 2 sections in 1 s.", "{task}");
+    assert_eq!(task["result"]["content"][0]["text"], "The report is ready: 2 sections in 5 s.", "{task}");
 
     let client = StandaloneClient::session(&gate).await;
     let params = json!({ "name": "slow_report", "arguments": { "seconds": 1, "steps": 2 }, "task": { "ttl": 60_000 } });

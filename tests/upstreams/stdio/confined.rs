@@ -58,7 +58,7 @@ async fn sec_10_arguments_reach_a_program_as_they_are_written() {
     let error = StandaloneClient::try_session(&gate).await.unwrap_err();
     // The demo server takes no such argument, and shows that it was one.
     assert_eq!(fault(&error)["exitStatus"], 64, "{error}");
-    assert!(gate.log().contains("unexpected argument '$(touch"), "{}", gate.log());
+    gate.until_logged("unexpected argument '$(touch").await;
     assert!(!touched.exists());
 }
 

@@ -139,8 +139,8 @@ async fn no_more_processes_than_allowed_run_and_the_next_one_is_refused() {
 async fn a_process_that_only_the_gateway_listens_to_gives_way_after_ten_seconds() {
     let gate = GatewayProcess::with("", "processes_max = 1\n").await;
     let stateless = StandaloneClient::stateless(&gate);
-    assert_eq!(text(&stateless.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     let began = tokio::time::Instant::now();
+    assert_eq!(text(&stateless.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     let client = in_time(async {
         loop {
             match StandaloneClient::try_session(&gate).await {
@@ -152,7 +152,7 @@ async fn a_process_that_only_the_gateway_listens_to_gives_way_after_ten_seconds(
     });
     let client = client.await;
     let took = began.elapsed();
-    assert!(took > Duration::from_secs(8) && took < Duration::from_secs(40), "{took:?}");
+    assert!(took >= Duration::from_secs(10), "{took:?}");
     gate.until_processes(2).await;
     // The session in use stays, and the other is opened again as soon as there is a place.
     let full = stateless.call(2, "greet", json!({ "name": "Ada" })).await;

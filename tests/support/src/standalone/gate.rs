@@ -92,8 +92,18 @@ impl GatewayProcess {
         Self { child, address, admin, log, dir }
     }
 
+    /// What of the log has come here so far.
     pub fn log(&self) -> String {
         self.log.borrow().clone()
+    }
+
+    /// Waits until the log has this text. A line comes here whenever its writer, the gateway and this process had their
+    /// turns, so an answer may come before it.
+    pub async fn until_logged(&self, text: &str) {
+        let mut log = self.log.clone();
+        let logged = tokio::time::timeout(WAIT_MAX, log.wait_for(|log| log.contains(text))).await;
+        let is_logged = matches!(logged, Ok(Ok(_)));
+        assert!(is_logged, "not in the log: {text}\n{}", self.log());
     }
 
     /// How many things of the upstream's were dropped for this reason.

@@ -45,16 +45,19 @@ async fn through(fault: Fault, lines: &[&str]) -> (String, Option<ErrorKind>) {
         }
         let expected: usize = lines.iter().map(|line| line.len()).sum();
         while back.len() < expected {
-            match stream.read_buf(&mut back).await {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof),
-                Ok(_) => (),
-                Err(error) => return Err(error.kind()),
+            // What comes before the stall may take its time.
+            let stalls = fault.verb == Verb::Stall && back.len() >= fault.after;
+            match timeout(if stalls { SOON } else { PATIENCE }, stream.read_buf(&mut back)).await {
+                Ok(Ok(0)) => return Err(ErrorKind::UnexpectedEof),
+                Ok(Ok(_)) => (),
+                Ok(Err(error)) => return Err(error.kind()),
+                Err(_) => return Err(ErrorKind::TimedOut),
             }
         }
         Ok(())
     };
-    let patience = if matches!(fault.verb, Verb::Stall) { SOON } else { PATIENCE };
-    let end = timeout(patience, talk).await.unwrap_or(Err(ErrorKind::TimedOut)).err();
+    let end = talk.await.err();
+    timeout(PATIENCE, proxy.strikes()).await.unwrap();
     assert_eq!(proxy.struck(), 1, "{fault:?}");
     (String::from_utf8(back).unwrap(), end)
 }

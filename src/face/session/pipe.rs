@@ -53,6 +53,7 @@ use client_filter::{ClientFilter, PeekedAnswer};
 use inject::SessionOwnStream;
 pub(super) use one_way_messages::OneWayKind;
 use one_way_messages::note;
+use paused_calls::AwaitedCall;
 pub(super) use paused_calls::PausedCalls;
 use resumable::RequestOrigin;
 use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit, several};
@@ -182,7 +183,11 @@ async fn open_stream(
     last_event: Option<HeaderValue>,
 ) -> RequestAnswer {
     // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
-    let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
+    let resumed = match last_event.as_ref().and_then(|event| shared.paused.take(&session, event)) {
+        Some(AwaitedCall::Ended(answer)) => return answer,
+        Some(AwaitedCall::Paused(paused)) => Some(paused),
+        None => None,
+    };
     let is_new = last_event.is_none();
     let (source, taken_up) = match shared.own.stream_for_client(&session.own, last_event).await {
         Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::json;
 use support::ports::reserved_address;
@@ -271,25 +272,47 @@ async fn a_stream_with_ids_that_ends_with_its_answer_leaves_no_call_behind() {
     }
 }
 
-/// T-29: a deadline goes on while nobody listens, and in the stream that was taken up.
+/// When the client of a call whose stream has ended comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReturnTime {
+    Never,
+    /// At once, or as soon as it can: the deadline may have been sooner.
+    Soon,
+    AfterDeadline,
+}
+
+/// T-29: a deadline goes on while nobody listens, and in the stream that was taken up; who comes back after it is told.
 #[tokio::test]
 async fn a_call_that_is_taken_up_or_not_ends_at_its_deadline() {
-    for come_back in [false, true] {
-        let (events, rest) = Once::events();
-        let server = leaving_server(rest).await;
-        let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0\ndeadline = \"500ms\"").await;
-        let client = gate.client().await;
-        client.post(call(1)).await.text().await;
-        if come_back {
-            let said = client.get(Some("e-1")).await.text().await;
-            assert!(said.contains(r#""id":1,"error":{"code":-32603"#) && said.contains("deadline_exceeded"), "{said}");
-        }
-        let cancel = server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
-        assert_eq!(cancel.body["params"], json!({"requestId": 1, "reason": "deadline_exceeded"}));
-        let again = client.post(call(2)).await;
-        assert_eq!(again.header("content-type"), Some("text/event-stream"), "the place is free");
-        drop(events);
+    join_all([ReturnTime::Never, ReturnTime::Soon, ReturnTime::AfterDeadline].map(end_at_deadline)).await;
+}
+
+async fn end_at_deadline(returns: ReturnTime) {
+    let (events, rest) = Once::events();
+    let server = leaving_server(rest).await;
+    // The deadline begins before the primer comes.
+    let keys = "in_flight_max = 1\nqueue_max = 0\n[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"3s\"";
+    let gate = TestGateway::with(server.address, keys).await;
+    let client = gate.client().await;
+    assert_eq!(client.post(call(1)).await.text().await, "id: e-1\nretry: 10\ndata:\n\n");
+    let told = async || {
+        let said = client.get(Some("e-1")).await.text().await;
+        assert!(said.contains(r#""id":1,"error":{"code":-32603"#) && said.contains("deadline_exceeded"), "{said}");
+    };
+    if returns == ReturnTime::Soon {
+        told().await;
     }
+    let cancel = server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
+    assert_eq!(cancel.body["params"], json!({"requestId": 1, "reason": "deadline_exceeded"}));
+    if returns == ReturnTime::AfterDeadline {
+        told().await;
+        // The answer to the first attempt may have been lost.
+        told().await;
+        assert_eq!(server.world.all(is_get).len(), 0, "the server has nothing to say to it");
+    }
+    let again = client.post(call(2).replace("\"t\"", "\"lasting\"")).await;
+    assert_eq!(again.header("content-type"), Some("text/event-stream"), "{returns:?}: the place is free");
+    drop(events);
 }
 
 /// Whom the upstream refuses the rest cannot wait for it.

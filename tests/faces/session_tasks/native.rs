@@ -336,11 +336,35 @@ async fn t_20_a_question_on_the_sessions_stream_reaches_the_only_call_of_a_clien
     assert_eq!(own.next().await.unwrap()["id"], 9, "now it is the client's");
     drop(own);
     // And back again.
-    relay.until_reopened().await;
+    relay.until_opened(3).await;
     let mut late = form();
     late["id"] = json!(10);
     relay.say(&late);
     assert_eq!(stream.next_of(ASK).await["params"]["message"], "who?");
     relay.end(0, "completed", &done());
     relay.until_closed().await;
+}
+
+/// T-20: a server may take a moment to notice that a stream was let go, its client's or the gateway's own.
+#[tokio::test]
+async fn a_sessions_stream_is_read_for_its_calls_though_the_server_notices_late_that_it_is_free() {
+    let relay = Relay::new().await;
+    let person = meet(&relay.gate, "2025-11-25").await;
+    let mut own = Some(person.listen().await);
+    relay.until_opened(1).await;
+    for (n, reader) in ["its client", "the gateway"].into_iter().enumerate() {
+        relay.notices_late(3);
+        let calling = begin(&person, 4, &call("must"));
+        relay.made(n).await;
+        if n == 0 {
+            drop(own.take());
+        }
+        relay.until_opened(n + 2).await;
+        relay.say(&form());
+        let mut stream = SessionMessages::of(in_time(calling).await.unwrap());
+        assert_eq!(stream.next_of(ASK).await["params"]["message"], "who?", "after {reader}");
+        relay.end(n, "completed", &done());
+        assert_eq!(stream.rest().await.last().unwrap()["id"], 4);
+        relay.until_closed().await;
+    }
 }

@@ -27,6 +27,8 @@ struct Kept {
     get: Option<BodySender>,
     /// How often it was opened.
     opened: usize,
+    /// How often it is still refused, as by a server that has not noticed yet that the one before was let go.
+    refusals: usize,
     others: Vec<BodySender>,
     /// The request that is asked on every stream of `tasks/result`.
     question: Option<Value>,
@@ -86,15 +88,19 @@ impl Relay {
         self.kept.lock().question = Some(question);
     }
 
-    /// Returns once the first session's stream was opened anew.
-    pub(crate) async fn until_reopened(&self) {
-        let opened = self.kept.lock().opened;
+    /// Returns once the first session's stream was opened so often.
+    pub(crate) async fn until_opened(&self, times: usize) {
         in_time(async {
-            while self.kept.lock().opened == opened {
+            while self.kept.lock().opened < times {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         })
         .await;
+    }
+
+    /// The server refuses the next streams of the first session, as if it still had one.
+    pub(crate) fn notices_late(&self, refusals: usize) {
+        self.kept.lock().refusals = refusals;
     }
 
     /// Returns once nobody reads the first session's stream.
@@ -130,11 +136,16 @@ fn serve(kept: &mut Kept, seen: &SeenRequest) -> Option<ScriptedReply> {
     match (seen.method.as_str(), seen.rpc()) {
         ("GET", _) => {
             // One stream for each session, as the SDKs have it.
-            if seen.header("mcp-session-id") == Some("s-1") && kept.get.as_ref().is_some_and(BodySender::is_open) {
+            let is_first = seen.header("mcp-session-id") == Some("s-1");
+            if is_first && kept.refusals > 0 {
+                kept.refusals -= 1;
+                return Some(super::upstream::status(409));
+            }
+            if is_first && kept.get.as_ref().is_some_and(BodySender::is_open) {
                 return Some(super::upstream::status(409));
             }
             let (events, reply) = BodySender::open();
-            if seen.header("mcp-session-id") == Some("s-1") {
+            if is_first {
                 kept.get = Some(events);
                 kept.opened += 1;
             } else {

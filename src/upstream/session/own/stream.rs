@@ -19,6 +19,7 @@ use crate::task::{Executed, GatewayFault};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::body::edited_events;
 use crate::upstream::raw_channel::{RawBody, RawMethod, RawResponse, SessionBinding};
+use crate::upstream::recent_map::RecentMap;
 use crate::upstream::reply::JudgedResponse;
 use crate::upstream::session::route::{CallMatch, nobodys_answer};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
@@ -34,13 +35,29 @@ const AGAIN: Duration = Duration::from_secs(1);
 const OPEN_MAX: Duration = Duration::from_secs(1);
 /// How long the gateway's own stream may take to end.
 const STOP_MAX: Duration = Duration::from_secs(1);
-/// How long a server may take to notice that its stream was let go, and between two attempts.
+/// How long a server may take to notice that its stream was let go, between two attempts, and how many there are at least: a
+/// gateway that stood still has seen no more of its server than one answer.
 const TURN_MAX: Duration = Duration::from_secs(2);
 const TURN_PAUSE: Duration = Duration::from_millis(50);
+const TURN_TRIES_MIN: usize = 5;
+/// How long a stream that was let go may be what a server refuses another one for.
+const LET_GO_FOR: Duration = Duration::from_secs(10);
+/// Sessions whose stream was let go lately; the one used longest ago falls out.
+const LET_GO_MAX: usize = 1_024;
 
 /// The readers of sessions in which anybody reads, by nonce.
-#[derive(Debug, Default)]
-pub(super) struct SessionStreamReaders(Mutex<HashMap<u128, StreamReaderState>>);
+#[derive(Debug)]
+pub(super) struct SessionStreamReaders {
+    states: Mutex<HashMap<u128, StreamReaderState>>,
+    /// When the stream of a session was let go, by whoever read it.
+    let_go: RecentMap<Instant>,
+}
+
+impl Default for SessionStreamReaders {
+    fn default() -> Self {
+        Self { states: Mutex::default(), let_go: RecentMap::new(LET_GO_MAX) }
+    }
+}
 
 #[derive(Debug, Default)]
 struct StreamReaderState {
@@ -61,7 +78,7 @@ struct GatewayReader {
 
 impl SessionStreamReaders {
     fn enter(&self, nonce: u128) {
-        self.0.lock().entry(nonce).or_default().clients += 1;
+        self.states.lock().entry(nonce).or_default().clients += 1;
     }
 
     fn leave(&self, nonce: u128) {
@@ -73,9 +90,19 @@ impl SessionStreamReaders {
         self.change(nonce, |readers| readers.gateway = None);
     }
 
+    /// Takes note that a stream was let go, or a request for one.
+    fn let_go(&self, nonce: u128) {
+        self.let_go.insert(nonce, Instant::now());
+    }
+
+    /// Whether the server may still count a stream that was let go.
+    fn was_let_go_lately(&self, nonce: u128) -> bool {
+        self.let_go.get(nonce).is_some_and(|when| when.elapsed() < LET_GO_FOR)
+    }
+
     /// Changes the readers of a session, and forgets it where nobody reads any more.
     fn change(&self, nonce: u128, change: impl FnOnce(&mut StreamReaderState)) {
-        let mut all = self.0.lock();
+        let mut all = self.states.lock();
         let Some(readers) = all.get_mut(&nonce) else { return };
         change(readers);
         if readers.clients == 0 && readers.gateway.is_none() {
@@ -85,7 +112,7 @@ impl SessionStreamReaders {
 
     /// Takes the gateway's turn, if it is free.
     fn take_turn(&self, nonce: u128) -> Option<(CancellationToken, CancellationToken)> {
-        let mut all = self.0.lock();
+        let mut all = self.states.lock();
         let readers = all.entry(nonce).or_default();
         if readers.clients > 0 || readers.gateway.is_some() {
             return None;
@@ -96,18 +123,18 @@ impl SessionStreamReaders {
     }
 
     fn settled(&self, nonce: u128) -> Option<CancellationToken> {
-        Some(self.0.lock().get(&nonce)?.gateway.as_ref()?.settled.clone())
+        Some(self.states.lock().get(&nonce)?.gateway.as_ref()?.settled.clone())
     }
 
     fn runs(&self, nonce: u128, running: JoinHandle<()>) {
-        if let Some(own) = self.0.lock().get_mut(&nonce).and_then(|readers| readers.gateway.as_mut()) {
+        if let Some(own) = self.states.lock().get_mut(&nonce).and_then(|readers| readers.gateway.as_mut()) {
             own.running = Some(running);
         }
     }
 
     /// Tells the gateway's stream to end; `None` if there is none, else what can be waited for.
     fn stop(&self, nonce: u128) -> Option<Option<JoinHandle<()>>> {
-        let mut all = self.0.lock();
+        let mut all = self.states.lock();
         let own = all.get_mut(&nonce)?.gateway.as_mut()?;
         own.stop.cancel();
         Some(own.running.take())
@@ -119,10 +146,15 @@ impl SessionStreamReaders {
 struct ClientReaderGuard {
     sessions: Arc<OwnSessions>,
     session: OwnSession,
+    /// Whether the server may have given it a stream.
+    has_stream: bool,
 }
 
 impl Drop for ClientReaderGuard {
     fn drop(&mut self) {
+        if self.has_stream {
+            self.sessions.readers.let_go(self.session.opened.nonce);
+        }
         self.sessions.readers.leave(self.session.opened.nonce);
         // Where the runtime itself ends nobody reads on.
         if tokio::runtime::Handle::try_current().is_ok() {
@@ -160,8 +192,7 @@ pub(crate) enum StreamRefusal {
 }
 
 impl OwnSessions {
-    /// The client's stream at the server, without what is about tasks of the server's. Where the gateway had it for calls,
-    /// the server may take a moment to notice that it is free.
+    /// The client's stream at the server, without what is about tasks of the server's.
     ///
     /// # Errors
     /// If there is none. A server that is away for a moment is waited for: some clients give up on their stream for good
@@ -175,32 +206,47 @@ impl OwnSessions {
             return self.stream(session, last_event).await;
         }
         self.readers.enter(session.opened.nonce);
-        let guard = ClientReaderGuard { sessions: Arc::clone(self), session: session.clone() };
-        let until = Instant::now() + TURN_MAX;
-        let had_turn = self.stop_reading(session).await;
+        let mut guard = ClientReaderGuard { sessions: Arc::clone(self), session: session.clone(), has_stream: true };
+        self.stop_reading(session).await;
+        let found = self.stream_in_turn(session, last_event).await;
+        guard.has_stream = found.as_ref().is_ok_and(|(response, _)| response.content == BodyKind::Events);
+        let (mut response, kind) = found?;
+        if guard.has_stream {
+            response.body = self.filtered(session, response.body, StreamConsumer::Client { _stream: guard });
+        }
+        Ok((response, kind))
+    }
+
+    /// As [`OwnSessions::stream`]. Where somebody had the stream a moment ago, the server may take another one to notice that it
+    /// is free.
+    async fn stream_in_turn(
+        self: &Arc<Self>,
+        session: &OwnSession,
+        last_event: Option<HeaderValue>,
+    ) -> Result<(RawResponse, ResumedStreamKind), StreamRefusal> {
+        let (until, was_let_go) = (Instant::now() + TURN_MAX, self.readers.was_let_go_lately(session.opened.nonce));
+        let mut tries = 0;
         loop {
+            tries += 1;
             match self.stream(session, last_event.clone()).await {
                 Err(StreamRefusal::Refused(GatewayFault { http_status: Some(409), .. }))
-                    if had_turn && Instant::now() < until =>
+                    if was_let_go && (tries < TURN_TRIES_MIN || Instant::now() < until) =>
                 {
                     tokio::time::sleep(TURN_PAUSE).await;
-                }
-                Ok((mut response, kind)) if response.content == BodyKind::Events => {
-                    response.body = self.filtered(session, response.body, StreamConsumer::Client { _stream: guard });
-                    return Ok((response, kind));
                 }
                 found => return found,
             }
         }
     }
 
-    /// Gives the stream of a session free for its client; whether the gateway had it.
-    async fn stop_reading(&self, session: &OwnSession) -> bool {
-        let Some(running) = self.readers.stop(session.opened.nonce) else { return false };
+    /// Gives the stream of a session free for its client, where the gateway has it.
+    async fn stop_reading(&self, session: &OwnSession) {
+        let nonce = session.opened.nonce;
+        let Some(running) = self.readers.stop(nonce) else { return };
         if let Some(running) = running {
             let _ = tokio::time::timeout(STOP_MAX, running).await;
         }
-        true
+        self.readers.let_go(nonce);
     }
 
     /// Reads the stream of a session for the calls that run in it, unless its client does. Returns at once.
@@ -210,11 +256,14 @@ impl OwnSessions {
         let Some((stop, settled)) = self.readers.take_turn(nonce) else { return };
         let (sessions, session) = (Arc::clone(self), session.clone());
         let running = self.scope.tracker.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => (),
-                () = over.cancelled() => (),
-                () = sessions.scope.stop.cancelled() => (),
-                () = sessions.read(&session, &settled) => (),
+            let is_cut = tokio::select! {
+                () = stop.cancelled() => true,
+                () = over.cancelled() => true,
+                () = sessions.scope.stop.cancelled() => true,
+                () = sessions.read(&session, &settled) => false,
+            };
+            if is_cut {
+                sessions.readers.let_go(nonce);
             }
             settled.cancel();
             sessions.readers.turn_over(nonce);
@@ -236,13 +285,15 @@ impl OwnSessions {
 
     /// Returns if the server has no such stream, or no more of them.
     async fn read(self: &Arc<Self>, session: &OwnSession, settled: &CancellationToken) {
-        while let Ok((response, _)) = self.stream(session, None).await {
+        while let Ok((response, _)) = self.stream_in_turn(session, None).await {
             settled.cancel();
             if response.content != BodyKind::Events {
                 return;
             }
             let mut body = self.filtered(session, response.body, StreamConsumer::Gateway);
             while let Some(Ok(_)) = body.frame().await {}
+            drop(body);
+            self.readers.let_go(session.opened.nonce);
             tokio::time::sleep(AGAIN).await;
         }
     }

@@ -24,6 +24,24 @@ pub(in crate::face) enum SubscriberEvent {
     TooMuch,
 }
 
+/// What an upstream has agreed to tell of single resources: at most once each, in the order in which it did. It is told as
+/// long as this is kept.
+#[derive(Debug, Default)]
+pub(in crate::face) struct AgreedResources(Vec<(String, NotificationSubscription)>);
+
+impl AgreedResources {
+    pub(in crate::face) fn add(&mut self, uri: String, agreed: NotificationSubscription) {
+        self.0.retain(|(_, kept)| !kept.over.is_cancelled());
+        if self.0.iter().all(|(known, _)| *known != uri) {
+            self.0.push((uri, agreed));
+        }
+    }
+
+    pub(in crate::face) fn remove(&mut self, uri: &str) {
+        self.0.retain(|(known, _)| known != uri);
+    }
+}
+
 /// One listener's ear at an upstream.
 pub(in crate::face) struct NotificationSubscriber {
     upstream: Arc<dyn Upstream>,
@@ -32,6 +50,8 @@ pub(in crate::face) struct NotificationSubscriber {
     /// Heard as long as it lasts, also while another is opened in its place.
     listening: Option<NotificationSubscription>,
     opening: Option<BoxFuture<'static, Result<NotificationSubscription, BeginError>>>,
+    /// What is among the wishes, and not yet among what is heard; no more than they are.
+    agreed: AgreedResources,
     opened: Instant,
     /// How often in a row listening was in vain.
     vain: u32,
@@ -48,6 +68,7 @@ impl NotificationSubscriber {
             wishes: SubscriptionFilter::default(),
             listening: None,
             opening: None,
+            agreed: AgreedResources::default(),
             opened: Instant::now(),
             vain: 0,
             has_missed: false,
@@ -64,9 +85,20 @@ impl NotificationSubscriber {
         Self { wishes, listening: Some(listening), ..Self::deaf(upstream, context) }
     }
 
+    /// The same as [`NotificationSubscriber::change`], where the upstream has agreed to some of it already: it is told of that
+    /// without a gap.
+    pub(in crate::face) fn change_to_agreed(&mut self, wishes: SubscriptionFilter, agreed: AgreedResources) {
+        agreed.0.into_iter().for_each(|(uri, agreed)| self.agreed.add(uri, agreed));
+        self.change(wishes);
+    }
+
     /// Wants to hear something else from now on. What is heard already is heard on until the upstream has agreed.
     pub(in crate::face) fn change(&mut self, wishes: SubscriptionFilter) {
+        self.agreed.0.retain(|(uri, _)| wishes.resources.as_ref().is_some_and(|uris| uris.contains(uri)));
         if self.wishes == wishes {
+            if self.opening.is_none() {
+                self.agreed = AgreedResources::default();
+            }
             return;
         }
         self.wishes = wishes;
@@ -111,10 +143,9 @@ impl NotificationSubscriber {
 
     fn take(&mut self, mut listening: NotificationSubscription) {
         self.opened = Instant::now();
+        let agreed = std::mem::take(&mut self.agreed).0.into_iter().map(|(_, agreed)| agreed);
         // Where both hear the same, what the one before has still to say is said once, and in order.
-        if let Some(before) = self.listening.take()
-            && before.over == listening.over
-        {
+        if let Some(before) = self.listening.take().into_iter().chain(agreed).find(|one| one.over == listening.over) {
             listening.news = before.news;
         }
         self.listening = Some(listening);

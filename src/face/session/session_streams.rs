@@ -10,6 +10,9 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
+use crate::face::notification_subscriber::AgreedResources;
+use crate::upstream::NotificationSubscription;
+
 /// Streams of one session that are told from each other.
 const PER_SESSION_MAX: usize = 8;
 /// Most streams of sessions that are the gateway's alone.
@@ -44,6 +47,8 @@ struct StreamsOfSession {
     /// In the order in which they were opened.
     streams: Vec<StreamSender>,
     now: watch::Sender<NewestStream>,
+    /// What the server is to tell on the newest one, which has not looked yet.
+    agreed: AgreedResources,
 }
 
 /// What the streams of a session have to know.
@@ -123,6 +128,20 @@ impl SessionStreams {
         self.opened.subscribe()
     }
 
+    /// Keeps what the server has agreed to tell of a resource, until the stream that is told takes it over.
+    pub(super) fn agreed(&self, nonce: u128, uri: String, agreed: NotificationSubscription) {
+        if let Some(session) = self.open.lock().by_session.get_mut(&nonce) {
+            session.agreed.add(uri, agreed);
+        }
+    }
+
+    /// Lets go of that, if it is still here.
+    pub(super) fn unwanted(&self, nonce: u128, uri: &str) {
+        if let Some(session) = self.open.lock().by_session.get_mut(&nonce) {
+            session.agreed.remove(uri);
+        }
+    }
+
     /// Has the streams of a session look at what it wants.
     pub(super) fn changed(&self, nonce: u128) {
         if let Some(session) = self.open.lock().by_session.get(&nonce) {
@@ -151,6 +170,12 @@ impl SessionStream {
             (false, true) => StreamTurn::Newest,
             (false, false) => StreamTurn::Older,
         }
+    }
+
+    /// What the server has agreed to tell since this was asked last; of its session's newest stream alone.
+    pub(super) fn agreed(&self) -> AgreedResources {
+        let mut open = self.streams.open.lock();
+        open.by_session.get_mut(&self.nonce).map(|session| std::mem::take(&mut session.agreed)).unwrap_or_default()
     }
 
     /// What is to be said next. Cancel safe.

@@ -78,24 +78,53 @@ async fn subscriptions_are_kept_for_the_sessions_stream_and_change_what_is_liste
     assert_eq!(subscribe(&client, "subscribe", "file:///a").await["result"], json!({}));
     assert_eq!(speaker.count(), 0, "nobody could be told");
     let mut own = stream_of(&client).await;
-    let first = speaker.stream(0).await;
-    assert_eq!(first.asked()["resourceSubscriptions"], json!(["file:///a"]));
+    let first = speaker.stream_about(&["file:///a"]).await;
     first.say(UPDATED, &json!({ "uri": "file:///a" }));
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///a"));
     assert_eq!(subscribe(&client, "subscribe", "file:///b").await["result"], json!({}));
-    let second = speaker.stream(1).await;
-    assert_eq!(second.asked()["resourceSubscriptions"], json!(["file:///a", "file:///b"]));
+    let second = speaker.stream_about(&["file:///a", "file:///b"]).await;
     second.say(UPDATED, &json!({ "uri": "file:///b", "n": 1 }));
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///b"), "nothing else has changed");
     first.events.left().await;
     assert_eq!(subscribe(&client, "unsubscribe", "file:///a").await["result"], json!({}));
-    let third = speaker.stream(2).await;
-    assert_eq!(third.asked()["resourceSubscriptions"], json!(["file:///b"]), "no more than somebody wants");
+    // No more than somebody wants.
+    let third = speaker.stream_about(&["file:///b"]).await;
     for uri in ["file:///a", "file:///c", "file:///b"] {
         third.say(UPDATED, &json!({ "uri": uri }));
     }
     assert_eq!(line(&mut own).await, format!("{UPDATED} file:///b"));
     assert_eq!(ask(&client, "resources/subscribe", &json!({})).await["error"]["code"], -32602);
+}
+
+/// GW-27: what was promised is kept, also while the session's stream is not read.
+#[tokio::test]
+async fn what_a_subscription_was_acknowledged_for_is_listened_for_though_the_client_does_not_read() {
+    let speaker = SubscriptionServer::generous();
+    let server = speaking(&speaker).await;
+    let gate = TestGateway::before(&server).await;
+    let clients = [session(&gate).await, session(&gate).await];
+    let (mut idle, mut busy) = (stream_of(&clients[0]).await, stream_of(&clients[1]).await);
+    let told = speaker.stream(0).await;
+    // More than there is room for on the way to a client.
+    for _ in 0..900 {
+        told.say(RESOURCES, &json!({ "fill": "x".repeat(20_000) }));
+    }
+    told.say(TOOLS, &json!({}));
+    while line(&mut busy).await != TOOLS {}
+    assert_eq!(subscribe(&clients[0], "subscribe", "file:///a").await["result"], json!({}));
+    // Another one wants more, then less: the server is asked for what is still wanted.
+    assert_eq!(subscribe(&clients[1], "subscribe", "file:///b").await["result"], json!({}));
+    let more = speaker.stream_about(&["file:///a", "file:///b"]).await;
+    more.say(UPDATED, &json!({ "uri": "file:///b" }));
+    let of_b = format!("{UPDATED} file:///b");
+    while line(&mut busy).await != of_b {}
+    assert_eq!(subscribe(&clients[1], "unsubscribe", "file:///b").await["result"], json!({}));
+    more.events.left().await;
+    let less = speaker.last();
+    assert_eq!(less.uris(), ["file:///a"]);
+    less.say(UPDATED, &json!({ "uri": "file:///a" }));
+    let of_a = format!("{UPDATED} file:///a");
+    while line(&mut idle).await != of_a {}
 }
 
 /// MOD-24: what is not acknowledged is promised to nobody.
@@ -113,7 +142,7 @@ async fn mod_24_what_the_server_does_not_grant_is_refused_and_not_told() {
     speaker.stream(0).await;
     assert_eq!(subscribe(&client, "subscribe", "file:///secret").await["error"]["code"], -32602);
     assert_eq!(subscribe(&client, "subscribe", "file:///a").await["result"], json!({}));
-    let told = speaker.stream(2).await;
+    let told = speaker.stream_about(&["file:///a"]).await;
     told.say(RESOURCES, &json!({}));
     told.say("notifications/prompts/list_changed", &json!({}));
     told.say(UPDATED, &json!({ "uri": "file:///secret" }));

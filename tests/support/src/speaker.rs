@@ -63,20 +63,36 @@ impl SubscriptionServer {
         Some(reply)
     }
 
-    /// The n-th stream, waiting for it.
+    /// The n-th stream, waiting for it. How many come depends on time where what is wanted becomes less.
     pub async fn stream(&self, n: usize) -> SubscriptionStream {
+        self.find(|streams| streams.get(n).cloned()).await
+    }
+
+    /// The newest stream on which updates of just these resources were asked for, waiting for it.
+    pub async fn stream_about(&self, uris: &[&str]) -> SubscriptionStream {
+        let is_meant = |stream: &&SubscriptionStream| stream.uris() == uris;
+        self.find(|streams| streams.iter().rfind(is_meant).cloned()).await
+    }
+
+    async fn find(&self, find: impl Fn(&[SubscriptionStream]) -> Option<SubscriptionStream>) -> SubscriptionStream {
         let found = async {
             loop {
                 let opened = self.opened.notified();
                 tokio::pin!(opened);
                 opened.as_mut().enable();
-                if let Some(stream) = self.streams.lock().get(n).cloned() {
+                let found = find(&self.streams.lock());
+                if let Some(stream) = found {
                     return stream;
                 }
                 opened.await;
             }
         };
         in_time(found).await
+    }
+
+    /// The newest stream.
+    pub fn last(&self) -> SubscriptionStream {
+        self.streams.lock().last().cloned().expect("somebody listens")
     }
 
     pub fn count(&self) -> usize {
@@ -88,6 +104,14 @@ impl SubscriptionStream {
     /// What was asked for.
     pub fn asked(&self) -> &Value {
         &self.seen.body["params"]["notifications"]
+    }
+
+    /// The resources among it, in order.
+    pub fn uris(&self) -> Vec<&str> {
+        let mut uris: Vec<_> =
+            self.asked()["resourceSubscriptions"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        uris.sort_unstable();
+        uris
     }
 
     /// Says something, tagged as it must be.

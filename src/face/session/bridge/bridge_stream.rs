@@ -28,7 +28,7 @@ use crate::face::call_stream::replay::take_up;
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound};
-use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
+use crate::face::notification_subscriber::{AgreedResources, NotificationSubscriber, SubscriberEvent};
 use crate::face::session::bridged_client::BridgedClient;
 use crate::face::session::session_streams::{SessionStream, StreamTurn};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
@@ -129,8 +129,11 @@ struct BridgeListenStream {
 impl BridgeListenStream {
     /// Wants what the session wants now, if it is this stream's turn.
     fn attend(&mut self) {
+        let mut agreed = AgreedResources::default();
         self.wanted = match self.own.turn() {
             StreamTurn::Newest => {
+                // Before what is wanted: what is agreed meanwhile has the stream look again.
+                agreed = self.own.agreed();
                 let resources = match self.tells.resources {
                     Some(_) => self.shared.own.subscriptions(&self.session.own),
                     None => Default::default(),
@@ -139,7 +142,7 @@ impl BridgeListenStream {
             }
             StreamTurn::Older | StreamTurn::Over => SubscriptionFilter::default(),
         };
-        self.ear.change(self.wanted.clone());
+        self.ear.change_to_agreed(self.wanted.clone(), agreed);
     }
 }
 
@@ -150,6 +153,8 @@ impl CallMessages for BridgeListenStream {
                 return Some(CallMessage::event(message));
             }
             let heard = tokio::select! {
+                // What is wanted comes before what is heard: of that, what is not wanted is lost.
+                biased;
                 () = self.leaving.cancelled() => return None,
                 news = self.own.news() => match news {
                     Some(message) => return Some(CallMessage::event(message)),
@@ -203,7 +208,8 @@ pub(super) fn subscription(
         if is_new {
             subscribe(&shared, &session, &way, uri).await?;
         } else {
-            shared.own.remember(&session.own, PreferenceChange::Unsubscribe(uri));
+            shared.own.remember(&session.own, PreferenceChange::Unsubscribe(uri.clone()));
+            shared.open.streams.unwanted(session.token.nonce, &uri);
             shared.open.streams.changed(session.token.nonce);
         }
         Ok(Payload::empty_object())
@@ -211,7 +217,8 @@ pub(super) fn subscription(
     Some(answering.boxed())
 }
 
-/// Keeps a subscription. Where there is a stream to tell of it on, the server has to agree first.
+/// Keeps a subscription. Where there is a stream to tell of it on, the server has to agree first; the stream takes over what it
+/// agreed to, however late it looks.
 async fn subscribe(
     shared: &SessionFaceState,
     session: &ClientSession,
@@ -228,7 +235,12 @@ async fn subscribe(
         return Err(complain("the server does not tell of updates of this resource"));
     }
     shared.own.remember(&session.own, PreferenceChange::Subscribe(uri.clone()));
+    if let Some(agreed) = agreed {
+        shared.open.streams.agreed(session.token.nonce, uri.clone(), agreed);
+    }
+    // Looked at last: who unsubscribes meanwhile, or has too many, leaves nothing behind.
     if !shared.own.subscriptions(&session.own).contains(&uri) {
+        shared.open.streams.unwanted(session.token.nonce, &uri);
         return Err(complain("the session has too many subscriptions"));
     }
     shared.open.streams.changed(session.token.nonce);

@@ -100,9 +100,8 @@ async fn mod_25_a_shutdown_ends_listeners_with_their_result() {
         assert_eq!(last["result"]["_meta"]["io.modelcontextprotocol/serverInfo"]["name"], "scripted", "MOD-13");
         assert!(listener.next().await.is_none(), "nothing follows");
     };
-    let began = tokio::time::Instant::now();
+    // A listener does not hold up a shutdown.
     in_time(async { tokio::join!(gate.gateway.drain(Some(Duration::ZERO)), last) }).await;
-    assert!(began.elapsed() < Duration::from_secs(10), "a listener does not hold up a shutdown");
     server.world.first(|seen| seen.method == "DELETE").await;
 }
 

@@ -274,7 +274,7 @@ async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds()
         let began = Instant::now();
         let answer = there.post(call(2)).await.json().await;
         assert_eq!(fault(&answer), ("replica_away", expected), "{answer}");
-        assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
     }
 }
 

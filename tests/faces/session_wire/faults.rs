@@ -1,5 +1,6 @@
 //! Errors that answer a request are HTTP 200, whoever makes them; 400 is for what has no id.
 
+use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::json;
 
@@ -178,10 +179,11 @@ async fn a_full_upstream_refuses_a_call_under_200_and_lets_all_else_pass() {
 
 #[tokio::test]
 async fn a_call_past_its_deadline_is_an_error_and_is_cancelled_upstream() {
-    for first in ["", "data: {}\n\n"] {
+    join_all(["", "data: {}\n\n"].map(async |first| {
         let (events, stream) = Once::events();
         let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        let gate = TestGateway::with(server.address, "deadline = \"300ms\"").await;
+        // Time for the server to see the call, and for the client to see that it lives.
+        let gate = TestGateway::with(server.address, "deadline = \"3s\"").await;
         let client = gate.client().await;
         events.raw(first);
         let text = client.post(call(1)).await.text().await;
@@ -191,5 +193,6 @@ async fn a_call_past_its_deadline_is_an_error_and_is_cancelled_upstream() {
         assert_eq!(cancel.body["params"], json!({"requestId": 1, "reason": "deadline_exceeded"}));
         assert_eq!(cancel.header("mcp-session-id"), Some("s-1"));
         events.left().await;
-    }
+    }))
+    .await;
 }

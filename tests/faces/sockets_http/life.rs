@@ -4,7 +4,6 @@ use std::env;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::process::Command;
-use std::time::Duration;
 
 use taskgate::server::{DrainPlan, Drained, ListenSettings, ListenerLimits};
 use tokio::net::TcpStream;
@@ -76,8 +75,9 @@ async fn a_connection_during_the_notice_gets_one_answer() {
     let mut early = gate.connect().await;
     early.send(post("", "{}").as_bytes()).await;
     assert_eq!(early.answer().await.unwrap().status(), "200");
-    let notice = Duration::from_secs(1);
-    let drain = gate.running.drain(DrainPlan { notice, is_socket_kept: true, ..DrainPlan::default() });
+    // Longer than the test: how a drain ends is not looked at here.
+    let plan = DrainPlan { notice: PATIENCE, is_socket_kept: true, ..DrainPlan::default() };
+    let drain = gate.running.drain(plan);
     let client = async {
         assert!(early.answer().await.is_none(), "the notice has begun");
         let mut late = connect(address).await;
@@ -85,8 +85,10 @@ async fn a_connection_during_the_notice_gets_one_answer() {
         let answer = late.answer().await.unwrap();
         assert_eq!((answer.status(), answer.header("connection")), ("200", Some("close")));
     };
-    let (drained, ()) = timeout(PATIENCE, async { tokio::join!(drain, client) }).await.unwrap();
-    assert_eq!(drained, Drained { aborted: 0 });
+    tokio::select! {
+        drained = drain => panic!("the notice is over: {drained:?}"),
+        () = client => (),
+    }
 }
 
 #[tokio::test]

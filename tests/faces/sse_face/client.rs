@@ -39,22 +39,27 @@ impl Gate {
 
     /// `keys` stand in the upstream's section.
     pub(crate) async fn with(server: ScriptedServer, keys: &str) -> Self {
+        Self::limited(server, "", keys).await
+    }
+
+    /// The same; `limits` stand in the section of limits.
+    pub(crate) async fn limited(server: ScriptedServer, limits: &str, keys: &str) -> Self {
         let mut auth = "[auth]\nmode = \"api_keys\"\n".to_owned();
         for (id, key) in [("ada", ADA), ("bob", BOB)] {
             write!(auth, "[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{key}\"\n").unwrap();
         }
-        Self::start(server, keys, &auth).await
+        Self::start(server, keys, &auth, limits).await
     }
 
     /// The same for one principal alone, who needs no key and has no rate.
     pub(crate) async fn open(server: ScriptedServer, keys: &str) -> Self {
-        Self::start(server, keys, "").await
+        Self::start(server, keys, "", "").await
     }
 
-    async fn start(server: ScriptedServer, keys: &str, auth: &str) -> Self {
+    async fn start(server: ScriptedServer, keys: &str, auth: &str, limits: &str) -> Self {
         let text = format!(
             "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
-             {auth}[limits]\nbody_bytes_max = \"64KiB\"\ndrain_max = \"10s\"\n\
+             {auth}[limits]\nbody_bytes_max = \"64KiB\"\ndrain_max = \"10s\"\n{limits}\n\
              [upstreams.up]\nurl = \"{}\"\n{keys}\n",
             server.url()
         );

@@ -257,17 +257,17 @@ async fn sec_11_streams_of_one_principal_are_bounded_and_an_end_makes_room() {
 
 #[tokio::test]
 async fn b125_the_rate_of_a_principal_holds_for_streams_and_for_messages() {
-    let gate = Gate::before(ScriptedServer::polite().await).await;
+    let rate = "requests_per_second = 1\nrequests_burst = 10";
+    let gate = Gate::limited(ScriptedServer::polite().await, rate, "").await;
     let mut stream = gate.client("2024-11-05").await;
-    // An array counts as what is in it: two of them are more than the burst, however slowly they come.
-    let pings = json!(vec![json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }); 100]).to_string();
     let address = stream.address;
-    let spend = || join_all((0..4).map(|_| whole(address, posted("/up/sse?session_id=x", ADA, pings.clone()))));
+    // More than the burst; what is asked for within a second of them is too much. Until it is asked for so soon:
+    let spend = || join_all((0..12).map(|_| whole(address, posted("/up/sse?session_id=x", ADA, PING))));
     let get = || request("GET", "/up/sse", ADA).body(Full::default()).unwrap();
     in_time(async {
         loop {
             spend().await;
-            stream.post(json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }).to_string()).await;
+            stream.post(PING).await;
             if stream.message().await["error"]["data"]["reason"] == "rate_limited" {
                 break;
             }

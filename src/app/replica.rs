@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::GatewayParts;
 use super::task_store::SharedLife;
@@ -10,7 +11,7 @@ use crate::config::{Config, StoreSettings};
 use crate::face::sealed::Sealer;
 use crate::face::session_homes::SessionHomes;
 use crate::replica::ReplicaDirectory;
-use crate::server::replica_link::Http2ReplicaLink;
+use crate::server::replica_link::{Http2ReplicaLink, REACH_MAX};
 use crate::server::replicas::{self, ReplicaTls};
 use crate::server::{self, ForwardedCallers, ListenSettings, Routes, RunningListener, StartError};
 use crate::shared_limits::SharedLimits;
@@ -30,6 +31,8 @@ pub struct ReplicaSetup {
     pub address: Option<SocketAddr>,
     /// Shown to the others, and wanted from them; without it they are reached on loopback alone.
     pub tls: Option<ReplicaTls>,
+    /// How long another may take to be reached.
+    pub reach_max: Duration,
     /// Who is alive at the start. Later ones: [`SessionHomes::replace`].
     pub directory: ReplicaDirectory,
 }
@@ -41,12 +44,13 @@ impl ReplicaSetup {
         let (address, tls) = (database.replica.address, database.replica.tls.clone());
         let directory = directory(&shared.store, &shared.store.replicas());
         let store = Arc::<PostgresStore>::clone(&shared.store);
-        Some(Self { clock: store.clock(), store, address, tls, directory })
+        Some(Self { clock: store.clock(), store, address, tls, reach_max: REACH_MAX, directory })
     }
 
     /// Where sessions are at home.
     pub(super) fn homes(&self, sealer: &Arc<Sealer>, life: &TaskScope, limits: &SharedLimits) -> Arc<SessionHomes> {
-        let link = Arc::new(Http2ReplicaLink::new(self.tls.clone(), life.clone(), limits.clone()));
+        let link = Http2ReplicaLink::new(self.tls.clone(), life.clone(), limits.clone());
+        let link = Arc::new(link.reaching_within(self.reach_max));
         let (directory, sealer, clock) = (self.directory.clone(), Arc::clone(sealer), Arc::clone(&self.clock));
         Arc::new(SessionHomes::new(directory, sealer, clock, link))
     }

@@ -35,8 +35,8 @@ use crate::task::{Clock as _, Principal, SystemClock};
 use crate::tls::provider;
 use crate::upstream::TaskScope;
 
-/// How long a replica may take to be reached.
-const REACH_MAX: Duration = Duration::from_secs(1);
+/// How long a replica may take to be reached, where nothing else is said.
+pub const REACH_MAX: Duration = Duration::from_secs(1);
 /// Requests that are under way to one replica at a time: all who may listen here, and as many more as their calls may be.
 const REQUESTS_MAX: u32 = LISTENERS_MAX as u32 + 2_048;
 const _: () = assert!(REQUESTS_MAX < replicas::REQUESTS_MAX, "the other side takes them");
@@ -48,6 +48,7 @@ pub struct Http2ReplicaLink {
     tls: Option<ReplicaTls>,
     life: TaskScope,
     limits: SharedLimits,
+    reach_max: Duration,
     peers: Mutex<HashMap<Incarnation, Arc<PeerConnection>>>,
 }
 
@@ -72,7 +73,7 @@ enum ConnectError {
     Io(#[from] io::Error),
     #[error("it does not speak HTTP/2")]
     Http(#[from] h2::Error),
-    #[error("it does not answer within a second")]
+    #[error("it does not answer in time")]
     Late,
 }
 
@@ -81,7 +82,13 @@ impl Http2ReplicaLink {
     /// has the share of a replica's places that `limits` give it.
     #[must_use]
     pub fn new(tls: Option<ReplicaTls>, life: TaskScope, limits: SharedLimits) -> Self {
-        Self { tls, life, limits, peers: Mutex::default() }
+        Self { tls, life, limits, reach_max: REACH_MAX, peers: Mutex::default() }
+    }
+
+    /// The same, where a replica may take so long to be reached in place of [`REACH_MAX`].
+    #[must_use]
+    pub fn reaching_within(self, reach_max: Duration) -> Self {
+        Self { reach_max, ..self }
     }
 
     fn to(&self, peer: ReplicaPeer) -> Arc<PeerConnection> {
@@ -102,7 +109,7 @@ impl Http2ReplicaLink {
         {
             return Ok(sender.clone());
         }
-        let sender = timeout(REACH_MAX, self.connect(to.peer)).await.unwrap_or(Err(ConnectError::Late))?;
+        let sender = timeout(self.reach_max, self.connect(to.peer)).await.unwrap_or(Err(ConnectError::Late))?;
         Ok(kept.insert(sender).clone())
     }
 
@@ -139,7 +146,7 @@ impl ReplicaLink for Http2ReplicaLink {
         let request = addressed(request, peer, self.tls.is_some()).ok_or(ForwardFailure::Away)?;
         // Twice, as the connection may end while a request is on its way to it.
         for _ in 0..2 {
-            let reached = timeout(REACH_MAX, self.sender(&to)).await.unwrap_or(Err(ConnectError::Late));
+            let reached = timeout(self.reach_max, self.sender(&to)).await.unwrap_or(Err(ConnectError::Late));
             let sender = reached.map_err(|error| {
                 to.log_away(&CauseChain(&error));
                 ForwardFailure::Away

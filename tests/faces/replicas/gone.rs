@@ -259,7 +259,7 @@ async fn a_call_that_is_passed_on_to_a_home_that_drains_is_refused_there() {
 #[tokio::test]
 async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds() {
     let server = ScriptedServer::polite().await;
-    let replicas = Replicas::pair(&server).await;
+    let replicas = Replicas::hasty_pair(&server).await;
     let there = replicas.at(1, &replicas.client().await);
     let [home, other] = [0, 1].map(|at| replicas.all[at].member());
     let line = FaultProxy::start(home.peer.address).await;
@@ -268,7 +268,8 @@ async fn a_home_that_takes_requests_and_says_nothing_is_noticed_within_seconds()
     for (address, expected) in [(mute.local_addr().unwrap(), "no"), (line.address, "unknown")] {
         replicas.all[1].sees(vec![replicas.all[0].member_at(address), other.clone()]);
         if expected == "unknown" {
-            assert_eq!(there.post(call(1)).await.json().await["result"]["n"], 1);
+            // It is reached, on a busy machine after a few attempts.
+            in_time(async { while there.post(call(1)).await.json().await["result"]["n"] != 1 {} }).await;
             line.set(Some(Fault::down("", 0, Verb::Hold)));
         }
         let began = Instant::now();

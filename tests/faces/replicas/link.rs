@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::client::call;
-use super::harness::{NOW, Replicas, sealer};
+use super::harness::{NOW, REACH_MAX, Replicas, sealer};
 use super::refusals::token;
 use super::upstream::{BodySender, ScriptedServer, in_time};
 
@@ -44,7 +44,7 @@ impl Way {
         let others = PrincipalLimits { places: PlaceShare::percent(1).unwrap(), ..PrincipalLimits::default() };
         let limits = SharedLimits::new(Arc::new(PrincipalLimitTable { others, own: HashMap::new() }));
         Self {
-            link: Http2ReplicaLink::new(None, life, limits),
+            link: Http2ReplicaLink::new(None, life, limits).reaching_within(REACH_MAX),
             peer,
             session: replicas.client().await.session.unwrap(),
         }

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::harness::REACH_MAX;
 use super::upstream::in_time;
 
 /// Far more than the windows of HTTP/2 have room for.
@@ -112,7 +113,7 @@ async fn serve(
 async fn carried(script: &'static [Does], len: usize) -> (Result<u16, ForwardFailure>, Vec<usize>) {
     let (peer, mut lengths) = replica(script).await;
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let link = Http2ReplicaLink::new(None, life, SharedLimits::default());
+    let link = Http2ReplicaLink::new(None, life, SharedLimits::default()).reaching_within(REACH_MAX);
     let request = Request::post("/mcp").body(Bytes::from(vec![b'x'; len])).unwrap();
     let answer = in_time(link.carry(peer, request, &Principal::local())).await.map(|answer| answer.status().as_u16());
     let mut seen = Vec::new();

@@ -4,6 +4,7 @@ use std::fs::{self, Permissions};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
+use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use taskgate::app::sockets::Sockets;
@@ -11,6 +12,7 @@ use taskgate::app::{Gateway, ReplicaSetup};
 use taskgate::config;
 use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::replica::{Incarnation, ReplicaDirectory, ReplicaMember, ReplicaPeer};
+use taskgate::server::replica_link;
 use taskgate::server::replicas::ReplicaTls;
 use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{Clock, ManualClock, Timestamp};
@@ -21,6 +23,9 @@ use crate::session_client::{BOTH, Client, HttpOptions, KEY};
 
 /// What the clocks of all replicas say.
 pub const NOW: Timestamp = Timestamp::from_millis(1_785_196_800_000);
+
+/// How long one may take to be reached by the others: a busy machine is no reason to take it for gone.
+pub const REACH_MAX: Duration = Duration::from_secs(10);
 
 /// One gateway of several.
 pub struct Replica {
@@ -33,6 +38,7 @@ pub struct Replica {
 pub struct Replicas<C = ManualClock> {
     pub all: Vec<Replica>,
     store: Arc<MemoryStore>,
+    reach_max: Duration,
     pub clock: Arc<C>,
 }
 
@@ -47,6 +53,12 @@ impl Replicas {
         Self::serving(2, &before(server), &[]).await
     }
 
+    /// The same, where one may take to be reached what it may outside of tests.
+    pub async fn hasty_pair(server: &ScriptedServer) -> Self {
+        let clock = Arc::new(ManualClock::at(NOW));
+        Self::reaching_within(replica_link::REACH_MAX, clock, 2, (&before(server), &[])).await
+    }
+
     /// So many; what is served begins in the section of the listener. Those that have certificates show them.
     pub async fn serving(many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
         Self::going_by(Arc::new(ManualClock::at(NOW)), many, served, tls).await
@@ -56,7 +68,16 @@ impl Replicas {
 impl<C: Clock + 'static> Replicas<C> {
     /// The same by another clock.
     pub async fn going_by(clock: Arc<C>, many: usize, served: &str, tls: &[ReplicaTls]) -> Self {
-        let mut replicas = Self { all: Vec::new(), store: Arc::new(MemoryStore::new(64 << 20)), clock };
+        Self::reaching_within(REACH_MAX, clock, many, (served, tls)).await
+    }
+
+    async fn reaching_within(
+        reach_max: Duration,
+        clock: Arc<C>,
+        many: usize,
+        (served, tls): (&str, &[ReplicaTls]),
+    ) -> Self {
+        let mut replicas = Self { all: Vec::new(), store: Arc::new(MemoryStore::new(64 << 20)), reach_max, clock };
         for at in 0..many {
             let replica = replicas.start(served, tls.get(at).cloned()).await;
             replicas.all.push(replica);
@@ -80,7 +101,7 @@ impl<C: Clock + 'static> Replicas<C> {
         let clock: Arc<dyn Clock> = Arc::<C>::clone(&self.clock);
         let address = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         let directory = ReplicaDirectory::alone(incarnation);
-        let setup = ReplicaSetup { store, clock, address, tls, directory };
+        let setup = ReplicaSetup { store, clock, address, tls, reach_max: self.reach_max, directory };
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let starting = Gateway::start_beside(config, metrics, Sockets::default(), setup);
         Replica { gateway: in_time(starting).await.unwrap(), incarnation, _folder: folder }

@@ -77,7 +77,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     // Streams of its own end with what is answered, too.
     site.release_calls();
     until("all are settled", async || tables.are_all_settled()).await;
-    assert_eq!(site.crowd.look_again().await, 8, "settled, says the other one");
+    assert_eq!(site.crowd.look_until_answered(PATIENCE).await, 8, "settled, says the other one");
     shows_nothing(cut_off, &tasks).await;
     let revisions = tables.sql("SELECT sum(rev) FROM tg_task");
     cut_off.heal();

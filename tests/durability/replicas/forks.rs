@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::json;
+use support::crowd::Job;
 use support::fault_proxy::{Fault, Verb};
 use support::history::Fact;
 use support::ports::reserved_address;
@@ -14,7 +15,7 @@ use super::cut_off::{open_tasks, shows_nothing};
 use super::harness::{
     PLAIN, RESUMABLE, Site, Terms, answered, client, held_job, is_refused_for_now, nothing_more_was_sent, until,
 };
-use super::writes::hands_out_nothing;
+use super::writes::{handed, hands_out_nothing};
 
 /// Connections end with the next byte that goes up.
 const CUT: Fault = Fault::up("", 0, Verb::Cut);
@@ -129,14 +130,15 @@ async fn n08_either_side_of_a_fork_goes_on_alone_and_whoever_comes_back_from_one
     let [left, other] = [&site.replicas[0], &site.replicas[1]];
     site.show_only(&[1]);
     site.hold_call(PLAIN).await;
-    assert_eq!(tables.count("tg_task"), 9, "a task of the new server");
+    until("a task of the new server", async || tables.count("tg_task") == 9).await;
     let new_there = site.handles().pop().unwrap().1;
-    let nonce = "left-behind-x".to_owned();
-    site.history.record(Fact::Sends { nonce: nonce.clone(), owner: "local".to_owned(), calls_max: 1 });
-    let mut arguments = held_job("left-behind-").arguments;
-    arguments["nonce"] = json!(nonce);
-    let handed = left.ask(PLAIN, "tools/call", json!({"name": "work", "arguments": arguments})).await;
-    let new_here = handed.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("{handed:?}")).to_owned();
+    let new_here = handed(async |tried| {
+        let Job { nonce, owner, mut arguments, calls_max, .. } = held_job(&format!("left-behind-{tried}-"));
+        arguments["nonce"] = json!(nonce);
+        site.history.record(Fact::Sends { nonce, owner, calls_max });
+        left.ask(PLAIN, "tools/call", json!({"name": "work", "arguments": arguments})).await
+    })
+    .await;
     for (replica, unknown) in [(left, &new_there), (other, &new_here)] {
         let (asking, place) = (client(Flavour::Extension, PLAIN), replica.keeper.address());
         let answer = answered(&asking, place, "tasks/get", json!({"taskId": unknown})).await;

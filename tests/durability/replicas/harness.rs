@@ -44,9 +44,6 @@ const TOLD_MAX: usize = 10;
 /// How long before its gateway ended an answer may have been on its way.
 const ON_ITS_WAY_MAX: Duration = Duration::from_millis(500);
 
-/// How often a call is made that a busy machine's database does not take in time.
-const HANDLE_TRIES_MAX: usize = 5;
-
 /// Nothing comes through any more, and nobody is told.
 pub(super) const SILENCE: Fault = Fault::up("", 0, Verb::Stall);
 
@@ -418,16 +415,14 @@ impl<'a> Site<'a> {
         }
     }
 
-    /// Makes a call that its server holds, at a gateway that is shown.
+    /// Makes a call that its server holds, at a gateway that is shown; once more where a busy machine's database does not take it in time.
     pub(super) async fn hold_call(&self, path: &'static str) {
-        for _ in 0..HANDLE_TRIES_MAX {
+        until("a call becomes a task", async || {
             let number = self.calls.fetch_add(1, Ordering::Relaxed);
             let job = held_job(&format!("{}-{number}-", path.trim_matches('/').replace('/', "-")));
-            if self.crowd.leave_a_task(&job, client(Flavour::Extension, path)).await {
-                return;
-            }
-        }
-        panic!("no call becomes a task");
+            self.crowd.leave_a_task(&job, client(Flavour::Extension, path)).await
+        })
+        .await;
     }
 
     pub(super) fn release_calls(&self) {
@@ -452,7 +447,7 @@ impl<'a> Site<'a> {
 
     /// How many tasks ended with the server's own answer, as a client sees now.
     pub(super) async fn completed(&self) -> usize {
-        self.crowd.look_again().await;
+        self.crowd.look_until_answered(PATIENCE).await;
         let mut completed = BTreeSet::new();
         for entry in self.history.entries() {
             if let Fact::Polled { task, seen: PollResult::Settled { status, .. }, .. } = entry.fact
@@ -474,7 +469,7 @@ impl<'a> Site<'a> {
     pub(super) async fn judge(mut self) -> usize {
         let is_running = |replica: &&Replica| replica.keeper.is_running();
         join_all(self.replicas.iter().filter(is_running).map(Replica::says_that_it_lives)).await;
-        let settled = self.crowd.look_again().await;
+        let settled = self.crowd.look_until_answered(PATIENCE).await;
         for replica in &mut self.replicas {
             if replica.keeper.is_running() {
                 replica.keeper.kill().await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use support::postgres;
 use tokio::time::sleep;
 
-use super::harness::{Site, Terms, nothing_more_was_sent, until};
+use super::harness::{PATIENCE, Site, Terms, nothing_more_was_sent, until};
 
 /// How long clients wait at a gateway that stands still.
 const WAITED: Duration = Duration::from_millis(300);
@@ -26,7 +26,7 @@ async fn f79_a_gateway_that_stood_still_for_longer_than_the_lease_begins_anew_an
     until("the others have failed", async || tables.count("tg_task WHERE NOT settled") == 6).await;
     // Their answers wait for it at its own streams.
     site.plain.fallback.release();
-    assert_eq!(site.crowd.look_again().await, 6, "settled, says the other one");
+    assert_eq!(site.crowd.look_until_answered(PATIENCE).await, 6, "settled, says the other one");
     site.show_only(&[0]);
     let asked = site.crowd.look_again();
     let goes_on = async {

@@ -2,19 +2,38 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use serde_json::Value;
 use support::crowd::Job;
 use support::fault_proxy::{Fault, Verb};
 use support::postgres::{self, PostgresServer, ServerStop};
-use support::wire_client::Flavour;
+use support::wire_client::{Answer, Flavour};
 use tokio::time::timeout;
 
 use super::failover::NewCall;
-use super::harness::{PATIENCE, PLAIN, RESUMABLE, Site, Terms, client, held_job, job, nothing_more_was_sent, until};
+use super::harness::{
+    PATIENCE, PLAIN, RESUMABLE, Site, Terms, client, held_job, is_in_time, job, nothing_more_was_sent, until,
+};
 
 /// Makes a call at a gateway; how it was answered.
 pub(super) async fn call(site: &Site<'_>, at: usize, job: &Job) -> NewCall {
     let (place, wire) = (site.replicas[at].keeper.address(), client(Flavour::Extension, PLAIN));
     NewCall::of(&site.crowd.leave_a_task_at(place, job, wire).await)
+}
+
+/// Makes calls until one becomes a task, and returns its id: a busy machine's database may not take it in time. `call` makes one that
+/// differs from those of the tries before.
+pub(super) async fn handed(mut call: impl AsyncFnMut(usize) -> Answer) -> String {
+    let (mut tried, mut answer, mut id) = (0, Answer::default(), None);
+    let is_handed = is_in_time(async || {
+        answer = call(tried).await;
+        tried += 1;
+        let result = &answer.json()["result"];
+        id = [&result["task"]["taskId"], &result["taskId"]].into_iter().find_map(Value::as_str).map(str::to_owned);
+        id.is_some()
+    })
+    .await;
+    assert!(is_handed, "no call becomes a task: {answer:?}");
+    id.unwrap()
 }
 
 /// The same with one that must not be sent, and that nobody may be given a handle for.
@@ -80,19 +99,27 @@ async fn f73_a_write_whose_answer_is_lost_is_found_out_about_before_anything_res
     let site = Site::of(2, "answer_lost", server, Terms::default()).await;
     let (asked, way) = (&site.replicas[0], &site.replicas[0].to_database[0]);
     site.show_only(&[0, 1]);
-    for (round, (verb, held)) in [(Verb::Stall, "held-stall-x"), (Verb::Reset, "held-reset-x")].into_iter().enumerate()
-    {
+    for (round, (verb, held)) in [(Verb::Stall, "held-stall-"), (Verb::Reset, "held-reset-")].into_iter().enumerate() {
         site.hold_calls();
-        let (place, held_call) = (asked.keeper.address(), held_job(held.trim_end_matches('x')));
-        let handed = site.crowd.leave_a_task_at(place, &held_call, client(Flavour::Extension, RESUMABLE)).await;
-        assert_eq!(NewCall::of(&handed), NewCall::Handed, "{handed:?}");
+        let place = asked.keeper.address();
+        handed(async |tried| {
+            let job = held_job(&format!("{held}{tried}-"));
+            site.crowd.leave_a_task_at(place, &job, client(Flavour::Extension, RESUMABLE)).await
+        })
+        .await;
         timeout(PATIENCE, site.resumable.fallback.reached("called", round + 1)).await.expect("it arrives");
         until("its place is kept", async || site.tables.count("tg_task WHERE rev > 2") == round + 1).await;
         let struck = way.struck();
         site.records_outage(true);
         // On the connection that writes the row, which names its server.
         way.set_times(Fault::down("plain", 0, verb), 1);
-        unwanted(&site, 0, &format!("new-{round}-")).await;
+        let mut tried = 0;
+        until("a row is on its way", async || {
+            tried += 1;
+            unwanted(&site, 0, &format!("new-{round}-{tried}-")).await;
+            way.struck() > struck
+        })
+        .await;
         assert_eq!(way.struck(), struck + 1);
         until("the row in doubt is gone", async || site.tables.count("tg_task") == site.handles().len()).await;
         // What its server answers has it.

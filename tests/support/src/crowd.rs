@@ -90,6 +90,27 @@ impl Crowd {
         }
     }
 
+    /// Makes a call until it becomes a task, each time as a call of its own, and follows the task until it is settled. A gateway may
+    /// refuse it for now, or not know whether its row was written. Both take at most `patience`.
+    ///
+    /// # Panics
+    /// If no call becomes a task.
+    pub async fn run_as_task(&self, job: Job, wire: WireClient, patience: Duration) {
+        let calling = async {
+            let mut tried = 0;
+            loop {
+                let next = Job { nonce: format!("{}{tried}-x", job.nonce.trim_end_matches('x')), ..job.clone() };
+                if let (Some(handle), _) = self.call(&next, wire.clone()).await {
+                    return (next, handle);
+                }
+                tried += 1;
+                sleep(POLL).await;
+            }
+        };
+        let (job, handle) = timeout(patience, calling).await.expect("a call becomes a task");
+        let _ = timeout(patience, self.follow(&job, &handle)).await;
+    }
+
     /// Whether there was an answer.
     async fn try_once(&self, job: Job, wire: WireClient, patience: Duration) -> bool {
         let (handle, is_answered) = self.call(&job, wire).await;
@@ -248,19 +269,47 @@ impl Crowd {
         answer.is_whole && (answer.result().is_some() || answer.error().is_some())
     }
 
-    /// Looks once more at every task that was ever handed out, at each gateway; how many were found settled each time.
+    /// Looks once more at every task that was ever handed out, at each gateway; how many were found settled each time. One of which a
+    /// gateway does not say how it stands is not.
     pub async fn look_again(&self) -> usize {
+        self.look_until_answered(Duration::ZERO).await
+    }
+
+    /// The same, and looks again where a gateway does not say how a task stands, as one on a busy machine whose store is behind for a
+    /// moment: until none has said so of any task for as long as `patience`.
+    pub async fn look_until_answered(&self, patience: Duration) -> usize {
         let handles = self.handles.lock().clone();
         let looks = self.places.borrow().len().max(1);
+        let answered = &Mutex::new(Instant::now());
         let looked = stream::iter(&handles).map(|handle| async move {
             let mut is_settled = true;
             for _ in 0..looks {
-                let seen = self.poll(handle).await;
-                is_settled &= matches!(seen, Some((PollResult::Settled { .. }, _)));
+                let seen = self.poll_until_answered(handle, patience, answered).await;
+                is_settled &= matches!(seen, Some(PollResult::Settled { .. }));
             }
             usize::from(is_settled)
         });
         looked.buffer_unordered(LOOKS_AT_ONCE).fold(0, |sum, settled| async move { sum + settled }).await
+    }
+
+    /// One look of those; `answered` is when the last one of them was.
+    async fn poll_until_answered(
+        &self,
+        handle: &Handle,
+        patience: Duration,
+        answered: &Mutex<Instant>,
+    ) -> Option<PollResult> {
+        loop {
+            if let Some((seen, _)) = self.poll(handle).await {
+                *answered.lock() = Instant::now();
+                return Some(seen);
+            }
+            let waited = answered.lock().elapsed();
+            if waited >= patience {
+                return None;
+            }
+            sleep(POLL).await;
+        }
     }
 }
 

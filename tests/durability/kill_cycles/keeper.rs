@@ -223,6 +223,11 @@ impl Keeper {
         status
     }
 
+    /// Whether the program that was started last has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.as_mut().expect("it was started").try_wait().unwrap().is_some()
+    }
+
     /// Waits for the program's end, and with which code it ends by itself.
     pub(crate) async fn ends(&mut self) -> Option<i32> {
         self.wait().await.code()

@@ -169,6 +169,16 @@ impl Host {
         marked(self.dir.path()).into_iter().filter(|id| Some(*id) != self.child.id()).collect()
     }
 
+    /// Waits until its log holds a text.
+    pub(crate) async fn until_it_says(&self, text: &str) {
+        in_time(async {
+            while !self.log().contains(text) {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+    }
+
     /// Waits until nothing is left of the server.
     pub(crate) async fn until_nothing_is_left(&self) {
         in_time(async {

@@ -92,7 +92,7 @@ async fn hold_calls(program: &Program) -> Vec<(String, JoinHandle<Answer>)> {
 async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
     let (worker, (_kept, other)) = (Worker::start().await, other_gateway().await);
     for (drain_max, signals, said) in [
-        ("1s", &["INT"][..], "drained; calls that ran longer"),
+        ("3s", &["INT"][..], "drained; calls that ran longer"),
         ("10m", &["INT", "INT"], "ended before the drain was done"),
     ] {
         let (_folder, mut program) = gateway(&other, &worker, drain_max).await;
@@ -108,6 +108,7 @@ async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
             assert_eq!(told, (&json!("gateway_restart"), &json!("unknown"), &json!("gateway")), "{whose}: {answer}");
         }
         assert_eq!(program.ended().await, Some(0));
+        program.says(said, 1).await;
         let log = program.log();
         let line = |text: &str| {
             let found = log.lines().find(|line| line.contains(text)).unwrap_or_else(|| panic!("no {text:?} in {log}"));
@@ -127,7 +128,7 @@ async fn a_held_call_that_ends_with_the_gateway_is_told_of_the_restart() {
 #[tokio::test]
 async fn a_call_that_ends_with_the_gateway_before_it_was_sent_says_so() {
     let worker = Worker::start().await;
-    let folder = Folder::with("[limits]\ndrain_max = \"1s\"");
+    let folder = Folder::with("[limits]\ndrain_max = \"3s\"");
     folder
         .write(&format!("{}in_flight_max = 1\n[upstreams.up.tasks]\nmode = \"never\"\n", block("up", &worker.server)));
     let mut program = Program::serve(&folder).await;
@@ -185,6 +186,7 @@ async fn tasks_at_a_program_are_left_as_they_are_to_the_next_process() {
             program.says("\"calls\":\"again: 10 to be sent again; up: 10 in tasks\"", 1).await;
         }
         assert_eq!(program.ended().await, Some(0));
+        program.says("\"calls_lost\":10", 1).await;
         let log = program.log();
         assert!(log.lines().any(|line| line.contains("WARN") && line.contains("\"calls_lost\":10")), "{log}");
         let program = Program::serve(&folder).await;

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use support::ports::reserved_address;
 use tempfile::TempDir;
 
 const TASKGATE: &str = env!("CARGO_BIN_EXE_taskgate");
@@ -186,8 +187,10 @@ fn the_server_is_shown_the_bearer_token_that_the_environment_holds_and_headers()
 #[test]
 fn a_port_that_was_asked_for_is_taken_or_refused() {
     let folder = folder();
-    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = holder.local_addr().unwrap().port().to_string();
+    // Nobody else is given it once the holder has gone.
+    let address = reserved_address();
+    let holder = TcpListener::bind(address).unwrap();
+    let port = address.port().to_string();
     let arguments = ["serve", "http://127.0.0.1:1/mcp", "--port", &port];
     let refused = taskgate(folder.path(), &arguments).output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

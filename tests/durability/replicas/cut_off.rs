@@ -8,7 +8,7 @@ use support::wire_client::{Answer, Flavour};
 use tokio::time::timeout;
 
 use super::harness::{
-    PATIENCE, PLAIN, RESUMABLE, Replica, SILENCE, Site, Terms, client, held_job, is_refused_for_now,
+    KEPT, PATIENCE, PLAIN, RESUMABLE, Replica, SILENCE, Site, Terms, client, held_job, is_refused_for_now,
     nothing_more_was_sent, until,
 };
 
@@ -65,7 +65,7 @@ async fn f75_a_gateway_cut_off_from_its_database_begins_nothing_and_is_replaced(
     let site = Site::of(2, "cut_off", server, Terms::default()).await;
     site.hold_calls_at(0, 8).await;
     let (tables, cut_off) = (site.tables, &site.replicas[0]);
-    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 8).await;
+    until("places are kept", async || tables.count(KEPT) == 8).await;
     assert_eq!(tasks_in_flight(cut_off).await, 8.0);
     let tasks = open_tasks(&site);
     site.records_outage(true);
@@ -127,7 +127,7 @@ async fn f76_a_gateway_that_is_alone_for_too_long_ends_its_calls_and_begins_anew
     let site = Site::of(2, "alone_too_long", server, terms).await;
     site.hold_calls_at(0, 8).await;
     let (tables, cut_off) = (site.tables, &site.replicas[0]);
-    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 8).await;
+    until("places are kept", async || tables.count(KEPT) == 8).await;
     let tasks = open_tasks(&site);
     site.show_only(&[1]);
     site.records_outage(true);

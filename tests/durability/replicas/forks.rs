@@ -13,7 +13,7 @@ use support::wire_client::Flavour;
 
 use super::cut_off::{open_tasks, shows_nothing};
 use super::harness::{
-    PLAIN, RESUMABLE, Site, Terms, answered, client, held_job, is_refused_for_now, nothing_more_was_sent, until,
+    KEPT, PLAIN, RESUMABLE, Site, Terms, answered, client, held_job, is_refused_for_now, nothing_more_was_sent, until,
 };
 use super::writes::{handed, hands_out_nothing};
 
@@ -82,7 +82,7 @@ async fn n04_a_gateway_left_with_an_old_primary_acknowledges_nothing_and_shows_n
     site.hold_calls_at(0, 4).await;
     site.hold_calls_at(1, 4).await;
     let (tables, [left, other]) = (site.tables, [&site.replicas[0], &site.replicas[1]]);
-    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 8).await;
+    until("places are kept", async || tables.count(KEPT) == 8).await;
     let tasks = open_tasks(&site);
     site.show_only(&[1]);
     site.records_outage(true);
@@ -122,8 +122,8 @@ async fn n08_either_side_of_a_fork_goes_on_alone_and_whoever_comes_back_from_one
     site.hold_calls_at(0, 4).await;
     site.hold_calls_at(1, 4).await;
     let tables = site.tables;
-    let kept = "SELECT count(*) FROM forked.tg_task WHERE rev > 1";
-    until("both servers have all", async || database.ask(1, kept) == "8").await;
+    let kept = format!("SELECT count(*) FROM forked.{KEPT}");
+    until("both servers have all", async || database.ask(1, &kept) == "8").await;
     let tasks = open_tasks(&site);
     site.records_outage(true);
     database.part(&site, "forked").await;

@@ -51,6 +51,11 @@ pub(super) const SILENCE: Fault = Fault::up("", 0, Verb::Stall);
 pub(super) const RESUMABLE: &str = "/up/mcp";
 pub(super) const PLAIN: &str = "/plain/mcp";
 
+/// Tasks whose calls have been heard of, and of which it is kept where they can be taken up, if they can. What a row says first of its
+/// call may be without that: it follows within a second.
+pub(super) const KEPT: &str =
+    "tg_task WHERE rev > 1 AND (position('last_event'::bytea IN record) > 0 OR position('plain'::bytea IN record) > 0)";
+
 /// What gateways are started with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {

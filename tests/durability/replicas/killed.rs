@@ -12,7 +12,7 @@ use support::postgres;
 use support::wire_client::Flavour;
 use tokio::time::{Instant, sleep};
 
-use super::harness::{PATIENCE, PLAIN, RESUMABLE, Site, Tables, Terms, client, job, until};
+use super::harness::{KEPT, PATIENCE, PLAIN, RESUMABLE, Site, Tables, Terms, client, job, until};
 
 /// What is promised of a gateway with this many tasks (F77).
 const MANY: usize = 1_000;
@@ -64,8 +64,9 @@ async fn f77_l4_what_a_killed_gateway_ran_goes_on_at_the_other_and_nothing_is_se
     }));
     let kill = async {
         // Of some at least it is known where they can be taken up.
-        let caught = "tg_task JOIN tg_replica ON holder = incarnation WHERE NOT settled AND name = 'a' AND rev > 1";
-        until("it has tasks", async || tables.count(caught) >= CAUGHT_MIN).await;
+        let own = "holder IN (SELECT incarnation FROM tg_replica WHERE name = 'a')";
+        let caught = format!("{KEPT} AND NOT settled AND {own}");
+        until("it has tasks", async || tables.count(&caught) >= CAUGHT_MIN).await;
         replicas[0].kill().await;
     };
     tokio::join!(work, kill);
@@ -110,8 +111,8 @@ async fn kill_of_many(site: &mut Site<'_>) -> (Duration, [usize; 2]) {
     site.show_only(&[0]);
     stream::iter(0..MANY).map(|_| site.hold_call(RESUMABLE)).buffer_unordered(16).for_each(std::future::ready).await;
     let tables = site.tables;
-    // Their places are kept with what they say first. A third of in_flight_max run at a time.
-    until("places are kept", async || tables.count("tg_task WHERE rev > 1") >= 600).await;
+    // A third of in_flight_max run at a time.
+    until("places are kept", async || tables.count(KEPT) >= 600).await;
     site.show_only(&[1, 2]);
     let killed = Instant::now();
     site.replicas[0].kill().await;
@@ -134,7 +135,7 @@ async fn a_gateway_started_again_in_its_folder_goes_on_with_its_tasks_at_once() 
     let mut site = Site::of(1, "same_folder", server, terms).await;
     site.hold_calls_at(0, 8).await;
     let tables = site.tables;
-    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 8).await;
+    until("places are kept", async || tables.count(KEPT) == 8).await;
     let killed = Instant::now();
     site.replicas[0].kill().await;
     site.replicas[0].start().await;
@@ -159,7 +160,7 @@ async fn n10_of_gateways_that_all_were_killed_the_first_one_that_is_back_goes_on
     site.hold_calls_at(0, 8).await;
     site.hold_calls_at(1, 8).await;
     let tables = site.tables;
-    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 16).await;
+    until("places are kept", async || tables.count(KEPT) == 16).await;
     let [first, second] = &mut site.replicas[..] else { panic!("two") };
     tokio::join!(first.kill(), second.kill());
     first.start().await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use support::postgres;
 use tokio::time::sleep;
 
-use super::harness::{PATIENCE, Site, Terms, nothing_more_was_sent, until};
+use super::harness::{KEPT, PATIENCE, Site, Terms, nothing_more_was_sent, until};
 
 /// How long clients wait at a gateway that stands still.
 const WAITED: Duration = Duration::from_millis(300);
@@ -18,7 +18,7 @@ async fn f79_a_gateway_that_stood_still_for_longer_than_the_lease_begins_anew_an
     let site = Site::of(2, "paused", server, Terms::default()).await;
     site.hold_calls_at(0, 12).await;
     let tables = site.tables;
-    until("places are kept", async || tables.count("tg_task WHERE rev > 1") == 12).await;
+    until("places are kept", async || tables.count(KEPT) == 12).await;
     let [former] = tables.lives_of("a")[..] else { panic!("one life") };
     site.show_only(&[1]);
     site.pause(0);

@@ -108,7 +108,9 @@ async fn f73_a_write_whose_answer_is_lost_is_found_out_about_before_anything_res
         })
         .await;
         timeout(PATIENCE, site.resumable.fallback.reached("called", round + 1)).await.expect("it arrives");
-        until("its place is kept", async || site.tables.count("tg_task WHERE rev > 2") == round + 1).await;
+        // Nothing is written of it any more before it is answered.
+        let all_said = "tg_task WHERE NOT settled AND position('step 2'::bytea IN record) > 0 AND position('x:2\"'::bytea IN record) > 0";
+        until("its place is kept", async || site.tables.count(all_said) == 1).await;
         let struck = way.struck();
         site.records_outage(true);
         // On the connection that writes the row, which names its server.

@@ -214,9 +214,13 @@ impl Gateway {
         let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
         let probes = (config.metrics, &readiness, metrics);
         let metrics = listen_for_probes(waiting.metrics, probes, sockets.metrics).await?;
+        let follower = ReplicaFollower::of(shared.as_ref(), &started, &parts);
+        // Before anybody is let in, by clients or by other gateways: else the first would have what is to be divided.
+        follower.iter().for_each(ReplicaFollower::look);
         let beside = replica.as_ref().zip(parts.homes.as_ref());
         let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes, sockets.replicas).await?;
         task_store::be_seen(shared.as_ref()).await;
+        follower.iter().for_each(ReplicaFollower::look);
         let site = clients_site(config.listen, callers, routes);
         let public_url = site.settings.public_url.clone();
         let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;
@@ -225,7 +229,7 @@ impl Gateway {
         // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
-        if let Some(follower) = ReplicaFollower::of(shared.as_ref(), &started, &parts) {
+        if let Some(follower) = follower {
             parts.life.tracker.spawn(parts.life.stop.clone().run_until_cancelled_owned(follower.run()));
         }
         Ok(Self {

@@ -83,21 +83,29 @@ impl ReplicaFollower {
 
     /// Tells where sessions are at home, and among how many limits are divided, whenever others come or go.
     pub(super) async fn run(self) {
-        let (own, mut views) = (self.store.holder(), self.store.watch_replicas());
+        let mut views = self.store.watch_replicas();
         loop {
-            let view = views.newest();
-            // Beats change the view as well; what stays as it was replaces nothing.
-            self.homes.replace(directory(&self.store, &view));
-            let beside = view.taking_beside(own);
-            if let Some((limits, permits)) = &self.divided
-                && limits.divide_by(NonZeroUsize::MIN.saturating_add(beside))
-            {
-                tracing::info!(gateways = beside + 1, "rates and calls at a time are divided among gateways");
-                permits.call_waiting();
-            }
+            self.follow(&views.newest());
             if views.changed().await.is_err() {
                 return;
             }
+        }
+    }
+
+    /// Goes by who is alive now.
+    pub(super) fn look(&self) {
+        self.follow(&self.store.watch_replicas().newest());
+    }
+
+    fn follow(&self, view: &ReplicaView) {
+        // Beats change the view as well; what stays as it was replaces nothing.
+        self.homes.replace(directory(&self.store, view));
+        let beside = view.taking_beside(self.store.holder());
+        if let Some((limits, permits)) = &self.divided
+            && limits.divide_by(NonZeroUsize::MIN.saturating_add(beside))
+        {
+            tracing::info!(gateways = beside + 1, "rates and calls at a time are divided among gateways");
+            permits.call_waiting();
         }
     }
 }

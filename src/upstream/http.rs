@@ -13,6 +13,7 @@ mod poll_schedule;
 mod resume_token;
 mod side_request;
 pub(crate) mod stateless;
+mod stream_places;
 mod task_follower;
 
 use std::path::PathBuf;

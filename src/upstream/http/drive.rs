@@ -18,10 +18,11 @@ use tokio::time::Instant;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::http::stream_places::StreamPlaces;
 use crate::upstream::outgoing::{HandedOver, SessionHeaders};
 use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::reply::{
-    self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
+    self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal,
 };
 use crate::upstream::session::calls::SessionCall;
 use crate::upstream::session::own::SessionLease;
@@ -119,7 +120,7 @@ pub(super) struct HttpCall {
     pub(super) hears_subtasks: bool,
     /// The upstream's tasks that this one is below, the nearest first.
     pub(super) above: Arc<[Arc<str>]>,
-    pub(super) point: Mutex<SseResumePoint>,
+    pub(super) places: Mutex<StreamPlaces>,
     /// Set once the head of the answer is there: the upstream knows of the call.
     pub(super) head: SetOnce<()>,
 }
@@ -151,7 +152,7 @@ impl HttpCall {
             is_watched: context.native_task.is_watched(),
             hears_subtasks: context.subtasks,
             above,
-            point: Mutex::default(),
+            places: Mutex::default(),
             head: SetOnce::new(),
         })
     }
@@ -274,7 +275,7 @@ impl HttpCall {
                         patience = RESUME_WINDOW;
                     }
                     let broken = Instant::now();
-                    let first = self.point.lock().pause();
+                    let first = self.places.lock().read.pause();
                     events = match Box::pin(self.reopen(&awaited, patience, first)).await {
                         Ok(events) => events,
                         // What could not be read may well have been the answer.
@@ -290,14 +291,14 @@ impl HttpCall {
     }
 
     fn awaited(&self) -> AwaitedRequest<'_> {
-        AwaitedRequest { id: &self.call.id, limits: self.limits, point: &self.point }
+        AwaitedRequest { id: &self.call.id, limits: self.limits, places: &self.places, call: Some(&self.call) }
     }
 
     async fn resume(&self) -> Result<RpcResult, GatewayFault> {
         // The upstream knows the call, so a cancel need not wait.
         let _ = self.head.set(());
         // The stream broke with an earlier life of the process: only what the server asked for is waited for.
-        let first = self.point.lock().retry.unwrap_or_default();
+        let first = self.places.lock().read.retry.unwrap_or_default();
         let events = Box::pin(self.reopen(&self.awaited(), RESUME_WINDOW, first)).await?;
         self.follow(events).await
     }
@@ -312,7 +313,7 @@ impl HttpCall {
     ) -> Result<EventStream, GatewayFault> {
         let until = Instant::now() + patience;
         loop {
-            let point = awaited.point.lock().clone();
+            let point = awaited.places.lock().read.clone();
             let resumable = point.last_event.as_ref().filter(|_| Instant::now() < until);
             let Some(last_event) = resumable else { return Err(BodyReadError::Closed.into_fault()) };
             tokio::time::sleep(pause).await;

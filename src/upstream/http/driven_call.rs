@@ -51,11 +51,6 @@ impl DrivenCall {
         matches!(self.state, DrivenCallState::Running(_))
     }
 
-    /// Whether all that was put into the queue is handed out. What waits for room in it is not there yet.
-    pub(super) fn is_drained(&self) -> bool {
-        self.queue.is_empty()
-    }
-
     /// Runs the call until a connection has taken it.
     ///
     /// # Errors

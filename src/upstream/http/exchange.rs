@@ -13,10 +13,10 @@ use super::resume_token::{self, CallPosition};
 use super::side_request::AnswerWait;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::http::stream_places::StreamPlaces;
 use crate::upstream::latencies::ExchangeClass;
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::own_ids;
-use crate::upstream::reply::SseResumePoint;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
 use crate::upstream::{
@@ -39,16 +39,17 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 pub(super) struct HttpExchange {
     http_call: Arc<HttpCall>,
     driven: DrivenCall,
-    /// Where its stream was when all that had been put into the queue was handed out and done with. It is read ahead: a later life that
-    /// began behind what waits in the queue would never hear that.
-    heard_to: SseResumePoint,
+    /// How many events of its queue were handed out. Its stream is read ahead: a later life that began behind what waits in the queue
+    /// would never hear that.
+    heard: u64,
     /// When a connection took the call.
     sent: Instant,
 }
 
 impl Drop for HttpExchange {
     fn drop(&mut self) {
-        let can_go_on = self.http_call.call.task.initialized() || self.http_call.point.lock().last_event.is_some();
+        let can_go_on =
+            self.http_call.call.task.initialized() || self.http_call.places.lock().read.last_event.is_some();
         if self.driven.is_running() && can_go_on {
             self.http_call.keep_for_later();
         }
@@ -86,7 +87,7 @@ impl HttpExchange {
         let start = CallStart::Post { message, handed_over: Arc::clone(handed_over) };
         let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
         let driven = DrivenCall::new(link, class, began, queue, Box::pin(Arc::clone(&http_call).run(start)));
-        let mut exchange = Self { http_call, driven, heard_to: SseResumePoint::default(), sent: began };
+        let mut exchange = Self { http_call, driven, heard: 0, sent: began };
         exchange.driven.hand_over(handed_over).await?;
         exchange.sent = Instant::now();
         Ok(exchange)
@@ -125,14 +126,12 @@ impl HttpExchange {
             call.adopt_question(&ask);
         }
         let http_call = HttpCall::new(call, session, home, (context, above));
-        let mut heard_to = SseResumePoint::default();
-        if let CallPosition::Stream(point) = resumed.at {
-            heard_to.clone_from(&point);
-            *http_call.point.lock() = point;
+        if let CallPosition::Stream(place) = resumed.at {
+            *http_call.places.lock() = StreamPlaces::resumed(place);
         }
         let (now, run) = (Instant::now(), Box::pin(Arc::clone(&http_call).run(start)));
         let driven = DrivenCall::new(link, ExchangeClass::Resumed, now, queue, run);
-        Ok(Self { http_call, driven, heard_to, sent: now })
+        Ok(Self { http_call, driven, heard: 0, sent: now })
     }
 
     /// Runs the call on until the upstream knows of it or is taken to, and until its task is known if it asked
@@ -203,10 +202,10 @@ fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
 #[async_trait]
 impl Exchange for HttpExchange {
     async fn next(&mut self) -> ExchangeEvent {
-        if self.driven.is_drained() {
-            self.heard_to.clone_from(&self.http_call.point.lock());
-        }
         let event = self.driven.next().await;
+        // The last event is in no queue, and nothing comes after it.
+        self.heard += 1;
+        self.http_call.places.lock().heard(self.heard);
         self.http_call.call.heard(&event);
         event
     }
@@ -267,8 +266,7 @@ impl Exchange for HttpExchange {
                 tasks: session.tasks,
                 above: Arc::clone(&self.http_call.above),
             },
-            None if self.driven.is_drained() => CallPosition::Stream(self.http_call.point.lock().clone()),
-            None => CallPosition::Stream(self.heard_to.clone()),
+            None => CallPosition::Stream(self.http_call.places.lock().heard(self.heard).clone()),
         };
         resume_token::token(&self.http_call.call.id, &session.credentials, &at, &self.http_call.call.shown())
     }

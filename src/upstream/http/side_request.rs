@@ -89,8 +89,8 @@ impl HttpCall {
         let limits = ReadLimits { idle, ..self.limits };
         let addressee =
             if session.has_id() { ErrorAddressee::RequestInSession(&id) } else { ErrorAddressee::Request(&id) };
-        let point = Mutex::default();
-        let awaited = AwaitedRequest { id: &id, limits, point: &point };
+        let places = Mutex::default();
+        let awaited = AwaitedRequest { id: &id, limits, places: &places, call: None };
         match reply::open(response, addressee, limits).await {
             Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
             Ok(AcceptedResponse::Events(mut events)) => loop {
@@ -100,7 +100,7 @@ impl HttpCall {
                         return Ok(answer);
                     }
                     StreamEnd::Broke { .. } => {
-                        let pause = point.lock().pause();
+                        let pause = places.lock().read.pause();
                         events = Box::pin(self.reopen(&awaited, take_up_max, pause)).await?;
                     }
                 }

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, SetOnce, mpsc};
@@ -31,6 +32,8 @@ pub(crate) struct SessionCall {
     pub(crate) hint: Notify,
     /// A queue has room for dozens at once: of pointers, so that a call that has nothing to say takes little.
     events: mpsc::Sender<Box<ExchangeEvent>>,
+    /// Events that were put into the queue, and those about to be: more, for a moment, than there are.
+    told: AtomicU64,
     questions: Mutex<AskedQuestions>,
 }
 
@@ -80,8 +83,8 @@ impl SessionCall {
             UpstreamTaskState::Made(task) => SetOnce::new_with(Some(task)),
             UpstreamTaskState::Asked | UpstreamTaskState::Never => SetOnce::new(),
         };
-        let (hint, questions) = (Notify::new(), Mutex::default());
-        (Arc::new(Self { id, task, may_be_task, hint, events, questions }), queue)
+        let (hint, told, questions) = (Notify::new(), AtomicU64::new(0), Mutex::default());
+        (Arc::new(Self { id, task, may_be_task, hint, events, told, questions }), queue)
     }
 
     fn is_task(&self, task: &str) -> bool {
@@ -95,12 +98,23 @@ impl SessionCall {
 
     /// Puts an event into the queue, waiting for room. Nobody left to read it is as good as read.
     pub(crate) async fn tell(&self, event: ExchangeEvent) {
+        self.told.fetch_add(1, Ordering::Relaxed);
         let _ = self.events.send(Box::new(event)).await;
     }
 
     /// Puts an event into the queue if there is room; whether it was put.
     pub(crate) fn try_tell(&self, event: ExchangeEvent) -> bool {
-        self.events.try_send(Box::new(event)).is_ok()
+        self.told.fetch_add(1, Ordering::Relaxed);
+        let is_put = self.events.try_send(Box::new(event)).is_ok();
+        if !is_put {
+            self.told.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_put
+    }
+
+    /// How many events are in the queue, or were. Never less: another may be on its way into it just now.
+    pub(crate) fn told(&self) -> u64 {
+        self.told.load(Ordering::Relaxed)
     }
 
     /// Opens a question, within the bounds.

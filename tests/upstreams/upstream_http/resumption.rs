@@ -113,6 +113,7 @@ async fn a_call_is_taken_up_before_what_its_owner_did_not_hear() {
             }
             None => return None,
             Some("e-1") => events.raw(second + &question),
+            Some("e-2") => events.raw(question),
             Some(_) => events.raw(":\n\n"),
         }
         // Open for as long as somebody reads.
@@ -136,7 +137,7 @@ async fn a_call_is_taken_up_before_what_its_owner_did_not_hear() {
     assert!(matches!(event, ExchangeEvent::Asked { .. }), "{event:?}");
     let token = exchange.resume_token().unwrap();
     drop(exchange);
-    assert_eq!(server.world.nth(0, is_resume).await.header("last-event-id"), Some("e-1"));
+    assert_eq!(server.world.nth(0, is_resume).await.header("last-event-id"), Some("e-2"));
     // What was heard is behind it, and may be answered.
     let third = upstream(&server.url());
     let mut exchange = in_time(third.resume(token, context())).await.unwrap();
@@ -187,6 +188,8 @@ async fn a_call_is_taken_up_before_what_found_no_room_in_its_queue() {
             continue;
         }
         let token = exchange.resume_token().unwrap();
+        let place = format!("\"last_event\":\"{}\"", QUESTION - 1);
+        assert!(token.0.as_str().contains(&place), "behind all that was heard, however much waits: {token:?}");
         drop(exchange);
         let second = upstream(&server.url());
         let mut exchange = in_time(second.resume(token, context())).await.unwrap();
@@ -232,7 +235,6 @@ async fn a_question_that_was_taken_back_unheard_is_withdrawn_in_the_next_life() 
     drop(exchange);
     let second = upstream(&server.url());
     let mut exchange = in_time(second.resume(token, context())).await.unwrap();
-    assert!(matches!(next(&mut exchange).await, ExchangeEvent::Log(_)), "what was not heard with it comes again");
     assert_eq!(line(&next(&mut exchange).await), "withdrawn \"q\"");
 }
 

@@ -8,8 +8,10 @@ use parking_lot::Mutex;
 use super::HttpCall;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::answer_body::AnswerBody;
-use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits, SseResumePoint};
+use crate::upstream::http::stream_places::StreamPlaces;
+use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
 use crate::upstream::session::UpstreamLink;
+use crate::upstream::session::calls::SessionCall;
 use crate::wire::envelope::{EnvelopeError, MalformedMessage};
 use crate::wire::{Message, MessageText, Payload, RequestId, RpcError, ScanLimits, envelope};
 
@@ -36,8 +38,10 @@ pub(in crate::upstream::http) enum StreamEnd {
 pub(in crate::upstream::http) struct AwaitedRequest<'a> {
     pub(in crate::upstream::http) id: &'a RequestId,
     pub(in crate::upstream::http) limits: ReadLimits,
-    /// Where its stream can be taken up: behind what has been put into the call's queue.
-    pub(in crate::upstream::http) point: &'a Mutex<SseResumePoint>,
+    /// Where its stream can be taken up.
+    pub(in crate::upstream::http) places: &'a Mutex<StreamPlaces>,
+    /// The call whose queue has what the stream says; `None` where no later life takes the stream up.
+    pub(in crate::upstream::http) call: Option<&'a SessionCall>,
 }
 
 impl HttpCall {
@@ -75,8 +79,8 @@ impl HttpCall {
                     {
                         return Ok(StreamEnd::Answered(answer));
                     }
-                    // All that it says is in the queue now: whoever takes the call up behind it misses nothing.
-                    awaited.point.lock().note(&event);
+                    // All that it says is in the queue now.
+                    awaited.places.lock().note(&event, awaited.call.map_or(0, SessionCall::told));
                 }
                 Ok(None) | Err(BodyReadError::Closed) => return Ok(StreamEnd::Broke { any }),
                 Err(known @ (BodyReadError::Idle | BodyReadError::TooLarge | BodyReadError::Known(_))) => {

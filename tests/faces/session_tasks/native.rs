@@ -1,6 +1,10 @@
 //! Session clients in front of a server with tasks of its own: their calls become such tasks where the tool wants it,
 //! and nothing of them shows.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -8,7 +12,7 @@ use super::client::{Reply, TestGateway};
 use super::in_time;
 use super::relay::{Relay, id_of};
 use super::talk::{RELATED, SessionMessages, SessionUser};
-use super::upstream::ScriptedServer;
+use super::upstream::{Once, ScriptedServer, SeenRequest, status};
 
 const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 const ASK: &str = "elicitation/create";
@@ -143,7 +147,7 @@ async fn plain_calls_of_other_tools_are_passed_on_as_they_came() {
             assert_eq!(answer_of(person.request(9, "tools/call", &call(tool)).await).await["result"]["n"], 1.5);
         }
     }
-    let calls = relay.server.world.all(super::upstream::SeenRequest::is_call);
+    let calls = relay.server.world.all(SeenRequest::is_call);
     assert!(calls.iter().all(|seen| seen.body["id"] == 9 && seen.body["params"]["task"].is_null()));
 }
 
@@ -367,4 +371,37 @@ async fn a_sessions_stream_is_read_for_its_calls_though_the_server_notices_late_
         assert_eq!(stream.rest().await.last().unwrap()["id"], 4);
         relay.until_closed().await;
     }
+}
+
+/// T-20: the client's stream may be let go while the server refuses another one for it.
+#[tokio::test]
+async fn a_clients_stream_is_asked_for_again_where_the_one_before_was_let_go_meanwhile() {
+    let is_own = |seen: &SeenRequest| seen.method == "GET" && seen.header("mcp-session-id") == Some("s-1");
+    let ((events, before), (_later, after)) = (Once::events(), Once::events());
+    let refusals = Arc::new(AtomicUsize::new(0));
+    let server = ScriptedServer::slow(move |seen, _| {
+        let (events, before, after) = (events.clone(), Arc::clone(&before), Arc::clone(&after));
+        let refusals = Arc::clone(&refusals);
+        async move {
+            let first = is_own(&seen).then(|| before.take())?;
+            if first.is_none() && refusals.fetch_add(1, Ordering::SeqCst) == 0 {
+                events.left().await;
+                // The gateway takes note of it just after the server can.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                return Some(status(409));
+            }
+            first.or_else(|| after.take())
+        }
+    })
+    .await;
+    let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
+    *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
+    let gate = TestGateway::before(&server).await;
+    let person = meet(&gate, "2025-11-25").await;
+    let own = person.listen().await;
+    let (_again, ()) = tokio::join!(person.listen(), async {
+        server.world.nth(1, is_own).await;
+        drop(own);
+    });
+    assert_eq!(server.world.all(is_own).len(), 3, "it was refused once");
 }

@@ -224,13 +224,15 @@ impl OwnSessions {
         session: &OwnSession,
         last_event: Option<HeaderValue>,
     ) -> Result<(RawResponse, ResumedStreamKind), StreamRefusal> {
-        let (until, was_let_go) = (Instant::now() + TURN_MAX, self.readers.was_let_go_lately(session.opened.nonce));
+        let until = Instant::now() + TURN_MAX;
         let mut tries = 0;
         loop {
             tries += 1;
             match self.stream(session, last_event.clone()).await {
                 Err(StreamRefusal::Refused(GatewayFault { http_status: Some(409), .. }))
-                    if was_let_go && (tries < TURN_TRIES_MIN || Instant::now() < until) =>
+                    // Each time: it may have been let go while the server refused this one.
+                    if self.readers.was_let_go_lately(session.opened.nonce)
+                        && (tries < TURN_TRIES_MIN || Instant::now() < until) =>
                 {
                     tokio::time::sleep(TURN_PAUSE).await;
                 }

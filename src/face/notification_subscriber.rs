@@ -27,18 +27,27 @@ pub(in crate::face) enum SubscriberEvent {
 /// What an upstream has agreed to tell of single resources: at most once each, in the order in which it did. It is told as
 /// long as this is kept.
 #[derive(Debug, Default)]
-pub(in crate::face) struct AgreedResources(Vec<(String, NotificationSubscription)>);
+pub(in crate::face) struct AgreedResources {
+    kept: Vec<(String, NotificationSubscription)>,
+    /// Whether one of them was over before anybody heard it.
+    has_missed: bool,
+}
 
 impl AgreedResources {
     pub(in crate::face) fn add(&mut self, uri: String, agreed: NotificationSubscription) {
-        self.0.retain(|(_, kept)| !kept.over.is_cancelled());
-        if self.0.iter().all(|(known, _)| *known != uri) {
-            self.0.push((uri, agreed));
+        self.has_missed |= self.has_ended();
+        self.kept.retain(|(_, kept)| !kept.over.is_cancelled());
+        if self.kept.iter().all(|(known, _)| *known != uri) {
+            self.kept.push((uri, agreed));
         }
     }
 
     pub(in crate::face) fn remove(&mut self, uri: &str) {
-        self.0.retain(|(known, _)| known != uri);
+        self.kept.retain(|(known, _)| known != uri);
+    }
+
+    fn has_ended(&self) -> bool {
+        self.kept.iter().any(|(_, kept)| kept.over.is_cancelled())
     }
 }
 
@@ -88,13 +97,14 @@ impl NotificationSubscriber {
     /// The same as [`NotificationSubscriber::change`], where the upstream has agreed to some of it already: it is told of that
     /// without a gap.
     pub(in crate::face) fn change_to_agreed(&mut self, wishes: SubscriptionFilter, agreed: AgreedResources) {
-        agreed.0.into_iter().for_each(|(uri, agreed)| self.agreed.add(uri, agreed));
+        self.agreed.has_missed |= agreed.has_missed;
+        agreed.kept.into_iter().for_each(|(uri, agreed)| self.agreed.add(uri, agreed));
         self.change(wishes);
     }
 
     /// Wants to hear something else from now on. What is heard already is heard on until the upstream has agreed.
     pub(in crate::face) fn change(&mut self, wishes: SubscriptionFilter) {
-        self.agreed.0.retain(|(uri, _)| wishes.resources.as_ref().is_some_and(|uris| uris.contains(uri)));
+        self.agreed.kept.retain(|(uri, _)| wishes.resources.as_ref().is_some_and(|uris| uris.contains(uri)));
         if self.wishes == wishes {
             if self.opening.is_none() {
                 self.agreed = AgreedResources::default();
@@ -143,7 +153,9 @@ impl NotificationSubscriber {
 
     fn take(&mut self, mut listening: NotificationSubscription) {
         self.opened = Instant::now();
-        let agreed = std::mem::take(&mut self.agreed).0.into_iter().map(|(_, agreed)| agreed);
+        let agreed = std::mem::take(&mut self.agreed);
+        self.has_missed |= agreed.has_missed || agreed.has_ended();
+        let agreed = agreed.kept.into_iter().map(|(_, agreed)| agreed);
         // Where both hear the same, what the one before has still to say is said once, and in order.
         if let Some(before) = self.listening.take().into_iter().chain(agreed).find(|one| one.over == listening.over) {
             listening.news = before.news;
@@ -197,5 +209,94 @@ async fn opened(
     match opening {
         Some(opening) => opening.await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use tokio::sync::{broadcast, mpsc};
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::task::Principal;
+    use crate::upstream::{Exchange, ResumeToken, ServerFacts, Timeouts, UpstreamRequest};
+    use crate::wire::Payload;
+
+    const NEWS: &str = "notifications/resources/updated";
+
+    /// Gives everybody who listens the next of its subscriptions.
+    #[derive(Debug)]
+    struct ListenedUpstream(Arc<str>, tokio::sync::Mutex<mpsc::Receiver<NotificationSubscription>>);
+
+    #[async_trait]
+    impl Upstream for ListenedUpstream {
+        fn name(&self) -> &Arc<str> {
+            &self.0
+        }
+
+        async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+            unreachable!()
+        }
+
+        async fn begin(&self, _: UpstreamRequest, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+            unreachable!()
+        }
+
+        async fn resume(&self, _: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+            unreachable!()
+        }
+
+        async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
+            unreachable!()
+        }
+
+        async fn listen(
+            &self,
+            _: &CallContext,
+            _: &SubscriptionFilter,
+        ) -> Result<NotificationSubscription, BeginError> {
+            Ok(self.1.lock().await.recv().await.expect("there is one"))
+        }
+
+        async fn close(&self) {}
+    }
+
+    /// Something is told on it already.
+    fn subscription(over: &CancellationToken) -> NotificationSubscription {
+        let (told, news) = broadcast::channel(1);
+        told.send((Arc::from(NEWS), None)).expect("somebody listens");
+        let granted = SubscriptionFilter::default();
+        NotificationSubscription { news, granted, over: over.clone(), kept: Box::new(told) }
+    }
+
+    /// What a subscriber hears first that was handed these subscriptions, and then listens to one that ends with `over`.
+    async fn first_heard(agreed: &[(&str, CancellationToken)], over: &CancellationToken) -> SubscriberEvent {
+        let (subscriptions, queue) = mpsc::channel(1);
+        subscriptions.send(subscription(over)).await.expect("there is room");
+        let upstream: Arc<dyn Upstream> = Arc::new(ListenedUpstream(Arc::from("u"), tokio::sync::Mutex::new(queue)));
+        let context = CallContext::new(Principal::local(), Payload::empty_object(), Timeouts::default(), 1);
+        let mut ear = NotificationSubscriber::deaf(&upstream, context);
+        let mut handed_over = AgreedResources::default();
+        for (uri, over) in agreed {
+            handed_over.add((*uri).to_owned(), subscription(over));
+        }
+        let resources = Some(["a".to_owned(), "b".to_owned()].into());
+        ear.change_to_agreed(SubscriptionFilter { resources, ..SubscriptionFilter::default() }, handed_over);
+        ear.next().await
+    }
+
+    #[tokio::test]
+    async fn what_was_agreed_and_ended_before_it_was_heard_has_missed_something() {
+        let (gone, live) = (CancellationToken::new(), CancellationToken::new());
+        gone.cancel();
+        let heard = first_heard(&[("a", live.clone())], &live).await;
+        assert!(matches!(heard, SubscriberEvent::News(_)), "nothing was missed: {heard:?}");
+        let heard = first_heard(&[("a", gone.clone())], &live).await;
+        assert!(matches!(heard, SubscriberEvent::TooMuch), "it ended before it was heard: {heard:?}");
+        let heard = first_heard(&[("a", gone.clone()), ("b", live.clone())], &live).await;
+        assert!(matches!(heard, SubscriberEvent::TooMuch), "it ended before another was agreed: {heard:?}");
+        let heard = first_heard(&[("a", gone), ("a", live.clone())], &live).await;
+        assert!(matches!(heard, SubscriberEvent::TooMuch), "it ended before it was agreed again: {heard:?}");
     }
 }

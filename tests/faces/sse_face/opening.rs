@@ -286,3 +286,16 @@ async fn b125_the_rate_of_a_principal_holds_for_streams_and_for_messages() {
     .await;
     assert_eq!(Stream::open(stream.address, BOB).await.key, BOB, "others do not feel it");
 }
+
+/// B125: an array counts as what is in it. Each of these is worth the whole burst, which takes ten seconds to come back.
+#[tokio::test]
+async fn b125_the_rate_of_a_principal_counts_what_is_in_an_array() {
+    let rate = "requests_per_second = 1\nrequests_burst = 10";
+    let gate = Gate::limited(ScriptedServer::polite().await, rate, "").await;
+    let mut stream = gate.client("2025-03-26").await;
+    let pings = json!(vec![json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }); 11]).to_string();
+    for _ in 0..2 {
+        stream.post(pings.clone()).await;
+    }
+    while stream.message().await["error"]["data"]["reason"] != "rate_limited" {}
+}

@@ -215,7 +215,7 @@ async fn an_answer_that_is_read_slowly_is_not_unread() {
     let flood = ORDINARY.map(|(name, value)| if name == ":path" { (name, "/flood") } else { (name, value) });
     http2.send(&fields(&flood)).await;
     let mut owed: u32 = 65_535;
-    for _ in 0..5 {
+    for _ in 0..8 {
         while owed > 0 {
             let frame = http2.frame().await.expect("the answer goes on");
             if frame.kind == DATA {

@@ -7,7 +7,7 @@ use super::odd::{RESULTS, SERVER_INFO, TOOLS};
 
 /// EXT-01, EXT-60, EXT-61, MOD-12, MOD-13, MOD-14, T-18: exactly this.
 #[tokio::test]
-async fn discovery_is_prompt_and_exact() {
+async fn discovery_is_exact() {
     let gate = Gate::start().await;
     let answer = gate.send(&Ask::new("server/discover", json!({})).at_odd()).await;
     let expected = format!(

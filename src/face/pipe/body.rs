@@ -57,6 +57,11 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     /// Notes whether its client can come back for the rest, also to a later process.
     fn note_place(&mut self, _has_place: bool) {}
 
+    /// What the client is told where this takes the place of its answer.
+    fn told_of(&self, fault: &GatewayFault) -> GatewayFault {
+        *fault
+    }
+
     /// Whether a stream that ends without the answer has failed.
     fn ends_with_answer(&self) -> bool {
         true
@@ -212,7 +217,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
         match self.call.take().filter(|_| self.is_between_events()) {
             Some(call) => {
-                let error = envelope::error(Some(call.id()), &gateway_error(fault));
+                let error = envelope::error(Some(call.id()), &gateway_error(&call.told_of(fault)));
                 Ok(Frame::data(BodyPart::message(error)))
             }
             None => Err(io::Error::other("the answer cannot be completed")),

@@ -184,7 +184,9 @@ async fn open_stream(
 ) -> RequestAnswer {
     // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
     let resumed = match last_event.as_ref().and_then(|event| shared.paused.take(&session, event)) {
-        Some(AwaitedCall::Ended(answer)) => return answer,
+        Some(AwaitedCall::Ended(call)) => {
+            return Box::pin(paused_calls::kept_answer(&shared, &session, last_event, call)).await;
+        }
         Some(AwaitedCall::Paused(paused)) => Some(paused),
         None => None,
     };
@@ -211,6 +213,11 @@ async fn open_stream(
             PipeBody::<PipedCall>::new(source, BodyForm::Events, pace, None)
         }
     };
+    events_until_leaving(&shared, body)
+}
+
+/// A stream of the client's that ends in order once the gateway lets its clients go.
+fn events_until_leaving<C: AnsweredRequest + 'static>(shared: &SessionFaceState, body: PipeBody<C>) -> RequestAnswer {
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
     RequestAnswer::Events(StreamBody::new(frames).boxed_unsync())
 }
@@ -317,6 +324,8 @@ pub(super) struct PipedCall {
     /// The place that a `tools/call` holds.
     permit: Option<HeldCall>,
     mark: HealthMark,
+    /// The event after which its client took its stream up last.
+    taken_up_at: Option<String>,
 }
 
 impl PipedCall {
@@ -329,7 +338,7 @@ impl PipedCall {
         let counter = if permit.is_some() { &shared.meter.calls } else { &shared.meter.requests };
         counter.increment(1);
         let mark = shared.served.channel.health().map(UpstreamHealth::mark).unwrap_or_default();
-        Self { shared, session, id, arrived, began: Instant::now(), permit, mark }
+        Self { shared, session, id, arrived, began: Instant::now(), permit, mark, taken_up_at: None }
     }
 
     /// Whether the client waits for it, as far as that is remembered.
@@ -419,6 +428,7 @@ impl AnsweredRequest for PipedCall {
     }
 
     fn ended(&self, fault: &GatewayFault) {
+        self.shared.paused.note_end(self, fault);
         if let Some(health) = self.shared.served.channel.health().filter(|_| self.is_wanted()) {
             health.ended(self.mark, fault);
         }

@@ -301,6 +301,8 @@ async fn end_at_deadline(returns: ReturnTime) {
     };
     if returns == ReturnTime::Soon {
         told().await;
+        // As below.
+        told().await;
     }
     let cancel = server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
     assert_eq!(cancel.body["params"], json!({"requestId": 1, "reason": "deadline_exceeded"}));
@@ -308,11 +310,38 @@ async fn end_at_deadline(returns: ReturnTime) {
         told().await;
         // The answer to the first attempt may have been lost.
         told().await;
-        assert_eq!(server.world.all(is_get).len(), 0, "the server has nothing to say to it");
     }
+    let resumed = server.world.all(is_get);
+    assert_eq!(resumed.len(), if returns == ReturnTime::Never { 0 } else { 2 }, "{returns:?}: it may have the answer");
     let again = client.post(call(2).replace("\"t\"", "\"lasting\"")).await;
     assert_eq!(again.header("content-type"), Some("text/event-stream"), "{returns:?}: the place is free");
     drop(events);
+}
+
+/// T-29: what a server kept for its client since before the deadline is what the client is told after it.
+#[tokio::test]
+async fn what_a_server_kept_of_a_call_is_told_after_the_deadline_too() {
+    let step = "id: e-2\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n";
+    let answer = "id: e-3\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
+    let whole = format!("{step}{answer}");
+    join_all([(whole.as_str(), true), (step, true), (step, false)].map(async |(kept, ends)| {
+        let (events, rest) = Once::events();
+        let server = leaving_server(rest).await;
+        let gate = TestGateway::with(server.address, "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"3s\"").await;
+        let client = gate.client().await;
+        client.post(call(1)).await.text().await;
+        events.raw(kept.to_owned());
+        let events = (!ends).then_some(events);
+        server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
+        let said = client.get(Some("e-1")).await.text().await;
+        if kept == whole {
+            assert_eq!(said, whole);
+        } else {
+            assert!(said.starts_with(step) && said.contains("deadline_exceeded"), "ends: {ends}, {said}");
+        }
+        drop(events);
+    }))
+    .await;
 }
 
 /// Whom the upstream refuses the rest cannot wait for it.

@@ -1,6 +1,7 @@
 //! Calls whose stream has ended before their answer. An upstream of 2025-11-25 may close a stream once it gave
 //! an event id; the client comes back with a GET that names the id, and gets the rest (T-29). Until then the
-//! call goes on upstream, so it keeps its place and its deadline. A client that comes back after the deadline is told of it.
+//! call goes on upstream, so it keeps its place and its deadline. A client that comes back after the deadline is told of it,
+//! unless the upstream has kept the answer since before.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -11,15 +12,19 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::PipedCall;
+use super::{PipedCall, events_until_leaving};
 use crate::dialect::faults::gateway_error;
+use crate::engine::CallsEnd;
 use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::events_body;
-use crate::face::pipe::body::{AnsweredRequest as _, PipeTimeouts};
+use crate::face::pipe::body::{AnsweredRequest, PipeBody, PipeTimeouts};
 use crate::face::pipe::stream_tail::StreamPause;
+use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::answer_body::BodyKind;
 use crate::upstream::recent_map::RecentMap;
+use crate::upstream::session::own::ResumedStreamKind;
 use crate::wire::{RequestId, envelope};
 
 /// How long a client may stay away beyond the time that the upstream asked it to.
@@ -31,6 +36,8 @@ const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
 const ENDED_MAX: usize = 1_024;
 /// How long they are told of.
 const ENDED_FOR: Duration = Duration::from_secs(5 * 60);
+/// How long the upstream of such a call is asked for an answer that it may have kept.
+const KEPT_ANSWER_MAX: Duration = Duration::from_secs(2);
 
 type PauseKey = (u128, String);
 
@@ -59,7 +66,7 @@ pub(super) struct PausedCall {
 
 /// What is left of a call that met its deadline.
 #[derive(Clone, Debug)]
-struct EndedCall {
+pub(super) struct EndedCall {
     event: String,
     id: RequestId,
     fault: GatewayFault,
@@ -69,8 +76,7 @@ struct EndedCall {
 /// What became of a call whose stream is asked for.
 pub(super) enum AwaitedCall {
     Paused(PausedCall),
-    /// This is its end.
-    Ended(RequestAnswer),
+    Ended(EndedCall),
 }
 
 impl PausedCalls {
@@ -79,7 +85,8 @@ impl PausedCalls {
         let event = String::from_utf8_lossy(last_event.as_bytes()).into_owned();
         let key = (session.token.nonce, event);
         let mut waiting = self.waiting.lock();
-        if let Some(paused) = waiting.remove(&key) {
+        if let Some(mut paused) = waiting.remove(&key) {
+            paused.call.taken_up_at = Some(key.1);
             return Some(AwaitedCall::Paused(paused));
         }
         let ended = self.ended.get(ended_key(&key))?;
@@ -87,8 +94,7 @@ impl PausedCalls {
         if ended.event != key.1 || ended.when.elapsed() >= ENDED_FOR {
             return None;
         }
-        let error = envelope::error(Some(&ended.id), &gateway_error(&ended.fault));
-        Some(AwaitedCall::Ended(RequestAnswer::Events(events_body([error]))))
+        Some(AwaitedCall::Ended(ended))
     }
 
     fn keep(&self, key: PauseKey, paused: PausedCall) {
@@ -110,10 +116,72 @@ impl PausedCalls {
         let is_late = pace.deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let fault = is_late.then(|| GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown));
         if let Some(fault) = fault.filter(|_| call.is_wanted()) {
-            let (number, id) = (ended_key(&key), call.id.clone());
-            self.ended.insert(number, EndedCall { event: key.1, id, fault, when: Instant::now() });
+            self.keep_end(key, &call, fault);
         }
         Some((call, fault))
+    }
+
+    /// Takes note of what a call ends with. If it was taken up and met its deadline then, its client may lose what says so, and
+    /// come back once more.
+    pub(super) fn note_end(&self, call: &PipedCall, fault: &GatewayFault) {
+        let Some(event) = call.taken_up_at.as_ref().filter(|_| fault.reason == Reason::DeadlineExceeded) else {
+            return;
+        };
+        if call.is_wanted() {
+            let _waiting = self.waiting.lock();
+            self.keep_end((call.session.token.nonce, event.clone()), call, *fault);
+        }
+    }
+
+    fn keep_end(&self, key: PauseKey, call: &PipedCall, fault: GatewayFault) {
+        let (number, id) = (ended_key(&key), call.id.clone());
+        self.ended.insert(number, EndedCall { event: key.1, id, fault, when: Instant::now() });
+    }
+}
+
+impl AnsweredRequest for EndedCall {
+    fn id(&self) -> &RequestId {
+        &self.id
+    }
+
+    /// It has ended before.
+    fn ended(&self, _: &GatewayFault) {}
+
+    fn cancel(&self, _: Reason) {}
+
+    fn is_resumable(&self) -> bool {
+        false
+    }
+
+    fn calls_end(&self) -> Option<&CallsEnd> {
+        None
+    }
+
+    fn told_of(&self, _: &GatewayFault) -> GatewayFault {
+        self.fault
+    }
+}
+
+/// Takes up the stream of a call that met its deadline. The upstream may have ended it in time, while nobody listened; where it
+/// brings no answer soon, the client is told of the deadline.
+pub(super) async fn kept_answer(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    last_event: Option<HeaderValue>,
+    call: EndedCall,
+) -> RequestAnswer {
+    let deadline = Instant::now() + KEPT_ANSWER_MAX;
+    let opening = shared.own.stream_for_client(&session.own, last_event);
+    match tokio::time::timeout_at(deadline, opening).await {
+        Ok(Ok((response, ResumedStreamKind::Same))) if response.content == BodyKind::Events => {
+            let source = shared.edits(session).apply(response.body, shared.served.settings.result_bytes_max);
+            let pace = PipeTimeouts { idle: None, deadline: Some(deadline) };
+            events_until_leaving(shared, PipeBody::resumed(source, call, pace))
+        }
+        Ok(_) | Err(_) => {
+            let error = envelope::error(Some(&call.id), &gateway_error(&call.fault));
+            RequestAnswer::Events(events_body([error]))
+        }
     }
 }
 

@@ -271,9 +271,8 @@ impl PathFaces for Arc<CombinedUpstreams> {
     }
 
     fn has_under_way(&self, nonce: u128, id: &RequestId) -> bool {
-        let open = self.open_members(nonce);
         self.sessions.in_flight.knows_any(nonce, id)
-            || open.into_iter().any(|(at, nonce)| self.members[at].endpoint.has_under_way(nonce, id))
+            || self.members.iter().any(|member| member.endpoint.has_under_way(nonce, id))
     }
 
     fn is_asked_by_a_task(&self, id: &RequestId) -> bool {

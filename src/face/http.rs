@@ -97,6 +97,9 @@ pub struct Inbound {
     pub carriage: MessageChannel,
     /// Whether whoever hands it over has counted it: then no rate is asked, and no place of a stream taken.
     pub is_counted: bool,
+    /// The nonce of the client's session at an endpoint of several upstreams: the session that an `initialize` opens at
+    /// one of these has the same, so that all that is kept by nonce means the client's session.
+    pub endpoint_session: Option<u128>,
 }
 
 impl Inbound {

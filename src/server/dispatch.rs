@@ -100,6 +100,7 @@ fn inbound(
         received_at,
         carriage: MessageChannel::Request,
         is_counted: asker.is_counted,
+        endpoint_session: None,
     }
 }
 

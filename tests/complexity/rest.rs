@@ -89,6 +89,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
         received_at: Instant::now(),
         carriage: MessageChannel::Request,
         is_counted: false,
+        endpoint_session: None,
     }
 }
 

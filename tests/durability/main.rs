@@ -1,6 +1,7 @@
 //! Suites that end the program, or cut its power, and look at what is left.
 
 mod chosen_ids;
+mod endpoint_sessions;
 mod kill_cycles;
 mod power_cut;
 mod replicas;

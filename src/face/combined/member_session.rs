@@ -219,6 +219,7 @@ impl CombinedUpstreams {
         inbound.headers.remove(headers::SESSION_ID);
         inbound.accepted = AcceptedTypes::Json;
         inbound.body = client.introduction();
+        inbound.endpoint_session = Some(client.token.nonce);
         let handshake = MemberHandshake {
             upstream: Arc::clone(&self.settings.upstreams[at]),
             endpoint: Arc::clone(&member.endpoint),

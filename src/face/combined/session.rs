@@ -57,16 +57,6 @@ impl CombinedUpstreams {
         Ok((found.token, known))
     }
 
-    /// The upstreams that the session of this nonce has one open at, as far as is remembered here, with the nonces of those.
-    pub(super) fn open_members(&self, nonce: u128) -> Vec<(usize, u128)> {
-        let open = self.sessions.known.get(nonce).map(|session| session.open_members());
-        let of_member = |(upstream, id): (Arc<str>, HeaderValue)| {
-            let (_, nonce) = self.common().sealer.open_session_home(id.to_str().ok()?)?;
-            Some((self.position(&upstream)?, nonce))
-        };
-        open.into_iter().flatten().filter_map(of_member).collect()
-    }
-
     pub(super) async fn post_in_session(
         self: &Arc<Self>,
         inbound: Box<Inbound>,

@@ -45,7 +45,7 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
     let token = SessionToken {
         upstream: shared.served.channel.name().to_string(),
         principal: digest_of(&inbound.principal),
-        nonce: (shared.served.random)(),
+        nonce: inbound.endpoint_session.unwrap_or_else(shared.served.random),
         client_version: introduction.version,
         upstream_version: opened.version,
         capabilities: introduction.capabilities,
@@ -64,6 +64,9 @@ pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, requ
         let what = "the capabilities are too large for a session id";
         return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
     };
+    if inbound.endpoint_session.is_some() {
+        shared.begins_again(token.nonce);
+    }
     tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
     let mut response = addressee.result(opened.result);
     response.headers_mut().insert(crate::face::headers::SESSION_ID, sealed);
@@ -147,6 +150,12 @@ impl SessionFaceState {
         };
         // One that was opened anew is of this life, and has the calls that run in it counted.
         !self.own.is_renewed(&session.own) && self.served.engine.may_go_on(&session.own.opened.owner, is_earlier)
+    }
+
+    /// Forgets how an earlier session under this nonce ended, and the upstream session that was in use there.
+    fn begins_again(&self, nonce: u128) {
+        self.own.forget(nonce);
+        self.sessions.begins_again(nonce);
     }
 
     /// Ends a client's session here.

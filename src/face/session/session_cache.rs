@@ -95,6 +95,11 @@ impl ClientSessionCache {
         self.task_clients.remove(nonce);
     }
 
+    /// Takes back that a session has ended: the client of an endpoint, which keeps its session there, opened another one here.
+    pub(super) fn begins_again(&self, nonce: u128) {
+        self.ended.remove(nonce);
+    }
+
     /// Takes note that a session's client knows tasks.
     pub(super) fn note_tasks(&self, session: &ClientSession) {
         self.task_clients.insert(session.token.nonce, ());

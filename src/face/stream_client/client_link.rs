@@ -149,6 +149,7 @@ impl ClientLink {
             received_at,
             carriage: MessageChannel::Stream,
             is_counted: false,
+            endpoint_session: None,
         }
     }
 }

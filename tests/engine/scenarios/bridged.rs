@@ -49,6 +49,7 @@ impl<'w> Caller<'w> {
             received_at: Instant::now(),
             carriage: MessageChannel::Request,
             is_counted: false,
+            endpoint_session: None,
         };
         Answer::of(self.world.face.serve(inbound).await, self.world.started)
     }

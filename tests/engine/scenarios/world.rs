@@ -401,6 +401,7 @@ impl Ask {
             received_at: self.arrived.unwrap_or_else(Instant::now),
             carriage: MessageChannel::Request,
             is_counted: false,
+            endpoint_session: None,
         }
     }
 }

@@ -187,6 +187,7 @@ impl Caller {
             received_at: Instant::now(),
             carriage: MessageChannel::Request,
             is_counted: false,
+            endpoint_session: None,
         }
     }
 }

@@ -89,6 +89,12 @@ impl StatelessRequest {
         self.takes_tasks
     }
 
+    /// Whether the client can be asked anything.
+    #[must_use]
+    pub fn takes_questions(&self) -> bool {
+        takes_questions(&self.capabilities)
+    }
+
     /// Whether the client declares tasks of 2025-11-25, which this version does not know: it counts as one without
     /// tasks (EXT-62), but for those that it made in sessions (T-10).
     #[must_use]
@@ -159,7 +165,13 @@ pub fn can_be_asked(capabilities: &Object, question: &Payload) -> bool {
     missing(capabilities, [question]).is_none()
 }
 
-/// The same for capabilities that were kept; if they are none, nothing can be asked.
+/// Whether capabilities (a `ClientCapabilities` object) say that their client can be asked anything.
+#[must_use]
+pub fn takes_questions(capabilities: &Object) -> bool {
+    ["elicitation", "sampling", "roots"].into_iter().any(|capability| capabilities.has_object(capability))
+}
+
+/// [`can_be_asked`] for capabilities that were kept; if they are none, nothing can be asked.
 pub fn declared_by(capabilities: &Payload) -> impl Fn(&Payload) -> bool + Send + Sync + 'static {
     let declared = Object::of(capabilities);
     move |question| declared.as_ref().is_some_and(|all| can_be_asked(all, question))

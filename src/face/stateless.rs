@@ -3,6 +3,7 @@
 //! [`StatelessFace::serve`] is the pipeline in its order: shape, metadata, headers, version, method, names, capabilities,
 //! params; the first failure answers. Everything that needs a 4xx is decided before anything is sent upstream.
 
+mod chosen_era;
 mod fallback;
 pub mod listen;
 pub(super) mod pipe;
@@ -181,10 +182,11 @@ impl StatelessFace {
         let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
         let version = version.ok_or(RequestError::Version { requested: named })?;
         addressee.version = version;
+        let said = StatelessRequest::read(version, &meta);
         // The gateway's own tools need no upstream.
         let era = match self.is_errand(&request.method, params) {
             true => Era::Session,
-            false => self.era(&request.method, params, around.forwarded).await,
+            false => self.era(&request.method, params, said.as_ref().ok(), &around).await,
         };
         let is_served = match era {
             Era::Session => is_served(&request.method),
@@ -196,7 +198,7 @@ impl StatelessFace {
         if around.carriage == MessageChannel::Request {
             headers::check_name(around.headers, &request.method, params)?;
         }
-        let said = StatelessRequest::read(version, &meta)?;
+        let said = said?;
         if ExtTasks::is_method(&request.method) && !tasks::may_ask(&said, &request.method) {
             return Err(StatelessRequest::needs_extension());
         }
@@ -224,15 +226,6 @@ impl StatelessFace {
             arrived: around.arrived,
             carriage: around.carriage,
         })
-    }
-
-    /// How the upstream is spoken to. What the gateway does by itself needs no upstream: tasks are its own, and so
-    /// are subscriptions to them.
-    async fn era(&self, name: &str, params: Option<&Object>, forwarded: &ForwardedHeaders) -> Era {
-        let wanted = || params.and_then(|params| params.get_object("notifications"));
-        let is_about_tasks = ExtTasks::is_method(name)
-            || (name == method::LISTEN && wanted().is_some_and(|wanted| wanted.contains("taskIds")));
-        if is_about_tasks { Era::Session } else { self.served.upstream.era(forwarded).await }
     }
 
     /// Each on the heap, so that the future of a request is no larger than what it asks for.
@@ -433,11 +426,16 @@ impl StatelessFace {
         }
     }
 
+    /// For what the gateway asks by itself so that it can answer this request.
     fn context(&self, inquiry: &StatelessRequestContext<'_>) -> CallContext {
-        let (settings, capabilities) = (&self.served.settings, inquiry.said.upstream_capabilities());
+        self.context_of(&inquiry.principal, &inquiry.said, inquiry.forwarded)
+    }
+
+    fn context_of(&self, principal: &Principal, said: &StatelessRequest, forwarded: &ForwardedHeaders) -> CallContext {
+        let (settings, capabilities) = (&self.served.settings, said.upstream_capabilities());
         let (timeouts, bytes_max) = (settings.timeouts, settings.result_bytes_max);
-        let context = CallContext::new(inquiry.principal.clone(), capabilities, timeouts, bytes_max);
-        CallContext { forwarded: inquiry.forwarded.of_credential(), ..context }
+        let context = CallContext::new(principal.clone(), capabilities, timeouts, bytes_max);
+        CallContext { forwarded: forwarded.of_credential(), ..context }
     }
 
     fn identity(&self) -> Payload {

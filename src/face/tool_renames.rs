@@ -263,6 +263,14 @@ impl Upstream for RenamingUpstream {
         self.inner.era(forwarded).await
     }
 
+    async fn era_for(&self, context: &CallContext) -> Era {
+        self.inner.era_for(context).await
+    }
+
+    fn asked_in_result(&self) {
+        self.inner.asked_in_result();
+    }
+
     fn doubt_era(&self) {
         self.inner.doubt_era();
     }

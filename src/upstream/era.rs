@@ -5,9 +5,12 @@
 //! cost each of them a round trip, and hangs on some servers. For a stateless client there is no other way
 //! to learn whether its requests can go on as they are, so the first one asks `server/discover`, once for
 //! all who wait, within a bound; what was learnt is kept until the upstream contradicts it (UPC-22).
+//! A stateless client that can be asked is served in sessions where the server has them ([`question_era`]).
 //!
 //! [`EraUpstream`] owns both halves of one upstream and chooses by that. It is what stateless clients
 //! are given; session clients are given the session half itself, so no call has to say who it is for.
+
+pub mod question_era;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +21,15 @@ use tokio::sync::{SetOnce, broadcast};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use self::question_era::{QuestionEra, QuestionRoute};
 use super::{
     BeginError, CallContext, ClientCredential, Era, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
     ServerFacts, ServerNotification, Upstream, UpstreamRequest,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
+use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::rpc_error::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
-use crate::wire::{Object, ProtocolVersion, RpcError};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
 /// How long the question may take, connecting included.
 pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
@@ -97,6 +102,8 @@ pub(super) struct EraCache {
     /// What it means that there is no answer in time.
     silence: Option<Era>,
     known: Mutex<EraKnowledge>,
+    /// Where clients that can be asked are served, at a server of both eras.
+    questions: Mutex<QuestionEra>,
 }
 
 #[derive(Clone, Debug)]
@@ -111,13 +118,14 @@ enum EraKnowledge {
 
 impl EraCache {
     /// Nothing is known yet. A `fixed` era is never asked for.
-    pub(super) const fn new(fixed: Option<Era>) -> Self {
-        Self { fixed, ask_max: ASK_MAX, silence: None, known: Mutex::new(EraKnowledge::Nothing) }
+    pub(super) fn new(fixed: Option<Era>) -> Self {
+        let (known, questions) = (Mutex::new(EraKnowledge::Nothing), Mutex::default());
+        Self { fixed, ask_max: ASK_MAX, silence: None, known, questions }
     }
 
     /// The same for a server that is started to be asked.
-    pub(super) const fn of_started(fixed: Option<Era>) -> Self {
-        Self { fixed, ask_max: START_MAX, silence: Some(Era::Session), known: Mutex::new(EraKnowledge::Nothing) }
+    pub(super) fn of_started(fixed: Option<Era>) -> Self {
+        Self { ask_max: START_MAX, silence: Some(Era::Session), ..Self::new(fixed) }
     }
 
     /// The era, asked for if need be. Without a verdict it is [`Era::Session`] for this once.
@@ -177,7 +185,18 @@ impl EraCache {
         let mut known = self.known.lock();
         if matches!(*known, EraKnowledge::Verdict(_)) {
             *known = EraKnowledge::Nothing;
+            self.questions.lock().doubt_sessions();
         }
+    }
+
+    /// The server says at 2026-07-28 what it is capable of.
+    pub(super) fn discovered(&self, capabilities: &Payload) {
+        self.questions.lock().discovered(capabilities);
+    }
+
+    /// The server answered a request of 2026-07-28 with an `InputRequiredResult`.
+    pub(super) fn asked_in_result(&self) {
+        self.questions.lock().asked();
     }
 
     fn learn(&self, era: Era) {
@@ -192,6 +211,13 @@ pub struct EraUpstream {
     session: Arc<dyn Upstream>,
     stateless: Arc<dyn Upstream>,
     tracker: TaskTracker,
+}
+
+/// The half that a request of one client goes to.
+struct ChosenHalf<'a> {
+    upstream: &'a Arc<dyn Upstream>,
+    /// It is the one with sessions at a server of 2026-07-28.
+    is_for_questions: bool,
 }
 
 impl std::fmt::Debug for EraUpstream {
@@ -220,18 +246,50 @@ impl EraUpstream {
         Arc::clone(&self.stateless)
     }
 
-    async fn half(&self, context: &CallContext) -> &Arc<dyn Upstream> {
-        match self.era(&context.forwarded).await {
-            Era::Session => &self.session,
-            Era::Stateless => &self.stateless,
+    async fn half(&self, context: &CallContext) -> ChosenHalf<'_> {
+        let era = self.era(&context.forwarded).await;
+        let chosen = self.era_of_client(era, context).await;
+        let upstream = if chosen == Era::Session { &self.session } else { &self.stateless };
+        ChosenHalf { upstream, is_for_questions: chosen != era }
+    }
+
+    /// How a client is served by a server of this era.
+    async fn era_of_client(&self, era: Era, context: &CallContext) -> Era {
+        if era == Era::Session || self.eras.fixed.is_some() || !context.client.can_be_asked() {
+            return era;
         }
+        let mut route = self.eras.questions.lock().route(Instant::now());
+        if route == QuestionRoute::Handshake {
+            self.try_session(context).await;
+            route = self.eras.questions.lock().route(Instant::now());
+        }
+        if route == QuestionRoute::Sessions { Era::Session } else { Era::Stateless }
+    }
+
+    /// Opens the session that this client is served in, if the server has any.
+    async fn try_session(&self, context: &CallContext) {
+        let credential = context.forwarded.credential();
+        let context = CallContext { forwarded: ForwardedHeaders::bearing(&credential), ..context.clone() };
+        let late = BeginError::Gateway(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
+        let opened = tokio::time::timeout(self.eras.ask_max, self.session.facts(&context)).await.unwrap_or(Err(late));
+        if opened.is_err() && credential.is_clients() {
+            // Only this client may have been refused.
+            return;
+        }
+        self.eras.questions.lock().handshake(opened.as_deref(), Instant::now());
+        let offers_sessions = opened.is_ok();
+        tracing::debug!(upstream = %self.session.name(), offers_sessions, "the server of 2026-07-28 was asked for a session");
     }
 
     /// What else to try after a half failed to begin, since nothing was sent: a server that has no sessions
     /// says so when it is asked for one.
-    fn other_half(&self, error: &BeginError) -> Option<&Arc<dyn Upstream>> {
+    fn other_half(&self, half: &ChosenHalf<'_>, error: &BeginError) -> Option<&Arc<dyn Upstream>> {
         if self.eras.fixed.is_some() {
             return None;
+        }
+        if half.is_for_questions {
+            self.eras.questions.lock().handshake(Err(error), Instant::now());
+            return matches!(error, BeginError::Refused(_)).then_some(&self.stateless);
         }
         let error = match error {
             BeginError::Refused(error) => error,
@@ -265,14 +323,24 @@ impl Upstream for EraUpstream {
         self.eras.era(&self.discover, &self.tracker, forwarded.credential()).await
     }
 
+    async fn era_for(&self, context: &CallContext) -> Era {
+        let era = self.era(&context.forwarded).await;
+        self.era_of_client(era, context).await
+    }
+
     fn doubt_era(&self) {
         self.eras.doubt();
     }
 
+    fn asked_in_result(&self) {
+        self.eras.asked_in_result();
+    }
+
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        match self.half(context).await.facts(context).await {
+        let half = self.half(context).await;
+        match half.upstream.facts(context).await {
             Ok(facts) => Ok(facts),
-            Err(error) => match self.other_half(&error) {
+            Err(error) => match self.other_half(&half, &error) {
                 Some(other) => other.facts(context).await,
                 None => Err(error),
             },
@@ -280,9 +348,10 @@ impl Upstream for EraUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        match self.half(&context).await.begin(request.clone(), context.clone()).await {
+        let half = self.half(&context).await;
+        match half.upstream.begin(request.clone(), context.clone()).await {
             Ok(exchange) => Ok(exchange),
-            Err(error) => match self.other_half(&error) {
+            Err(error) => match self.other_half(&half, &error) {
                 Some(other) => other.begin(request, context).await,
                 None => Err(error),
             },
@@ -302,9 +371,10 @@ impl Upstream for EraUpstream {
         context: &CallContext,
         wishes: &SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
-        match self.half(context).await.listen(context, wishes).await {
+        let half = self.half(context).await;
+        match half.upstream.listen(context, wishes).await {
             Ok(listening) => Ok(listening),
-            Err(error) => match self.other_half(&error) {
+            Err(error) => match self.other_half(&half, &error) {
                 Some(other) => other.listen(context, wishes).await,
                 None => Err(error),
             },
@@ -315,9 +385,10 @@ impl Upstream for EraUpstream {
         &self,
         context: &CallContext,
     ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
-        match self.half(context).await.notifications(context).await {
+        let half = self.half(context).await;
+        match half.upstream.notifications(context).await {
             Ok(news) => Ok(news),
-            Err(error) => match self.other_half(&error) {
+            Err(error) => match self.other_half(&half, &error) {
                 Some(other) => other.notifications(context).await,
                 None => Err(error),
             },

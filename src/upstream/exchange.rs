@@ -13,10 +13,11 @@ use tokio_util::sync::CancellationToken;
 use super::ForwardedHeaders;
 use super::outgoing::HandedOver;
 use crate::dialect::faults::reason_key;
+use crate::dialect::negotiate;
 use crate::dialect::subscriptions::SubscriptionFilter;
 pub use crate::task::Answer;
 use crate::task::{CallLimits, GatewayFault, Principal};
-use crate::wire::{Payload, ProtocolVersion, RpcError};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
 /// A server that requests can be sent to.
 #[async_trait]
@@ -89,6 +90,15 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     async fn era(&self, _forwarded: &ForwardedHeaders) -> Era {
         Era::Session
     }
+
+    /// The same for a request of this client: at a server of both eras a client that can be asked is served in sessions, unless
+    /// the server asks at 2026-07-28. Bounded in time; usually known.
+    async fn era_for(&self, context: &CallContext) -> Era {
+        self.era(&context.forwarded).await
+    }
+
+    /// Says that the server answered a request of 2026-07-28 with an `InputRequiredResult`.
+    fn asked_in_result(&self) {}
 
     /// Says that the server just contradicted [`Upstream::era`]: it is found out anew before the next request.
     fn doubt_era(&self) {}
@@ -266,6 +276,14 @@ pub struct ClientFacts {
     pub capabilities: Payload,
 }
 
+impl ClientFacts {
+    /// Whether the client can be asked anything.
+    #[must_use]
+    pub fn can_be_asked(&self) -> bool {
+        Object::of(&self.capabilities).is_some_and(|declared| negotiate::takes_questions(&declared))
+    }
+}
+
 /// What a server said in its handshake.
 #[derive(Clone, Debug)]
 pub struct ServerFacts {
@@ -274,6 +292,8 @@ pub struct ServerFacts {
     pub capabilities: Payload,
     pub server_info: Option<Payload>,
     pub instructions: Option<Payload>,
+    /// Whether the server keeps a session of its client, by a name: what a call asks is answered there alone.
+    pub has_session: bool,
 }
 
 /// What happened in an exchange.

@@ -1,4 +1,4 @@
-"""An upstream of 2026-07-28: a FastMCP 4 server without sessions.
+"""An upstream of 2026-07-28, which serves sessions too: a FastMCP 4 server.
 
     fastmcp4_server.py [--port N] [--tasks]      prints `listening http://127.0.0.1:PORT/mcp`
     fastmcp4_server.py --sse [...]               the same over HTTP+SSE, at /sse, with sessions
@@ -13,6 +13,7 @@ import asyncio
 
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
+from mcp_types import SamplingMessage, TextContent
 from ready_server import serve
 
 SECONDS_MAX = 600
@@ -43,6 +44,19 @@ def build(tasks: bool) -> FastMCP:
     def fail() -> str:
         """Fails."""
         raise ToolError("it broke")
+
+    @server.tool
+    async def ask(question: str, context: Context) -> str:
+        """Asks the user for a name, in mid-call: that works in sessions alone."""
+        answer = await context.elicit(question, response_type=str)
+        return f"{answer.action}: {getattr(answer, 'data', None)}"
+
+    @server.tool
+    async def complete(prompt: str, context: Context) -> str:
+        """Asks the client's model, as `ask` asks the user."""
+        message = SamplingMessage(role="user", content=TextContent(type="text", text=prompt))
+        answer = await context.session.create_message([message], max_tokens=50)
+        return f"model: {answer.content.text}"
 
     return server
 

@@ -293,3 +293,48 @@ async fn a_program_is_given_the_variables_that_are_named_and_the_block_names_the
         assert!(said.contains(expected) && !said.contains("s3cret"), "{said}");
     }
 }
+
+/// Answers requests of both eras, and opens sessions; at 2026-07-28 it declares these extensions.
+async fn server_of_both_eras(extensions: &'static str) -> String {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    TaskTracker::new().spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = vec![0; 64 * 1024];
+            let read = stream.read(&mut request).await.unwrap_or_default();
+            let request = String::from_utf8_lossy(&request[..read]).into_owned();
+            let id = request.split("\"id\":").nth(1).and_then(|rest| rest.split([',', '}']).next()).unwrap_or("null");
+            let info = r#"{"name":"both","version":"1"}"#;
+            let result = if request.contains("\"server/discover\"") {
+                format!(r#"{{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{{"extensions":{extensions}}}}}"#)
+            } else if request.contains("\"initialize\"") {
+                format!(r#"{{"protocolVersion":"2025-11-25","capabilities":{{}},"serverInfo":{info}}}"#)
+            } else {
+                "{}".to_owned()
+            };
+            let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#);
+            let head = "content-type: application/json\r\nmcp-session-id: s1\r\nconnection: close";
+            let answer = match request.contains("notifications/") {
+                true => "HTTP/1.1 202 Accepted\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".to_owned(),
+                false => format!("HTTP/1.1 200 OK\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()),
+            };
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    url
+}
+
+/// UPC-28.
+#[tokio::test]
+async fn the_report_says_in_which_era_a_server_of_both_can_ask_and_why() {
+    for (extensions, era, why) in [
+        ("{}", "session", "a call of this server can ask its client in mid-call there alone"),
+        (r#"{"io.modelcontextprotocol/tasks":{}}"#, "2026-07-28", "the server declares the tasks extension there"),
+    ] {
+        let url = server_of_both_eras(extensions).await;
+        let json = report(&probe(&["--json", &url]).await);
+        assert_eq!(json["questions"], json!({"era": era, "why": why}), "{json}");
+        let text = String::from_utf8(probe(&[&url]).await.stdout).unwrap();
+        assert!(text.contains(&format!("questions     {era}: {why}; clients that declare")), "{text}");
+    }
+}

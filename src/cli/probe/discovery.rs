@@ -19,6 +19,7 @@ use super::report::{
 use super::{ProbeCommand, toml_block};
 use crate::config::ServerTarget;
 use crate::task::{Answer, Principal, Reason};
+use crate::upstream::era::question_era::{QuestionEra, QuestionRoute};
 use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
@@ -151,6 +152,17 @@ struct ProbedServer {
     stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError>,
 }
 
+impl ProbedServer {
+    /// How clients that can be asked are served, where the server speaks both eras.
+    fn questions(&self) -> Option<QuestionRoute> {
+        let (Ok((_, session)), Ok((_, stateless))) = (&self.session, &self.stateless) else { return None };
+        let (mut era, now) = (QuestionEra::default(), Instant::now());
+        era.discovered(&stateless.capabilities);
+        era.handshake(Ok(&**session), now);
+        Some(era.route(now))
+    }
+}
+
 impl ProbeRun<'_> {
     async fn all(&self) -> Result<ProbeReport, NotMcpError> {
         let found = self.find().await?;
@@ -176,6 +188,7 @@ impl ProbeRun<'_> {
             target: toml_block::shown(&self.probe.target),
             transport: found.transport,
             versions,
+            questions: found.questions(),
             server,
             tools,
             called,

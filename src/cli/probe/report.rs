@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::printable::printable;
 use crate::upstream::ServerFacts;
+use crate::upstream::era::question_era::QuestionRoute;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
 /// Characters of a description, or of a text of a result, that people are shown.
@@ -20,6 +21,8 @@ pub struct ProbeReport {
     pub transport: ProbedTransport,
     /// Newest first.
     pub versions: Vec<ProbedVersion>,
+    /// How `protocol = "auto"` serves clients that can be asked, where the server speaks both eras.
+    pub questions: Option<QuestionRoute>,
     pub server: ServerDescription,
     pub tools: ProbedTools,
     pub called: Option<ProbedCall>,
@@ -244,6 +247,10 @@ impl ProbeReport {
             "tools": self.tools.all.iter().map(value).collect::<Vec<_>>(),
             "toml": self.toml,
         });
+        if let Some(route) = self.questions {
+            let (era, why) = routed(route);
+            report["questions"] = json!({ "era": era, "why": why });
+        }
         if let Some(why) = &self.tools.incomplete {
             report["toolsIncomplete"] = json!(why);
         }
@@ -289,6 +296,11 @@ impl ProbeReport {
                 VersionSupport::No(why) => writeln!(to, "{title:<14}{}  no: {}", version.version, printable(why))?,
             }
         }
+        if let Some(route) = self.questions {
+            let (era, why) = routed(route);
+            let clients = "clients that declare elicitation, sampling or roots are served in it";
+            writeln!(to, "questions     {era}: {why}; {clients} (key `protocol`)")?;
+        }
         let capabilities = Object::of(&self.server.capabilities);
         let names: Vec<_> =
             capabilities.iter().flat_map(Object::keys).map(|name| printable(&name).into_owned()).collect();
@@ -319,6 +331,16 @@ fn write_call(to: &mut String, called: &ProbedCall) -> std::fmt::Result {
     writeln!(to)?;
     let words = called.words();
     if words.is_empty() { Ok(()) } else { writeln!(to, "  {}", short(&words)) }
+}
+
+/// The era that clients that can be asked are served in, and why.
+const fn routed(route: QuestionRoute) -> (&'static str, &'static str) {
+    match route {
+        QuestionRoute::Stateless(why) => (ProtocolVersion::STATELESS.as_str(), why.text()),
+        QuestionRoute::Sessions | QuestionRoute::Handshake => {
+            ("session", "a call of this server can ask its client in mid-call there alone")
+        }
+    }
 }
 
 /// A tool, what it says of itself, and what follows for tasks.

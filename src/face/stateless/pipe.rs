@@ -103,6 +103,7 @@ impl StatelessFace {
             fallback: self.fallback_for(&inquiry.said),
             tools: self.reachable_tools(&inquiry),
             asker,
+            server: Arc::clone(&self.served.upstream),
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),
             said: inquiry.said.clone(),

@@ -62,6 +62,7 @@ impl StatelessUpstream {
         let request = DraftRequest::new(method::DISCOVER, None);
         let result = self.line(context).answer(&request, None).await?;
         let facts = Arc::new(facts_in(&result).ok_or(RequestFailure::Lost(MALFORMED))?);
+        self.eras.discovered(&facts.capabilities);
         *self.facts.lock() = Some(Arc::clone(&facts));
         Ok(facts)
     }
@@ -80,6 +81,7 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
         capabilities: result.get_object("capabilities")?.payload().detached(),
         server_info: meta.and_then(|meta| meta.get(SERVER_INFO)).map(|info| info.detached()),
         instructions: result.get("instructions").map(|text| text.detached()),
+        has_session: false,
     })
 }
 

@@ -107,6 +107,7 @@ fn facts_in(agreed: &AgreedSession) -> Option<ServerFacts> {
         capabilities: result.get_object("capabilities")?.payload().detached(),
         server_info: result.get("serverInfo").map(|info| info.detached()),
         instructions: result.get("instructions").map(|text| text.detached()),
+        has_session: agreed.session.is_some(),
     })
 }
 

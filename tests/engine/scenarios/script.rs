@@ -250,6 +250,7 @@ impl Upstream for Scripted {
             capabilities: payload(r#"{"tools":{"listChanged":true},"tasks":{}}"#),
             server_info: Some(payload(r#"{"name":"scripted","version":"1"}"#)),
             instructions: None,
+            has_session: true,
         }))
     }
 

@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::client::TestGateway;
-use super::peers::{VERSION, body, client, gate, introduce, post, server};
+use super::peers::{VERSION, body, body_of, client, gate, introduce, post, server};
 use super::upstream::{Once, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, status};
 
 fn error(seen: &SeenRequest, code: u16, error: i64, data: &serde_json::Value) -> ScriptedReply {
@@ -129,4 +129,81 @@ async fn a_server_of_both_eras_is_spoken_to_in_the_clients() {
     let calls = server.world.all(SeenRequest::is_call);
     let sessions: Vec<_> = calls.iter().map(|seen| seen.header("mcp-session-id").is_some()).collect();
     assert_eq!(sessions, [true, false]);
+}
+
+/// What a server of 2026-07-28 shows of itself, with these capabilities.
+fn described(seen: &SeenRequest, capabilities: &serde_json::Value) -> ScriptedReply {
+    let facts = json!({"resultType": "complete", "supportedVersions": [VERSION], "capabilities": capabilities});
+    answer(seen, &facts)
+}
+
+/// How the calls of a client that can be asked reach a server, one after the other: in sessions or not.
+async fn sessions_of_calls(server: &ScriptedServer, gate: &TestGateway, capabilities: &[&str]) -> Vec<bool> {
+    for capabilities in capabilities {
+        let call = body_of("tools/call", capabilities, r#""name":"t","arguments":{"k":1}"#);
+        assert_eq!(post(&client(gate), &call).await.status.as_u16(), 200, "{capabilities}");
+    }
+    let calls = server.world.all(SeenRequest::is_call);
+    calls.iter().map(|seen| seen.header("mcp-session-id").is_some()).collect()
+}
+
+const ASKABLE: [&str; 3] = [r#"{"elicitation":{}}"#, r#"{"sampling":{}}"#, r#"{"roots":{}}"#];
+
+/// UPC-28: the SDKs' servers answer both openings, and `server/discover` names 2026-07-28 alone.
+#[tokio::test]
+async fn upc28_clients_that_can_be_asked_are_served_in_sessions_where_there_are_any() {
+    let both = |seen: &SeenRequest| if seen.rpc() == "initialize" { None } else { introduce(seen) };
+    let with_tasks = move |seen: &SeenRequest| match seen.rpc() {
+        "server/discover" => {
+            let extensions = json!({"tools": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}});
+            Some(described(seen, &extensions))
+        }
+        _ => both(seen),
+    };
+    let sessionless = |seen: &SeenRequest| if seen.rpc() == "initialize" { Some(status(404)) } else { introduce(seen) };
+    type Script = Box<dyn Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync>;
+    let no_session_id = |seen: &SeenRequest| match seen.rpc() {
+        "initialize" => {
+            let info = json!({"name": "n", "version": "1"});
+            Some(answer(seen, &json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": info})))
+        }
+        _ => introduce(seen),
+    };
+    let rows: [(&str, Script, &str, bool, usize); 6] = [
+        ("both eras", Box::new(both), "", true, 3),
+        ("the tasks extension", Box::new(with_tasks), "", false, 0),
+        ("a fixed version", Box::new(both), "protocol = \"2026-07-28\"", false, 0),
+        ("sessions refused in words", Box::new(introduce), "", false, 1),
+        ("a handshake without a session", Box::new(no_session_id), "", false, 1),
+        ("sessions refused by status", Box::new(sessionless), "", false, 1),
+    ];
+    for (what, script, key, in_sessions, handshakes) in rows {
+        let server = ScriptedServer::start(script).await;
+        let gate = TestGateway::with(server.address, key).await;
+        assert_eq!(sessions_of_calls(&server, &gate, &["{}"]).await, [false], "{what}, a client that cannot be asked");
+        assert_eq!(server.world.count("initialize"), 0, "{what}");
+        let all = sessions_of_calls(&server, &gate, &ASKABLE).await;
+        assert_eq!(all[1..], [in_sessions; 3], "{what}");
+        assert_eq!(server.world.count("initialize"), handshakes, "{what}");
+    }
+}
+
+/// UPC-28: a server that asks by results needs no session for it.
+#[tokio::test]
+async fn upc28_a_server_that_asked_by_a_result_is_spoken_to_without_sessions() {
+    let server = ScriptedServer::start(|seen| match seen.rpc() {
+        "initialize" => None,
+        "tools/call" if seen.header("mcp-session-id").is_none() => {
+            let params = json!({"message": "?", "requestedSchema": {"type": "object", "properties": {}}});
+            let requests = json!({"q": {"method": "elicitation/create", "params": params}});
+            Some(answer(seen, &json!({"resultType": "input_required", "inputRequests": requests})))
+        }
+        _ => introduce(seen),
+    })
+    .await;
+    let gate = gate(&server).await;
+    assert_eq!(sessions_of_calls(&server, &gate, &ASKABLE[..1]).await, [true]);
+    let undeclared = post(&client(&gate), &body("tools/call", r#""name":"t","arguments":{}"#)).await;
+    assert_eq!(undeclared.verdict().await, "200 -32021 id \"ab\"");
+    assert_eq!(sessions_of_calls(&server, &gate, &ASKABLE).await[2..], [false; 3]);
 }

@@ -17,8 +17,8 @@ use super::upstream::{PeerServer, Program};
 const CANCEL_MAX: Duration = Duration::from_secs(10);
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
-/// What no upstream of an older version may be sent, since it is of 2026-07-28. The one question for the era may
-/// hold them, so often.
+/// What no upstream that is spoken to in sessions may be sent, since it is of 2026-07-28: all clients here can be asked, so
+/// those of both eras are, too. The one question for the era may hold them, so often.
 const FOREIGN: [(&str, usize); 2] = [("io.modelcontextprotocol/", 4), ("mcp-method", 1)];
 /// That question.
 const PROBE: &str = "\"server/discover\"";
@@ -28,7 +28,15 @@ const PROBE: &str = "\"server/discover\"";
 const ASKS_FOR_TASK: [&str; 2] = ["\"task\"", "\"task\":{\"ttl\":"];
 
 /// The upstreams, in the order of the report.
-const UPSTREAMS: [Program; 4] = [Program::Demo, Program::Everything, Program::FastMcp, Program::FastMcpTasks];
+const UPSTREAMS: [Program; 7] = [
+    Program::Demo,
+    Program::Everything,
+    Program::FastMcp,
+    Program::FastMcpTasks,
+    Program::FastMcp4,
+    Program::Listened,
+    Program::TypeScript2,
+];
 
 /// What came of one case; the way it went, if it is as it should be. `None` if the upstream has no such tool.
 pub(super) type Cell = Result<Option<Way>, String>;
@@ -65,8 +73,8 @@ impl cells::Row for Row {
 /// # Errors
 /// If an upstream or a gateway cannot be started.
 async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
-    let [first, second, third, fourth] = UPSTREAMS.map(|program| PeerServer::start(program, peers, "matrix"));
-    let servers: [PeerServer; 4] = tokio::try_join!(first, second, third, fourth)?.into();
+    let starting = UPSTREAMS.map(|program| PeerServer::start(program, peers, "matrix"));
+    let servers = futures_util::future::try_join_all(starting).await?;
     let rows = Client::ALL.map(|client| rows_of(client, peers, &servers));
     Ok(futures_util::future::try_join_all(rows).await?.into_iter().flatten().collect())
 }

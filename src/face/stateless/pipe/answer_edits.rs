@@ -19,6 +19,7 @@ use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::face::unmatched_rules::UnmatchedRules;
 use crate::metric;
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
+use crate::upstream::Upstream;
 use crate::upstream::body::{PartlyReadBody, edited_events, watched};
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply::{self, ReadLimits};
@@ -39,6 +40,11 @@ const NOT_TO_BE_ASKED: &str = "the server asks something that no client is to be
 
 /// What stands in a large event that asks, or that is an error about the gateway's own request.
 const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];
+
+/// Whether a result asks its client.
+fn asks(result: &Object) -> bool {
+    result.get_str("resultType").is_some_and(|kind| kind == "input_required")
+}
 
 /// What an answer is to its method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +83,7 @@ pub(super) struct AnswerEdits {
     pub(super) id: RequestId,
     pub(super) aim: EditTarget,
     pub(super) asker: StateBinding,
+    pub(super) server: Arc<dyn Upstream>,
     pub(super) sealer: Arc<Sealer>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) said: StatelessRequest,
@@ -134,6 +141,9 @@ impl AnswerEdits {
         if !response.id.as_ref().is_some_and(|named| named.says(&self.id)) {
             return text;
         }
+        if response.result.as_ref().is_some_and(asks) {
+            self.server.asked_in_result();
+        }
         match (&response.outcome, &response.result) {
             (Err(error), _) => match self.error(error) {
                 Some(about_us) => envelope::error(Some(&self.id), &about_us),
@@ -189,8 +199,7 @@ impl AnswerEdits {
 
     /// A result that asks, with its state sealed (T-24); `None` for every other one, and where there is none.
     fn sealed(&self, result: &Object) -> Option<Result<Payload, GatewayFault>> {
-        let asks = result.get_str("resultType").is_some_and(|kind| kind == "input_required");
-        let own = result.get("requestState").filter(|_| asks)?;
+        let own = result.get("requestState").filter(|_| asks(result))?;
         let content = StateContent::Upstream(Some(own));
         let token = StateToken { scope: self.asker.scope(), issued_at: self.clock.now(), content };
         Some(match self.sealer.seal_state(&token) {

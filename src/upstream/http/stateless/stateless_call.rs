@@ -56,7 +56,10 @@ impl StatelessCall {
                 // Nobody said that there may be one (UPC-09).
                 StatelessResult::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
                 StatelessResult::Task(handle) => return Box::pin(self.follow(handle)).await,
-                StatelessResult::Round(round) => round,
+                StatelessResult::Round(round) => {
+                    self.line.asked_in_result();
+                    round
+                }
                 StatelessResult::Misplaced => {
                     let (method, reason) = (&*request.method, reason_key(Reason::UpstreamMalformed));
                     tracing::warn!(method, reason, "a result is of a type that it may not have");

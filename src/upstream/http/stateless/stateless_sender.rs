@@ -159,6 +159,11 @@ impl StatelessSender {
         }
     }
 
+    /// The server asks its clients by results.
+    pub(super) fn asked_in_result(&self) {
+        self.eras.asked_in_result();
+    }
+
     /// Whether a request failed since the client's credential is good no more: it never will be again, and the gateway has no
     /// other.
     pub(super) fn outlives_credential(&self, fault: &GatewayFault) -> bool {

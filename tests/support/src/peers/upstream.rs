@@ -16,12 +16,14 @@ pub enum Program {
     FastMcp,
     /// With a tool that works through a list.
     FastMcpPages,
-    /// Of 2026-07-28, without sessions.
+    /// Of 2026-07-28, and of sessions.
     FastMcp4,
     /// The same with tasks of its own.
     FastMcp4Tasks,
-    /// Of 2026-07-28, and can be listened to.
+    /// Of 2026-07-28 and of sessions, and can be listened to.
     Listened,
+    /// Of 2026-07-28 and of sessions.
+    TypeScript2,
     /// With tasks of its own.
     FastMcpTasks,
     /// An example of the SDK's authors whose tools ask something, each in a task of its own.
@@ -47,6 +49,7 @@ impl Program {
             Self::FastMcp4 => "fastmcp4",
             Self::FastMcp4Tasks => "fastmcp4_tasks",
             Self::Listened => "listened",
+            Self::TypeScript2 => "ts2",
             Self::FastMcpTasks => "fastmcp_tasks",
             Self::TypeScriptTasks => "ts_tasks",
             Self::TypeScriptSubtasks => "ts_subtasks",
@@ -67,6 +70,7 @@ impl Program {
             Self::FastMcp4Tasks => format!("FastMCP {} server with tasks", Pins::PyModern.version("fastmcp")),
             Self::FastMcpTasks => format!("FastMCP {} server with tasks", Pins::PyLegacy.version("fastmcp")),
             Self::Listened => format!("Python SDK {} server", Pins::PyModern.version("mcp")),
+            Self::TypeScript2 => format!("TypeScript SDK {} server", npm("@modelcontextprotocol/server")),
             Self::TypeScriptTasks => format!("TypeScript SDK {} task example", npm("@modelcontextprotocol/sdk")),
             Self::TypeScriptSubtasks => {
                 format!("TypeScript SDK {} server with subtasks", npm("@modelcontextprotocol/sdk"))
@@ -96,6 +100,7 @@ impl Program {
             Self::FastMcpPages => peers.command("py-legacy/bin/python", ["fastmcp_pages_server.py", "--port", &number]),
             Self::FastMcp4 => peers.command("py-modern/bin/python", ["fastmcp4_server.py", "--port", &number]),
             Self::Listened => peers.command("py-modern/bin/python", ["listen_py2_server.py", "--port", &number]),
+            Self::TypeScript2 => peers.command("node", ["asking_ts_server.mjs", "--port", &number]),
             Self::FastMcp4Tasks => {
                 peers.command("py-modern/bin/python", ["fastmcp4_server.py", "--tasks", "--port", &number])
             }
@@ -124,6 +129,7 @@ impl Program {
             | Self::FastMcp4
             | Self::FastMcp4Tasks
             | Self::Listened
+            | Self::TypeScript2
             | Self::FastMcpTasks
             | Self::TypeScriptSubtasks
             | Self::TypeScript

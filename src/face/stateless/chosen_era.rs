@@ -1,0 +1,34 @@
+//! Chooses the era in which the upstream is spoken to for one request.
+
+use super::{MessageContext, StatelessFace};
+use crate::dialect::ext_tasks::ExtTasks;
+use crate::dialect::negotiate::StatelessRequest;
+use crate::upstream::Era;
+use crate::wire::{Object, method};
+
+impl StatelessFace {
+    /// How the upstream is spoken to. What the gateway does by itself needs no upstream: tasks are its own, and so
+    /// are subscriptions to them.
+    pub(super) async fn era(
+        &self,
+        name: &str,
+        params: Option<&Object>,
+        said: Option<&StatelessRequest>,
+        around: &MessageContext<'_>,
+    ) -> Era {
+        let wanted = || params.and_then(|params| params.get_object("notifications"));
+        let is_about_tasks = ExtTasks::is_method(name)
+            || (name == method::LISTEN && wanted().is_some_and(|wanted| wanted.contains("taskIds")));
+        if is_about_tasks {
+            return Era::Session;
+        }
+        let era = self.served.upstream.era(around.forwarded).await;
+        match said.filter(|said| era == Era::Stateless && said.takes_questions()) {
+            Some(said) => {
+                let context = self.context_of(&around.principal, said, around.forwarded);
+                self.served.upstream.era_for(&context).await
+            }
+            None => era,
+        }
+    }
+}

@@ -5,6 +5,8 @@
 mod cycles;
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/maps.rs"]
+mod maps;
 #[path = "tidy/pages.rs"]
 mod pages;
 #[path = "tidy/rules.rs"]

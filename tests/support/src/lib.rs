@@ -14,6 +14,7 @@ pub mod clock_shift;
 pub mod crowd;
 pub mod fault_proxy;
 pub mod history;
+pub mod hostile_twin;
 pub mod kind;
 pub mod ledger;
 pub mod pair_client;

@@ -21,6 +21,7 @@ use tokio::net::TcpSocket;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
+use crate::hostile_twin;
 use crate::scripted::{ScriptedServer, in_time};
 
 /// The line of every gateway's key file: what one sealed, the next one opens.
@@ -43,6 +44,8 @@ pub const UPSTREAM_FIELDS: [&str; 8] = [
 pub struct TestGateway {
     pub gateway: Gateway,
     _folder: TempDir,
+    /// The other server of an endpoint, where the test runs at one.
+    _hostile: Option<ScriptedServer>,
 }
 
 impl TestGateway {
@@ -57,7 +60,18 @@ impl TestGateway {
 
     /// `listen` stands in the section of the listener, and may open others behind it.
     pub async fn open(listen: &str, url: &str, keys: &str) -> Self {
-        Self::serving(&format!("{listen}\n[upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\n{keys}\n")).await
+        if !hostile_twin::is_wanted() {
+            return Self::serving(&format!("{listen}\n[upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\n{keys}\n"))
+                .await;
+        }
+        // What a test puts behind the upstream's section may be of any other.
+        let hostile = hostile_twin::hostile().await;
+        let text = format!(
+            "{listen}\n[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"liar\", \"up\"]\nprefix = \"auto\"\n\
+             [upstreams.liar]\nurl = \"{}\"\n[upstreams.up]\nurl = \"{url}\"\npath = \"/own\"\n{keys}\n",
+            hostile.url()
+        );
+        Self { _hostile: Some(hostile), ..Self::serving(&text).await }
     }
 
     /// What is served begins in the section of the listener, and has upstreams behind it.
@@ -73,7 +87,7 @@ impl TestGateway {
         loaded.config.folder = folder.path().to_path_buf();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let gateway = in_time(Gateway::start(loaded.config, metrics)).await.unwrap();
-        Self { gateway, _folder: folder }
+        Self { gateway, _folder: folder, _hostile: None }
     }
 
     /// A client whose session is open, at the newest version.

@@ -79,6 +79,13 @@ impl FallbackTool {
         (level < LEVELS).then_some(FallbackToolName { tool, level })
     }
 
+    /// Whether an item of a tool list is the gateway's own, and no tool of an upstream's that has such a name.
+    #[must_use]
+    pub fn is_definition(item: &Payload) -> bool {
+        let named = Object::of(item).and_then(|item| Self::named(&item.get_str("name")?));
+        named.is_some_and(|named| named.tool.definition(named.level).as_str() == item.as_str())
+    }
+
     /// How a tool list shows it.
     #[must_use]
     pub fn definition(self, level: usize) -> Payload {

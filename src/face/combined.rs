@@ -5,6 +5,8 @@
 //! names. Here is decided whose a message is (`routing`), names are edited (`names`, `messages`), and what all upstreams
 //! say is put together (`lists`, `merge`, `listen`, `own_stream`).
 
+mod admission;
+mod known_sessions;
 mod listen;
 mod lists;
 mod member_answer;
@@ -14,6 +16,7 @@ mod merge;
 mod messages;
 mod names;
 mod own_stream;
+mod routed;
 mod routing;
 mod session;
 mod stateless;
@@ -25,6 +28,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::{HeaderName, HeaderValue};
 use parking_lot::{Mutex, RwLock};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -33,19 +37,21 @@ use super::endpoint::UpstreamEndpoint;
 use super::fallback::FallbackToolService;
 use super::http::{Endpoint, FaceResponse, Inbound};
 use super::intake::{self, BatchItems, PathFaces};
+use super::rates::UnknownTaskWatch;
 use super::served::Served;
 use crate::metric;
 use crate::task::Principal;
 use crate::upstream::own_ids;
 use crate::wire::envelope::Request;
 use crate::wire::{Message, RequestId};
+use admission::REFUSALS_MAX;
 use lists::ListOwners;
 use member_request::EndpointClient;
 pub use member_session::CombinedSessions;
 use merge::ServerSummary;
 pub use names::{PrefixPolicy, prefixes_clash};
 
-/// How often one upstream's absence is logged.
+/// How often one upstream's absence is logged, and that it lies.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 /// How long an upstream may take to say what it has, before it is taken for one that is away.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -85,10 +91,26 @@ struct KnownMember {
     offers_fallback: bool,
     /// What it said of itself last, where it says the same to everybody.
     summary: RwLock<Option<Arc<ServerSummary>>>,
-    /// When it was logged that it is away.
-    logged: Mutex<Option<Instant>>,
+    /// When it was logged that it is away, and that it spoke of requests that it was not given.
+    away_logged: LogLimit,
+    foreign_logged: LogLimit,
     /// Whether it took longer than it may when it was asked last.
     late: Mutex<Option<LateAnswers>>,
+}
+
+/// Has a line of the log written now and then, however often there is reason to.
+#[derive(Default)]
+struct LogLimit(Mutex<Option<Instant>>);
+
+impl LogLimit {
+    fn is_due(&self) -> bool {
+        let mut last = self.0.lock();
+        let is_due = last.is_none_or(|last| last.elapsed() >= LOG_EVERY);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
 }
 
 /// How often in a row an upstream took too long, and when it did last.
@@ -108,6 +130,10 @@ struct CombinedUpstreams {
     members: Vec<KnownMember>,
     sessions: Arc<CombinedSessions>,
     owners: ListOwners,
+    /// Look-ups of tasks that failed.
+    misses: UnknownTaskWatch,
+    /// For answers of the gateway's own to servers.
+    refusals: Arc<Semaphore>,
     /// Largest result that any of the upstreams may give.
     result_bytes_max: usize,
     /// Ends the streams of those who listen, once something else serves the path.
@@ -129,14 +155,23 @@ impl CombinedEndpoint {
             served,
             endpoint,
             summary: RwLock::default(),
-            logged: Mutex::default(),
+            away_logged: LogLimit::default(),
+            foreign_logged: LogLimit::default(),
             late: Mutex::default(),
         };
         let members: Vec<KnownMember> = members.into_iter().map(known).collect();
         let results = members.iter().map(|member| member.served.settings.result_bytes_max);
         let result_bytes_max = results.max().unwrap_or_default();
-        let owners = ListOwners::new();
-        Self(Arc::new(CombinedUpstreams { settings, members, sessions, owners, result_bytes_max, leaving }))
+        Self(Arc::new(CombinedUpstreams {
+            settings,
+            members,
+            sessions,
+            owners: ListOwners::new(),
+            misses: UnknownTaskWatch::default(),
+            refusals: Arc::new(Semaphore::new(REFUSALS_MAX)),
+            result_bytes_max,
+            leaving,
+        }))
     }
 
     /// Whether it is served with just these settings by just these upstreams.
@@ -176,8 +211,10 @@ impl CombinedUpstreams {
         (0..self.members.len()).filter(|at| self.is_for(*at, principal))
     }
 
-    fn position(&self, upstream: &str) -> Option<usize> {
-        self.settings.upstreams.iter().position(|name| **name == *upstream)
+    /// The upstream of this name, if a principal may use it: to others it is like a name that no upstream has.
+    fn position(&self, upstream: &str, principal: &Principal) -> Option<usize> {
+        let at = self.settings.upstreams.iter().position(|name| **name == *upstream);
+        at.filter(|at| self.is_for(*at, principal))
     }
 
     /// Tells operators that an upstream is missing in what a client is shown, and remembers to tell the client once it is not.
@@ -187,9 +224,7 @@ impl CombinedUpstreams {
             session.miss(upstream);
         }
         metrics::counter!(metric::ENDPOINT_ABSENCES, "upstream" => Arc::clone(upstream)).increment(1);
-        let mut logged = self.members[at].logged.lock();
-        if logged.is_none_or(|last| last.elapsed() >= LOG_EVERY) {
-            *logged = Some(Instant::now());
+        if self.members[at].away_logged.is_due() {
             tracing::warn!(endpoint = %path, %upstream, why, "an upstream is away: what it offers is missing at the endpoint");
         }
     }
@@ -286,8 +321,10 @@ impl PathFaces for Arc<CombinedUpstreams> {
 
     fn bits_of_event(&self, id: &str) -> Option<u128> {
         // What upstreams say on a session's own stream bears their ids.
-        let (kind, _, id) = messages::StreamKind::read_event_id(id)?;
-        read_event_id(id).filter(|_| kind == messages::StreamKind::Answer).map(|(stream, _)| stream)
+        match messages::EventPlace::read(id)? {
+            (_, messages::EventPlace::Answer(_, id)) => read_event_id(id).map(|(stream, _)| stream),
+            (_, messages::EventPlace::Own(_)) => None,
+        }
     }
 
     fn listened_as(&self) -> &Arc<str> {

@@ -8,8 +8,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use http::StatusCode;
 use tokio::time::{Instant, timeout_at};
 
+use super::answer::{Addressee, UnknownTaskMarker};
+use super::call_stream;
+use super::call_stream::progress::{LifeSigns, progress_token};
+use super::call_stream::request_answer::{LateAnswer, RequestAnswer};
+use super::http::FaceResponse;
 use super::rates::UnknownTaskWatch;
 use crate::cause::CauseChain;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackToolArguments, FallbackTools, LEVELS};
@@ -18,6 +24,7 @@ use crate::dialect::{FaceDialect, TaskReply};
 use crate::engine::apply::record_shown;
 use crate::engine::{Engine, TaskError};
 use crate::task::{Executed, GatewayFault, Principal, TaskKey, ToolRules};
+use crate::wire::envelope::Request;
 use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 /// What one face of an upstream knows of the three tools.
@@ -142,6 +149,40 @@ impl FallbackAnswer {
             Self::Later(waiting) => waiting.await,
         }
     }
+}
+
+/// A call of one of the tools.
+#[derive(Clone, Copy)]
+pub(super) struct FallbackCall<'a> {
+    pub(super) tool: FallbackTool,
+    pub(super) request: &'a Request,
+    /// Whether silence is broken with progress, where the client wants that.
+    pub(super) life_signs: bool,
+}
+
+/// Answers a call of one of the tools. Dropping the future changes nothing about a task.
+pub(super) async fn answer(
+    engine: &Arc<Engine>,
+    whose: (&Principal, &UnknownTaskWatch),
+    call: FallbackCall<'_>,
+    dialect: FallbackTools,
+    addressee: Addressee,
+) -> FaceResponse {
+    let params = call.request.params.object();
+    let waiting = match run(engine, whose, (call.tool, params), dialect).await {
+        FallbackAnswer::Now(Ok(result)) => return addressee.result(result),
+        FallbackAnswer::Now(Err(error)) => return addressee.error(StatusCode::OK, &error),
+        FallbackAnswer::Missed(unknown) => {
+            let mut response = addressee.result(unknown);
+            response.extensions_mut().insert(UnknownTaskMarker);
+            return response;
+        }
+        FallbackAnswer::Later(waiting) => waiting,
+    };
+    let token = params.and_then(progress_token).filter(|_| call.life_signs);
+    let signs = token.map(|token| LifeSigns::new(call.request.id.clone(), token));
+    let answering = async move { RequestAnswer::from(waiting.await) };
+    call_stream::respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await
 }
 
 /// Runs a call of one of the tools, for the owner's own tasks alone (as `tasks/*`). The upstream hears of nothing but a

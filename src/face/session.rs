@@ -298,7 +298,7 @@ pub(super) fn session_of(
         let token = sealer.open_session(sealed)?;
         (token.upstream == opened_for && token.principal == digest_of(&inbound.principal)).then_some(token)
     };
-    sessions.open(sealed, &inbound.principal, open).ok_or(SessionLookupError::Unknown)
+    sessions.open(sealed, opened_for, &inbound.principal, open).ok_or(SessionLookupError::Unknown)
 }
 
 impl SessionLookupError {

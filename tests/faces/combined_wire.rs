@@ -5,6 +5,7 @@
 
 mod access;
 mod alone;
+mod forged;
 mod lists;
 mod sessions;
 mod streams;

@@ -16,6 +16,7 @@ use http::StatusCode;
 use http_body_util::BodyExt as _;
 use tokio::time::{sleep, timeout};
 
+use super::admission::{AnswerScope, ServerVoice};
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
 use super::own_stream::is_event_stream;
@@ -29,7 +30,7 @@ use crate::face::http::{FaceResponse, Inbound, ResponseBody};
 use crate::face::listen_permits::ListenPermit;
 use crate::wire::envelope::Request;
 use crate::wire::framing::{BodyPart, SseDecoder};
-use crate::wire::{Message, Object, ScanLimits, method};
+use crate::wire::{Message, MessageText, Object, ScanLimits, method};
 
 /// How long an upstream that ended its stream is left alone, at first and at most.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -38,6 +39,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The stream of one upstream.
 struct MemberListen {
     at: usize,
+    voice: ServerVoice,
     /// What it is to tell.
     part: SubscriptionFilter,
     body: ResponseBody,
@@ -86,7 +88,8 @@ impl ListenRequest {
             }
             let decoder = SseDecoder::new(self.upstreams.members[at].served.settings.result_bytes_max);
             let (body, ready) = (answer.into_body(), VecDeque::new());
-            let mut member = MemberListen { at, part: part.clone(), body, decoder, ready };
+            let voice = self.client.voice(&self.upstreams, at, AnswerScope::of(&self.request));
+            let mut member = MemberListen { at, voice, part: part.clone(), body, decoder, ready };
             loop {
                 let Some(text) = member.text().await else { return Err(refused(MemberRefusal::late())) };
                 if let Some(acknowledged) = acknowledged(&text) {
@@ -121,7 +124,8 @@ impl MemberListen {
             let part = self.body.frame().await?.ok()?.into_data().ok()?;
             let events = self.decoder.take(&part).ok()?;
             let messages = events.into_iter().filter(|event| event.is_message() && !event.data.is_empty());
-            self.ready.extend(messages.map(|event| event.data.into_bytes()));
+            let admitted = messages.filter_map(|event| self.voice.admit(event.data));
+            self.ready.extend(admitted.map(MessageText::into_bytes));
         }
     }
 
@@ -224,7 +228,7 @@ impl CombinedUpstreams {
             let at = match self.at_address(client, &uri).await {
                 RequestTarget::Member(at, _) => at,
                 RequestTarget::Unlisted(some) => some.first().copied().unwrap_or_default(),
-                RequestTarget::List(_) => self.any_open(client),
+                RequestTarget::List(_) | RequestTarget::OwnTool(_) => self.any_open(client),
             };
             parts[at].resources.get_or_insert_default().insert(uri);
         }

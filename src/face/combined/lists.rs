@@ -1,5 +1,6 @@
 //! Puts together the lists of several upstreams, and remembers whose what in them is.
 
+use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -136,11 +137,12 @@ impl CombinedUpstreams {
         list: MergedList,
         cursor: Option<&Payload>,
     ) -> Result<Result<Payload, RequestError>, MemberRefusal> {
-        let start = match cursor.filter(|cursor| cursor.as_str() != "null").map(|cursor| self.read_cursor(cursor)) {
-            Some(None) => return Ok(Err(no_such_cursor())),
-            Some(start) => start,
-            None => None,
-        };
+        let start =
+            match cursor.filter(|cursor| cursor.as_str() != "null").map(|cursor| self.read_cursor(client, cursor)) {
+                Some(None) => return Ok(Err(no_such_cursor())),
+                Some(start) => start,
+                None => None,
+            };
         let gathered = self.gather(client, list).await;
         if let (0, Some(refusal)) = (gathered.answered, gathered.refusal) {
             return Err(refusal);
@@ -157,10 +159,10 @@ impl CombinedUpstreams {
         Ok(Ok(writer.finish()))
     }
 
-    fn read_cursor(&self, cursor: &Payload) -> Option<(usize, usize)> {
+    fn read_cursor(&self, client: &EndpointClient, cursor: &Payload) -> Option<(usize, usize)> {
         let text: String = cursor.read().ok()?;
         let (upstream, index) = text.split_once(':')?;
-        Some((self.position(upstream)?, index.parse().ok()?))
+        Some((self.position(upstream, client.principal())?, index.parse().ok()?))
     }
 
     /// Whose an item of a list is, by the name that clients know it by: as it was listed last, or else as it is listed now.
@@ -180,11 +182,13 @@ impl CombinedUpstreams {
         self.gather(client, list).await.owners.get(name).cloned()
     }
 
-    /// The upstream one of whose templates an address may be made from.
+    /// The upstream one of whose templates an address may be made from: of several, the one with the longest literal text, and of
+    /// equals the first.
     pub(super) async fn template_owner(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> Option<usize> {
         let known = self.known_owners(client, MergedList::Templates).await;
         let owners = known.owners.iter().filter(|(template, _)| may_be_of(template, uri));
-        owners.map(|(_, (at, _))| *at).min()
+        let owner = owners.max_by_key(|(template, (at, _))| (literal_bytes(template), Reverse(*at)));
+        owner.map(|(_, (at, _))| *at)
     }
 
     async fn known_owners(self: &Arc<Self>, client: &EndpointClient, list: MergedList) -> Arc<KnownOwners> {
@@ -281,16 +285,21 @@ impl CombinedUpstreams {
             (*at, named.collect::<Vec<_>>())
         });
         let read: Vec<_> = read.collect();
-        let is_shared = |at: usize, name: &str| {
-            list == MergedList::Tools && self.members[at].offers_fallback && is_fallback_tool(name)
+        let is_shared = |name: &str, item: &Object| {
+            self.reserved(list, name).is_some() && FallbackTool::is_definition(item.payload())
         };
-        let own_names = read.iter().flat_map(|(at, items)| items.iter().map(move |(_, name, _)| (*at, name.as_str())));
-        let own_names = own_names.filter(|(at, name)| list.has_names() && !is_shared(*at, name));
-        let publisher =
-            NamePublisher::new(self.settings.prefix, &self.settings.upstreams, own_names.map(|(_, name)| name));
+        let own_names = read.iter().flat_map(|(_, items)| items.iter().map(|(_, name, item)| (name.as_str(), *item)));
+        let own_names = own_names.filter(|(name, item)| list.has_names() && !is_shared(name, item));
+        let is_reserved = |name: &str| self.reserved(list, name).is_some();
+        let publisher = NamePublisher::new(
+            self.settings.prefix,
+            &is_reserved,
+            &self.settings.upstreams,
+            own_names.map(|(name, _)| name),
+        );
         for (at, items) in &read {
             for (index, name, item) in items {
-                let (shown, text) = match list.has_names() && !is_shared(*at, name) {
+                let (shown, text) = match list.has_names() && !is_shared(name, item) {
                     true => {
                         let shown = publisher.published(*at, name);
                         let text = item.edit().set(list.key(), Payload::text(&shown)).finish();
@@ -305,11 +314,6 @@ impl CombinedUpstreams {
             }
         }
     }
-}
-
-/// Whether a name is one of the tools that stand for task methods, as they are called where a server has none of that name.
-pub(super) fn is_fallback_tool(name: &str) -> bool {
-    FallbackTool::ALL.into_iter().any(|tool| tool.base() == name)
 }
 
 /// Whether an address may be made from a template (RFC 6570): its literal parts stand in it, in their order. What stands
@@ -332,9 +336,26 @@ fn may_be_of(template: &str, uri: &str) -> bool {
     })
 }
 
+/// How much of a template stands in each of its addresses.
+fn literal_bytes(template: &str) -> usize {
+    let (mut bytes, mut rest) = (0, template);
+    while let Some((literal, behind)) = rest.split_once('{') {
+        bytes += literal.len();
+        rest = behind.split_once('}').map_or("", |(_, behind)| behind);
+    }
+    bytes + rest.len()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_stands_in_each_address_of_a_template_is_measured() {
+        for (template, bytes) in [("{+any}", 0), ("ab{x}c{y}", 3), ("plain", 5), ("a{broken", 1), ("", 0)] {
+            assert_eq!(literal_bytes(template), bytes, "{template}");
+        }
+    }
 
     #[test]
     fn an_address_is_told_by_what_stands_between_the_expressions_of_a_template() {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method};
 
 use super::CombinedUpstreams;
+use super::admission::{AnswerScope, ServerVoice, progress_token};
 use super::member_answer::{MemberRefusal, read_result};
 use super::member_session::{ClientWords, CombinedSession, OpenedMember};
 use super::messages::metadata_alone;
@@ -62,6 +63,21 @@ impl EndpointClient {
         upstreams.member_session(session, at, ClientWords { head: &self.head, token }).await
     }
 
+    /// Admits what the upstream at `at` says to this client about a request.
+    pub(super) fn voice(&self, upstreams: &Arc<CombinedUpstreams>, at: usize, request: AnswerScope) -> ServerVoice {
+        let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.principal.clone()));
+        ServerVoice { upstreams: Arc::clone(upstreams), at, request, session }
+    }
+
+    /// Remembers under which token an upstream may report progress to this client.
+    fn gives(&self, upstream: &str, params: Option<&Object>) {
+        if let Some(session) = &self.session
+            && let Some(token) = params.and_then(progress_token)
+        {
+            session.give(upstream, &token);
+        }
+    }
+
     /// A message of this client for the upstream at `at`, in its session there.
     ///
     /// # Errors
@@ -115,6 +131,7 @@ impl EndpointClient {
         method: &str,
         params: Payload,
     ) -> Result<Object, MemberRefusal> {
+        self.gives(&upstreams.settings.upstreams[at], Object::of(&params).as_ref());
         let id = RequestId::text(&format!("taskgate-{:032x}", (upstreams.common().random)()));
         let text = envelope::request(&id, method, Some(&params));
         let mut inbound = self.inbound(upstreams, at, (text, None)).await?;
@@ -153,6 +170,7 @@ impl EndpointClient {
         (mut request, mut text): (Request, Bytes),
         params: Option<Payload>,
     ) -> Result<Inbound, MemberRefusal> {
+        self.gives(&upstreams.settings.upstreams[at], request.params.object());
         if let Some(params) = params {
             text = envelope::request(&request.id, &request.method, Some(&params));
             let params = Object::of(&params);

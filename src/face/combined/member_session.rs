@@ -1,7 +1,8 @@
 //! A client's sessions at the upstreams of an endpoint: opened when something is asked of one, in the client's own words,
 //! and remembered for as long as there is room.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -12,8 +13,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::CombinedUpstreams;
+use super::known_sessions::KnownSessions;
 use super::member_answer::{MemberRefusal, read_result, whole};
 use super::merge::ServerSummary;
+use super::messages::plain;
 use crate::dialect::initialize::initialize_request;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::headers;
@@ -21,16 +24,16 @@ use crate::face::http::{AcceptedTypes, Endpoint as _, Inbound};
 use crate::face::sealed::SessionToken;
 use crate::face::session::in_flight::InFlight;
 use crate::face::session::session_cache::ClientSessionCache;
-use crate::upstream::recent_map::RecentMap;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
 
-/// Sessions whose sessions at upstreams are remembered; those of the one used longest ago are opened anew.
-const REMEMBERED_MAX: usize = 20_000;
+/// Progress tokens of one client that are remembered; progress under an older one is dropped.
+const TOKENS_MAX: usize = 512;
+
 /// The sessions at all endpoints. What is remembered of them outlives a reload.
 #[derive(Debug)]
 pub struct CombinedSessions {
     pub(super) tokens: ClientSessionCache,
-    pub(super) known: RecentMap<Arc<CombinedSession>>,
+    pub(super) known: KnownSessions<CombinedSession>,
     /// Requests that wait for an upstream's session, or to know whose they are, by the nonce of the endpoint's.
     pub(super) in_flight: Arc<InFlight>,
 }
@@ -38,7 +41,7 @@ pub struct CombinedSessions {
 impl CombinedSessions {
     #[must_use]
     pub fn new() -> Arc<Self> {
-        let (tokens, known) = (ClientSessionCache::new(), RecentMap::new(REMEMBERED_MAX));
+        let (tokens, known) = (ClientSessionCache::new(), KnownSessions::default());
         Arc::new(Self { tokens, known, in_flight: Arc::default() })
     }
 }
@@ -51,6 +54,8 @@ pub(super) struct CombinedSession {
     opened: watch::Sender<()>,
     /// Cancelled when the client ends it.
     pub(super) ended: CancellationToken,
+    /// Keyed anew for each session, so that no server finds two tokens that are taken for each other.
+    hasher: RandomState,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +68,8 @@ struct CombinedSessionState {
     missing: HashSet<Arc<str>>,
     /// Whether one of these is there now, and the client does not know it.
     has_come: bool,
+    /// The progress tokens that upstreams were given last.
+    tokens: VecDeque<u64>,
 }
 
 #[derive(Debug)]
@@ -91,6 +98,33 @@ impl CombinedSession {
             MemberSession::Opening(_) | MemberSession::Refused => None,
         };
         self.state.lock().members.iter().filter_map(open).collect()
+    }
+
+    /// The session at one upstream, if it is open.
+    pub(super) fn open_member(&self, upstream: &str) -> Option<HeaderValue> {
+        match self.state.lock().members.get(upstream)? {
+            MemberSession::Open(opened) => Some(opened.id.clone()),
+            MemberSession::Opening(_) | MemberSession::Refused => None,
+        }
+    }
+
+    /// Remembers a progress token that an upstream was given.
+    pub(super) fn give(&self, upstream: &str, token: &RequestId) {
+        let given = self.hash(upstream, token);
+        let mut state = self.state.lock();
+        if state.tokens.len() >= TOKENS_MAX {
+            state.tokens.pop_front();
+        }
+        state.tokens.push_back(given);
+    }
+
+    /// Whether an upstream was given this progress token, as far as is remembered.
+    pub(super) fn was_given(&self, upstream: &str, token: &RequestId) -> bool {
+        self.state.lock().tokens.contains(&self.hash(upstream, token))
+    }
+
+    fn hash(&self, upstream: &str, token: &RequestId) -> u64 {
+        self.hasher.hash_one((upstream, &*plain(token)))
     }
 
     /// The upstreams that refused a session when one was asked for last.

@@ -1,12 +1,18 @@
 //! Marks what one of several servers says in a session with the name of its upstream, and reads the mark in what the client
 //! answers: ids of requests, progress tokens, ids of events.
 //!
-//! Pure. Two servers may give the same id to their requests; a mark keeps them apart, and says who asked. It is kept by the
-//! client, so nothing is remembered here. What has no room for a mark goes on as it came: whoever asked knows it again.
+//! Pure. Two servers may give the same id to their requests; a mark keeps them apart, and names the server that asked. The client
+//! keeps it, so nothing is remembered here. [`admitted`] is the one way of a server's message to the client: an answer or progress
+//! on a request that this server was not given is dropped, and a request whose id has no room for a mark is refused.
+
+use std::borrow::Cow;
 
 use bytes::Bytes;
 
+use crate::task::digest::{digest, hex};
 use crate::wire::envelope::{self, BATCH_READ_MAX, Notification, Request, Response, is_batch, split_batch};
+use crate::wire::framing::MessageClassifier;
+use crate::wire::id::ID_BYTES_MAX;
 use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, MessageText, Object, Payload, RequestId, ScanLimits, method};
@@ -16,9 +22,6 @@ const MARK_END: char = ':';
 /// Tells how an id was written: as a text or as a number.
 const TEXT: char = 's';
 const NUMBER: char = 'n';
-
-/// What a message has that may be a request or a notification, whatever its escapes.
-const METHOD_KEY: &[u8] = b"\"method\"";
 
 /// An id of a server's with its upstream's name; `None` where that is too long for an id.
 fn marked(upstream: &str, id: &RequestId) -> Option<RequestId> {
@@ -41,28 +44,104 @@ pub(super) fn unmarked(id: &RequestId) -> Option<(String, RequestId)> {
     Some((upstream.to_owned(), own))
 }
 
-/// What a server says, as the client of several is to see it.
-pub(super) fn shown(upstream: &str, text: MessageText) -> MessageText {
-    if is_batch(&text) {
-        return shown_array(upstream, text);
-    }
-    // Most of what a server says answers something. A large result need not be read for that.
-    if text.message().is_none() && memchr::memmem::find(&text, METHOD_KEY).is_none() {
-        return text;
-    }
-    let Ok(message) = text.read(ScanLimits::UPSTREAM) else { return text };
-    let edited = match &*message {
-        Message::Request(request) => shown_request(upstream, request),
-        Message::Notification(notification) => shown_notification(upstream, notification),
-        Message::Response(_) => None,
-    };
-    edited.map_or(text, MessageText::from)
+/// Longest id of a server's request, as JSON text, that has room for the name of `upstream`.
+pub(super) const fn request_id_bytes_max(upstream: &str) -> usize {
+    ID_BYTES_MAX - upstream.len() - MARK_END.len_utf8() - TEXT.len_utf8()
 }
 
-fn shown_array(upstream: &str, text: MessageText) -> MessageText {
-    let Ok(items) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_READ_MAX) else { return text };
-    let shown: Vec<_> = items.into_iter().map(|item| shown(upstream, item.into()).into_bytes()).collect();
-    Bytes::from([b"[", shown.join(&b',').as_slice(), b"]"].concat()).into()
+/// Tells which requests a server was given, as far as the messages of one stream may name them.
+pub(super) trait GivenRequests {
+    /// Whether a response to this request may come.
+    fn may_answer(&self, id: &RequestId) -> bool;
+
+    /// Whether progress under this token may come.
+    fn may_report(&self, token: &RequestId) -> bool;
+}
+
+/// Why a message of a server does not reach the client.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum RefusedMessage {
+    /// It answers, or reports on, a request that this server was not given; or readers may take it for such a message.
+    NotGiven,
+    /// A request whose id has no room for the name of its upstream.
+    LongId(RequestId),
+}
+
+/// Admits a message of the server of `upstream` to a client of several servers, as that is to see it. What is kept back of it
+/// is added to `refused`; `None` where nothing is left.
+pub(super) fn admitted(
+    upstream: &str,
+    given: &impl GivenRequests,
+    text: MessageText,
+    refused: &mut Vec<RefusedMessage>,
+) -> Option<MessageText> {
+    if is_batch(&text) {
+        return admitted_array(upstream, given, &text, refused);
+    }
+    match judged(upstream, given, &text) {
+        Ok(None) => Some(text),
+        Ok(Some(edited)) => Some(edited.into()),
+        Err(why) => {
+            refused.push(why);
+            None
+        }
+    }
+}
+
+/// Whether the answer that was looked at may come. What may be more than an answer is not judged by a look.
+pub(super) fn is_given_answer(given: &impl GivenRequests, look: &MessageClassifier) -> bool {
+    !look.may_be_request()
+        && !look.has_odd_id()
+        && (!look.names_request() || look.id().is_some_and(|id| given.may_answer(&id)))
+}
+
+/// The edited message; `None` for one that stays as it is.
+fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Result<Option<Bytes>, RefusedMessage> {
+    if !matches!(text.message(), Some(Message::Request(_) | Message::Notification(_))) {
+        // Most messages are answers: a large result need not be located for its id.
+        let mut look = MessageClassifier::default();
+        look.feed(text);
+        if is_given_answer(given, &look) {
+            return Ok(None);
+        }
+        if !look.may_be_request() {
+            return Err(RefusedMessage::NotGiven);
+        }
+    }
+    match &*text.read(ScanLimits::UPSTREAM).map_err(|_| RefusedMessage::NotGiven)? {
+        Message::Request(request) => {
+            let marked = shown_request(upstream, request);
+            marked.map(Some).ok_or_else(|| RefusedMessage::LongId(request.id.clone()))
+        }
+        Message::Notification(notification) if notification.method == method::PROGRESS => {
+            let params = notification.params.object();
+            let token = params.filter(|params| params.case_variant(&[PROGRESS_TOKEN]).is_none());
+            let token = token.and_then(|params| RequestId::from_payload(&params.get(PROGRESS_TOKEN)?));
+            let is_given = token.is_some_and(|token| given.may_report(&token));
+            if is_given { Ok(None) } else { Err(RefusedMessage::NotGiven) }
+        }
+        Message::Notification(notification) => Ok(shown_cancellation(upstream, notification)),
+        // Its members are spelt so that readers may differ.
+        Message::Response(response) => match &response.id {
+            Some(id) if given.may_answer(id) => Ok(None),
+            Some(_) | None => Err(RefusedMessage::NotGiven),
+        },
+    }
+}
+
+fn admitted_array(
+    upstream: &str,
+    given: &impl GivenRequests,
+    text: &MessageText,
+    refused: &mut Vec<RefusedMessage>,
+) -> Option<MessageText> {
+    let Ok(items) = split_batch(text, ScanLimits::UPSTREAM, BATCH_READ_MAX) else {
+        refused.push(RefusedMessage::NotGiven);
+        return None;
+    };
+    let admit = |item: Bytes| admitted(upstream, given, item.into(), refused).map(MessageText::into_bytes);
+    let shown: Vec<_> = items.into_iter().filter_map(admit).collect();
+    (!shown.is_empty()).then(|| Bytes::from([b"[", shown.join(&b',').as_slice(), b"]"].concat()).into())
 }
 
 fn shown_request(upstream: &str, request: &Request) -> Option<Bytes> {
@@ -85,7 +164,7 @@ fn marked_token(upstream: &str, params: &Object) -> Option<Payload> {
     Some(params.edit().set(META, meta).finish())
 }
 
-fn shown_notification(upstream: &str, notification: &Notification) -> Option<Bytes> {
+fn shown_cancellation(upstream: &str, notification: &Notification) -> Option<Bytes> {
     let id = marked(upstream, &notification.cancelled()?)?;
     let params = notification.params.object()?.edit().set("requestId", id.payload().clone()).finish();
     Some(envelope::notification(&notification.method, Some(&params)))
@@ -109,35 +188,75 @@ pub(super) fn progress(notification: &Notification) -> Option<(String, Bytes)> {
     Some((upstream, envelope::notification(method::PROGRESS, Some(&params))))
 }
 
-/// The kinds of streams that events stand on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StreamKind {
-    /// The answer to a request: one upstream's alone.
-    Answer,
-    /// The session's own, on which all upstreams speak.
-    Own,
+/// Names the request that a stream answers, and its progress token, in the ids of the stream's events: a client that takes the
+/// stream up again says so which messages may come on it. Digests, since an id may have any characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RequestMark(String);
+
+impl RequestMark {
+    const DIGITS: usize = 16;
+
+    pub(super) fn of(id: &RequestId, token: Option<&RequestId>) -> Self {
+        Self([Self::digits(id), token.map(Self::digits).unwrap_or_default()].concat())
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let is_mark =
+            [Self::DIGITS, 2 * Self::DIGITS].contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
+        is_mark.then(|| Self(text.to_owned()))
+    }
+
+    fn digits(id: &RequestId) -> String {
+        hex(&digest([plain(id).as_bytes()]).0[..Self::DIGITS / 2])
+    }
+
+    pub(super) fn names(&self, id: &RequestId) -> bool {
+        self.0[..Self::DIGITS] == Self::digits(id)
+    }
+
+    /// Whether this is the progress token.
+    pub(super) fn names_token(&self, token: &RequestId) -> bool {
+        self.0[Self::DIGITS..] == Self::digits(token)
+    }
 }
 
-impl StreamKind {
-    const fn mark(self) -> char {
+/// An id without quotes and escapes: some servers write a number back as a text, and some clients take that for the number.
+pub(super) fn plain(id: &RequestId) -> Cow<'_, str> {
+    id.as_text().unwrap_or(Cow::Borrowed(id.as_json()))
+}
+
+/// Where an event of an upstream stood: on which stream, and under which id as the upstream knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum EventPlace<'t> {
+    /// The answer to a request: one upstream's alone.
+    Answer(RequestMark, &'t str),
+    /// The session's own stream, on which all upstreams speak.
+    Own(&'t str),
+}
+
+const ANSWER: char = ':';
+const OWN: char = '!';
+
+impl<'t> EventPlace<'t> {
+    /// The id of an upstream's event as the client is to see it.
+    pub(super) fn event_id(&self, upstream: &str) -> String {
         match self {
-            Self::Answer => ':',
-            Self::Own => '!',
+            // An empty id says that there is none to go on from.
+            Self::Answer(_, "") | Self::Own("") => String::new(),
+            Self::Answer(mark, id) => format!("{upstream}{ANSWER}{}{ANSWER}{id}", mark.0),
+            Self::Own(id) => format!("{upstream}{OWN}{id}"),
         }
     }
 
-    /// The id of an upstream's event as the client is to see it.
-    pub(super) fn event_id(self, upstream: &str, id: &str) -> String {
-        // An empty id says that there is none to go on from.
-        if id.is_empty() { String::new() } else { format!("{upstream}{}{id}", self.mark()) }
-    }
-
-    /// What the id of an event says: on which kind of stream it stood, whose it was, and how that knows it.
-    pub(super) fn read_event_id(text: &str) -> Option<(Self, &str, &str)> {
-        let at = text.find([Self::Answer.mark(), Self::Own.mark()])?;
-        let (upstream, rest) = text.split_at(at);
-        let kind = if rest.starts_with(Self::Own.mark()) { Self::Own } else { Self::Answer };
-        Some((kind, upstream, &rest[1..]))
+    /// The upstream of an event, by the event's id, and where the event stood.
+    pub(super) fn read(text: &'t str) -> Option<(&'t str, Self)> {
+        let at = text.find([ANSWER, OWN])?;
+        let (upstream, rest) = (&text[..at], &text[at + 1..]);
+        if text[at..].starts_with(OWN) {
+            return Some((upstream, Self::Own(rest)));
+        }
+        let (mark, id) = rest.split_once(ANSWER)?;
+        Some((upstream, Self::Answer(RequestMark::read(mark)?, id)))
     }
 }
 
@@ -158,9 +277,43 @@ mod tests {
         Bytes::copy_from_slice(text.as_bytes()).into()
     }
 
+    /// A server that was given request 7 with progress token "t".
+    struct Seven;
+
+    impl GivenRequests for Seven {
+        fn may_answer(&self, id: &RequestId) -> bool {
+            plain(id) == "7"
+        }
+
+        fn may_report(&self, token: &RequestId) -> bool {
+            plain(token) == "t"
+        }
+    }
+
     #[track_caller]
     fn check_shown(said: &str, expected: &str) {
-        assert_eq!(String::from_utf8_lossy(&shown("reports", text(said))), expected);
+        let mut refused = Vec::new();
+        let shown = admitted("reports", &Seven, text(said), &mut refused).unwrap_or_default();
+        assert_eq!((&*String::from_utf8_lossy(&shown), refused.len()), (expected, 0), "{said}: {refused:?}");
+    }
+
+    #[track_caller]
+    fn check_refused(said: &str, left: &str) {
+        for text in [text(said), read_text(said)] {
+            let mut refused = Vec::new();
+            let shown = admitted("reports", &Seven, text, &mut refused).unwrap_or_default();
+            assert_eq!(&*String::from_utf8_lossy(&shown), left, "{said}");
+            assert_eq!(refused, [RefusedMessage::NotGiven], "{said}");
+        }
+    }
+
+    /// The text with its message read, as what comes over stdio is; itself where it holds no one message.
+    fn read_text(said: &str) -> MessageText {
+        let bytes = Bytes::copy_from_slice(said.as_bytes());
+        match envelope::read(&bytes, ScanLimits::UPSTREAM) {
+            Ok(message) => MessageText::with_message(bytes, std::sync::Arc::new(message)),
+            Err(_) => bytes.into(),
+        }
     }
 
     #[test]
@@ -183,8 +336,10 @@ mod tests {
         );
         for same in [
             r#"{"jsonrpc":"2.0","id":7, "result":{"content":[], "n":1.10}}"#,
-            r#"{"jsonrpc":"2.0","id":7,"result":{"text":"\"method\""}}"#,
-            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":2}}"#,
+            r#"{"jsonrpc":"2.0","id":"7","result":{"text":"\"method\""}}"#,
+            r#"{"jsonrpc":"2.0","id":7,"error":{"code":-1,"message":"m"}}"#,
+            r#"{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","progress":2}}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
             "no JSON with a \"method\" in it",
             "",
@@ -197,11 +352,45 @@ mod tests {
         );
     }
 
+    /// A server speaks of no request that another one was given, however the message is spelt.
     #[test]
-    fn an_id_without_room_for_a_mark_stays_as_it_is() {
-        let long = "x".repeat(250);
-        let asked = format!(r#"{{"jsonrpc":"2.0","id":"{long}","method":"ping"}}"#);
-        check_shown(&asked, &asked);
+    fn an_answer_or_progress_on_a_request_that_a_server_was_not_given_is_dropped() {
+        for said in [
+            r#"{"jsonrpc":"2.0","id":8,"result":{}}"#,
+            r#"{"jsonrpc":"2.0","id":"8","error":{"code":-1,"message":"m"}}"#,
+            r#"{"jsonrpc":"2.0","result":{},"id":8}"#,
+            r#"{"jsonrpc":"2.0","id":7,"result":{},"id":8}"#,
+            r#"{"jsonrpc":"2.0","id":7,"result":{},"ID":8}"#,
+            r#"{"jsonrpc":"2.0","\u0069d":8,"result":{}}"#,
+            r#"{"jsonrpc":"2.0","id":8.0,"result":{}}"#,
+            r#"{"id":8e0,"result":{}}"#,
+            r#"{"id":8,"result":{},"extra":1}"#,
+            r#"{"jsonrpc":"2.0","id":8,"method":"x","result":{}}"#,
+            r#"{"jsonrpc":"2.0","id":7,"result":{}} {"jsonrpc":"2.0","id":8,"result":{}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":2}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","ProgressToken":7}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/progress"}"#,
+        ] {
+            check_refused(said, "");
+        }
+        check_refused(
+            r#"[{"jsonrpc":"2.0","id":8,"result":{}},{"jsonrpc":"2.0","id":7,"result":{}}]"#,
+            r#"[{"jsonrpc":"2.0","id":7,"result":{}}]"#,
+        );
+        check_refused(r#"[{"jsonrpc":"2.0","id":8,"result":{}}]"#, "");
+    }
+
+    #[test]
+    fn a_request_whose_id_has_no_room_for_a_mark_is_refused() {
+        let max = request_id_bytes_max("reports");
+        for (length, is_shown) in [(max - 2, true), (max - 1, false)] {
+            let long = "x".repeat(length);
+            let mut refused = Vec::new();
+            let asked = format!(r#"{{"jsonrpc":"2.0","id":"{long}","method":"ping"}}"#);
+            assert_eq!(admitted("reports", &Seven, text(&asked), &mut refused).is_some(), is_shown, "{length}");
+            let expected = if is_shown { vec![] } else { vec![RefusedMessage::LongId(RequestId::text(&long))] };
+            assert_eq!(refused, expected);
+        }
     }
 
     #[test]
@@ -236,11 +425,23 @@ mod tests {
 
     #[test]
     fn events_are_found_again_by_their_stream() {
-        for kind in [StreamKind::Answer, StreamKind::Own] {
-            let id = kind.event_id("reports", "1:2!3");
-            assert_eq!(StreamKind::read_event_id(&id), Some((kind, "reports", "1:2!3")));
+        let (id, token) = (RequestId::number(7), RequestId::text("a:b\n"));
+        for mark in [RequestMark::of(&id, None), RequestMark::of(&id, Some(&token))] {
+            let place = EventPlace::Answer(mark.clone(), "1:2!3");
+            let shown = place.event_id("reports");
+            assert_eq!(EventPlace::read(&shown), Some(("reports", place)));
+            assert!(mark.names(&id) && mark.names(&RequestId::text("7")) && !mark.names(&token));
+            assert!(!mark.names_token(&id));
         }
-        assert_eq!(StreamKind::Own.event_id("reports", ""), "");
-        assert_eq!(StreamKind::read_event_id("17"), None);
+        assert!(RequestMark::of(&id, Some(&token)).names_token(&token));
+        let own = EventPlace::Own("1:2!3").event_id("reports");
+        assert_eq!(
+            (own.as_str(), EventPlace::read(&own)),
+            ("reports!1:2!3", Some(("reports", EventPlace::Own("1:2!3"))))
+        );
+        assert_eq!(EventPlace::Own("").event_id("reports"), "");
+        for none in ["17", "reports:e-7", "reports:short:e-7", "reports:g123456789012345:e", ""] {
+            assert_eq!(EventPlace::read(none), None, "{none}");
+        }
     }
 }

@@ -40,9 +40,10 @@ pub(super) fn split<'n>(upstreams: &[Arc<str>], name: &'n str) -> Option<(usize,
 }
 
 /// Decides what clients are shown in one list.
-#[derive(Debug)]
 pub(super) struct NamePublisher<'a> {
     policy: PrefixPolicy,
+    /// Whether a name without a prefix is the gateway's own.
+    is_reserved: &'a dyn Fn(&str) -> bool,
     upstreams: &'a [Arc<str>],
     /// How many upstreams have each name.
     holders: HashMap<&'a str, usize>,
@@ -50,17 +51,22 @@ pub(super) struct NamePublisher<'a> {
 
 impl<'a> NamePublisher<'a> {
     /// For a list in which these names stand; none of one upstream twice.
-    pub(super) fn new(policy: PrefixPolicy, upstreams: &'a [Arc<str>], names: impl Iterator<Item = &'a str>) -> Self {
+    pub(super) fn new(
+        policy: PrefixPolicy,
+        is_reserved: &'a dyn Fn(&str) -> bool,
+        upstreams: &'a [Arc<str>],
+        names: impl Iterator<Item = &'a str>,
+    ) -> Self {
         let mut holders = HashMap::new();
         if policy == PrefixPolicy::Auto {
             names.for_each(|name| *holders.entry(name).or_default() += 1);
         }
-        Self { policy, upstreams, holders }
+        Self { policy, is_reserved, upstreams, holders }
     }
 
     /// What a name of the upstream at `at` is published as.
     pub(super) fn published<'n>(&self, at: usize, name: &'n str) -> Cow<'n, str> {
-        let is_alone = || self.holders.get(name).is_none_or(|holders| *holders < 2);
+        let is_alone = || self.holders.get(name).is_none_or(|holders| *holders < 2) && !(self.is_reserved)(name);
         match self.policy {
             PrefixPolicy::Auto if is_alone() && split(self.upstreams, name).is_none() => Cow::Borrowed(name),
             PrefixPolicy::Auto | PrefixPolicy::Always => Cow::Owned(prefixed(&self.upstreams[at], name)),
@@ -84,7 +90,7 @@ mod tests {
     fn check(policy: PrefixPolicy, lists: &[(&str, &[&str])], expected: &[&str]) {
         let upstreams = upstreams(&lists.iter().map(|(upstream, _)| *upstream).collect::<Vec<_>>());
         let names = lists.iter().flat_map(|(_, names)| names.iter().copied());
-        let publisher = NamePublisher::new(policy, &upstreams, names);
+        let publisher = NamePublisher::new(policy, &|name| name == "own", &upstreams, names);
         let all = lists.iter().enumerate().flat_map(|(at, (_, names))| names.iter().map(move |name| (at, *name)));
         let published: Vec<_> = all.map(|(at, name)| publisher.published(at, name).into_owned()).collect();
         assert_eq!(published, expected, "{policy:?} {lists:?}");
@@ -97,6 +103,7 @@ mod tests {
         check(PrefixPolicy::Auto, lists, &["make", "reports__read", "files__read"]);
         check(PrefixPolicy::Auto, &[("a", &["b__x", "y"]), ("b", &["x"])], &["a__b__x", "y", "x"]);
         check(PrefixPolicy::Auto, &[("a", &["b__x"]), ("b", &["x"]), ("c", &["x"])], &["a__b__x", "b__x", "c__x"]);
+        check(PrefixPolicy::Auto, &[("a", &["own", "x"])], &["a__own", "x"]);
         check(PrefixPolicy::Always, &[("a", &["", "__", "a__a"])], &["a__", "a____", "a__a__a"]);
     }
 
@@ -142,7 +149,7 @@ mod tests {
             let policy = if auto { PrefixPolicy::Auto } else { PrefixPolicy::Always };
             let names = ["a", "b", "ab"];
             let upstreams = upstreams(&names[..lists.len()]);
-            let publisher = NamePublisher::new(policy, &upstreams, lists.iter().flatten().map(String::as_str));
+            let publisher = NamePublisher::new(policy, &|name| name == "own", &upstreams, lists.iter().flatten().map(String::as_str));
             let mut seen = BTreeSet::new();
             for (at, list) in lists.iter().enumerate() {
                 for name in list {

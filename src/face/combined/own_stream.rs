@@ -19,11 +19,12 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::CombinedUpstreams;
+use super::admission::{AnswerScope, ServerVoice};
 use super::member_request::EndpointClient;
 use super::member_session::CombinedSession;
-use super::messages::{StreamKind, shown as shown_message};
+use super::messages::{EventPlace, RequestMark};
 use crate::dialect::subscriptions::{ListKind, untagged_notification};
-use crate::face::answer::{addressee, bare, event_stream, too_many};
+use crate::face::answer::{Addressee, addressee, bare, event_stream, too_many};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody};
@@ -37,18 +38,17 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// How often upstreams that refused a session are asked again while a client listens.
 const RETRY_EVERY: Duration = Duration::from_secs(30);
 
-/// An upstream's answer for the client of its endpoint. What is no event stream stays as it is.
-pub(super) fn shown(
+/// An upstream's answer for the client of its endpoint.
+pub(super) async fn shown(
     answer: FaceResponse,
-    upstream: &Arc<str>,
-    kind: StreamKind,
+    voice: ServerVoice,
     event_bytes_max: usize,
+    addressee: &Addressee,
 ) -> FaceResponse {
-    if !is_event_stream(&answer) {
-        return answer;
+    match is_event_stream(&answer) {
+        true => answer.map(|source| ShownEvents::new(source, voice, event_bytes_max).boxed_unsync()),
+        false => voice.admit_answer(answer, addressee).await,
     }
-    let upstream = Arc::clone(upstream);
-    answer.map(|source| ShownEvents::new(source, upstream, kind, event_bytes_max).boxed_unsync())
 }
 
 pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
@@ -59,16 +59,17 @@ pub(super) fn is_event_stream(answer: &FaceResponse) -> bool {
 struct ShownEvents {
     source: ResponseBody,
     decoder: SseDecoder,
-    upstream: Arc<str>,
-    kind: StreamKind,
+    voice: ServerVoice,
+    /// Worked out with the first event that has an id.
+    mark: Option<RequestMark>,
     ready: VecDeque<BodyPart>,
 }
 
 impl ShownEvents {
-    fn new(source: ResponseBody, upstream: Arc<str>, kind: StreamKind, event_bytes_max: usize) -> Self {
+    fn new(source: ResponseBody, voice: ServerVoice, event_bytes_max: usize) -> Self {
         const ENVELOPE_BYTES: usize = 64 << 10;
         let decoder = SseDecoder::new(event_bytes_max.saturating_add(ENVELOPE_BYTES));
-        Self { source, decoder, upstream, kind, ready: VecDeque::new() }
+        Self { source, decoder, voice, mark: None, ready: VecDeque::new() }
     }
 
     fn take(&mut self, part: BodyPart) -> io::Result<()> {
@@ -78,13 +79,23 @@ impl ShownEvents {
             return Ok(());
         }
         for mut event in self.decoder.take(&part).map_err(io::Error::other)? {
-            event.id = event.id.map(|id| self.kind.event_id(&self.upstream, &id));
-            if event.is_message() {
-                event.data = shown_message(&self.upstream, event.data);
+            event.id = event.id.and_then(|id| self.event_id(&id));
+            // Whatever an event is called, some client takes it for a message.
+            if !event.data.is_empty() {
+                let Some(data) = self.voice.admit(event.data) else { continue };
+                event.data = data;
             }
             self.ready.push_back(BodyPart::Event(StreamEvent::of(event)));
         }
         Ok(())
+    }
+
+    fn event_id(&mut self, id: &str) -> Option<String> {
+        if self.mark.is_none() {
+            self.mark = self.voice.request.mark();
+        }
+        let mark = self.mark.clone()?;
+        Some(EventPlace::Answer(mark, id).event_id(self.voice.upstream()))
     }
 }
 
@@ -121,11 +132,11 @@ pub(super) async fn open(
     session: Arc<CombinedSession>,
     inbound: &Inbound,
 ) -> FaceResponse {
-    let last = match inbound.headers.get(headers::LAST_EVENT_ID) {
+    let last = match inbound.headers.get(headers::LAST_EVENT_ID).map(|last| last.to_str().ok()) {
         Some(last) => {
-            let read = last.to_str().ok().and_then(StreamKind::read_event_id);
-            match read.and_then(|(kind, upstream, id)| Some((kind, upstreams.position(upstream)?, id))) {
-                Some((kind, at, id)) => Some((kind, at, id.to_owned())),
+            let read = last.and_then(EventPlace::read);
+            match read.and_then(|(upstream, place)| Some((upstreams.position(upstream, &inbound.principal)?, place))) {
+                Some(last) => Some(last),
                 // Not 404, which says that the session has ended.
                 None => return bare(StatusCode::BAD_REQUEST),
             }
@@ -141,12 +152,13 @@ pub(super) async fn open(
         },
     };
     let response = match last {
-        Some((StreamKind::Answer, at, id)) => {
-            let answer = reopened(upstreams, &client, at, Some(&id)).await;
-            shown(answer, &upstreams.settings.upstreams[at], StreamKind::Answer, upstreams.result_bytes_max)
+        Some((at, EventPlace::Answer(mark, id))) => {
+            let answer = reopened(upstreams, &client, at, Some(id)).await;
+            let voice = client.voice(upstreams, at, AnswerScope::Resumed(mark));
+            shown(answer, voice, upstreams.result_bytes_max, &addressee(None, AcceptedTypes::Both)).await
         }
-        Some((StreamKind::Own, at, id)) => {
-            event_stream(MergedStream::begin(upstreams, client, session, Some((at, id))))
+        Some((at, EventPlace::Own(id))) => {
+            event_stream(MergedStream::begin(upstreams, client, session, Some((at, id.to_owned()))))
         }
         None => event_stream(MergedStream::begin(upstreams, client, session, None)),
     };
@@ -179,6 +191,7 @@ async fn reopened(
 /// The own stream of one session at an upstream.
 struct MemberStream {
     at: usize,
+    voice: ServerVoice,
     /// As the upstream knows it.
     last_event: Option<String>,
     /// How long it is left alone once it ends.
@@ -189,7 +202,7 @@ struct MemberStream {
 
 /// What is next of one of the streams.
 enum MemberNews {
-    Said(MemberStream, Vec<BodyPart>),
+    Said(Box<MemberStream>, Vec<BodyPart>),
     /// It ended; whether it can be opened again, and behind which event.
     Over {
         at: usize,
@@ -240,7 +253,7 @@ impl MergedStream {
     /// Reads the streams of all sessions that are open, and tells the client of what it could not be shown before.
     fn read_all_open(&mut self) {
         for (upstream, _) in self.session.open_members() {
-            if let Some(at) = self.upstreams.position(&upstream) {
+            if let Some(at) = self.upstreams.position(&upstream, self.client.principal()) {
                 self.read(at, None, Duration::ZERO, PAUSE_MIN);
             }
         }
@@ -263,7 +276,8 @@ impl MergedStream {
             let answer = reopened(&upstreams, &client, at, last_event.as_deref()).await;
             if is_event_stream(&answer) {
                 let decoder = SseDecoder::new(upstreams.members[at].served.settings.result_bytes_max);
-                let stream = MemberStream { at, last_event, pause, body: answer.into_body(), decoder };
+                let voice = client.voice(&upstreams, at, AnswerScope::None);
+                let stream = MemberStream { at, voice, last_event, pause, body: answer.into_body(), decoder };
                 return stream.next(&upstreams).await;
             }
             // A server without such a stream has none later either; one that is away may.
@@ -300,7 +314,7 @@ impl MergedStream {
         let (upstreams, client, session) =
             (Arc::clone(&self.upstreams), self.client.clone(), Arc::clone(&self.session));
         let retrying = async move {
-            for at in refused.iter().filter_map(|upstream| upstreams.position(upstream)) {
+            for at in refused.iter().filter_map(|upstream| upstreams.position(upstream, client.principal())) {
                 let _ = client.opened(&upstreams, &session, at).await;
             }
             MemberNews::Retried
@@ -327,18 +341,18 @@ impl MemberStream {
                 self.last_event = event.id.clone().or(self.last_event);
                 // A stream that says something is well.
                 self.pause = PAUSE_MIN;
-                event.id = event.id.map(|id| StreamKind::Own.event_id(upstream, &id));
+                event.id = event.id.map(|id| EventPlace::Own(&id).event_id(upstream));
                 event.retry_ms = None;
-                if event.data.is_empty() {
+                let Some(data) =
+                    Some(event.data).filter(|data| !data.is_empty()).and_then(|data| self.voice.admit(data))
+                else {
                     continue;
-                }
-                if event.is_message() {
-                    event.data = shown_message(upstream, event.data);
-                }
+                };
+                event.data = data;
                 parts.push(BodyPart::Event(StreamEvent::of(event)));
             }
             if !parts.is_empty() {
-                return MemberNews::Said(self, parts);
+                return MemberNews::Said(Box::new(self), parts);
             }
         }
     }

@@ -4,11 +4,17 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::CombinedUpstreams;
-use super::lists::{MergedList, is_fallback_tool};
+use super::lists::MergedList;
 use super::member_request::EndpointClient;
 use super::names::{PrefixPolicy, split};
+use super::routed::is_routed_method;
 use crate::dialect::RequestError;
-use crate::task::{TaskId, TaskKey};
+use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
+use crate::face::answer::Addressee;
+use crate::face::fallback::{self, FallbackCall};
+use crate::face::http::FaceResponse;
+use crate::face::served::Served;
+use crate::task::{Principal, TaskId, TaskKey};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, method};
 
@@ -21,6 +27,8 @@ pub(super) enum RequestTarget {
     Member(usize, Option<Payload>),
     /// One of these upstreams, nobody knows which: they are asked in turn until one knows what it is about.
     Unlisted(Vec<usize>),
+    /// The gateway itself: one of the tools that stand for task methods was called.
+    OwnTool(FallbackTool),
 }
 
 impl CombinedUpstreams {
@@ -33,6 +41,9 @@ impl CombinedUpstreams {
         client: &EndpointClient,
         request: &Request,
     ) -> Result<RequestTarget, RequestError> {
+        if !is_routed_method(&request.method) {
+            return Err(RequestError::UnknownMethod(request.method.clone()));
+        }
         if let Some(list) = MergedList::of_method(&request.method) {
             return Ok(RequestTarget::List(list));
         }
@@ -68,7 +79,14 @@ impl CombinedUpstreams {
         let (Some(params), Some(name)) = (params, name) else {
             return Ok(RequestTarget::Member(self.any_open(client), None));
         };
+        if let Some(tool) = self.reserved(list, &name) {
+            return Ok(RequestTarget::OwnTool(tool));
+        }
         match self.owner_of_name(client, list, &name).await {
+            // Refused here, so that the client hears the name that it asked with.
+            Some((at, own)) if list == MergedList::Tools && !self.may_call(client, at, &own) => {
+                Err(RequestError::unknown_tool(Some(params)))
+            }
             Some((at, own)) if *own == *name => Ok(RequestTarget::Member(at, None)),
             Some((at, own)) => {
                 Ok(RequestTarget::Member(at, Some(params.edit().set("name", Payload::text(&own)).finish())))
@@ -76,6 +94,32 @@ impl CombinedUpstreams {
             None if list == MergedList::Tools => Err(RequestError::unknown_tool(Some(params))),
             None => Err(RequestError::Params(Cow::Borrowed("name is that of no prompt"))),
         }
+    }
+
+    /// The tool of the gateway's own that a name stands for. Without a prefix such names are the gateway's wherever an upstream has
+    /// these tools: the upstreams' own tools of such names are published with their prefix, and called by that alone.
+    pub(super) fn reserved(&self, list: MergedList, name: &str) -> Option<FallbackTool> {
+        let named = FallbackTool::named(name).filter(|_| list == MergedList::Tools)?;
+        self.members.iter().any(|member| member.offers_fallback).then_some(named.tool)
+    }
+
+    /// Answers a call of a tool of the gateway's own. No upstream hears of it.
+    pub(super) async fn own_tool(
+        &self,
+        principal: &Principal,
+        tool: FallbackTool,
+        request: &Request,
+        words: FallbackTools,
+        addressee: &Addressee,
+    ) -> FaceResponse {
+        let Served { engine, settings, .. } = self.common();
+        let call = FallbackCall { tool, request, life_signs: settings.life_signs };
+        fallback::answer(engine, (principal, &self.misses), call, words, addressee.clone()).await
+    }
+
+    fn may_call(&self, client: &EndpointClient, at: usize, tool: &str) -> bool {
+        let upstream = &self.settings.upstreams[at];
+        self.common().engine.access().has_tool(client.principal(), upstream, tool)
     }
 
     async fn owner_of_name(
@@ -87,10 +131,6 @@ impl CombinedUpstreams {
         let principal = client.principal();
         if let Some((at, own)) = split(&self.settings.upstreams, name) {
             return self.is_for(at, principal).then(|| (at, Arc::from(own)));
-        }
-        if list == MergedList::Tools && is_fallback_tool(name) {
-            let shared = self.members_for(principal).find(|at| self.members[*at].offers_fallback);
-            return Some((shared?, Arc::from(name)));
         }
         match self.settings.prefix {
             PrefixPolicy::Always => None,
@@ -134,7 +174,10 @@ impl CombinedUpstreams {
             RequestTarget::Member(at, Some(edited)) => {
                 Ok(RequestTarget::Member(at, Some(params.edit().set("ref", edited).finish())))
             }
-            other @ (RequestTarget::Member(_, None) | RequestTarget::List(_) | RequestTarget::Unlisted(_)) => Ok(other),
+            other @ (RequestTarget::Member(_, None)
+            | RequestTarget::List(_)
+            | RequestTarget::Unlisted(_)
+            | RequestTarget::OwnTool(_)) => Ok(other),
         }
     }
 
@@ -145,7 +188,7 @@ impl CombinedUpstreams {
         let key = TaskKey { owner: client.principal().clone(), id };
         match self.common().engine.get(&key).await {
             Ok(task) => {
-                let at = self.position(&task.origin.upstream).filter(|at| self.is_for(*at, client.principal()));
+                let at = self.position(&task.origin.upstream, client.principal());
                 at.unwrap_or_else(|| self.any_open(client))
             }
             Err(_) => self.any_open(client),
@@ -156,7 +199,7 @@ impl CombinedUpstreams {
     pub(super) fn any_open(&self, client: &EndpointClient) -> usize {
         let principal = client.principal();
         let open = client.session.iter().flat_map(|session| session.open_members());
-        let mut open = open.filter_map(|(upstream, _)| self.position(&upstream));
-        open.find(|at| self.is_for(*at, principal)).or_else(|| self.members_for(principal).next()).unwrap_or(0)
+        let mut open = open.filter_map(|(upstream, _)| self.position(&upstream, principal));
+        open.next().or_else(|| self.members_for(principal).next()).unwrap_or(0)
     }
 }

@@ -11,17 +11,20 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt as _};
-use http::{HeaderValue, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 
+use super::admission::AnswerScope;
+use super::known_sessions::{ForgottenSession, SessionOwner};
 use super::member_answer::{MemberRefusal, whole};
 use super::member_request::EndpointClient;
 use super::member_session::CombinedSession;
 use super::merge::{self, ServerSummary};
-use super::messages::{self, StreamKind};
+use super::messages;
 use super::own_stream;
 use super::routing::RequestTarget;
 use super::{CombinedUpstreams, INTRODUCTION_MAX};
 use crate::dialect::RequestError;
+use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::session_results::initialize_result;
@@ -50,11 +53,32 @@ enum AskedMember {
 
 impl CombinedUpstreams {
     /// The session at the endpoint that a request names.
-    fn session(&self, inbound: &Inbound) -> Result<(Arc<SessionToken>, Arc<CombinedSession>), SessionLookupError> {
+    fn session(
+        self: &Arc<Self>,
+        inbound: &Inbound,
+    ) -> Result<(Arc<SessionToken>, Arc<CombinedSession>), SessionLookupError> {
         let sealer = &self.common().sealer;
         let found = session::session_of(inbound, &self.settings.path, sealer, &self.sessions.tokens)?;
-        let known = self.sessions.known.get_or_default(found.token.nonce);
+        let known = self.known_session(found.token.nonce, inbound);
         Ok((found.token, known))
+    }
+
+    /// The session of this nonce. One that makes room for it is closed at the upstreams.
+    fn known_session(self: &Arc<Self>, nonce: u128, inbound: &Inbound) -> Arc<CombinedSession> {
+        let owner = || SessionOwner { principal: inbound.principal.clone(), counted_as: inbound.counted_as() };
+        let (session, forgotten) = self.sessions.known.get_or_default(nonce, owner);
+        if let Some(ForgottenSession { session, principal }) = forgotten {
+            let (shared, life) = (Arc::clone(self), &self.common().life);
+            let closing = async move {
+                for (upstream, id) in session.open_members() {
+                    let Some(at) = shared.position(&upstream, &principal) else { continue };
+                    let inbound = shared.gateways_message(principal.clone(), id, Method::DELETE, Bytes::new());
+                    shared.members[at].endpoint.serve(inbound).await;
+                }
+            };
+            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(closing));
+        }
+        session
     }
 
     pub(super) async fn post_in_session(
@@ -84,14 +108,15 @@ impl CombinedUpstreams {
             }
             Message::Request(request) => {
                 let id = request.id.clone();
+                let mut voice = client.voice(self, 0, AnswerScope::of(&request));
                 let asked = pin!(self.asked(client, (request, text), &addressee));
                 // The request itself is not sent by then. What was asked on its client's behalf is let go of.
                 match self.sessions.in_flight.before_it_is_sent((token.nonce, &id, arrived), asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
                         let answer = self.members[at].endpoint.serve(*inbound).await;
-                        let upstream = &self.settings.upstreams[at];
-                        own_stream::shown(answer, upstream, StreamKind::Answer, self.result_bytes_max)
+                        voice.at = at;
+                        own_stream::shown(answer, voice, self.result_bytes_max, &addressee).await
                     }
                     Some(Err(refusal)) => refusal.into_response(&addressee),
                     None => unanswered(addressee.accepted).into_response(&addressee),
@@ -140,6 +165,9 @@ impl CombinedUpstreams {
                 return Ok(AskedMember::Asked(at, Box::new(inbound)));
             }
             RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await?,
+            RequestTarget::OwnTool(tool) => {
+                self.own_tool(client.principal(), tool, &request, FallbackTools::for_session(0), addressee).await
+            }
         }))
     }
 
@@ -180,7 +208,7 @@ impl CombinedUpstreams {
         let Some(session) = &client.session else { return Err(MemberRefusal::late()) };
         session.set_level(params.payload());
         let open = session.open_members();
-        let open = open.iter().filter_map(|(upstream, _)| self.position(upstream));
+        let open = open.iter().filter_map(|(upstream, _)| self.position(upstream, client.principal()));
         let told = open.map(|at| client.ask(self, at, method::SET_LEVEL, params.payload().clone()));
         let told = join_all(told).await;
         let refusal = told.into_iter().filter_map(Result::err).find(|refusal| refusal.is_about_params());
@@ -216,9 +244,7 @@ impl CombinedUpstreams {
         if let Some((upstream, id)) = response.id.as_ref().and_then(messages::unmarked)
             && self.members[0].endpoint.is_asked_by_a_task(&id)
         {
-            let Some(at) = self.position(&upstream).filter(|at| self.is_for(*at, client.principal())) else {
-                return accepted();
-            };
+            let Some(at) = self.position(&upstream, client.principal()) else { return accepted() };
             let response = Response { id: Some(id), ..response.clone() };
             return self.members[at].endpoint.take_answer(client.principal(), response).await;
         }
@@ -239,10 +265,11 @@ impl CombinedUpstreams {
     ) -> FaceResponse {
         let open = session.open_members();
         let open = open.iter().filter(|(upstream, _)| only.is_none_or(|only| **upstream == *only));
-        let telling = open.filter_map(|(upstream, _)| self.position(upstream)).map(|at| async move {
-            let inbound = client.inbound(self, at, (text.clone(), None)).await.ok()?;
-            Some(self.members[at].endpoint.serve(inbound).await)
-        });
+        let telling =
+            open.filter_map(|(upstream, _)| self.position(upstream, client.principal())).map(|at| async move {
+                let inbound = client.inbound(self, at, (text.clone(), None)).await.ok()?;
+                Some(self.members[at].endpoint.serve(inbound).await)
+            });
         let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
         match answers.len() {
             // As one server would: what only one hears is answered by it.
@@ -277,7 +304,7 @@ impl CombinedUpstreams {
             let what = "the capabilities are too large for a session id";
             return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
         };
-        let session = self.sessions.known.get_or_default(token.nonce);
+        let session = self.known_session(token.nonce, inbound);
         let client = EndpointClient::in_session(Box::new(inbound.clone()), &Arc::new(token), &session);
         let summaries = match self.summaries(&client).await {
             Ok(summaries) => summaries,
@@ -285,7 +312,7 @@ impl CombinedUpstreams {
         };
         let instructions = merge::instructions(summaries.iter().map(|(name, summary)| (&**name, &**summary)));
         let description = SessionServerDescription {
-            capabilities: &merge::union(summaries.iter().map(|(_, summary)| &summary.capabilities)),
+            capabilities: &merge::advertised(summaries.iter().map(|(_, summary)| &summary.capabilities)),
             instructions: instructions.as_ref(),
             server_info: &own_identity(),
         };
@@ -406,7 +433,7 @@ impl CombinedUpstreams {
         let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
             let mut inbound = Inbound { is_counted: true, ..inbound.clone() };
             inbound.headers.insert(headers::SESSION_ID, id);
-            Some(self.members[self.position(&upstream)?].endpoint.serve(inbound))
+            Some(self.members[self.position(&upstream, &inbound.principal)?].endpoint.serve(inbound))
         });
         join_all(ending).await;
         self.sessions.known.remove(token.nonce);

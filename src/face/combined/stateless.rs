@@ -5,11 +5,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::CombinedUpstreams;
+use super::admission::AnswerScope;
 use super::member_answer::MemberRefusal;
 use super::member_request::EndpointClient;
 use super::merge;
+use super::own_stream;
 use super::routing::RequestTarget;
 use crate::dialect::RequestError;
+use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::{SessionServerDescription, discover_result, stateless_result};
 use crate::dialect::negotiate::StatelessRequest;
@@ -43,7 +46,7 @@ impl CombinedUpstreams {
         let summaries = self.summaries(client).await?;
         let instructions = merge::instructions(summaries.iter().map(|(name, summary)| (&**name, &**summary)));
         let description = SessionServerDescription {
-            capabilities: &merge::union(summaries.iter().map(|(_, summary)| &summary.capabilities)),
+            capabilities: &merge::advertised(summaries.iter().map(|(_, summary)| &summary.capabilities)),
             instructions: instructions.as_ref(),
             server_info: &own_identity(),
         };
@@ -68,7 +71,15 @@ impl CombinedUpstreams {
                     Err(complaint) => addressee.complaint(&complaint),
                 })
             }
-            RequestTarget::Member(at, params) => client.pass(self, at, (request, text), params).await,
+            RequestTarget::Member(at, params) => {
+                let voice = client.voice(self, at, AnswerScope::of(&request));
+                let answer = client.pass(self, at, (request, text), params).await?;
+                Ok(own_stream::shown(answer, voice, self.result_bytes_max, addressee).await)
+            }
+            RequestTarget::OwnTool(tool) => {
+                let words = FallbackTools::for_stateless(0, own_identity());
+                Ok(self.own_tool(client.principal(), tool, &request, words, addressee).await)
+            }
             RequestTarget::Unlisted(some) => self.first_that_knows(&client, &some, &request, addressee).await,
         }
     }

@@ -14,12 +14,9 @@ use super::bridged_client::BridgedClient;
 use super::session_cache::ClientSession;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
-use crate::face::answer::{UnknownTaskMarker, addressee};
-use crate::face::call_stream::progress::{LifeSigns, progress_token};
-use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
-use crate::face::call_stream::respond;
+use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
-use crate::face::fallback::{FallbackAnswer, FallbackResult, FallbackToolService, run};
+use crate::face::fallback::{FallbackAnswer, FallbackCall, FallbackResult, FallbackToolService, answer, run};
 use crate::face::http::{FaceResponse, Inbound};
 use crate::task::{Principal, ToolRules};
 use crate::upstream::Upstream;
@@ -129,21 +126,9 @@ pub(super) async fn post(
     shared.learn_names(session, &inbound.principal).await;
     let Some(tool) = called(shared, session, &request) else { return Err(request) };
     let addressee = addressee(Some(&request.id), inbound.accepted);
-    let errand = errand(shared, &inbound.principal, tool, &request).await;
-    let waiting = match errand {
-        FallbackAnswer::Now(Ok(result)) => return Ok(addressee.result(result)),
-        FallbackAnswer::Now(Err(error)) => return Ok(addressee.error(http::StatusCode::OK, &error)),
-        FallbackAnswer::Missed(unknown) => {
-            let mut response = addressee.result(unknown);
-            response.extensions_mut().insert(UnknownTaskMarker);
-            return Ok(response);
-        }
-        FallbackAnswer::Later(waiting) => waiting,
-    };
-    let token = request.params.object().and_then(progress_token).filter(|_| shared.served.settings.life_signs);
-    let signs = token.map(|token| LifeSigns::new(request.id.clone(), token));
-    let answering = async move { RequestAnswer::from(waiting.await) };
-    Ok(respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await)
+    let whose = (&inbound.principal, shared.tasks.misses());
+    let call = FallbackCall { tool, request: &request, life_signs: shared.served.settings.life_signs };
+    Ok(answer(&shared.served.engine, whose, call, shared.fallback_words(), addressee).await)
 }
 
 async fn errand(shared: &SessionFaceState, owner: &Principal, tool: FallbackTool, request: &Request) -> FallbackAnswer {

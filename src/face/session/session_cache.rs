@@ -68,17 +68,22 @@ impl ClientSessionCache {
         }
     }
 
-    /// The session that a sealed id stands for, by `open` where it is not known from before. `None` where
-    /// `open` gives none, and for one that has ended.
+    /// The session that a sealed id stands for, opened for this upstream or endpoint by its owner; by `open` where it is not known
+    /// from before. `None` where `open` gives none, and for one that has ended.
     pub(in crate::face) fn open(
         &self,
         sealed: &str,
+        opened_for: &str,
         owner: &Principal,
         open: impl FnOnce() -> Option<SessionToken>,
     ) -> Option<ClientSession> {
         // Whoever sends the same end of a text, and another beginning, has no token of ours.
         let key = sealed.as_bytes().last_chunk().map(|end| u128::from_ne_bytes(*end))?;
-        let is_same = |known: &Arc<OpenedToken>| *known.sealed == *sealed && known.session.own.opened.owner == *owner;
+        // All that `open` looks at.
+        let is_same = |known: &Arc<OpenedToken>| {
+            let session = &known.session;
+            *known.sealed == *sealed && session.token.upstream == opened_for && session.own.opened.owner == *owner
+        };
         let session = match self.opened.get(key).filter(is_same) {
             Some(known) => known.session.clone(),
             None => {
@@ -141,21 +146,28 @@ mod tests {
     fn an_id_is_opened_once_for_its_owner_and_anew_for_anybody_else() {
         let sessions = ClientSessionCache::new();
         let owner = Principal::local();
-        let first = sessions.open(SEALED, &owner, || Some(token(1))).unwrap();
-        let again = sessions.open(SEALED, &owner, || panic!("it is known from before")).unwrap();
+        let first = sessions.open(SEALED, "reports", &owner, || Some(token(1))).unwrap();
+        let again = sessions.open(SEALED, "reports", &owner, || panic!("it is known from before")).unwrap();
         assert!(Arc::ptr_eq(&first.token, &again.token));
         assert_eq!(again.own.opened.binding.session.as_ref().unwrap(), "s-1");
-        assert!(sessions.open(SEALED, &Principal::anonymous(), || None).is_none(), "nobody else is let in by it");
+        assert!(
+            sessions.open(SEALED, "reports", &Principal::anonymous(), || None).is_none(),
+            "nobody else is let in by it"
+        );
         let other = format!("another beginning{}", &SEALED[SEALED.len() - 16..]);
-        assert!(sessions.open(&other, &owner, || None).is_none(), "the whole text is compared, not its end alone");
-        assert!(sessions.open("short", &owner, || Some(token(2))).is_none(), "a token is never that short");
+        assert!(
+            sessions.open(&other, "reports", &owner, || None).is_none(),
+            "the whole text is compared, not its end alone"
+        );
+        assert!(sessions.open(SEALED, "files", &owner, || None).is_none(), "it was opened for another path");
+        assert!(sessions.open("short", "reports", &owner, || Some(token(2))).is_none(), "a token is never that short");
     }
 
     #[test]
     fn an_id_that_has_ended_stands_for_nothing_though_it_was_open_before() {
         let sessions = ClientSessionCache::new();
-        let session = sessions.open(SEALED, &Principal::local(), || Some(token(1))).unwrap();
+        let session = sessions.open(SEALED, "reports", &Principal::local(), || Some(token(1))).unwrap();
         sessions.ended(session.token.nonce);
-        assert!(sessions.open(SEALED, &Principal::local(), || Some(token(1))).is_none());
+        assert!(sessions.open(SEALED, "reports", &Principal::local(), || Some(token(1))).is_none());
     }
 }

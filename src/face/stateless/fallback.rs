@@ -3,17 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
-
 use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::engine::{CallEvent, CallStream};
-use crate::face::answer::UnknownTaskMarker;
-use crate::face::call_stream;
-use crate::face::call_stream::progress::LifeSigns;
-use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
-use crate::face::fallback::{FallbackAnswer, FallbackToolService, run};
+use crate::face::fallback::{FallbackCall, FallbackToolService, answer};
 use crate::task::{HandleSupport, TaskMode, ToolPolicy};
 use crate::wire::{Object, method};
 
@@ -84,21 +78,7 @@ impl StatelessFace {
         }
         let tool = fallback.named(&inquiry.params.get_str("name")?)?;
         let whose = (&inquiry.principal, &self.misses);
-        let errand = run(&self.served.engine, whose, (tool, Some(inquiry.params)), self.fallback_words()).await;
-        let waiting = match errand {
-            FallbackAnswer::Now(Ok(result)) => return Some(inquiry.addressee.result(result)),
-            FallbackAnswer::Now(Err(error)) => return Some(inquiry.addressee.error(StatusCode::OK, &error)),
-            FallbackAnswer::Missed(unknown) => {
-                let mut response = inquiry.addressee.result(unknown);
-                response.extensions_mut().insert(UnknownTaskMarker);
-                return Some(response);
-            }
-            FallbackAnswer::Later(waiting) => waiting,
-        };
-        let token = inquiry.said.progress_token.clone().filter(|_| self.served.settings.life_signs);
-        let signs = token.map(|token| LifeSigns::new(inquiry.request.id.clone(), token));
-        let answering = async move { RequestAnswer::from(waiting.await) };
-        let late = LateAnswer { answering: Box::pin(answering), signs };
-        Some(call_stream::respond(late, inquiry.addressee.clone()).await)
+        let call = FallbackCall { tool, request: inquiry.request, life_signs: self.served.settings.life_signs };
+        Some(answer(&self.served.engine, whose, call, self.fallback_words(), inquiry.addressee.clone()).await)
     }
 }

@@ -58,6 +58,9 @@ pub struct MessageClassifier {
     expects_member: bool,
     /// The id as it is written, quotes and all.
     id: SmallVec<[u8; 24]>,
+    /// Whether an id was named, and whether some reader may take another value for it.
+    has_id: bool,
+    has_odd_id: bool,
     /// It is no object and no array, so no message.
     is_other: bool,
     is_answer: bool,
@@ -122,6 +125,18 @@ impl MessageClassifier {
     pub fn id(&self) -> Option<RequestId> {
         let text = Bytes::copy_from_slice(&self.id);
         RequestId::from_payload(&Payload::parse(&text, ScanLimits::CLIENT).ok()?)
+    }
+
+    /// Whether it answers a request: it has an id that is not `null`, usable or not.
+    #[must_use]
+    pub fn names_request(&self) -> bool {
+        self.has_id && *self.id != *b"null"
+    }
+
+    /// Whether readers may differ about its id: it has two, or one spelt in another case.
+    #[must_use]
+    pub const fn has_odd_id(&self) -> bool {
+        self.has_odd_id
     }
 
     /// What the message shows so far.
@@ -234,6 +249,10 @@ impl MessageClassifier {
                 self.is_error |= name.eq_ignore_ascii_case(b"error");
                 self.expects_method = name.eq_ignore_ascii_case(b"method");
                 self.expects_id = name == b"id" && self.id.is_empty();
+                if name.eq_ignore_ascii_case(b"id") {
+                    self.has_odd_id |= self.has_id || name != b"id";
+                    self.has_id = true;
+                }
                 self.expects_result = name.eq_ignore_ascii_case(b"result");
                 let is_answer = self.is_answer || self.is_error;
                 self.is_asking |= (self.expects_method || is_answer) && self.is_method;
@@ -352,6 +371,31 @@ mod tests {
                 glance.feed(&text.as_bytes()[..cut]);
                 glance.feed(&text.as_bytes()[cut..]);
                 assert_eq!(glance.id().as_ref().map(RequestId::as_json), id, "{text} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_id_about_which_readers_differ_is_odd() {
+        for (text, names_request, is_odd) in [
+            (r#"{"id":7,"result":{"id":8}}"#, true, false),
+            (r#"{"result":{},"id":null}"#, false, false),
+            (r#"{"result":{}}"#, false, false),
+            (r#"{"id":1.5,"result":{}}"#, true, false),
+            (r#"{"id":7,"result":{},"id":8}"#, true, true),
+            (r#"{"id":7,"result":{},"ID":8}"#, true, true),
+            (r#"{"Id":8,"result":{}}"#, true, true),
+            (r#"{"id":7,"result":{}} {"id":8,"result":{}}"#, true, true),
+        ] {
+            for cut in 0..=text.len() {
+                let mut glance = MessageClassifier::default();
+                glance.feed(&text.as_bytes()[..cut]);
+                glance.feed(&text.as_bytes()[cut..]);
+                assert_eq!(
+                    (glance.names_request(), glance.has_odd_id()),
+                    (names_request, is_odd),
+                    "{text} cut at {cut}"
+                );
             }
         }
     }

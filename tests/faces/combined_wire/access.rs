@@ -36,7 +36,7 @@ async fn a_key_sees_and_calls_at_an_endpoint_what_it_opens() {
     );
     let gate = TestGateway::serving(&format!("{keys}{}", text_of(&one, &two, ""))).await;
     let (session, introduced) = opened(&gate, ADA).await;
-    assert_eq!(introduced["instructions"], "# one\n\nask one");
+    assert_eq!(introduced["instructions"], "# one\n\n> ask one");
     let list = post(&gate, ADA, Some(&session), request(1, "tools/list", &json!({}))).await.json().await;
     assert_eq!(names(&list["result"]["tools"], "name"), ["one__shared", "one__one_only"]);
     let call = |tool: &str| request(2, "tools/call", &json!({"name": tool, "arguments": {"n": 1}}));
@@ -46,6 +46,15 @@ async fn a_key_sees_and_calls_at_an_endpoint_what_it_opens() {
     assert_eq!(withheld.to_string().replace("shared", "nothing"), unknown.to_string());
     let read = post(&gate, ADA, Some(&session), request(3, "resources/read", &json!({"uri": "hidden://two"}))).await;
     assert_eq!(read.verdict().await, "200 -32002 id 3");
+    for place in ["two", "nobody"] {
+        let cursor = json!({"cursor": format!("{place}:0")});
+        let page = post(&gate, ADA, Some(&session), request(4, "tools/list", &cursor)).await;
+        assert_eq!(page.verdict().await, "200 -32602 id 4", "{place}");
+        let stream = gate.stranger().request("GET").header("authorization", format!("Bearer {ADA}"));
+        let stream = stream.header("mcp-session-id", &session).header("last-event-id", format!("{place}!1"));
+        let stream = gate.stranger().send(stream.body(Full::default()).unwrap()).await;
+        assert_eq!(stream.status.as_u16(), 400, "{place}");
+    }
     assert_eq!(two.world.all(|_| true).len(), 0, "nothing was asked of a server that is not ada's");
 
     let (session, _) = opened(&gate, BOB).await;
@@ -53,6 +62,11 @@ async fn a_key_sees_and_calls_at_an_endpoint_what_it_opens() {
     assert_eq!(names(&list["result"]["tools"], "name"), ["one__one_only", "two__two_only"]);
     let called = post(&gate, BOB, Some(&session), call("two__two_only")).await.json().await;
     assert_eq!(called["result"]["n"], 1);
-    assert_eq!(post(&gate, BOB, Some(&session), call("two__shared")).await.verdict().await, "200 -32602 id 2");
+    let withheld = post(&gate, BOB, Some(&session), call("two__shared")).await.json().await;
+    assert_eq!(withheld["error"]["code"], -32602);
+    assert!(
+        withheld["error"]["message"].as_str().unwrap().contains("two__shared"),
+        "the name that was asked: {withheld}"
+    );
     assert_eq!(two.world.count("tools/call"), 1);
 }

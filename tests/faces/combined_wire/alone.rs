@@ -50,7 +50,7 @@ async fn what_the_servers_are_and_have_is_put_together() {
     let discovered = ask(&gate, &[], "server/discover", json!({})).await.json().await;
     let result = &discovered["result"];
     assert_eq!(result["supportedVersions"], json!([VERSION]));
-    assert_eq!(result["instructions"], "# one\n\nask one\n\n# two\n\nask two");
+    assert_eq!(result["instructions"], "# one\n\n> ask one\n\n# two\n\n> ask two");
     assert_eq!(result["capabilities"]["extensions"], json!({"io.modelcontextprotocol/tasks": {}}));
     assert_eq!(result["capabilities"]["tools"], json!({"listChanged": true}));
     let list = ask(&gate, &[], "tools/list", json!({})).await.json().await;

@@ -29,7 +29,7 @@ async fn capabilities_are_those_of_all_and_instructions_stand_under_their_names(
             "resources": {"subscribe": true, "listChanged": true},
         })
     );
-    assert_eq!(result["instructions"], "# one\n\nask one");
+    assert_eq!(result["instructions"], "# one\n\n> ask one");
     assert_eq!(result["serverInfo"]["name"], "taskgate");
     let seen = one.world.first(is_handshake).await;
     assert_eq!(seen.body["params"]["clientInfo"]["name"], "raw");

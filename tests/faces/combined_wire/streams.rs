@@ -115,20 +115,48 @@ async fn the_sessions_own_stream_has_what_all_servers_say_of_their_own_accord() 
 
 #[tokio::test]
 async fn a_stream_is_taken_up_at_the_server_whose_event_the_client_names() {
-    let ((says, one), two) = (talking("one", is_get).await, server("two", |_| None).await);
+    let (call_says, call) = Once::events();
+    let (rest_says, rest) = Once::events();
+    let one = server("one", move |seen| match is_get(seen) {
+        true => rest.take(),
+        false => seen.is_call().then(|| call.take()).flatten(),
+    })
+    .await;
+    let two = server("two", |_| None).await;
     let gate = combined(&one, &two, "").await;
     let client = gate.client().await;
-    says.numbered("e-8", &json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
-    drop(says);
-    let mut rest = client.get(Some("one:e-7")).await;
+    let log = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}});
+    call_says.numbered("e-7", &log);
+    let params = json!({"name": "one__shared", "arguments": {}, "_meta": {"progressToken": "t"}});
+    let mut reply = client.post(request(1, "tools/call", &params)).await;
+    let event = reply.until("\n\n").await;
+    let last = event.lines().find_map(|line| line.strip_prefix("id: ")).unwrap_or_else(|| panic!("{event}"));
+    assert!(last.starts_with("one:") && last.ends_with(":e-7"), "{last}");
+    drop(reply);
+    // A server that goes on with the stream says no more on it than it may on the call's own.
+    for (id, message) in [
+        ("e-8", json!({"jsonrpc": "2.0", "id": 2, "result": {"forged": true}})),
+        ("e-9", progress("u")),
+        ("e-10", progress("t")),
+        ("e-11", json!({"jsonrpc": "2.0", "id": 1, "result": {}})),
+    ] {
+        rest_says.numbered(id, &message);
+    }
+    drop(rest_says);
+    let mut rest = client.get(Some(last)).await;
+    assert_eq!(message(&mut rest).await["params"]["progressToken"], "t");
     let event = rest.until("\n\n").await;
-    assert!(event.starts_with("id: one:e-8\n"), "{event}");
+    assert!(event.starts_with("id: one:") && event.contains(":e-11\n") && event.contains("\"id\":1"), "{event}");
     let seen = one.world.first(is_get).await;
     assert_eq!(seen.header("last-event-id"), Some("e-7"));
     assert!(two.world.all(is_get).is_empty());
-    for unknown in ["e-7", "three:e-7", ":x", ""] {
+    for unknown in ["e-7", "one:e-7", &last.replace("one:", "three:"), ":x", ""] {
         assert_eq!(client.get(Some(unknown)).await.status, StatusCode::BAD_REQUEST, "{unknown}");
     }
+}
+
+fn progress(token: &str) -> Value {
+    json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
 }
 
 #[tokio::test]

@@ -1,0 +1,238 @@
+//! Admits what one upstream says to a client of its endpoint, on streams and in whole answers.
+//!
+//! The client has one session with several servers, and takes each message by its id alone. So a message passes only where it
+//! names a request that its own server was given: see [`admitted`].
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::time::Instant;
+
+use super::CombinedUpstreams;
+use super::member_session::CombinedSession;
+use super::messages::{
+    GivenRequests, RefusedMessage, RequestMark, admitted, is_given_answer, plain, request_id_bytes_max,
+};
+use crate::dialect::faults::gateway_error;
+use crate::face::answer::Addressee;
+use crate::face::headers;
+use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody, full_body};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::ForwardedHeaders;
+use crate::wire::envelope::{self, Request};
+use crate::wire::framing::{BodyPart, MessageClassifier};
+use crate::wire::meta::{META, PROGRESS_TOKEN};
+use crate::wire::{MessageText, Object, RequestId, RpcError, rpc_error};
+
+/// Refusals that may be on their way to the servers of one endpoint.
+pub(super) const REFUSALS_MAX: usize = 64;
+
+/// The request whose answers a stream may bring.
+#[derive(Clone, Debug)]
+pub(super) enum AnswerScope {
+    /// The session's own stream, on which no server answers.
+    None,
+    Asked {
+        id: RequestId,
+        token: Option<RequestId>,
+    },
+    /// The stream was taken up again, by the id of an event.
+    Resumed(RequestMark),
+}
+
+impl AnswerScope {
+    pub(super) fn of(request: &Request) -> Self {
+        Self::Asked { id: request.id.clone(), token: request.params.object().and_then(progress_token) }
+    }
+
+    /// What the ids of the stream's events say of it.
+    pub(super) fn mark(&self) -> Option<RequestMark> {
+        match self {
+            Self::None => None,
+            Self::Asked { id, token } => Some(RequestMark::of(id, token.as_ref())),
+            Self::Resumed(mark) => Some(mark.clone()),
+        }
+    }
+}
+
+/// The token under which a request with these params wants progress.
+pub(super) fn progress_token(params: &Object) -> Option<RequestId> {
+    RequestId::from_payload(&params.get_object(META)?.get(PROGRESS_TOKEN)?)
+}
+
+/// Admits what one upstream says on one stream, or in one answer.
+#[derive(Clone)]
+pub(super) struct ServerVoice {
+    pub(super) upstreams: Arc<CombinedUpstreams>,
+    pub(super) at: usize,
+    pub(super) request: AnswerScope,
+    /// The client's session, where it has one.
+    pub(super) session: Option<(Arc<CombinedSession>, Principal)>,
+}
+
+impl GivenRequests for ServerVoice {
+    fn may_answer(&self, id: &RequestId) -> bool {
+        match &self.request {
+            AnswerScope::None => false,
+            AnswerScope::Asked { id: asked, .. } => plain(asked) == plain(id),
+            AnswerScope::Resumed(mark) => mark.names(id),
+        }
+    }
+
+    fn may_report(&self, token: &RequestId) -> bool {
+        let is_of_stream = match &self.request {
+            AnswerScope::None => false,
+            AnswerScope::Asked { token: asked, .. } => asked.as_ref().is_some_and(|asked| plain(asked) == plain(token)),
+            AnswerScope::Resumed(mark) => mark.names_token(token),
+        };
+        is_of_stream || self.session.as_ref().is_some_and(|(session, _)| session.was_given(self.upstream(), token))
+    }
+}
+
+impl ServerVoice {
+    pub(super) fn upstream(&self) -> &Arc<str> {
+        &self.upstreams.settings.upstreams[self.at]
+    }
+
+    /// A message as the client is to see it; `None` where nothing of it is for the client.
+    pub(super) fn admit(&self, text: MessageText) -> Option<MessageText> {
+        let mut refused = Vec::new();
+        let shown = admitted(self.upstream(), self, text, &mut refused);
+        for message in refused {
+            match message {
+                RefusedMessage::NotGiven => self.note_foreign(),
+                RefusedMessage::LongId(id) => self.refuse(&id),
+            }
+        }
+        shown
+    }
+
+    /// Tells operators of a server that speaks of requests that it was not given.
+    fn note_foreign(&self) {
+        let upstream = self.upstream();
+        metric::count_dropped(upstream, "not_given");
+        if self.upstreams.members[self.at].foreign_logged.is_due() {
+            let endpoint = &self.upstreams.settings.path;
+            tracing::warn!(%endpoint, %upstream, "a server spoke of a request that it was not given: its message was dropped");
+        }
+    }
+
+    /// Answers a request of the server that the client cannot be shown. In the background, best effort.
+    fn refuse(&self, id: &RequestId) {
+        let upstream = self.upstream();
+        metric::count_dropped(upstream, "long_id");
+        let Some((session, principal)) = &self.session else { return };
+        let Some(opened) = session.open_member(upstream) else { return };
+        let Ok(permit) = Arc::clone(&self.upstreams.refusals).try_acquire_owned() else { return };
+        let what = format!(
+            "the request's id has {} bytes, and an endpoint of several servers takes {} at most",
+            id.as_json().len(),
+            request_id_bytes_max(upstream)
+        );
+        let error = envelope::error(Some(id), &RpcError::new(rpc_error::INVALID_REQUEST, what));
+        let inbound = self.upstreams.gateways_message(principal.clone(), opened, Method::POST, error);
+        let (upstreams, at) = (Arc::clone(&self.upstreams), self.at);
+        let refusing = async move {
+            let _permit = permit;
+            let _ = upstreams.members[at].endpoint.serve(inbound).await;
+        };
+        let life = &self.upstreams.common().life;
+        life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(refusing));
+    }
+
+    /// An answer in JSON as the client is to see it. One that comes in pieces breaks off where it turns out not to be admitted.
+    pub(super) async fn admit_answer(self, answer: FaceResponse, addressee: &Addressee) -> FaceResponse {
+        if !answer.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/json")) {
+            return answer;
+        }
+        let (head, mut body) = answer.into_parts();
+        let first = match body.frame().await {
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            Some(Err(_)) | None => BodyPart::default(),
+        };
+        if !body.is_end_stream() {
+            let body = JsonAnswer { voice: self, look: MessageClassifier::default(), held: Some(first), source: body };
+            return FaceResponse::from_parts(head, body.boxed_unsync());
+        }
+        let text = first.into_bytes();
+        match text.is_empty() {
+            true => FaceResponse::from_parts(head, full_body(text)),
+            false => match self.admit(text.into()) {
+                Some(text) => FaceResponse::from_parts(head, full_body(text.into_bytes())),
+                None => {
+                    let fault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
+                    addressee.error(StatusCode::OK, &gateway_error(&fault))
+                }
+            },
+        }
+    }
+}
+
+impl CombinedUpstreams {
+    /// A message of the gateway's own in a client's session at an upstream.
+    pub(super) fn gateways_message(
+        &self,
+        principal: Principal,
+        session: HeaderValue,
+        method: Method,
+        body: Bytes,
+    ) -> Inbound {
+        Inbound {
+            method,
+            path: self.settings.path.to_string(),
+            query: None,
+            headers: HeaderMap::from_iter([(headers::SESSION_ID, session)]),
+            body,
+            message: None,
+            principal,
+            client: None,
+            accepted: AcceptedTypes::Both,
+            forwarded: ForwardedHeaders::default(),
+            received_at: Instant::now(),
+            carriage: MessageChannel::Request,
+            is_counted: true,
+            endpoint_session: None,
+        }
+    }
+}
+
+/// A JSON answer that comes in pieces. Each is held until the next is there: the last leaves once the id was seen.
+struct JsonAnswer {
+    voice: ServerVoice,
+    look: MessageClassifier,
+    held: Option<BodyPart>,
+    source: ResponseBody,
+}
+
+impl Body for JsonAnswer {
+    type Data = BodyPart;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<BodyPart>>>> {
+        let this = self.get_mut();
+        let next = ready!(Pin::new(&mut this.source).poll_frame(cx)).transpose()?;
+        let next = next.map(|frame| frame.into_data().unwrap_or_default());
+        let Some(held) = std::mem::replace(&mut this.held, next) else { return Poll::Ready(None) };
+        this.look.feed(&held.clone().into_bytes());
+        if this.held.is_none() && !is_given_answer(&this.voice, &this.look) {
+            this.voice.note_foreign();
+            return Poll::Ready(Some(Err(io::Error::other("the answer is to another request"))));
+        }
+        Poll::Ready(Some(Ok(Frame::data(held))))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.source.size_hint().exact() {
+            Some(rest) => SizeHint::with_exact(rest + self.held.as_ref().map_or(0, |held| held.len() as u64)),
+            None => SizeHint::default(),
+        }
+    }
+}

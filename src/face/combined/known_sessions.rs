@@ -1,0 +1,169 @@
+//! Remembers clients' sessions at endpoints, with a share for each principal.
+//!
+//! What is remembered of a session is lost with it: its sessions at upstreams. So a flood of one principal's sessions takes
+//! nothing from another's, and a session that is in use is never forgotten.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::task::Principal;
+
+/// Sessions that are remembered, of all principals together. Where there are more, the principal that has most of them loses
+/// the one that it used longest ago.
+const REMEMBERED_MAX: usize = 20_000;
+
+/// The sessions at endpoints, by nonce; `S` is what is remembered of one.
+#[derive(Debug)]
+pub(super) struct KnownSessions<S> {
+    sessions_max: usize,
+    index: Mutex<SessionIndex<S>>,
+}
+
+#[derive(Debug)]
+struct SessionIndex<S> {
+    by_nonce: HashMap<u128, KnownSession<S>>,
+    /// The nonces of each owner's sessions, in the order of their last use.
+    by_owner: HashMap<Principal, BTreeMap<u64, u128>>,
+    uses: u64,
+}
+
+#[derive(Debug)]
+struct KnownSession<S> {
+    session: Arc<S>,
+    owner: SessionOwner,
+    last_use: u64,
+}
+
+/// Who a session belongs to.
+#[derive(Clone, Debug)]
+pub(super) struct SessionOwner {
+    pub(super) principal: Principal,
+    /// Whose sessions it is one of: strangers are told apart by their addresses.
+    pub(super) counted_as: Principal,
+}
+
+/// A session that made room for another.
+#[derive(Debug)]
+pub(super) struct ForgottenSession<S> {
+    pub(super) session: Arc<S>,
+    pub(super) principal: Principal,
+}
+
+impl<S: Default> Default for KnownSessions<S> {
+    fn default() -> Self {
+        Self::with_room(REMEMBERED_MAX)
+    }
+}
+
+impl<S: Default> KnownSessions<S> {
+    fn with_room(sessions_max: usize) -> Self {
+        let index = SessionIndex { by_nonce: HashMap::new(), by_owner: HashMap::new(), uses: 0 };
+        Self { sessions_max, index: Mutex::new(index) }
+    }
+
+    /// The session of this nonce, remembered from now on; and one that made room for it.
+    pub(super) fn get_or_default(
+        &self,
+        nonce: u128,
+        owner: impl FnOnce() -> SessionOwner,
+    ) -> (Arc<S>, Option<ForgottenSession<S>>) {
+        let mut index = self.index.lock();
+        if let Some(session) = index.touch(nonce) {
+            return (session, None);
+        }
+        let forgotten = if index.by_nonce.len() >= self.sessions_max { index.forget_one() } else { None };
+        (index.enter(nonce, owner()), forgotten)
+    }
+
+    pub(super) fn remove(&self, nonce: u128) {
+        self.index.lock().remove(nonce);
+    }
+}
+
+impl<S: Default> SessionIndex<S> {
+    fn touch(&mut self, nonce: u128) -> Option<Arc<S>> {
+        let known = self.by_nonce.get_mut(&nonce)?;
+        self.uses += 1;
+        if let Some(uses) = self.by_owner.get_mut(&known.owner.counted_as) {
+            uses.remove(&known.last_use);
+            uses.insert(self.uses, nonce);
+        }
+        known.last_use = self.uses;
+        Some(Arc::clone(&known.session))
+    }
+
+    fn enter(&mut self, nonce: u128, owner: SessionOwner) -> Arc<S> {
+        self.uses += 1;
+        let (session, last_use) = (Arc::<S>::default(), self.uses);
+        self.by_owner.entry(owner.counted_as.clone()).or_default().insert(last_use, nonce);
+        self.by_nonce.insert(nonce, KnownSession { session: Arc::clone(&session), owner, last_use });
+        session
+    }
+
+    /// Forgets the session that the owner of most sessions used longest ago, of those that nothing is done in. Where all of
+    /// them are in use there is one more: their number is bounded by what is done in them.
+    fn forget_one(&mut self) -> Option<ForgottenSession<S>> {
+        let largest = self.by_owner.values().max_by_key(|uses| uses.len())?;
+        let is_idle =
+            |nonce: &&u128| self.by_nonce.get(nonce).is_some_and(|known| Arc::strong_count(&known.session) == 1);
+        let nonce = *largest.values().find(is_idle)?;
+        let KnownSession { session, owner, .. } = self.remove(nonce)?;
+        Some(ForgottenSession { session, principal: owner.principal })
+    }
+
+    fn remove(&mut self, nonce: u128) -> Option<KnownSession<S>> {
+        let known = self.by_nonce.remove(&nonce)?;
+        if let Some(uses) = self.by_owner.get_mut(&known.owner.counted_as) {
+            uses.remove(&known.last_use);
+            if uses.is_empty() {
+                self.by_owner.remove(&known.owner.counted_as);
+            }
+        }
+        Some(known)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(name: &str) -> SessionOwner {
+        SessionOwner { principal: Principal::new(name), counted_as: Principal::new(name) }
+    }
+
+    #[test]
+    fn a_flood_of_one_principals_sessions_takes_none_of_another_ones_and_none_in_use() {
+        let known = KnownSessions::<u8>::with_room(10);
+        let remember = |nonce, name| known.get_or_default(nonce, || owner(name));
+        let (ada, _) = remember(1, "key:ada");
+        drop(ada);
+        let (busy, _) = remember(2, "key:mallory");
+        let mut forgotten = Vec::new();
+        for nonce in 100..200 {
+            forgotten.extend(remember(nonce, "key:mallory").1);
+        }
+        assert_eq!(forgotten.len(), 92);
+        assert!(forgotten.iter().all(|session| session.principal == Principal::new("key:mallory")));
+        assert!(!forgotten.iter().any(|session| Arc::ptr_eq(&session.session, &busy)));
+        assert!(remember(1, "key:ada").1.is_none(), "hers is still there");
+        assert!(Arc::ptr_eq(&remember(2, "key:mallory").0, &busy));
+        assert_eq!(known.index.lock().by_nonce.len(), 10);
+        for nonce in [1, 2].into_iter().chain(100..200) {
+            known.remove(nonce);
+        }
+        let index = known.index.lock();
+        assert!(index.by_nonce.is_empty() && index.by_owner.is_empty());
+    }
+
+    #[test]
+    fn where_all_are_in_use_one_more_is_remembered() {
+        let known = KnownSessions::<u8>::with_room(2);
+        let held: Vec<_> = (0..4).map(|nonce| known.get_or_default(nonce, || owner("key:ada")).0).collect();
+        assert_eq!(known.index.lock().by_nonce.len(), 4);
+        drop(held);
+        let (_, forgotten) = known.get_or_default(9, || owner("key:ada"));
+        assert!(forgotten.is_some());
+    }
+}

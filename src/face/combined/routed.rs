@@ -1,0 +1,62 @@
+//! Lists what an endpoint routes, and so what it advertises of its servers' capabilities.
+//!
+//! Pure. One table for both: a client believes what it is told.
+
+use crate::wire::meta::TASKS_EXTENSION;
+use crate::wire::method;
+
+/// What an endpoint routes: the capabilities that it advertises, each with the methods behind it. A name that ends in a slash
+/// stands for all that begin with it. What is not here is neither advertised nor routed.
+const ROUTED: [(&str, &[&str]); 6] = [
+    ("tools", &[method::TOOLS_LIST, method::TOOLS_CALL]),
+    ("prompts", &[method::PROMPTS_LIST, method::PROMPTS_GET]),
+    (
+        "resources",
+        &[
+            method::RESOURCES_LIST,
+            method::RESOURCES_TEMPLATES_LIST,
+            method::RESOURCES_READ,
+            method::RESOURCES_SUBSCRIBE,
+            method::RESOURCES_UNSUBSCRIBE,
+        ],
+    ),
+    ("completions", &[method::COMPLETE]),
+    ("logging", &[method::SET_LEVEL]),
+    ("tasks", &["tasks/"]),
+];
+
+/// The extensions that need no other methods than those.
+const ROUTED_EXTENSIONS: [&str; 2] = [TASKS_EXTENSION, "io.modelcontextprotocol/ui"];
+
+/// Whether an endpoint advertises a capability of its servers.
+pub(super) fn is_routed(capability: &str) -> bool {
+    ROUTED.iter().any(|(name, _)| *name == capability)
+}
+
+/// The same for one of `extensions`.
+pub(super) fn is_routed_extension(name: &str) -> bool {
+    ROUTED_EXTENSIONS.contains(&name)
+}
+
+/// Whether an endpoint routes requests of this method.
+pub(super) fn is_routed_method(name: &str) -> bool {
+    let is_meant = |method: &&str| if method.ends_with('/') { name.starts_with(*method) } else { name == *method };
+    ROUTED.iter().any(|(_, methods)| methods.iter().any(|method| is_meant(method)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_advertised_has_methods_and_they_are_routed() {
+        for (capability, methods) in ROUTED {
+            assert!(is_routed(capability) && !methods.is_empty(), "{capability}");
+            assert!(methods.iter().all(|method| is_routed_method(method)), "{capability}");
+        }
+        assert!(is_routed_method(method::TASKS_LIST));
+        for (capability, method) in [("events", "events/list"), ("experimental", "x/y"), ("", ""), ("tool", "tools")] {
+            assert!(!is_routed(capability) && !is_routed_method(method), "{capability} {method}");
+        }
+    }
+}

@@ -30,9 +30,14 @@ use served::Served;
 use speaker::PairClient;
 use tokio::runtime::Runtime;
 
-/// What stands behind the keys of an upstream's own section.
-fn task_keys(upstream: &str) -> String {
-    format!("[upstreams.{upstream}.tasks]\ngrace = \"2s\"\npoll_interval = \"100ms\"\ninput_deadline = \"4s\"\n")
+/// What stands behind the keys of an upstream's own section. What a case does not wait for ends on no machine, so that its cell
+/// depends on no speed.
+fn task_keys(upstream: &str, case: Case) -> String {
+    let grace = if case.is_quick() { "30s" } else { "500ms" };
+    let input_deadline = if case == Case::TimedOut { "4s" } else { "60s" };
+    format!(
+        "[upstreams.{upstream}.tasks]\ngrace = \"{grace}\"\npoll_interval = \"100ms\"\ninput_deadline = \"{input_deadline}\"\n"
+    )
 }
 
 const SPLIT: &str = "[[upstreams.up.tools]]\nmatch = \"*\"\nsplit = { argument = \"items\" }\n";
@@ -66,7 +71,7 @@ async fn cell(client: speaker::Kind, kind: server::Kind, case: Case, front: Fron
     let drafts = client.draft().map(|draft| format!("drafts = [\"{draft}\"]\n")).unwrap_or_default();
     // No server has subtasks of its own: those that there are come of a call that is split.
     let split = if client == speaker::Kind::Subtasks { SPLIT } else { "" };
-    let task_keys = task_keys("up");
+    let task_keys = task_keys("up", case);
     let keys = format!("{}{task_keys}{drafts}{split}", if is_queued { "in_flight_max = 1\n" } else { "" });
     let url = format!("http://{}/mcp", upstream.address);
     let is_gateway = kind == server::Kind::Gateway;
@@ -78,7 +83,7 @@ async fn cell(client: speaker::Kind, kind: server::Kind, case: Case, front: Fron
         if is_queued {
             let blockers = front.one_at_each().into_iter().map(|stranger| PairClient::new(client, stranger, |_| 0));
             let mut blockers = try_join_all(blockers).await?;
-            return cases::run_queued(client, kind, (&mut speaker, &mut blockers), &ledger).await;
+            return cases::run_queued(client, (&mut speaker, &mut blockers), &ledger).await;
         }
         cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await
     };

@@ -14,7 +14,7 @@ use support::peers::gateway;
 use support::peers::install;
 use support::peers::upstream;
 
-use cases::{Case, GRACE, POLL_INTERVAL};
+use cases::Case;
 use client::Client;
 use gateway::Gateway;
 use install::Peers;
@@ -48,8 +48,8 @@ impl Front {
 async fn failures(peers: &Peers, program: Program, balanced: Option<BalancerMode>) -> Result<Vec<String>, String> {
     let server = PeerServer::start(program, peers, "stateless-matrix").await?;
     let tap = Tap::start(server.address).await?;
-    let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
-    let config = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n\n[upstreams.up.tasks]\n{tasks}\n", tap.address());
+    let tasks = cases::tasks("up", "fastmcp");
+    let config = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n\n{tasks}", tap.address());
     let front = Front::start(balanced, &format!("stateless-matrix-{}", program.name()), &config).await?;
     let url = front.url();
     let mut failures = Vec::new();

@@ -10,7 +10,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::harness::{PLAIN, RESUMABLE, Site, Terms, client, is_refused_for_now, job, nothing_more_was_sent, until};
+use super::harness::{
+    OPEN, PLAIN, RESUMABLE, Site, Terms, client, is_refused_for_now, job, nothing_more_was_sent, until, until_none_is_left,
+};
 
 /// How many calls run at each kill: in a run of all tests, and where kills are counted.
 const TASKS: (usize, usize) = (400, 1_000);
@@ -154,7 +156,7 @@ async fn fail_over(site: &Site<'_>, cluster: &PatroniCluster, round: usize, task
     let (times, (_, refused)) = join(course, join(join_all(callers), polls)).await;
     assert!(refused.iter().all(|refused| *refused > 0), "polls of tasks that run are refused: {refused:?}");
     site.release_calls();
-    until("all are settled", async || site.tables.are_all_settled()).await;
+    until_none_is_left("all are settled", async || site.tables.count(OPEN)).await;
     site.crowd.look_again().await;
     cluster.start_again(leader);
     let next = cluster.agrees().await;

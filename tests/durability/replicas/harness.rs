@@ -27,7 +27,7 @@ use support::wire_client::{Answer, Flavour, WireClient, send};
 use taskgate::task::{Clock as _, SystemClock, Timestamp};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::{Client, NoTls};
 use tokio_util::task::TaskTracker;
 
@@ -55,6 +55,9 @@ pub(super) const PLAIN: &str = "/plain/mcp";
 /// call may be without that: it follows within a second.
 pub(super) const KEPT: &str =
     "tg_task WHERE rev > 1 AND (position('last_event'::bytea IN record) > 0 OR position('plain'::bytea IN record) > 0)";
+
+/// Tasks that have not ended.
+pub(super) const OPEN: &str = "tg_task WHERE NOT settled";
 
 /// What gateways are started with.
 #[derive(Clone, Copy, Debug)]
@@ -121,6 +124,20 @@ pub(super) async fn until(what: &str, is_so: impl AsyncFnMut() -> bool) {
     assert!(is_in_time(is_so).await, "not so in time: {what}");
 }
 
+/// Waits until none of many is left, for as long as there are fewer of them from time to time: how long all of them take is a matter
+/// of the machine.
+pub(super) async fn until_none_is_left(what: &str, mut left: impl AsyncFnMut() -> usize) {
+    let (mut fewest, mut since) = (usize::MAX, Instant::now());
+    loop {
+        match left().await {
+            0 => return,
+            now if now < fewest => (fewest, since) = (now, Instant::now()),
+            now => assert!(since.elapsed() < PATIENCE, "not so in time: {what}, {now} are left"),
+        }
+        sleep(LOOK).await;
+    }
+}
+
 pub(super) async fn is_in_time(mut is_so: impl AsyncFnMut() -> bool) -> bool {
     let waited = async {
         while !is_so().await {
@@ -182,7 +199,7 @@ impl Tables<'_> {
     }
 
     pub(super) fn are_all_settled(self) -> bool {
-        self.count("tg_task WHERE NOT settled") == 0
+        self.count(OPEN) == 0
     }
 }
 

@@ -86,6 +86,11 @@ impl Case {
         }
     }
 
+    /// Whether the server answers at once, so that no call becomes a task for its time.
+    pub(crate) const fn is_quick(self) -> bool {
+        matches!(self, Self::Result | Self::ToolError | Self::RpcError | Self::ServerGone)
+    }
+
     const fn manner(self) -> UserBehaviour {
         match self {
             Self::CancelWorking => UserBehaviour::Cancelling,
@@ -199,7 +204,7 @@ pub(crate) async fn run(
         return once(ledger, tool).map(|()| Way::Task);
     }
     let story = speaker.call(tool, case.manner()).await?;
-    check_story(case, client, kind, &story)?;
+    check_story(case, client, &story)?;
     once(ledger, tool)?;
     let must_stop = matches!(case, Case::CancelWorking | Case::CancelAsked)
         || (case == Case::ClientGone && client == speaker::Kind::Stateless);
@@ -217,7 +222,6 @@ pub(crate) async fn run(
 /// Cancels a call that waits while others have the only place of each gateway.
 pub(crate) async fn run_queued(
     client: speaker::Kind,
-    kind: server::Kind,
     (speaker, blockers): (&mut PairClient, &mut [PairClient]),
     ledger: &Arc<Ledger>,
 ) -> Result<Way, String> {
@@ -237,7 +241,7 @@ pub(crate) async fn run_queued(
         sleep(Duration::from_millis(500)).await;
         ledger.release(HOLDING);
         let story = story?;
-        check_story(case, client, kind, &story)?;
+        check_story(case, client, &story)?;
         // Whoever waited still would have had the place before this one.
         let next = speaker.call(Case::ToolError.tool(), UserBehaviour::Patient).await?;
         if next.ending != expected(client, Case::ToolError) {
@@ -256,7 +260,7 @@ pub(crate) async fn run_queued(
     }
 }
 
-fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &CallReport) -> Result<(), String> {
+fn check_story(case: Case, client: speaker::Kind, story: &CallReport) -> Result<(), String> {
     let expected = expected(client, case);
     if story.ending != expected {
         return Err(format!("{expected:?} expected, not {:?}", story.ending));
@@ -284,13 +288,7 @@ fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &Ca
         | speaker::Kind::ChosenIds
         | speaker::Kind::FilteredTasks
         | speaker::Kind::Subtasks => true,
-        // What a server's own task hides until its first poll is no fast answer.
-        speaker::Kind::ExtensionTasks => {
-            let is_fast = matches!(case, Case::Result | Case::ToolError | Case::RpcError | Case::ServerGone);
-            let is_polled =
-                matches!(kind, server::Kind::CoreTasks | server::Kind::CoreRequired | server::Kind::ExtensionTasks);
-            if is_fast && is_polled { story.is_task } else { !is_fast }
-        }
+        speaker::Kind::ExtensionTasks => !case.is_quick(),
     };
     if story.is_task == is_task { Ok(()) } else { Err(format!("a task: {}", story.is_task)) }
 }

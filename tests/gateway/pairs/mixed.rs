@@ -45,7 +45,7 @@ fn served(members: &[Member], case: Case) -> String {
     for (kind, server, _) in members {
         let (name, address) = (name(*kind), server.address);
         let queue = if case == Case::CancelQueued { "in_flight_max = 1\n" } else { "" };
-        let _ = writeln!(text, "[upstreams.{name}]\nurl = \"http://{address}/mcp\"\n{queue}{}", task_keys(name));
+        let _ = writeln!(text, "[upstreams.{name}]\nurl = \"http://{address}/mcp\"\n{queue}{}", task_keys(name, case));
     }
     text
 }
@@ -114,7 +114,7 @@ async fn cell(
     match cases::why_not(client, *kind, case) {
         Some(why) => Cell::NotApplicable(why),
         None if case == Case::CancelQueued => {
-            Cell::of(cases::run_queued(client, *kind, (&mut speaker, &mut [blocker]), ledger)).await
+            Cell::of(cases::run_queued(client, (&mut speaker, &mut [blocker]), ledger)).await
         }
         None => Cell::of(cases::run(case, client, *kind, &mut speaker, ledger, server)).await,
     }

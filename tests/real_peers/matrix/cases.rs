@@ -1,5 +1,7 @@
 //! What each client asks of each upstream, and what must come of it: data only.
 
+use std::fmt::Write as _;
+
 /// What is tried out with a client and an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
@@ -87,9 +89,19 @@ enum Native {
     Optional,
 }
 
-/// Long enough that an interpreter on a busy machine gives its fast answers within it.
-pub(crate) const GRACE: &str = "1s";
-pub(crate) const POLL_INTERVAL: &str = "200ms";
+/// Outlived by slow calls. The tools of fast ones have a longer one ([`tasks`]), so that no answer depends on the machine's speed.
+const GRACE: &str = "1s";
+const POLL_INTERVAL: &str = "200ms";
+
+/// The keys of an upstream's tasks, with rules for the tools that answer at once. `tools` is whose tools it has.
+pub(crate) fn tasks(upstream: &str, tools: &str) -> String {
+    let mut keys = format!("[upstreams.{upstream}.tasks]\npoll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"\n");
+    for case in [Fast, ToolError, ProtocolError] {
+        let tool = call(tools, case).expect("every upstream has these").tool;
+        let _ = write!(keys, "[[upstreams.{upstream}.tools]]\nmatch = \"{tool}\"\ngrace = \"30s\"\n");
+    }
+    keys
+}
 
 use Case::{Cancel, Declined, Elicitation, Fast, OnlyAsTask, ProtocolError, Sampling, Slow, ToolError};
 

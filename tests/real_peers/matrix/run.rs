@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{interval, timeout};
 
-use super::cases::{Case, Expected, GRACE, POLL_INTERVAL, Way, call};
+use super::cases::{Case, Expected, Way, call, tasks};
 use super::cells;
 use super::client::Client;
 use super::gateway::Gateway;
@@ -104,8 +104,7 @@ async fn rows_of(client: Client, peers: &Peers, servers: &[PeerServer]) -> Resul
 /// The section of an upstream behind a tap.
 pub(super) fn section(name: &str, tap: &Tap) -> String {
     let url = format!("http://{}/mcp", tap.address());
-    let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
-    let mut section = format!("[upstreams.{name}]\nurl = \"{url}\"\n\n[upstreams.{name}.tasks]\n{tasks}\n\n");
+    let mut section = format!("[upstreams.{name}]\nurl = \"{url}\"\n\n{}\n", tasks(name, name));
     if let Some(sampling) = call(name, Case::Sampling) {
         let (tool, key) = (sampling.tool, "early_input = \"ask-first\"");
         let _ = write!(section, "[[upstreams.{name}.tools]]\nmatch = \"{tool}\"\n{key}\n\n");

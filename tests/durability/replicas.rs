@@ -21,4 +21,5 @@ mod polls;
 mod pooler;
 mod starts;
 mod upgrades;
+mod waits;
 mod writes;

@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::harness::{
-    OPEN, PLAIN, RESUMABLE, Site, Terms, client, is_refused_for_now, job, nothing_more_was_sent, until, until_none_is_left,
+    OPEN, PLAIN, RESUMABLE, Site, Terms, client, is_refused_for_now, job, nothing_more_was_sent, until,
+    until_none_is_left,
 };
 
 /// How many calls run at each kill: in a run of all tests, and where kills are counted.

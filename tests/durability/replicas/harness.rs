@@ -27,16 +27,15 @@ use support::wire_client::{Answer, Flavour, WireClient, send};
 use taskgate::task::{Clock as _, SystemClock, Timestamp};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, NoTls};
 use tokio_util::task::TaskTracker;
 
 use crate::kill_cycles::keeper::Keeper;
 
-/// The longest that anything may take that is waited for; machines are busy.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is looked for.
-const LOOK: Duration = Duration::from_millis(50);
+use super::waits::LOOK;
+pub(super) use super::waits::{PATIENCE, is_in_time, until, until_none_is_left};
+
 /// Time of service until a task must be settled once it may be: no call runs that long (L3).
 const SETTLE_MAX: Duration = Duration::from_secs(60);
 /// How many broken laws are told with their stories.
@@ -117,34 +116,6 @@ pub(super) struct Site<'a> {
     terms: Terms,
     upstreams: String,
     calls: AtomicUsize,
-}
-
-/// Waits until something is so.
-pub(super) async fn until(what: &str, is_so: impl AsyncFnMut() -> bool) {
-    assert!(is_in_time(is_so).await, "not so in time: {what}");
-}
-
-/// Waits until none of many is left, for as long as there are fewer of them from time to time: how long all of them take is a matter
-/// of the machine.
-pub(super) async fn until_none_is_left(what: &str, mut left: impl AsyncFnMut() -> usize) {
-    let (mut fewest, mut since) = (usize::MAX, Instant::now());
-    loop {
-        match left().await {
-            0 => return,
-            now if now < fewest => (fewest, since) = (now, Instant::now()),
-            now => assert!(since.elapsed() < PATIENCE, "not so in time: {what}, {now} are left"),
-        }
-        sleep(LOOK).await;
-    }
-}
-
-pub(super) async fn is_in_time(mut is_so: impl AsyncFnMut() -> bool) -> bool {
-    let waited = async {
-        while !is_so().await {
-            sleep(LOOK).await;
-        }
-    };
-    timeout(PATIENCE, waited).await.is_ok()
 }
 
 /// Since 1970, by the machine's own clock.

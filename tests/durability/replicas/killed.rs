@@ -76,7 +76,8 @@ async fn f77_l4_what_a_killed_gateway_ran_goes_on_at_the_other_and_nothing_is_se
         let enough = timeout(PATIENCE, handed.wait_for(|handed| *handed >= CAUGHT + HANDED)).await;
         enough.expect("calls become tasks").expect("the crowd is there");
         replicas[0].kill().await;
-        [resumable, plain].map(|ledger| ledger.fallback.release());
+        resumable.fallback.release();
+        plain.fallback.release();
     };
     tokio::join!(work, kill);
     assert!(replicas[1].keeper.said().contains("a gateway is silent, and was declared dead"));

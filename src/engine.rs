@@ -64,6 +64,8 @@ pub struct Engine {
     admission: Arc<TaskAdmission>,
     access: SharedAccess,
     watchers: ChangeSubscribers,
+    /// Woken once the server of a cancelled task was told, which no client sees.
+    told: ChangeSubscribers,
     live: runner::LiveRunners,
     runners: TaskTracker,
     changes: change::RunningChanges,
@@ -101,6 +103,7 @@ impl Engine {
             admission: Arc::new(TaskAdmission::new(tasks_max, principals)),
             access: SharedAccess::default(),
             watchers: ChangeSubscribers::default(),
+            told: ChangeSubscribers::default(),
             live: runner::LiveRunners::default(),
             runners: TaskTracker::new(),
             changes: change::RunningChanges::default(),

@@ -223,6 +223,9 @@ impl Engine {
         self.record(before, after);
         visit_stored(before, after);
         self.perform(key, effects);
+        if before.recovery.is_untold && !after.recovery.is_untold {
+            self.told.wake(key);
+        }
     }
 
     /// Counts and logs what a write changed; never payloads (SEC-12).

@@ -165,6 +165,7 @@ impl Engine {
         if task.recovery.is_untold {
             self.live.abandon(key);
         } else if task.is_settled() {
+            self.told.wake(key);
             // Its runner, if it has one still, waits for its turn, and would keep its place until then; or its life has ended.
             self.live.fence(key);
         }

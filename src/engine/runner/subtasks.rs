@@ -124,9 +124,9 @@ impl Runner {
                 continue;
             }
             let refused = if top.depth >= limits.depth_max {
-                Some("it is too deep")
+                Some("it is too deep (`subtasks_depth_max`)")
             } else if size + fresh.len() >= limits.count_max {
-                Some("the tree has as many as it may")
+                Some("the tree has as many as it may (`subtasks_max`)")
             } else {
                 None
             };
@@ -250,7 +250,9 @@ impl Runner {
             Some(_) => self.engine.admission.take_again(&key.owner),
             None => match self.engine.take_place_of_running(&key.owner) {
                 Ok(place) => place,
-                Err(_) => return Ok(Err("there are too many tasks")),
+                Err(_) => {
+                    return Ok(Err("there are too many tasks (`tasks_per_principal_max`, or `tasks_max` for all)"));
+                }
             },
         };
         // Before it is there: else it were taken for what an earlier life left behind. Who looks for that has a claim while it
@@ -364,7 +366,7 @@ impl Runner {
             for id in &*task.tree.children {
                 let child = TaskKey { owner: key.owner.clone(), id: *id };
                 loop {
-                    let mut changes = self.engine.watchers.watch_always(&child);
+                    let mut changes = self.engine.told.watch_always(&child);
                     match self.engine.held(&child).await {
                         Ok(child) if child.recovery.is_untold => changes.changed().await,
                         Ok(_) | Err(_) => break,

@@ -161,3 +161,18 @@ async fn a_subtask_that_cannot_be_followed_fails_once_the_store_is_back() {
     assert!(matches!(sub.phase, Phase::Settled(Outcome::Faulted(_))), "{sub:?}");
     world.is_idle().await;
 }
+
+/// SUB-16: the server hears that nobody wants the parent as soon as it knows of the last subtask.
+#[tokio::test(start_paused = true)]
+async fn sub_16_the_cancel_of_a_tree_reaches_its_top_once_the_last_subtask_was_told() {
+    let script = Script { cancel_takes: millis(100), ..names(Resumes::Follows) };
+    let world = World::with(rules(), script);
+    let id = task(&world, Ask::call()).await;
+    tokio::time::sleep(seconds(2)).await;
+    world.engine.cancel(&key(&id)).await.unwrap();
+    for (after, told) in [(90, 1), (20, 2)] {
+        tokio::time::sleep(millis(after)).await;
+        assert_eq!(world.upstream.cancels(), told, "the subtask first, and its parent when that is done");
+    }
+    world.is_idle().await;
+}

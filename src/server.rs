@@ -10,6 +10,7 @@ mod certificate;
 mod connection;
 mod connection_state;
 mod cors;
+mod departed_client;
 mod dispatch;
 pub mod drain;
 pub mod forwarded;

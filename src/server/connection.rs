@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use super::connection_state::unread_answers::ReadWatch;
 use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState};
+use super::departed_client::{Arrival, KeptWork};
 use super::drain::Phases;
 use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
@@ -140,9 +141,11 @@ fn service(
         let request = Box::new(request);
         // At once, and not when the answer is first asked for: see `StreamExecutor`.
         let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
-        async move {
+        let arrival = Arc::new(Arrival::of(request.method(), request.headers()));
+        let (seen, tracker) = (Arc::clone(&arrival), shared.tracker.clone());
+        let work = async move {
             let version = request.version();
-            let mut response = shared.layers.load_full().answer(request, ends).await;
+            let mut response = shared.layers.load_full().answer(request, ends, &seen).await;
             shared.meter.answered(response.status());
             let refused = response.extensions().get::<RefusalMarker>().is_some();
             if refused && trail.glitch(shared.limits.glitches_max) == PeerState::Leaving && version <= Version::HTTP_11
@@ -153,7 +156,8 @@ fn service(
                 trail.doubt();
             }
             Ok(response.map(|body| OpenRequestBody::new(body, open, version)))
-        }
+        };
+        KeptWork::new(work, arrival, tracker)
     })
 }
 

@@ -11,11 +11,12 @@ use http::{HeaderName, HeaderValue, Method, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::departed_client::Arrival;
 use super::forwarded::network;
 use super::notices::Notices;
 use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
-use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel};
+use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
 use crate::task::principal::Principal;
 use crate::upstream::ForwardedHeaders;
 
@@ -142,13 +143,18 @@ impl Dispatch {
         self.0.routes.forwards(header)
     }
 
-    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, asker: Asker) -> FaceResponse {
-        self.0.answer(request, asker).await
+    pub(super) async fn answer(
+        &self,
+        request: Box<Request<Incoming>>,
+        asker: Asker,
+        arrival: &Arrival,
+    ) -> FaceResponse {
+        self.0.answer(request, asker, arrival).await
     }
 }
 
 impl DispatchState {
-    async fn answer(&self, mut request: Box<Request<Incoming>>, asker: Asker) -> FaceResponse {
+    async fn answer(&self, mut request: Box<Request<Incoming>>, asker: Asker, arrival: &Arrival) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
         let (endpoint, accepted) = match self.admit(&request, &asker.principal) {
@@ -161,7 +167,9 @@ impl DispatchState {
         let posted = *request.method() == Method::POST;
         let body = if posted {
             match self.read(request.body_mut()).await {
-                Ok(body) => body,
+                Ok(body) if arrival.has_body(&body) => body,
+                Ok(_) => return FaceResponse::new(empty_body()),
+                Err(_) if arrival.is_alone() => return FaceResponse::new(empty_body()),
                 Err(refusal) => {
                     self.notices.refused(&refusal, asker.client, request.uri(), request.headers());
                     return refusal.answer(position.after_body());

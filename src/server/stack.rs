@@ -11,6 +11,7 @@ use hyper::body::Incoming;
 
 use super::ListenerRole;
 use super::cors::CallingPage;
+use super::departed_client::Arrival;
 use super::dispatch::{Asker, Dispatch};
 use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
@@ -47,11 +48,16 @@ pub(super) struct Layers {
 impl Layers {
     /// Answers one request. Connections were admitted before, and answers are counted after
     /// it, in `connection`. The request is boxed: the layers and what is behind them would each hold it twice.
-    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, ends: ConnectionAddresses) -> FaceResponse {
+    pub(super) async fn answer(
+        &self,
+        request: Box<Request<Incoming>>,
+        ends: ConnectionAddresses,
+        arrival: &Arrival,
+    ) -> FaceResponse {
         let version = request.version();
         // A bug costs one answer, not the process (F64); outside everything that may have bugs.
         // Nothing that the panic left half done is used again: the request is gone with its future.
-        let caught = AssertUnwindSafe(self.guarded(request, ends)).catch_unwind().await;
+        let caught = AssertUnwindSafe(self.guarded(request, ends, arrival)).catch_unwind().await;
         caught.unwrap_or_else(|_| {
             let mut answer = rescue(version);
             if self.is_for_replicas() {
@@ -62,12 +68,17 @@ impl Layers {
         })
     }
 
-    async fn guarded(&self, request: Box<Request<Incoming>>, ends: ConnectionAddresses) -> FaceResponse {
+    async fn guarded(
+        &self,
+        request: Box<Request<Incoming>>,
+        ends: ConnectionAddresses,
+        arrival: &Arrival,
+    ) -> FaceResponse {
         let is_head = request.method() == Method::HEAD;
         let forwarded = self.proxies.read(ends.peer, request.headers());
         let client = forwarded.client;
         let (mut response, page) = match self.enter(&request, ends.local, &forwarded) {
-            Ok(page) => (self.serve(request, client, page.as_ref()).await, page),
+            Ok(page) => (self.serve(request, client, page.as_ref(), arrival).await, page),
             Err(refusal) => (self.refuse(refusal, &request, client), None),
         };
         if let Some(page) = page {
@@ -118,18 +129,18 @@ impl Layers {
         mut request: Box<Request<Incoming>>,
         client: IpAddr,
         page: Option<&CallingPage>,
+        arrival: &Arrival,
     ) -> FaceResponse {
         // Before anybody's credential is looked at: a browser asks without one.
         if let Some(answer) = page.and_then(|page| page.preflight(&request, |name| self.dispatch.forwards(name))) {
             return answer;
         }
         match self.admit(&request) {
-            // On the heap, so that an idle connection holds no room for it.
             Ok(AuthenticatedCaller { principal, grant, passed_on_from }) => {
                 self.principal.withhold_keys(request.headers_mut());
                 let is_counted = self.is_for_replicas();
                 let asker = Asker { principal, client: passed_on_from.unwrap_or(client), is_counted };
-                let mut response = Box::pin(self.dispatch.answer(request, asker)).await;
+                let mut response = self.dispatch.answer(request, asker, arrival).await;
                 if is_counted {
                     note_taken(&mut response);
                 }

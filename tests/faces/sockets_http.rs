@@ -9,6 +9,7 @@ mod framing;
 mod harness;
 mod http2;
 mod http2_heads;
+mod leaving;
 mod life;
 mod semantics;
 mod session;

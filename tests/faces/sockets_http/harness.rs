@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -36,11 +37,32 @@ pub(crate) struct Recorder {
     /// Permits for requests to `/hold`.
     pub(crate) released: Semaphore,
     arrived: Semaphore,
+    /// Requests to `/hold` that were dropped before they were released.
+    pub(crate) dropped: AtomicUsize,
 }
 
 impl Recorder {
     const fn new() -> Self {
-        Self { seen: Mutex::new(Vec::new()), released: Semaphore::const_new(0), arrived: Semaphore::const_new(0) }
+        Self {
+            seen: Mutex::new(Vec::new()),
+            released: Semaphore::const_new(0),
+            arrived: Semaphore::const_new(0),
+            dropped: AtomicUsize::new(0),
+        }
+    }
+
+    async fn hold(&self) {
+        let counted = CountedDrop(&self.dropped);
+        self.released.acquire().await.unwrap().forget();
+        std::mem::forget(counted);
+    }
+}
+
+struct CountedDrop<'a>(&'a AtomicUsize);
+
+impl Drop for CountedDrop<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -52,7 +74,7 @@ impl Endpoint for Recorder {
         self.arrived.add_permits(1);
         match path.as_str() {
             "/panic" => panic!("a handler with a bug"),
-            "/hold" => self.released.acquire().await.unwrap().forget(),
+            "/hold" => self.hold().await,
             "/page" => return FaceResponse::new(full_body(Bytes::from(vec![b' '; 2_000]))),
             "/flood" => return FaceResponse::new(full_body(Bytes::from(vec![b' '; 64 << 20]))),
             _ => (),

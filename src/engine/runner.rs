@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 pub(super) use live_runners::LiveRunners;
 pub(super) use resume::start as take_up;
@@ -51,7 +51,7 @@ pub(super) use verdict::{RecoveryDecision, record, task_mode, verdict, without_c
 use self::bug_recipient::{BugRecipient, SharedBugRecipient, spawn};
 use self::call_stage::CallStage;
 use self::checkpoint::Checkpoint;
-use self::client::{AttachedClients, GraceBuffer, progress_text};
+use self::client::{AttachedClients, progress_text};
 use self::exchange_stage::{ExchangeStage, StageEvent};
 use self::live_runners::RunnerCommand;
 use self::questions::CallQuestions;
@@ -117,7 +117,8 @@ struct Runner {
     /// Set while something waits for the store.
     unstored: Option<Box<UnstoredSteps>>,
     /// What waits for the grace period's end.
-    held: GraceBuffer,
+    /// What was last said of the call in its grace period: the first status of its task.
+    grace_status: Option<Arc<str>>,
     place: Option<TaskPermit>,
     row: Option<RunnerRow>,
     inputs: CallQuestions,
@@ -177,7 +178,7 @@ impl Runner {
             dispatched: None,
             deadline: None,
             unstored: None,
-            held: GraceBuffer::default(),
+            grace_status: None,
             place,
             row: None,
             inputs: CallQuestions::default(),
@@ -348,7 +349,6 @@ impl Runner {
         }
         self.spec.plan = Plan::Direct;
         self.client.tell(CallEvent::StaysPlain).await;
-        self.client.release(std::mem::take(&mut self.held)).await;
         RunnerFlow::Continue
     }
 
@@ -394,10 +394,9 @@ impl Runner {
                 row.progress = Some(text);
                 row.progress_due.get_or_insert_with(Instant::now);
             }
-        } else if self.grace_end.is_some() {
-            self.held.keep_progress(progress);
         } else {
-            self.client.tell(CallEvent::Progress(progress)).await;
+            self.grace_status = progress_text(&progress).filter(|_| self.grace_end.is_some());
+            self.tell_within_grace(CallEvent::Progress(progress)).await;
         }
         RunnerFlow::Continue
     }
@@ -409,7 +408,7 @@ impl Runner {
             row.progress = Some(text);
             row.progress_due.get_or_insert_with(Instant::now);
         } else if self.grace_end.is_some() {
-            self.held.keep_status(text);
+            self.grace_status = Some(text);
         }
         RunnerFlow::Continue
     }
@@ -420,12 +419,19 @@ impl Runner {
             if let Some(asides) = &self.spec.asides {
                 asides(&row.key, TaskNotice::Log(&log));
             }
-        } else if self.grace_end.is_some() {
-            self.held.keep_log(log);
         } else {
-            self.client.tell(CallEvent::Log(log)).await;
+            self.tell_within_grace(CallEvent::Log(log)).await;
         }
         RunnerFlow::Continue
+    }
+
+    /// Tells the client something before its answer or its handle. One that does not read does not hold back the end of the grace.
+    async fn tell_within_grace(&mut self, event: CallEvent) {
+        let told = self.client.tell(event);
+        match self.grace_end {
+            Some(end) => drop(timeout_at(end, told).await),
+            None => told.await,
+        }
     }
 
     async fn store_progress(&mut self) -> RunnerFlow {

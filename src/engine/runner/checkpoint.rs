@@ -179,7 +179,6 @@ impl Runner {
     /// Tells the client that waits why its call is not waited for any more.
     pub(super) async fn tell_waiting(&mut self, fault: GatewayFault) {
         if self.client.is_there() {
-            self.client.release(std::mem::take(&mut self.held)).await;
             self.client.end(CallEnd::Outcome(lost(fault))).await;
         }
     }

@@ -1,17 +1,10 @@
-//! Holds the client's end of a call, while the call is not a task: what the client is sent, and what is held back.
+//! Holds the client's end of a call, while the call is not a task.
 
 use std::sync::Arc;
 
 use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
 use crate::upstream::Progress;
-use crate::wire::Payload;
 use crate::wire::one_line::status_text;
-
-/// Log messages that wait for the end of a grace period.
-const HELD_LOGS_MAX: usize = 64;
-
-/// Progress notifications that wait likewise; beyond that only the newest is kept.
-const HELD_PROGRESS_MAX: usize = 16;
 
 /// Clients that wait for one call at a time: the one that made it, and those that came back for it.
 const SEATS_MAX: usize = 8;
@@ -82,49 +75,6 @@ impl AttachedClients {
             taken |= seat.claimed.is_cancelled();
         }
         taken
-    }
-
-    /// Lets out what a grace period held back.
-    pub(super) async fn release(&self, held: GraceBuffer) {
-        for progress in held.progress {
-            self.tell(CallEvent::Progress(progress)).await;
-        }
-        for log in held.logs {
-            self.tell(CallEvent::Log(log)).await;
-        }
-    }
-}
-
-/// What waits for a grace period's end.
-#[derive(Default)]
-pub(super) struct GraceBuffer {
-    progress: Vec<Progress>,
-    /// Newer than all progress that was kept.
-    status: Option<Arc<str>>,
-    logs: Vec<Payload>,
-}
-
-impl GraceBuffer {
-    pub(super) fn keep_progress(&mut self, progress: Progress) {
-        if self.progress.len() >= HELD_PROGRESS_MAX {
-            self.progress.pop();
-        }
-        self.progress.push(progress);
-        self.status = None;
-    }
-
-    pub(super) fn keep_status(&mut self, status: Arc<str>) {
-        self.status = Some(status);
-    }
-
-    pub(super) fn keep_log(&mut self, log: Payload) {
-        if self.logs.len() < HELD_LOGS_MAX {
-            self.logs.push(log);
-        }
-    }
-
-    pub(super) fn last_status(&self) -> Option<Arc<str>> {
-        self.status.clone().or_else(|| self.progress.last().and_then(progress_text))
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::call_stage::CallStage;
 use super::checkpoint::Checkpoint;
-use super::client::{AttachedClients, GraceBuffer};
+use super::client::AttachedClients;
 use super::element_rows::ElementRows;
 use super::exchange_stage::ExchangeStage;
 use super::live_runners::RunnerCommands;
@@ -146,7 +146,7 @@ impl Runner {
             dispatched,
             deadline,
             unstored: None,
-            held: GraceBuffer::default(),
+            grace_status: None,
             row: Some(row),
             inputs,
             demand: None,

@@ -37,7 +37,7 @@ impl Runner {
             }
         };
         self.inputs.rounds += 1;
-        self.held = super::GraceBuffer::default();
+        self.grace_status = None;
         let asks = CallEvent::InputRequired { task, round: self.inputs.rounds };
         if self.client.hand_over(asks).await { RunnerFlow::Continue } else { self.client_left().await }
     }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::client::GraceBuffer;
 use super::live_runners::RunnerCommands;
 use super::{BugRecipient, CallEnd, CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
@@ -66,7 +65,7 @@ impl Runner {
             self.count_grace("task");
         }
         tracing::debug!(principal = %LoggedPrincipal(&self.spec.owner), "a call became a task");
-        self.held = GraceBuffer::default();
+        self.grace_status = None;
         self.mirror_subtasks().await;
         RunnerFlow::Continue
     }
@@ -108,7 +107,7 @@ impl Runner {
         let mut task = Task {
             attempt: self.attempt,
             phase: if self.stage.is_waiting() { Phase::Queued } else { Phase::Working },
-            status_message: self.held.last_status(),
+            status_message: self.grace_status.clone(),
             recovery: Recovery {
                 call: self.stored_call(),
                 resume: place.clone(),
@@ -273,7 +272,6 @@ impl Runner {
             self.settle(&key, outcome.clone()).await;
         }
         if self.client.is_there() {
-            self.client.release(std::mem::take(&mut self.held)).await;
             self.client.end(CallEnd::Outcome(outcome)).await;
         }
         RunnerFlow::Stop

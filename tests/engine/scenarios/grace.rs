@@ -48,36 +48,34 @@ async fn at_the_end_of_the_grace_the_client_gets_a_handle_that_can_be_read_at_on
     world.is_idle().await;
 }
 
-/// T-55, GW-34: whatever comes before, the head of the answer waits.
+/// T-55, GW-34: the client that asked hears all of the grace period as it comes, and its answer or its handle last.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_written_before_the_grace_is_decided() {
-    let chatty = [
-        (millis(10), Happens::Progress(1.0, "one")),
-        (millis(20), Happens::Log("info")),
-        (millis(1_500), Happens::Returns(result("done"))),
-    ];
-    let world = World::with(Rules::default(), Script::of(chatty));
-    let answer = world.send(&Ask::call().token("t").log_level("debug")).await;
-    assert_eq!(answer.at, millis(1_500), "the head came with the decision");
-    let events = answer.events().await;
-    let methods: Vec<_> = events.iter().map(|(_, event)| event["method"].as_str()).collect();
-    assert_eq!(methods, [Some("notifications/progress"), Some("notifications/message"), None]);
-    assert_eq!(said(&events[2].1["result"]), "done");
-}
-
-#[tokio::test(start_paused = true)]
-async fn progress_within_the_grace_goes_out_before_the_result_and_the_newest_wins_above_the_bound() {
-    for (count, shown) in [(1, vec![1]), (16, (1..=16).collect()), (20, [(1..=15).collect(), vec![20]].concat())] {
-        let mut events: Vec<_> =
-            (1..=count).map(|n| (millis(n), Happens::Progress(f64::from(u32::try_from(n).unwrap()), ""))).collect();
-        events.push((seconds(1), Happens::Returns(result("done"))));
-        let world = World::with(Rules::default(), Script::of(events));
-        let events = world.send(&Ask::call().token(7)).await.events().await;
-        let (last, progress) = events.split_last().unwrap();
+async fn progress_and_logs_of_the_grace_go_out_at_once_and_the_answer_or_the_handle_comes_last() {
+    for (returns, is_task) in [(millis(1_500), false), (seconds(9), true)] {
+        let progress = (1_u32..=20).map(|n| (millis(10 * u64::from(n)), Happens::Progress(f64::from(n), "")));
+        let mut chatty: Vec<_> = progress.collect();
+        chatty.extend([
+            (millis(300), Happens::Log("info")),
+            (GRACE + millis(100), Happens::Log("info")),
+            (returns, Happens::Returns(result("done"))),
+        ]);
+        let chatty = chatty.into_iter().filter(|(at, _)| *at <= returns);
+        let world = World::with(Rules::default(), Script::of(chatty));
+        let answer = world.send(&Ask::call().token(7).log_level("debug")).await;
+        assert_eq!((answer.at, answer.is_stream()), (millis(10), true), "the first progress");
+        let events = answer.events().await;
+        let (last, before) = events.split_last().unwrap();
+        let (log, progress) = before.split_last().unwrap();
         let values: Vec<_> = progress.iter().map(|(_, event)| event["params"]["progress"].as_f64().unwrap()).collect();
-        assert_eq!(values, shown.into_iter().map(f64::from).collect::<Vec<_>>());
+        assert_eq!(values, (1..=20).map(f64::from).collect::<Vec<_>>());
         assert!(progress.iter().all(|(_, event)| event["params"]["progressToken"] == 7));
-        assert_eq!(said(&last.1["result"]), "done");
+        assert_eq!((&log.1["method"], log.0), (&json!("notifications/message"), millis(300)));
+        let result = &last.1["result"];
+        assert_eq!(result["resultType"], if is_task { "task" } else { "complete" });
+        assert_eq!(last.0, if is_task { GRACE } else { returns });
+        if is_task {
+            assert_eq!(result["statusMessage"], "20.0/10");
+        }
     }
 }
 
@@ -140,7 +138,7 @@ async fn with_a_full_store_the_call_stays_plain_and_is_held() {
     let chatty = [(millis(10), Happens::Progress(1.0, "one")), (seconds(30), Happens::Returns(result("done")))];
     let world = World::with(rules, Script::of(chatty));
     let answer = world.send(&Ask::call().token(1)).await;
-    assert_eq!(answer.at, GRACE, "what was held back may go out now");
+    assert_eq!(answer.at, millis(10), "as it comes");
     let events: Vec<_> = answer.events().await.into_iter().filter(|(_, event)| !event.is_null()).collect();
     assert_eq!(events[0].1["params"]["message"], "one");
     let (at, last) = events.last().unwrap();

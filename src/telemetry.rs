@@ -1,6 +1,7 @@
 //! Installs logs and metrics, once per process and before any listener starts. Every module records through the facades
 //! of `tracing` and `metrics`.
 
+mod escaped_output;
 mod families;
 mod json_lines;
 
@@ -14,6 +15,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::util::TryInitError;
 
 use crate::metric;
+use escaped_output::EscapedOutput;
 use json_lines::JsonLines;
 
 /// The environment variable that says what is logged, such as `info,taskgate::server=debug`.
@@ -64,7 +66,9 @@ pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
     let directives = if directives.is_empty() { LOG_FILTER_DEFAULT } else { &directives };
     let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
     let terminal = io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(terminal);
+    let has_colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let output = || EscapedOutput(io::stderr());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(output).with_ansi(has_colours);
     let people = match format {
         LogFormat::Auto => terminal,
         LogFormat::People => true,

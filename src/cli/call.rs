@@ -88,15 +88,22 @@ pub struct ResultForm {
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     pub attempts_max: u32,
+    /// How long a task is asked for by a server that cannot be reached.
+    pub away_max: Duration,
     /// The first pause between wishes to cancel; each further one is twice as long.
     pub pause: Duration,
     pub pause_max: Duration,
 }
 
 impl Default for RetryPolicy {
-    /// Gives a restarting server about half a minute.
+    /// Gives a restarting server a minute.
     fn default() -> Self {
-        Self { attempts_max: 9, pause: Duration::from_millis(250), pause_max: Duration::from_secs(8) }
+        Self {
+            attempts_max: 9,
+            away_max: Duration::from_secs(60),
+            pause: Duration::from_millis(250),
+            pause_max: Duration::from_secs(8),
+        }
     }
 }
 

@@ -4,9 +4,10 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::call::{CallExit, FollowPolicy, QuestionPolicy};
+use super::call::{CallExit, Flavour, FollowPolicy, QuestionPolicy};
 use super::media::{self, Media};
 use super::question::{self, UserQuestion};
+use super::server_address::ServerAddress;
 use super::ui::{CallStatus, Ui};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError};
@@ -215,6 +216,39 @@ async fn interrupted(interrupts: &mut mpsc::Receiver<()>, until: Option<Instant>
         biased;
         Some(()) = interrupts.recv() => Interrupted::ByUser,
         () = reached(until) => Interrupted::Late,
+    }
+}
+
+/// Leaves a task, which goes on, and says how to follow it.
+pub(super) fn leave(
+    server: &ServerAddress,
+    (id, flavour): (&str, Option<Flavour>),
+    talk: &mut CallDialog<'_>,
+    why: Interrupted,
+) -> CallExit {
+    let words = if why == Interrupted::Late { talk.late() } else { "left".to_owned() };
+    talk.note(&format!("{words}; the task goes on"));
+    say_how_to_go_on(server, (id, flavour), talk);
+    CallExit::Unfinished
+}
+
+/// Says which command goes on with a task.
+pub(super) fn say_how_to_go_on(
+    server: &ServerAddress,
+    (id, flavour): (&str, Option<Flavour>),
+    talk: &mut CallDialog<'_>,
+) {
+    talk.note(&format!("follow it: {}", server.task_command("wait", id, flavour)));
+}
+
+/// Returns what was noted, once its moment has come.
+pub(super) async fn after<T>(noted: Option<(Instant, T)>) -> T {
+    match noted {
+        Some((moment, what)) => {
+            sleep_until(moment).await;
+            what
+        }
+        None => std::future::pending().await,
     }
 }
 

@@ -12,9 +12,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::call::{CallExit, CallMode, Flavour, InterruptPolicy, Wait};
 use super::called_server::{CalledServer, may_pass, object};
-use super::dialog::{CallDialog, Interrupted, NoResultError, reached, words};
+use super::dialog::{CallDialog, Interrupted, NoResultError, after, leave, reached, say_how_to_go_on, words};
 use super::told_messages::{MessageSource, ToldMessages};
 use super::ui::{self, CallStatus, StepCount};
+use crate::task::GatewayFault;
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
@@ -63,30 +64,12 @@ pub(super) async fn task(
 ) -> Result<CallExit, NoResultError> {
     let taken = match talk.or_interrupt(server.take_up(way, id)).await {
         Ok(taken) => taken?,
-        Err(why) => return Ok(leave(server, (id, Some(way.flavour)), talk, why)),
+        Err(why) => return Ok(leave(&server.address, (id, Some(way.flavour)), talk, why)),
     };
     let task = Some(FollowedTask { id: id.to_owned(), stands: None });
     let ended = Follower { task, ..Follower::new(server, way, talk, taken) }.follow().await;
     server.end_session().await;
     ended.map(|ended| ended.verdict)
-}
-
-/// Leaves a task, which goes on, and says how to follow it.
-pub(super) fn leave(
-    server: &CalledServer,
-    (id, flavour): (&str, Option<Flavour>),
-    talk: &mut CallDialog<'_>,
-    why: Interrupted,
-) -> CallExit {
-    let words = if why == Interrupted::Late { talk.late() } else { "left".to_owned() };
-    talk.note(&format!("{words}; the task goes on"));
-    say_how_to_go_on(server, (id, flavour), talk);
-    CallExit::Unfinished
-}
-
-/// Says which command goes on with a task.
-fn say_how_to_go_on(server: &CalledServer, (id, flavour): (&str, Option<Flavour>), talk: &mut CallDialog<'_>) {
-    talk.note(&format!("follow it: {}", server.address.task_command("wait", id, flavour)));
 }
 
 /// How a call ended, and whether the server is done with it.
@@ -135,6 +118,8 @@ struct Follower<'t, 'a> {
     rounds: usize,
     /// Requests about the task in a row that were of no use.
     failures: u32,
+    /// While the server cannot be reached: when to give up, and why.
+    away: Option<(Instant, GatewayFault)>,
     /// What a request about the task was refused with: the task is gone, unless it is heard of again.
     refused: Option<RpcError>,
     /// The user wanted to leave before there was a task that can be cancelled.
@@ -149,6 +134,7 @@ enum FollowEvent {
     Interrupted(Interrupted),
     GivenUp,
     Late,
+    StaysAway(GatewayFault),
     Event(ExchangeEvent),
 }
 
@@ -165,6 +151,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             later: VecDeque::new(),
             rounds: 0,
             failures: 0,
+            away: None,
             refused: None,
             wants_out: false,
             leave_at: None,
@@ -180,6 +167,10 @@ impl<'t, 'a> Follower<'t, 'a> {
                     FollowEvent::Event(event) => self.take(event).await?,
                     FollowEvent::Interrupted(why) => self.interrupted(why).await,
                     FollowEvent::GivenUp => ControlFlow::Break(self.left()),
+                    FollowEvent::StaysAway(fault) => {
+                        self.say_how_to_go_on();
+                        return Err(self.server.lost(&fault));
+                    }
                     FollowEvent::Late => {
                         return Err(NoResultError(format!(
                             "no answer within {}",
@@ -195,7 +186,7 @@ impl<'t, 'a> Follower<'t, 'a> {
     }
 
     async fn step(&mut self) -> FollowEvent {
-        let (leave_at, late_at) = (self.leave_at, self.late_at);
+        let (leave_at, late_at, away) = (self.leave_at, self.late_at, self.away);
         let is_plain = self.task.is_none();
         let event = async {
             match self.later.pop_front() {
@@ -208,6 +199,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             why = self.talk.interrupted() => FollowEvent::Interrupted(why),
             () = reached(leave_at) => FollowEvent::GivenUp,
             event = event => FollowEvent::Event(event),
+            fault = after(away) => FollowEvent::StaysAway(fault),
             () = sleep_until(late_at), if is_plain => FollowEvent::Late,
         }
     }
@@ -269,12 +261,13 @@ impl<'t, 'a> Follower<'t, 'a> {
 
     fn say_how_to_go_on(&mut self) {
         if let Some(task) = &self.task {
-            say_how_to_go_on(self.server, (&task.id, Some(self.way.flavour)), self.talk);
+            say_how_to_go_on(&self.server.address, (&task.id, Some(self.way.flavour)), self.talk);
         }
     }
 
     fn stands(&mut self, word: Cow<'static, str>, message: Option<Arc<str>>) -> ControlFlow<CallConclusion> {
         self.failures = 0;
+        self.away = None;
         if let Some(error) = self.refused.take() {
             // The task is not gone.
             self.talk.note(&format!("the server refused the answer: {}", words(&error)));
@@ -318,8 +311,16 @@ impl<'t, 'a> Follower<'t, 'a> {
             TaskRequestError::Lost(lost) if is_enough || !may_pass(&lost.0) => return Err(self.server.lost(&lost.0)),
             TaskRequestError::Refused(_) | TaskRequestError::Lost(_) => (),
         }
+        let (now, retry) = (Instant::now(), self.talk.policy.retry);
+        if let TaskRequestError::Lost(lost) = why {
+            self.away.get_or_insert((now + retry.away_max, lost.0));
+        }
+        let until = self.away.map_or_else(String::new, |(end, _)| {
+            let left = end.saturating_duration_since(now) + Duration::from_millis(999);
+            format!(", for {}s at most", left.as_secs())
+        });
         let why = self.why(why);
-        self.talk.note(&format!("{why}; trying again"));
+        self.talk.note(&format!("{why}; trying again{until}"));
         Ok(ControlFlow::Continue(()))
     }
 
@@ -410,7 +411,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
         let stays_out = self.talk.policy.interrupt == InterruptPolicy::Leaves;
         if let Some(task) = self.task.as_ref().filter(|_| why == Interrupted::Late || stays_out) {
-            let verdict = leave(self.server, (&task.id, Some(self.way.flavour)), self.talk, why);
+            let verdict = leave(&self.server.address, (&task.id, Some(self.way.flavour)), self.talk, why);
             return ControlFlow::Break(CallConclusion::left(verdict));
         }
         if self.task.is_some() {

@@ -14,8 +14,9 @@ use stdin_lines::StdinLines;
 
 /// How often the spinner turns.
 const TICK: Duration = Duration::from_millis(100);
-const SPINNER: &str = "{spinner} {msg}";
-const STEPS: &str = "{spinner} [{bar:30}] {pos}/{len} {msg}";
+/// Neither is wider than the terminal: a line that wraps is drawn again and again.
+const SPINNER: &str = "{spinner} {elapsed} {wide_msg}";
+const STEPS: &str = "{spinner} {elapsed} [{bar:20}] {pos}/{len} {wide_msg}";
 
 /// Draws a live line on a terminal, and writes a line per change elsewhere.
 #[derive(Debug)]

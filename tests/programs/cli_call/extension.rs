@@ -1,8 +1,10 @@
 //! Calls with the tasks extension of 2026-07-28, and what all calls of that version share.
 
+use std::time::Duration;
+
 use http::header::HeaderName;
 use serde_json::{Value, json};
-use taskgate::cli::call::{CallExit, Flavour, QuestionPolicy, Wait};
+use taskgate::cli::call::{CallExit, Flavour, QuestionPolicy, RetryPolicy, Wait};
 use taskgate::cli::ui::StepCount;
 
 use super::script::{Run, Scenario, Step, Typed, accepted, bounded, error, question, text};
@@ -226,12 +228,19 @@ async fn polls_are_repeated_while_the_server_is_away() {
     for lost in [Step::Drop, Step::Page(502), Step::Page(503), Step::Error(503, error(-32603)), Step::Page(429)] {
         let scenario = of([handle(), lost.clone(), lost.clone(), completed(text("done"))]);
         let run = check(scenario, CallExit::Returned, &["done"], &[CALL, GET, GET, GET]).await;
-        assert_eq!(run.user.notes.iter().filter(|note| note.ends_with("trying again")).count(), 2);
+        assert_eq!(run.user.notes.iter().filter(|note| note.contains("trying again")).count(), 2);
 
         let script = [handle(), lost.clone(), lost.clone(), lost.clone()];
         let verdict = if matches!(lost, Step::Error(..)) { CallExit::Faulted } else { CallExit::Lost };
         check(of(script), verdict, &[], &[CALL, GET, GET, GET]).await;
     }
+    // A server that stays away is given up in time, and how long that is was said.
+    let away_max = Duration::from_millis(700);
+    let script = std::iter::once(handle()).chain(std::iter::repeat_n(Step::Drop, 40));
+    let retry = RetryPolicy { attempts_max: 1_000, away_max, ..RetryPolicy::default() };
+    let run = Scenario { retry, ..of(script) }.run().await;
+    assert_eq!(run.verdict, CallExit::Lost);
+    run.assert_note("trying again, for 1s at most");
     // What a repetition cannot heal is not repeated.
     check(of([handle(), Step::Page(404)]), CallExit::Lost, &[], &[CALL, GET]).await;
 }

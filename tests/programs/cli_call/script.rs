@@ -328,12 +328,19 @@ pub(crate) struct Scenario {
     pub(crate) cues: &'static [&'static str],
     pub(crate) typed: Vec<Typed>,
     pub(crate) arguments: &'static str,
+    pub(crate) retry: RetryPolicy,
 }
 
 impl Scenario {
     pub(crate) fn of(flavour: Option<Flavour>, script: impl IntoIterator<Item = Step>) -> Self {
         let (script, wait, input) = (script.into_iter().collect(), Wait::ToTheEnd, QuestionPolicy::Asked);
-        Self { script, flavour, key: None, wait, input, cues: &[], typed: Vec::new(), arguments: "{}" }
+        let retry = RetryPolicy {
+            attempts_max: 3,
+            pause: Duration::from_millis(1),
+            pause_max: Duration::from_millis(2),
+            ..RetryPolicy::default()
+        };
+        Self { script, flavour, key: None, wait, input, cues: &[], typed: Vec::new(), arguments: "{}", retry }
     }
 
     pub(crate) fn typing(self, lines: impl IntoIterator<Item = &'static str>) -> Self {
@@ -351,11 +358,7 @@ impl Scenario {
             following: FollowPolicy {
                 wait: self.wait,
                 input: self.input,
-                retry: RetryPolicy {
-                    attempts_max: 3,
-                    pause: Duration::from_millis(1),
-                    pause_max: Duration::from_millis(2),
-                },
+                retry: self.retry,
                 ..FollowPolicy::to_the_end()
             },
         };

@@ -155,7 +155,9 @@ pub fn in_words(error: &RustlsError) -> String {
         return format!("it ended the TLS handshake ({alert:?})");
     }
     let RustlsError::InvalidCertificate(certificate) = error else { return error.to_string() };
-    let is_an_authoritys = |other: &C| other.to_string().contains("CaUsedAsEndEntity");
+    // Of some faults the text lists bytes behind the name.
+    let text = certificate.to_string();
+    let name = text.split_once(" {").map_or(&*text, |(name, _)| name);
     let words = if matches!(certificate, C::UnknownIssuer) {
         "is vouched for by nobody that is trusted; name its authority (`ca`)"
     } else if matches!(certificate, C::NotValidForName | C::NotValidForNameContext { .. }) {
@@ -164,10 +166,13 @@ pub fn in_words(error: &RustlsError) -> String {
         "has expired"
     } else if matches!(certificate, C::NotValidYet | C::NotValidYetContext { .. }) {
         "is not valid yet"
-    } else if is_an_authoritys(certificate) {
+    } else if matches!(certificate, C::BadSignature) || name.starts_with("UnsupportedSignatureAlgorithm") {
+        // An authority of the same name as its issuer's may be trusted, and have another key.
+        "bears no signature of an authority that is trusted; name its authority (`ca`)"
+    } else if name.contains("CaUsedAsEndEntity") {
         "is an authority's, and not for a server; make one with basicConstraints=CA:FALSE"
     } else {
-        return format!("its certificate is not accepted: {certificate}");
+        return format!("its certificate is not accepted: {name}");
     };
     format!("its certificate {words}")
 }

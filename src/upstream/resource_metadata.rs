@@ -3,6 +3,7 @@
 //! It is asked for at the server's own origin and nowhere else: whoever could lead the gateway to another address could
 //! lead its clients to another authorization server.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -197,7 +198,19 @@ fn checked(text: &bytes::Bytes) -> Result<Payload, MetadataError> {
             return Err(MetadataError::Unusable("`authorization_servers` is no list of addresses"));
         }
     }
+    let is_fit = |(name, value): (Cow<'_, str>, Payload)| {
+        !names_address(&name) || value.read::<String>().is_ok_and(|address| is_address(&address))
+    };
+    if !metadata.entries().all(is_fit) {
+        return Err(MetadataError::Unusable("a member that is an address is none of http or https"));
+    }
     Ok(payload)
+}
+
+/// Whether a member is an address for people or programs to follow, in a language or in none (RFC 9728, 2).
+fn names_address(name: &str) -> bool {
+    let name = name.split_once('#').map_or(name, |(name, _language)| name);
+    name.ends_with("_uri") || name.ends_with("_url") || name == "resource_documentation"
 }
 
 fn is_address(text: &str) -> bool {
@@ -267,6 +280,15 @@ mod tests {
             (r#"{"resource":"https://up","authorization_servers":[]}"#, "`authorization_servers`"),
             (r#"{"resource":"https://up","authorization_servers":"https://as"}"#, "`authorization_servers`"),
             (r#"{"resource":"https://up","authorization_servers":["javascript:alert(1)"]}"#, "`authorization_servers`"),
+            (r#"{"resource":"https://up","jwks_uri":"http://up/k","resource_documentation":"https://d"}"#, "fine"),
+            (r#"{"resource":"https://up","jwks_uri":"javascript:alert(1)"}"#, "a member that is an address"),
+            (
+                r#"{"resource":"https://up","resource_documentation#fr":"data:text/html,x"}"#,
+                "a member that is an address",
+            ),
+            (r#"{"resource":"https://up","resource_policy_uri":"file:///etc"}"#, "a member that is an address"),
+            (r#"{"resource":"https://up","resource_tos_uri":["https://up"]}"#, "a member that is an address"),
+            (r#"{"resource":"https://up","resource_name":"Docs: all"}"#, "fine"),
         ] {
             let found = checked(&Bytes::from(text)).map_or_else(|error| error.to_string(), |_| "fine".to_owned());
             assert!(found.contains(expected), "{text}: {found}");

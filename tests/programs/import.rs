@@ -106,6 +106,10 @@ fn a_file_that_is_none_of_a_host_is_refused_with_its_place_and_nothing_is_printe
         (server("{\"command\": \"a\", \"args\": [\"\\ud800\"]}"), "/mcpServers/a~1b/args/0: is no string"),
         (server("{\"command\": \"a\", \"env\": [\"A=1\"]}"), "/mcpServers/a~1b/env: is no object of strings"),
         (server("{\"command\": \"a\", \"env\": {\"A\": {}}}"), "/mcpServers/a~1b/env/A: is no string"),
+        (
+            server("{\"command\": \"a\", \"env\": {\"A\\nB\": \"c\"}}"),
+            "has a control character, such as a line break, in its name",
+        ),
         (server("{\"url\": \"mcp.example\"}"), "/mcpServers/a~1b/url: write a URL such as"),
         (server("{\"url\": \"file:///etc/passwd\"}"), "/mcpServers/a~1b/url: has another scheme than http and https"),
         (server("{\"command\": \"a\", \"disabled\": true}"), "in.json: /: no server is left"),

@@ -242,6 +242,10 @@ impl BlockWriter<'_> {
             self.table("env");
         }
         for (pointer, name, value) in env {
+            if name.contains(char::is_control) && !name.contains('\0') {
+                self.notes.mistake(pointer, "has a control character, such as a line break, in its name");
+                continue;
+            }
             if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
                 self.notes.note(pointer, "is no variable that a program can be given, and left out");
                 continue;

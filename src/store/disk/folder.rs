@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -92,6 +92,11 @@ pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(wrong(error)),
     }
+}
+
+/// Whether everybody on the machine can replace the files in a folder.
+pub(super) fn is_open_to_all(folder: &Path) -> bool {
+    fs::metadata(folder).is_ok_and(|found| found.mode() & 0o1002 == 0o002)
 }
 
 /// What does not keep files, or does not lock them for all: memory, and other machines' disks (B171). `None` is a disk.
@@ -194,12 +199,14 @@ impl Ballast {
     }
 
     pub(super) fn is_there(&self) -> bool {
-        fs::metadata(&self.path).is_ok_and(|found| found.len() == BALLAST_BYTES)
+        // Not where a link leads: what is there is nobody's ballast.
+        fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_file() && found.len() == BALLAST_BYTES)
     }
 
     /// Takes the room. Half a file is taken back.
     pub(super) fn lay_down(&self) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(&self.path)?;
+        self.drop_it()?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(&self.path)?;
         let taken = fallocate(&file, FallocateFlags::empty(), 0, BALLAST_BYTES);
         if taken.is_err() {
             self.drop_it()?;

@@ -33,6 +33,10 @@ impl DiskStore {
         if let Some(medium) = medium {
             tracing::warn!(folder = %folder.display(), medium, "tasks may be lost: the folder is on no local disk");
         }
+        if folder::is_open_to_all(&folder) {
+            let folder = folder.display();
+            tracing::warn!(%folder, "everybody on this machine can replace the store's files: take that right (chmod o-w)");
+        }
         let lock = folder::lock(&folder, settings.lock_wait).await?;
         let path = schema::file_in(&folder);
         let ballast = medium.is_none().then(|| Ballast::new(&folder));

@@ -5,7 +5,7 @@ use rusqlite::ffi;
 use super::super::folder::Ballast;
 use super::super::opening::read_in_at_last;
 use super::*;
-use crate::store::disk::folder::BALLAST_BYTES;
+use crate::store::disk::folder::{self, BALLAST_BYTES};
 use crate::store::tasks::SWEEP_BYTES_MAX;
 
 const MIB: u64 = 1 << 20;
@@ -131,4 +131,30 @@ async fn f53_a_store_opens_on_a_full_disk_by_giving_up_its_ballast() {
     let hooks = FaultHooks { space: Some(Box::new(|| DiskSpace { free: 50 << 30, all: 100 << 30 })), ..hooks };
     assert!(read_in_at_last(&path, Some(&ballast), settings(&folder).tuning, &hooks).is_err());
     assert_eq!(std::fs::metadata(folder.path().join("data/tasks.ballast")).unwrap().len(), BALLAST_BYTES);
+}
+
+/// The ballast is laid down where it belongs, and the file that a link leads to stays as it is.
+#[test]
+fn a_ballast_follows_no_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let (other, ballast) = (folder.path().join("other"), Ballast::new(folder.path()));
+    std::fs::write(&other, "kept").unwrap();
+    std::os::unix::fs::symlink(&other, folder.path().join("tasks.ballast")).unwrap();
+    assert!(!ballast.is_there());
+    ballast.lay_down().unwrap();
+    assert!(ballast.is_there());
+    assert_eq!(std::fs::read_to_string(&other).unwrap(), "kept");
+}
+
+#[test]
+fn a_folder_in_which_everybody_may_write_is_told_from_others() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let folder = tempfile::tempdir().unwrap();
+    for (mode, is_open) in
+        [(0o700, false), (0o2775, false), (0o755, false), (0o777, true), (0o703, true), (0o1777, false)]
+    {
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(folder::is_open_to_all(folder.path()), is_open, "{mode:o}");
+    }
 }

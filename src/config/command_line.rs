@@ -167,6 +167,11 @@ impl CommandLineConfig {
                 report.mistake(&place, format!("two servers are called {}; give each a name of its own", server.name));
                 continue;
             }
+            if matches!(&server.address, ServerTarget::Url(url) if url.path() == "/") {
+                let text =
+                    "the address has no path; most servers are at one such as /mcp, which `taskgate probe URL` finds";
+                report.warning(&place, text);
+            }
             let mut upstream = RawUpstream::unreached(&server.name, place);
             upstream.path = server.path.map(|path| placed(server.written, path.to_owned()));
             match server.address {

@@ -177,7 +177,8 @@ fn the_values_in_the_example_are_the_defaults() {
 fn the_quick_start_has_the_defaults() {
     let servers = vec![CommandLineServer::demo("http://127.0.0.1:4321/mcp".parse().unwrap())];
     let line = CommandLineConfig { servers, ..CommandLineConfig::default() };
-    let config = line.resolve(&|_| None).unwrap().config;
+    let LoadedConfig { config, warnings } = line.resolve(&|_| None).unwrap();
+    assert!(warnings.is_empty(), "{warnings:?}");
     assert_eq!(config.listen.address.to_string(), "127.0.0.1:8080");
     assert_eq!(config.listen.body_bytes_max.get(), 4 << 20);
     assert_eq!(config.listen.connections_max.get(), 10_000);
@@ -358,4 +359,23 @@ fn files_that_are_missing_too_large_or_not_text_are_refused() {
         let expected = refusal.map(|text| folder.path().join(text).display().to_string());
         assert_eq!(refused, expected, "{name}");
     }
+}
+
+/// The second block of the README stands behind the first in one file.
+#[test]
+fn the_readmes_blocks_are_one_configuration() {
+    let readme = fs::read_to_string(folder("README.md")).unwrap();
+    let blocks = readme.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let text: String = blocks.take(2).collect();
+    let parsed = config::parse("README.md", &text, &env);
+    assert!(parsed.is_ok(), "{:?}", parsed.err());
+}
+
+/// The address of a server is mostly longer than that of its machine.
+#[test]
+fn an_address_without_a_path_is_served_with_a_warning() {
+    let servers = vec![CommandLineServer::demo("http://127.0.0.1:4321".parse().unwrap())];
+    let line = CommandLineConfig { servers, ..CommandLineConfig::default() };
+    let found = warnings(&line.resolve(&|_| None).unwrap());
+    assert!(found.contains("the address has no path; most servers are at one such as /mcp"), "{found}");
 }

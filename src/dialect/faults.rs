@@ -71,7 +71,15 @@ impl RequestError {
                 RpcError::new(rpc_error::INVALID_PARAMS, format!("Invalid params: {what}"))
             }
             Self::UnknownMethod(method) => {
-                let error = RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("Method not found: {method}"));
+                // Tasks have moved between versions.
+                let elsewhere = match method.as_str() {
+                    _ if !version.is_stateless() => "",
+                    method::TASKS_RESULT => "; in 2026-07-28 `tasks/get` has the result",
+                    method::TASKS_LIST => "; 2026-07-28 has no list of tasks",
+                    _ => "",
+                };
+                let words = format!("Method not found: {method}{elsewhere}");
+                let error = RpcError::new(rpc_error::METHOD_NOT_FOUND, words);
                 // A client that asks for a handshake is told which versions need none (B100).
                 if method == method::INITIALIZE {
                     error.with_data(&SupportedData { supported: &ProtocolVersion::advertised_stateless() })
@@ -363,7 +371,7 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::Poison => {
             "The gateway ended again and again while the tool was running; the call is not taken up any more"
         }
-        Reason::TooManyWaiters => "Too many requests wait for this task",
+        Reason::TooManyWaiters => "Too many requests wait for this task (64)",
         Reason::TooMuchStored => {
             "Your tasks and their results take as much room as they may (`stored_bytes_per_principal_max`)"
         }
@@ -372,7 +380,7 @@ const fn sentence(reason: Reason) -> &'static str {
             "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
         }
         Reason::TooManyListeners => "There are too many open streams of notifications (`streams_per_principal_max`)",
-        Reason::StoreFull => "The task store is full",
+        Reason::StoreFull => "The task store is full (`stored_bytes_max`, or its disk)",
         Reason::StoreFailed => "The task store failed",
         Reason::StoreCorrupt => "What was stored of the task is damaged",
         Reason::QueueFull => {

@@ -212,7 +212,7 @@ fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<V
         return Err(complaint(member, "must be an array of strings"));
     }
     if array.items().nth(max).is_some() {
-        return Err(complaint(member, "names too many"));
+        return Err(complaint(member, &format!("names more than {max}")));
     }
     match array.read::<Vec<String>>() {
         Ok(strings) => Ok(Some(strings)),

@@ -232,7 +232,7 @@ pub(super) async fn run(
 async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> FallbackResult {
     let end = Instant::now() + patience;
     let Ok(mut watcher) = engine.watchers().watch(&key) else {
-        return Ok(dialect.failed("Too many wait for this task. Ask again in a while."));
+        return Ok(dialect.failed("Too many requests wait for this task (64). Ask again in a while."));
     };
     loop {
         let task = match engine.get(&key).await {

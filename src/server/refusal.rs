@@ -189,8 +189,8 @@ impl Refusal {
     const fn sentence(&self) -> &'static str {
         match self {
             Self::Tunnel => "This is no proxy for connections",
-            Self::HeadTooLarge => "The headers are too large",
-            Self::TargetTooLong => "The target is too long",
+            Self::HeadTooLarge => "The headers are too large (32 KiB and 64 fields are served)",
+            Self::TargetTooLong => "The target is too long (8 KiB are served)",
             Self::HostUnclear => "A request names one host, and names it once",
             Self::HostForeign => {
                 "This host is not served; the gateway's operator lists those that are in `listen.allowed_hosts`"

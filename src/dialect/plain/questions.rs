@@ -3,7 +3,7 @@
 use url::Url;
 
 use crate::dialect::negotiate::can_be_asked;
-use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer};
+use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer, TOO_MANY_QUESTIONS};
 use crate::task::Answer;
 use crate::wire::meta::{HOP_BY_HOP, META, PROGRESS_TOKEN};
 use crate::wire::object::ObjectWriter;
@@ -114,7 +114,7 @@ pub(super) fn refuse(question: &str, why: QuestionRefusal) -> RefusalAnswer {
             error(rpc_error::METHOD_NOT_FOUND, "the client did not declare this capability")
         }
         (method::ELICIT | method::SAMPLE | method::ROOTS, QuestionRefusal::TooMany) => {
-            error(rpc_error::INTERNAL_ERROR, "too many questions")
+            error(rpc_error::INTERNAL_ERROR, TOO_MANY_QUESTIONS)
         }
         (method::ELICIT, QuestionRefusal::Unanswered) => elicited("cancel"),
         (method::SAMPLE, QuestionRefusal::Unanswered) => error(-1, "nobody answered the sampling request"),

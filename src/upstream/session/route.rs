@@ -12,6 +12,7 @@ use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
 use super::question_keep_alive::QuestionKeepAlive;
 use crate::dialect::relay_core_2025_11_25 as relay;
+use crate::dialect::upstream_dialect::TOO_MANY_QUESTIONS;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
@@ -211,7 +212,7 @@ impl UpstreamSession {
             }
             Err(AskRefusal::TooMany) => {
                 self.link.dropped("request_flood");
-                self.refuse(&request.id, INTERNAL_ERROR, "too many questions");
+                self.refuse(&request.id, INTERNAL_ERROR, TOO_MANY_QUESTIONS);
                 None
             }
         }

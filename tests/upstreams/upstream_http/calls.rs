@@ -233,7 +233,10 @@ async fn the_transport_answers_pings_unknown_methods_and_floods_itself() {
     for (id, expected) in [
         (json!("p"), json!({"result": {}})),
         (json!("u"), json!({"error": {"code": -32601, "message": "method not found"}})),
-        (json!(32), json!({"error": {"code": -32603, "message": "too many questions"}})),
+        (
+            json!(32),
+            json!({"error": {"code": -32603, "message": "too many questions: one call may have 32 open, and ask 1,000 in all"}}),
+        ),
     ] {
         let mut seen = server.world.first(|seen| is_response(seen) && seen.body["id"] == id).await;
         seen.body.as_object_mut().unwrap().retain(|key, _| key == "result" || key == "error");

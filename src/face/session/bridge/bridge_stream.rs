@@ -241,7 +241,7 @@ async fn subscribe(
     // Looked at last: who unsubscribes meanwhile, or has too many, leaves nothing behind.
     if !shared.own.subscriptions(&session.own).contains(&uri) {
         shared.open.streams.unwanted(session.token.nonce, &uri);
-        return Err(complain("the session has too many subscriptions"));
+        return Err(complain("the session has too many subscriptions (256, or too long addresses)"));
     }
     shared.open.streams.changed(session.token.nonce);
     Ok(())

@@ -7,7 +7,7 @@ use super::age::{ago, in_short};
 use super::call::{CallExit, CallMode, Flavour, FollowPolicy, InterruptPolicy, ResultForm, Wait};
 use super::call_arguments::{FollowArguments, ResultArguments, interrupts};
 use super::called_server::CalledServer;
-use super::dialog::{CallDialog, NoResultError};
+use super::dialog::{CallDialog, NoResultError, leave};
 use super::flavour::has_extension;
 use super::follow::{self, UNKNOWN_TASK};
 use super::printable::printable;
@@ -198,7 +198,7 @@ async fn at_server(
         TaskInquiry::List(_) => Some(Flavour::Core),
     };
     let given_up = |talk: &mut CallDialog<'_>, why| match &order {
-        TaskInquiry::Follow(handle) => follow::leave(server, (&handle.id, handle.flavour), talk, why),
+        TaskInquiry::Follow(handle) => leave(&server.address, (&handle.id, handle.flavour), talk, why),
         TaskInquiry::Get(_) | TaskInquiry::Cancel(_) | TaskInquiry::List(_) => talk.given_up(why),
     };
     let way = match talk.or_interrupt(open(server, flavour)).await {

@@ -78,8 +78,6 @@ pub(super) struct WatchedSocket<T> {
     /// Over HTTP/2, as are the frames; there where an unread answer costs the connection.
     unread: Option<ReadWatch>,
     frames: Option<Box<FrameCounters>>,
-    /// Over HTTP/2: when its end is told, which ends what came before it and was not yet accepted.
-    ending: Option<Pin<Box<Sleep>>>,
     misconduct: Misconduct,
 }
 
@@ -99,9 +97,6 @@ impl FrameCounters {
         }
     }
 }
-
-/// How long after a peer's end HTTP/2 is told of it: what came right before is accepted in between.
-const END_TOLD_AFTER: Duration = Duration::from_millis(1);
 
 const GONE: &str = "the socket is there until drop";
 
@@ -133,7 +128,6 @@ impl<T: ResettableStream> WatchedSocket<T> {
             request_line: RequestLine::Over,
             unread,
             frames,
-            ending: None,
             misconduct: Misconduct::None,
         };
         (watched, returned)
@@ -199,10 +193,6 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
-        if let Some(ending) = &mut this.ending {
-            std::task::ready!(ending.as_mut().poll(context));
-            return Poll::Ready(Ok(()));
-        }
         if this.prefix.is_empty() {
             let read = this.socket().poll_read(context, buf);
             if let Some(patience) = &mut this.patience {
@@ -222,14 +212,7 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
                 this.misconduct = Misconduct::Stalled;
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
-            let read = std::task::ready!(read);
-            if this.frames.is_some() && (read.is_err() || buf.filled().len() == before) {
-                let mut ending = Box::pin(sleep(END_TOLD_AFTER));
-                let is_told = ending.as_mut().poll(context);
-                this.ending = Some(ending);
-                return is_told.map(Ok);
-            }
-            read?;
+            std::task::ready!(read)?;
         } else {
             let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
             buf.put_slice(&head);

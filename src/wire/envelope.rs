@@ -200,7 +200,14 @@ impl<'t> EnvelopeParts<'t> {
         if version.as_deref() != Some("2.0") {
             return Err("`jsonrpc` is not \"2.0\"");
         }
-        match (&self.method, &self.params, &self.result, &self.error) {
+        // Servers that write both members, one of them null, mean the other: SDKs read it so.
+        let is_null = |span: &Range<usize>| &self.text[span.clone()] == b"null";
+        let (result, error) = match (&self.result, &self.error) {
+            (Some(result), Some(error)) if is_null(error) => (Some(result), None),
+            (Some(result), Some(error)) if is_null(result) => (None, Some(error)),
+            (result, error) => (result.as_ref(), error.as_ref()),
+        };
+        match (&self.method, &self.params, result, error) {
             (Some(method), params, None, None) => self.call(method.clone(), params.clone(), members),
             (None, None, Some(result), None) => Ok(Message::Response(self.returned(result.clone(), members))),
             (None, None, None, Some(error)) => {

@@ -9,6 +9,8 @@ pub const INVALID_PARAMS: i64 = -32602;
 pub const INTERNAL_ERROR: i64 = -32603;
 /// Resource not found, up to 2025-11-25 only.
 pub const RESOURCE_NOT_FOUND: i64 = -32002;
+/// What TypeScript's SDK and hosts take for an unknown session, under 404.
+pub const SESSION_NOT_FOUND: i64 = -32001;
 pub const HEADER_MISMATCH: i64 = -32020;
 pub const MISSING_CLIENT_CAPABILITY: i64 = -32021;
 pub const UNSUPPORTED_VERSION: i64 = -32022;

@@ -55,6 +55,19 @@ fn messages_are_told_apart_by_their_members() {
     assert_eq!(fault.data.unwrap().as_str(), "[1.0]");
 }
 
+#[test]
+fn of_a_result_beside_an_error_the_one_that_is_null_is_not_there() {
+    let response = response_of(r#"{"jsonrpc":"2.0","id":1,"result":{"a":1},"error":null}"#);
+    assert_eq!(response.outcome.unwrap().as_str(), r#"{"a":1}"#);
+    let response = response_of(r#"{"jsonrpc":"2.0","id":1,"result":null,"error":{"code":-1,"message":"no"}}"#);
+    assert_eq!(response.outcome.unwrap_err().code, -1);
+    check_refused(
+        r#"{"jsonrpc":"2.0","id":1,"result":{},"error":{"code":-1,"message":"no"}}"#,
+        "`result` stands beside",
+        Some("1"),
+    );
+}
+
 /// B78 to B80, B82 and B83: nothing can be echoed.
 #[test]
 fn unreadable_text_echoes_no_id() {

@@ -1,8 +1,9 @@
-//! Splits lines that end in LF or CRLF, as stdio transports write them.
+//! Splits lines that end in LF or CRLF, as stdio transports write them. A byte order mark before a line is skipped (RFC 8259, 8.1).
 
 use bytes::Bytes;
 
 use super::FramingError;
+use super::sse::BYTE_ORDER_MARK;
 
 /// Cuts a stream of bytes into lines. Empty lines count as nothing.
 ///
@@ -43,8 +44,12 @@ impl LineDecoder {
             if line.last() == Some(&b'\r') {
                 line.pop();
             }
+            let mut line = Bytes::from(line);
+            if line.starts_with(BYTE_ORDER_MARK) {
+                line = line.slice(BYTE_ORDER_MARK.len()..);
+            }
             if !line.is_empty() {
-                lines.push(line.into());
+                lines.push(line);
             }
         }
         if self.failed && lines.is_empty() {

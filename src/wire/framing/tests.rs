@@ -173,6 +173,13 @@ fn lines_are_cut_at_line_feeds_and_bounded() {
     assert_eq!(decoder.feed(b"a\n"), Err(FramingError::LineTooLong { max: 8 }));
 }
 
+#[test]
+fn a_byte_order_mark_before_a_line_is_skipped() {
+    let mut decoder = LineDecoder::new(16);
+    let lines = decoder.feed("\u{feff}{}\r\n\u{feff}[]\n\u{feff}\r\n{\"\u{feff}\":1}\n".as_bytes());
+    assert_eq!(lines, Ok(vec![Bytes::from("{}"), Bytes::from("[]"), Bytes::from("{\"\u{feff}\":1}")]));
+}
+
 /// The standard's algorithm in its own order, over a whole text at once.
 fn plain_reading(text: &[u8]) -> Vec<SseEvent> {
     let text = String::from_utf8(text.to_vec()).unwrap().replace("\r\n", "\n").replace('\r', "\n");

@@ -42,8 +42,13 @@ async fn check(transport: &str, client: &StandaloneClient, extra: Value, next: (
         let mut arguments = json!({ "how": "says", "text": says });
         arguments.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
         let answer = client.call(2 * number, "broken", arguments).await;
-        let said = (&fault(&answer)["reason"], &fault(&answer)["executed"]);
-        assert_eq!(said, (&json!("upstream_malformed"), &json!("yes")), "{transport}, {name}");
+        // A line may begin with a mark (RFC 8259, 8.1); the data of an event, and a body, may not.
+        if (transport, name) == ("stdio", "a mark of the encoding") {
+            assert_eq!(answer["result"], json!({ "content": [] }), "{name}");
+        } else {
+            let said = (&fault(&answer)["reason"], &fault(&answer)["executed"]);
+            assert_eq!(said, (&json!("upstream_malformed"), &json!("yes")), "{transport}, {name}");
+        }
         let (tool, arguments, expected) = &next;
         let answer = client.call(2 * number + 1, tool, arguments.clone()).await;
         assert_eq!(text(&answer), *expected, "{transport}, after {name}");

@@ -57,7 +57,7 @@ define run_tests
 	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
 endef
 
-.PHONY: test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak
+.PHONY: restarted-servers test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak
 
 test: setup fmt lint unit rules doc deny seconds
 	$(call step,all checks passed)
@@ -121,6 +121,13 @@ unit:
 	$(call step,tests of the store on PostgreSQL 18)
 	@TASKGATE_PEERS="$(PEERS)" TASKGATE_POSTGRES="$(PEERS)/postgres-18" \
 		cargo test --locked --lib -- store::postgres:: --test-threads $(TEST_THREADS)
+
+# Not part of `make test`: servers of two years of SDK releases, started again under their clients, 45 s each.
+restarted-servers: setup
+	$(call step,servers that are started again)
+	@tests/peers/earlier/setup.sh "$(PEERS)"
+	TASKGATE_PEERS="$(PEERS)" TASKGATE_RESTARTED_SECONDS=45 \
+		cargo test --locked --test real_peers -- restarted_servers --nocapture
 
 seconds:
 	$(call step,seconds of each suite)

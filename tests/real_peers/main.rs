@@ -11,6 +11,7 @@ mod native_tasks;
 mod oauth_peers;
 mod one_address;
 mod proxies;
+mod restarted_servers;
 mod resumed_peers;
 mod session_matrix;
 mod split_peers;

@@ -16,6 +16,8 @@ pub enum RequestError {
     NotJson(String),
     /// JSON, but no JSON-RPC request that is accepted here.
     NotARequest(Cow<'static, str>),
+    /// It names a session that is not its client's, or has ended. Hosts begin again on this code.
+    UnknownSession,
     /// A JSON document that is refused for what it would do to those who read it; `reason` is its
     /// machine-readable name.
     Refused {
@@ -63,6 +65,10 @@ impl RequestError {
         match self {
             Self::NotJson(what) => RpcError::new(rpc_error::PARSE_ERROR, format!("Parse error: {what}")),
             Self::NotARequest(what) => RpcError::new(rpc_error::INVALID_REQUEST, format!("Invalid request: {what}")),
+            Self::UnknownSession => RpcError::new(
+                rpc_error::SESSION_NOT_FOUND,
+                "Session not found: it is unknown or has ended; begin with initialize",
+            ),
             Self::Refused { what, reason } => {
                 RpcError::new(rpc_error::INVALID_REQUEST, format!("Invalid request: {what}"))
                     .with_data(&RefusedData { reason })

@@ -60,7 +60,7 @@ impl Addressee {
             | RequestError::Header(_)
             | RequestError::Capability(_)
             | RequestError::Version { .. } => StatusCode::BAD_REQUEST,
-            RequestError::UnknownMethod(_) => StatusCode::NOT_FOUND,
+            RequestError::UnknownMethod(_) | RequestError::UnknownSession => StatusCode::NOT_FOUND,
             RequestError::Params(_)
             | RequestError::UnknownTool(_)
             | RequestError::UnknownTask

@@ -21,6 +21,7 @@ mod session_registry;
 pub(super) mod session_streams;
 pub(super) mod tasks;
 pub(super) mod upstream_tasks;
+mod without_ids;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -69,6 +70,7 @@ pub(super) struct SessionFaceState {
     task_tools: upstream_tasks::UpstreamTaskTools,
     fallback: Option<fallback::SessionFallback>,
     tools: known_tools::KnownTools,
+    gives_no_ids: without_ids::GivesNoIds,
 }
 
 /// The session face of one upstream.
@@ -107,6 +109,7 @@ impl SessionFace {
             task_tools,
             fallback,
             tools,
+            gives_no_ids: without_ids::GivesNoIds::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -136,7 +139,7 @@ impl SessionFace {
             Message::Notification(_) | Message::Response(_) => None,
         };
         let addressee = addressee(id, inbound.accepted);
-        let session = match self.session(&inbound) {
+        let session = match self.session_for(&inbound) {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
@@ -274,6 +277,18 @@ impl SessionFace {
         Box::pin(self.shared.take_answer(principal, response)).await
     }
 
+    /// The session of a message: one that names none has one for itself where its server gives no ids.
+    fn session_for(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
+        match self.session(inbound) {
+            Err(SessionLookupError::Missing) => {
+                let mut session = without_ids::session(&self.shared, inbound).ok_or(SessionLookupError::Missing)?;
+                session.own.forwarded = inbound.forwarded.clone();
+                Ok(session)
+            }
+            session => session,
+        }
+    }
+
     /// The session that a request names.
     fn session(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         let served = &self.shared.served;
@@ -303,7 +318,6 @@ pub(super) fn session_of(
 
 impl SessionLookupError {
     pub(super) fn answer(&self, addressee: &Addressee) -> FaceResponse {
-        let unknown = || RequestError::NotARequest(Cow::Borrowed("the session is unknown or has ended"));
         let (status, complaint) = match self {
             Self::Missing => (
                 StatusCode::BAD_REQUEST,
@@ -311,7 +325,7 @@ impl SessionLookupError {
                     "Mcp-Session-Id is missing, or Mcp-Protocol-Version of a version without sessions (2026-07-28)",
                 )),
             ),
-            Self::Unknown => (StatusCode::NOT_FOUND, unknown()),
+            Self::Unknown => (StatusCode::NOT_FOUND, RequestError::UnknownSession),
             Self::Header(complaint) => (StatusCode::BAD_REQUEST, complaint.clone()),
         };
         addressee.error(status, &complaint.to_error(addressee.version))

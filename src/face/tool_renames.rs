@@ -385,7 +385,7 @@ impl RawChannel for RenamingChannel {
         self.inner.version_for(client)
     }
 
-    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion> {
+    fn version_after(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
         self.inner.version_after(asked, refusal)
     }
 

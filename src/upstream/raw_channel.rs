@@ -11,13 +11,13 @@ use async_trait::async_trait;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
-use super::ForwardedHeaders;
 use super::answer_body::BodyKind;
 use super::upstream_health::UpstreamHealth;
+use super::{BeginError, ForwardedHeaders};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{GatewayFault, Principal};
 use crate::wire::framing::BodyPart;
-use crate::wire::{MessageText, ProtocolVersion, RpcError};
+use crate::wire::{MessageText, ProtocolVersion};
 
 /// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
 /// request at the upstream.
@@ -32,8 +32,8 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
     /// The version to ask for on behalf of a client: its own, unless the operator fixed one.
     fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion;
 
-    /// The older version to ask for after `asked` was refused, where the refusal names one (UPC-22).
-    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion>;
+    /// The older version to ask for after `asked` was refused, if there is one (UPC-22).
+    fn version_after(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion>;
 
     /// Sends one request and waits for the head of its answer, which may take as long as the upstream
     /// likes. Dropping the future drops the request wherever it is, without a word to the upstream.

@@ -1,6 +1,8 @@
 //! Reads answers: judges the head, reads whole bodies within a bound, decodes event streams.
 //!
-//! Knows JSON-RPC only as far as an error answer under a refusing status.
+//! Under a refusing status a body that names the request is the answer; the status alone means that the request was refused.
+
+mod refusal;
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,15 +20,6 @@ use super::raw_channel::{RawBody, RawResponse, SessionBinding};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
-
-/// Largest error body that is looked into under a refusing status.
-const ERROR_BYTES_MAX: usize = 64 * 1024;
-/// How long such a body may take.
-const ERROR_WAIT: Duration = Duration::from_secs(5);
-/// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
-const TRANSPORT_ERROR: i64 = -32_000;
-/// What is said with it where the session is unknown.
-const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
 
 /// Most room that is taken for an answer before it has come.
 const RESERVE_MAX: usize = 1024 * 1024;
@@ -63,30 +56,55 @@ pub(crate) enum ResponseRefusal {
     SessionLost,
 }
 
-/// Whose error a refusing answer may carry.
+/// The message whose answer is judged: which body under a refusing status is its answer, and whether the status may be
+/// about its session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ErrorAddressee<'a> {
-    /// Only the one with this id counts.
+    /// Only an error that names this id counts.
     Request(&'a RequestId),
     /// The same, in a session that the upstream may have forgotten.
     RequestInSession(&'a RequestId),
-    /// The only request that the connection's other end can mean, so any id or none will do.
+    /// The only request that the connection's other end can mean, so an error with any id or none will do.
+    Alone(&'a RequestId),
+    /// The same for an HTTP request whose answer is an event stream or a handshake.
     Handshake,
-    /// The same for a message that is passed on: its sender is told whatever the status is.
-    Passed,
+    /// The same for a message that is passed on: its sender receives the error under every status.
+    Passed(Option<&'a MessageText>),
     /// The same, in a session that the upstream may have forgotten.
-    PassedInSession,
+    PassedInSession(Option<&'a MessageText>),
 }
 
 /// A response whose head was judged.
 #[derive(Debug)]
 pub(crate) enum JudgedResponse<B = RawBody> {
-    /// A success, still to be read.
+    /// A success, still to be read; or a result under a refusing status.
     Fine(RawResponse<B>),
     /// The session is unknown; the message was not looked at. Only for requests in a session.
     SessionLost,
     /// The upstream refuses, with a JSON-RPC error if it gave one that is the addressee's.
-    Refused { fault: GatewayFault, error: Option<RpcError> },
+    Refused {
+        fault: GatewayFault,
+        error: Option<RpcError>,
+        /// Whether the error names the request itself: it is the answer, and no refusal of a session.
+        is_answer: bool,
+    },
+}
+
+/// A body that can be made of a text that was read before.
+pub(crate) trait WholeBody: Body<Data = BodyPart, Error = io::Error> + Unpin {
+    fn whole(text: Bytes) -> Self;
+}
+
+impl WholeBody for AnswerBody {
+    fn whole(text: Bytes) -> Self {
+        Self::Whole(Some(text))
+    }
+}
+
+impl WholeBody for RawBody {
+    fn whole(text: Bytes) -> Self {
+        AnswerBody::whole(text).boxed_unsync()
+    }
 }
 
 impl<B> From<Response<B>> for RawResponse<B> {
@@ -98,23 +116,37 @@ impl<B> From<Response<B>> for RawResponse<B> {
     }
 }
 
-impl ErrorAddressee<'static> {
-    /// That of a message that is passed on in this session, or in none.
-    pub(crate) const fn passed_in(binding: &SessionBinding) -> Self {
-        if binding.session.is_some() { Self::PassedInSession } else { Self::Passed }
+impl<'a> ErrorAddressee<'a> {
+    /// A message that is passed on in this session, or in none.
+    pub(crate) const fn passed_in(binding: &SessionBinding, message: Option<&'a MessageText>) -> Self {
+        if binding.session.is_some() { Self::PassedInSession(message) } else { Self::Passed(message) }
+    }
+
+    const fn is_in_session(self) -> bool {
+        matches!(self, Self::RequestInSession(_) | Self::PassedInSession(_))
+    }
+
+    /// Whether a response names the request.
+    fn is_named_by(self, response: &envelope::Response) -> bool {
+        let Some(named) = &response.id else { return false };
+        match self {
+            Self::Request(id) | Self::RequestInSession(id) | Self::Alone(id) => named.says(id),
+            Self::Handshake | Self::Passed(None) | Self::PassedInSession(None) => false,
+            Self::Passed(Some(text)) | Self::PassedInSession(Some(text)) => match text.read(ScanLimits::UPSTREAM) {
+                Ok(message) => matches!(&*message, Message::Request(request) if named.says(&request.id)),
+                Err(_) => false,
+            },
+        }
     }
 }
 
 /// Judges the head of an answer (U01 to U06, U16).
-pub(crate) async fn judge<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
-    response: RawResponse<B>,
-    addressee: ErrorAddressee<'_>,
-) -> JudgedResponse<B> {
+pub(crate) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: ErrorAddressee<'_>) -> JudgedResponse<B> {
     if response.status.is_success() {
         return JudgedResponse::Fine(response);
     }
     // On the heap: few answers are refusals, and every call waits in this future.
-    Box::pin(refusal(response, addressee)).await
+    Box::pin(refusal::judge(response, addressee)).await
 }
 
 /// Judges the answer to a request of the gateway's own.
@@ -127,7 +159,7 @@ pub(crate) async fn open(
         JudgedResponse::Fine(response) => accepted_in(response, limits).map_err(ResponseRefusal::Gateway),
         JudgedResponse::SessionLost => Err(ResponseRefusal::SessionLost),
         JudgedResponse::Refused { error: Some(error), .. } => Err(ResponseRefusal::Rpc(error)),
-        JudgedResponse::Refused { fault, error: None } => Err(ResponseRefusal::Gateway(fault)),
+        JudgedResponse::Refused { fault, error: None, .. } => Err(ResponseRefusal::Gateway(fault)),
     }
 }
 
@@ -229,50 +261,6 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
     }
     let text = value.to_str().unwrap_or_default();
     text.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case(media))
-}
-
-/// What a refusing answer means.
-async fn refusal<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
-    response: RawResponse<B>,
-    addressee: ErrorAddressee<'_>,
-) -> JudgedResponse<B> {
-    use ErrorAddressee::{Handshake, Passed, PassedInSession, Request, RequestInSession};
-    let (fault, status) = (fault_of(response.status, response.retry_after), response.status);
-    let in_session = matches!(addressee, RequestInSession(_) | PassedInSession);
-    if in_session && status == StatusCode::NOT_FOUND {
-        return JudgedResponse::SessionLost;
-    }
-    let is_passed = matches!(addressee, Passed | PassedInSession);
-    let may_explain = response.content == BodyKind::Json && (is_passed || fault.reason == Reason::UpstreamHttpStatus);
-    let explained = if may_explain { explained(response.body).await } else { None };
-    let error = match (explained, addressee) {
-        (Some((_, error)), _) if in_session && names_lost_session(status, &error) => {
-            return JudgedResponse::SessionLost;
-        }
-        (Some((_, error)), Handshake | Passed | PassedInSession) => Some(error),
-        (Some((Some(named), error)), Request(id) | RequestInSession(id)) if named == *id => Some(error),
-        (Some(_) | None, _) => None,
-    };
-    JudgedResponse::Refused { fault, error }
-}
-
-/// Whether an error says what a 404 should have said. Servers built after the SDKs' examples refuse an
-/// unknown session with 400, before they look at the message. A tool whose own words these are would have
-/// to answer with this code and status to be called twice.
-fn names_lost_session(status: StatusCode, error: &RpcError) -> bool {
-    let message = error.message.to_ascii_lowercase();
-    let named = LOST_SESSION.iter().any(|words| message.contains(words));
-    status == StatusCode::BAD_REQUEST && error.code == TRANSPORT_ERROR && named
-}
-
-/// The JSON-RPC error in a body, if it is one, and whom it names.
-async fn explained<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
-    body: B,
-) -> Option<(Option<RequestId>, RpcError)> {
-    let reading = read_whole(body, ReadLimits::of_bytes(ERROR_BYTES_MAX));
-    let text = tokio::time::timeout(ERROR_WAIT, reading).await.ok()?.ok()?;
-    let Message::Response(response) = envelope::read(&text, ScanLimits::UPSTREAM).ok()? else { return None };
-    Some((response.id, response.outcome.err()?))
 }
 
 /// Reads a whole body. Not cancel safe: what was read so far goes with the future.

@@ -1,7 +1,8 @@
 //! Runs calls in one session at a streamable HTTP upstream, after its handshake.
 //!
 //! A session never changes: where the upstream forgets it, another takes its place in the [`pool`], and
-//! comparing the two is how everybody notices. Read [`calls`] and [`route`] for what arrives in it.
+//! comparing the two is how everybody notices. Read [`calls`] and [`route`] for what arrives in it, `refusals` for a session that
+//! the upstream forgot without saying so.
 
 pub(crate) mod calls;
 pub(crate) mod get_stream;
@@ -10,6 +11,7 @@ mod log_level;
 pub(crate) mod own;
 pub(crate) mod pool;
 mod question_keep_alive;
+mod refusals;
 pub(crate) mod resource_subscriptions;
 pub(crate) mod route;
 
@@ -26,18 +28,20 @@ use tokio_util::task::TaskTracker;
 use super::answer_body::AnswerBody;
 use super::latencies::{ExchangeClass, ExchangeLatencies};
 use super::outgoing::{HandedOver, SessionHeaders};
+use super::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use super::transport::Transport;
 use super::version_choice::VersionChoice;
-use super::{CallContext, ExchangeError, ExchangeEvent, ServerFacts, ServerNotification, reply};
+use super::{CallContext, ExchangeError, ExchangeEvent, ServerFacts, ServerNotification};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::upstream::{ClientCredential, ForwardedHeaders};
-use crate::wire::Payload;
+use crate::wire::{Payload, RequestId};
 use calls::SessionCalls;
 use log_level::SessionLogLevel;
+use refusals::{PING_BYTES_MAX, PING_MAX, PingVerdict, SessionRefusals, may_be_about_session};
 use resource_subscriptions::ResourceSubscriptions;
 
 /// News kept for a receiver that is behind.
@@ -112,6 +116,7 @@ pub(crate) struct UpstreamSession {
     replies: Arc<Semaphore>,
     level: SessionLogLevel,
     subscriptions: ResourceSubscriptions,
+    refusals: SessionRefusals,
     /// Set once its own stream is open, or is known not to be had.
     listened: SetOnce<()>,
     /// A task that may be taken up later was let go in it.
@@ -143,6 +148,7 @@ impl UpstreamSession {
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
             level: SessionLogLevel::default(),
             subscriptions: ResourceSubscriptions::default(),
+            refusals: SessionRefusals::default(),
             listened: SetOnce::new(),
             has_orphan: AtomicBool::new(false),
             over: link.stop.child_token(),
@@ -187,11 +193,6 @@ impl UpstreamSession {
         self.credentials.session.is_some()
     }
 
-    /// Whether the upstream may send several messages as one array.
-    pub(crate) fn has_batches(&self) -> bool {
-        self.credentials.version.is_some_and(|version| version.traits().has_batches)
-    }
-
     /// Sends one message that wants an answer; returns the head of the answer.
     pub(crate) async fn post(
         &self,
@@ -218,6 +219,62 @@ impl UpstreamSession {
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         self.link.transport.send(&self.credentials.post(message).under_way(), handed_over).await
+    }
+
+    /// Judges the head of the answer to the request `id` of this session. After two refusals in a row in words that are not
+    /// known, the upstream is asked with a `ping`; if it refuses that too, the session is over.
+    pub(crate) async fn open(
+        &self,
+        response: Response<AnswerBody>,
+        id: &RequestId,
+        limits: ReadLimits,
+    ) -> Result<AcceptedResponse, ResponseRefusal> {
+        let opened = reply::open(response, self.addressee(id), limits).await;
+        match &opened {
+            Ok(AcceptedResponse::Events(_)) | Err(ResponseRefusal::Rpc(_)) => self.took(),
+            Err(ResponseRefusal::Gateway(fault)) if may_be_about_session(fault) => Box::pin(self.refused()).await,
+            // A body in JSON is still to be read.
+            Ok(AcceptedResponse::Json(_)) | Err(ResponseRefusal::Gateway(_) | ResponseRefusal::SessionLost) => (),
+        }
+        opened
+    }
+
+    const fn addressee<'a>(&self, id: &'a RequestId) -> ErrorAddressee<'a> {
+        if self.has_id() { ErrorAddressee::RequestInSession(id) } else { ErrorAddressee::Request(id) }
+    }
+
+    /// Notes that the upstream answered a request.
+    pub(crate) fn took(&self) {
+        self.refusals.forget();
+    }
+
+    /// Counts a request that the upstream refused without answering it.
+    pub(crate) async fn refused(&self) {
+        if self.refusals.count() && self.refusals.settle(self.ping().await) {
+            tracing::info!(upstream = %self.link.name, "the upstream refuses a session and a ping in it: the session is opened anew");
+            self.over.cancel();
+        }
+    }
+
+    async fn ping(&self) -> PingVerdict {
+        let (id, message) = refusals::ping();
+        let limits = ReadLimits::of_bytes(PING_BYTES_MAX);
+        let asking = async {
+            let Ok(response) = self.post_beside(message, &HandedOver::default()).await else {
+                return PingVerdict::Unknown;
+            };
+            match reply::open(response, self.addressee(&id), limits).await {
+                Ok(AcceptedResponse::Events(_)) | Err(ResponseRefusal::Rpc(_)) => PingVerdict::Alive,
+                Ok(AcceptedResponse::Json(body)) => match reply::read_whole(body, limits).await {
+                    Ok(text) if reply::answer_in(&text, &id).is_none() => PingVerdict::Refused,
+                    Ok(_) | Err(_) => PingVerdict::Alive,
+                },
+                Err(ResponseRefusal::SessionLost) => PingVerdict::Refused,
+                Err(ResponseRefusal::Gateway(fault)) if may_be_about_session(&fault) => PingVerdict::Refused,
+                Err(ResponseRefusal::Gateway(_)) => PingVerdict::Unknown,
+            }
+        };
+        tokio::time::timeout(PING_MAX, asking).await.unwrap_or(PingVerdict::Unknown)
     }
 
     /// Sends one message that wants no answer, and waits until it was accepted.

@@ -7,8 +7,10 @@
 
 use parking_lot::Mutex;
 
-use crate::wire::rpc_error::{INVALID_PARAMS, UNSUPPORTED_VERSION};
-use crate::wire::{Object, ProtocolVersion, RpcError};
+use super::era::era_of_refusal;
+use super::{BeginError, Era};
+use crate::wire::rpc_error::METHOD_NOT_FOUND;
+use crate::wire::{Object, ProtocolVersion};
 
 /// The version to ask for, as far as it is known. One per upstream, shared by all its sessions.
 #[derive(Debug)]
@@ -45,58 +47,106 @@ impl VersionChoice {
 
     /// Which version to ask for after a refusal; `None` if there is nothing left to try.
     ///
-    /// A refusal that contradicts an earlier agreement starts again from the newest version; otherwise
-    /// the newest of those that the error names is tried, if it is older than what was refused.
-    pub(crate) fn after_refusal(&self, asked: ProtocolVersion, error: &RpcError) -> Option<ProtocolVersion> {
-        if self.fixed.is_some() || !is_about_version(error) {
+    /// A refusal that contradicts an earlier agreement starts again from the newest version; otherwise an older one follows.
+    pub(crate) fn after_refusal(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
+        if self.fixed.is_some() || !may_be_about_version(refusal) {
             return None;
         }
         if self.agreed.lock().take().is_some() && asked < ProtocolVersion::NEWEST_SESSION {
             return Some(ProtocolVersion::NEWEST_SESSION);
         }
-        self.named_by(asked, error)
+        self.older(asked, refusal)
     }
 
-    /// The newest version older than `asked` that a refusal names; none beside a fixed one.
-    pub(crate) fn named_by(&self, asked: ProtocolVersion, error: &RpcError) -> Option<ProtocolVersion> {
-        if self.fixed.is_some() || !is_about_version(error) {
+    /// The newest version older than `asked`, of those that a refusal names where it names any; none beside a fixed one. A server
+    /// may refuse a version in any words, so every refusal leads to the next older one.
+    pub(crate) fn older(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
+        if self.fixed.is_some() || !may_be_about_version(refusal) {
             return None;
         }
-        let data = Object::of(error.data.as_ref()?)?;
-        let supported: Vec<String> = data.get("supported")?.read().ok()?;
-        let known = supported.iter().filter_map(|text| ProtocolVersion::parse(text));
-        known.filter(|version| !version.is_stateless() && *version < asked).max()
+        let is_older = |version: &ProtocolVersion| !version.is_stateless() && *version < asked;
+        match supported(refusal) {
+            Some(named) => named.iter().filter_map(|text| ProtocolVersion::parse(text)).filter(is_older).max(),
+            None => ProtocolVersion::ALL.into_iter().filter(is_older).max(),
+        }
     }
 }
 
-const fn is_about_version(error: &RpcError) -> bool {
-    matches!(error.code, INVALID_PARAMS | UNSUPPORTED_VERSION)
+/// The versions that a refusal names.
+fn supported(refusal: &BeginError) -> Option<Vec<String>> {
+    let BeginError::Refused(error) = refusal else { return None };
+    Object::of(error.data.as_ref()?)?.get("supported")?.read().ok()
+}
+
+/// Whether a refusal of `initialize` may be about the version that was asked for. An error that only servers without
+/// sessions send, and that names no versions, is about the handshake itself; these statuses speak of credentials, of the address or of the server's load.
+fn may_be_about_version(refusal: &BeginError) -> bool {
+    match refusal {
+        // A server that does not know `initialize` knows it in no version.
+        BeginError::Refused(error) => {
+            supported(refusal).is_some() || (error.code != METHOD_NOT_FOUND && era_of_refusal(error) == Era::Session)
+        }
+        BeginError::Gateway(fault) => fault.http_status.is_some_and(|status| {
+            status >= 400 && !matches!(status, 401 | 403 | 404 | 405 | 408 | 425 | 429 | 502 | 503 | 504)
+        }),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::{Executed, GatewayFault, Reason};
+    use crate::wire::RpcError;
+    use crate::wire::rpc_error::{INVALID_PARAMS, UNSUPPORTED_VERSION};
 
-    fn refusal(code: i64, supported: &[&str]) -> RpcError {
-        RpcError::new(code, "unsupported protocol version").with_data(&serde_json::json!({ "supported": supported }))
+    fn refusal(code: i64, supported: &[&str]) -> BeginError {
+        let error = RpcError::new(code, "unsupported protocol version");
+        BeginError::Refused(error.with_data(&serde_json::json!({ "supported": supported })))
+    }
+
+    fn status(status: u16) -> BeginError {
+        let fault = GatewayFault::new(Reason::UpstreamHttpStatus, Executed::No);
+        BeginError::Gateway(GatewayFault { http_status: Some(status), ..fault })
     }
 
     #[track_caller]
-    fn check(code: i64, supported: &[&str], expected: Option<ProtocolVersion>) {
+    fn check(refusal: &BeginError, expected: Option<ProtocolVersion>) {
         let choice = VersionChoice::new(None);
         let asked = choice.ask();
         assert_eq!(asked, ProtocolVersion::V2025_11_25);
-        assert_eq!(choice.after_refusal(asked, &refusal(code, supported)), expected, "{code} {supported:?}");
+        assert_eq!(choice.after_refusal(asked, refusal), expected, "{refusal:?}");
     }
 
     #[test]
     fn a_refusal_that_names_an_older_version_is_followed() {
-        check(INVALID_PARAMS, &["2025-03-26", "2025-06-18"], Some(ProtocolVersion::V2025_06_18));
-        check(UNSUPPORTED_VERSION, &["2026-07-28", "2025-03-26"], Some(ProtocolVersion::V2025_03_26));
-        check(UNSUPPORTED_VERSION, &["2026-07-28"], None);
-        check(INVALID_PARAMS, &["2025-11-25"], None);
-        check(INVALID_PARAMS, &["soon"], None);
-        check(-32603, &["2025-06-18"], None);
+        check(&refusal(INVALID_PARAMS, &["2025-03-26", "2025-06-18"]), Some(ProtocolVersion::V2025_06_18));
+        check(&refusal(-32603, &["2025-03-26"]), Some(ProtocolVersion::V2025_03_26));
+        check(&refusal(UNSUPPORTED_VERSION, &["2026-07-28", "2025-03-26"]), Some(ProtocolVersion::V2025_03_26));
+        check(&refusal(UNSUPPORTED_VERSION, &["2026-07-28"]), None);
+        check(&refusal(INVALID_PARAMS, &["2025-11-25"]), None);
+        check(&refusal(INVALID_PARAMS, &["soon"]), None);
+    }
+
+    #[test]
+    fn a_refusal_in_any_other_words_leads_to_each_older_version_in_turn() {
+        let words = BeginError::Refused(RpcError::new(
+            -32_000,
+            "Bad Request: Unsupported protocol version (supported versions: 2025-03-26)",
+        ));
+        let choice = VersionChoice::new(None);
+        for refusal in [&words, &status(400), &status(500)] {
+            let mut asked = choice.ask();
+            let mut tried = Vec::new();
+            while let Some(next) = choice.after_refusal(asked, refusal) {
+                tried.push(next.as_str());
+                asked = next;
+            }
+            assert_eq!(tried, ["2025-06-18", "2025-03-26", "2024-11-05"], "UPC-22: {refusal:?}");
+        }
+        check(&BeginError::Refused(RpcError::new(METHOD_NOT_FOUND, "Method not found: initialize")), None);
+        for about_another in [401, 403, 404, 405, 429, 503] {
+            check(&status(about_another), None);
+        }
     }
 
     #[test]

@@ -194,7 +194,7 @@ async fn a_server_of_each_sdk_loses_at_most_three_calls_over_a_restart_and_runs_
     }
 }
 
-/// Case 39: `make restarted-servers`.
+/// `make restarted-servers`.
 #[tokio::test(flavor = "multi_thread")]
 async fn servers_of_two_years_of_releases_lose_at_most_three_calls_over_a_restart() {
     let Ok(seconds) = std::env::var(LONG) else { return };

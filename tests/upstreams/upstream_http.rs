@@ -5,6 +5,7 @@
 mod answers;
 mod calls;
 mod kept;
+mod refused_sessions;
 mod resumption;
 mod sessions;
 mod stateless;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use super::CombinedUpstreams;
 use super::admission::{AnswerScope, ServerVoice, progress_token};
@@ -140,7 +140,7 @@ impl EndpointClient {
             let name = headers::naming_member(method).and_then(|member| Object::of(&params)?.get_string(member));
             named(&mut inbound.headers, method, name.and_then(|name| header_annotations::encode(&name)));
         }
-        let answer = upstreams.members[at].endpoint.serve(inbound).await;
+        let answer = served(self.session.as_ref(), upstreams, at, inbound).await;
         read_result(answer, upstreams.members[at].served.settings.result_bytes_max).await
     }
 
@@ -155,8 +155,9 @@ impl EndpointClient {
         request: (Request, Bytes),
         params: Option<Payload>,
     ) -> Result<FaceResponse, MemberRefusal> {
+        let session = self.session.clone();
         let inbound = self.prepared(upstreams, at, request, params).await?;
-        Ok(upstreams.members[at].endpoint.serve(inbound).await)
+        Ok(served(session.as_ref(), upstreams, at, inbound).await)
     }
 
     /// The same request, for that upstream's endpoint to serve.
@@ -183,6 +184,21 @@ impl EndpointClient {
         }
         self.into_inbound(upstreams, at, (text, Some(Message::Request(request)))).await
     }
+}
+
+/// The answer of the upstream at `at`. A session that has ended there is opened anew with the next request.
+async fn served(
+    session: Option<&Arc<CombinedSession>>,
+    upstreams: &Arc<CombinedUpstreams>,
+    at: usize,
+    inbound: Inbound,
+) -> FaceResponse {
+    let id = inbound.headers.get(headers::SESSION_ID).cloned();
+    let answer = upstreams.members[at].endpoint.serve(inbound).await;
+    if let (Some(session), Some(id), StatusCode::NOT_FOUND) = (session, id, answer.status()) {
+        session.forget_member(&upstreams.settings.upstreams[at], &id);
+    }
+    answer
 }
 
 /// A request without its message, which is counted by now.

@@ -159,6 +159,14 @@ impl CombinedSession {
         self.state.lock().level = Some(params.detached());
     }
 
+    /// Forgets a session that its upstream's face has ended: the endpoint's next request for it opens another one.
+    pub(super) fn forget_member(&self, upstream: &Arc<str>, ended: &HeaderValue) {
+        let mut state = self.state.lock();
+        if matches!(state.members.get(upstream), Some(MemberSession::Open(opened)) if opened.id == *ended) {
+            state.members.remove(upstream);
+        }
+    }
+
     fn note(&self, upstream: &Arc<str>, opened: &Result<OpenedMember, MemberRefusal>) {
         let member = opened.as_ref().map_or(MemberSession::Refused, |opened| MemberSession::Open(opened.clone()));
         {

@@ -104,6 +104,7 @@ async fn open_either(
         Ok(agreed) => {
             let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
             let (binding, version, tasks) = (agreed.binding(), agreed.version, agreed.tasks());
+            shared.gives_no_ids.note(&binding);
             return Ok(InitializedSession { binding, version, result, tasks });
         }
         Err(refusal) => refusal,
@@ -156,6 +157,14 @@ impl SessionFaceState {
     fn begins_again(&self, nonce: u128) {
         self.own.forget(nonce);
         self.sessions.begins_again(nonce);
+    }
+
+    /// Ends a client's session that its server refuses in words that are not known: from now on its client hears 404, and opens
+    /// another one.
+    pub(super) fn end_if_over(&self, session: &ClientSession) {
+        if self.own.is_over(&session.own) {
+            self.is_ended(session);
+        }
     }
 
     /// Ends a client's session here.

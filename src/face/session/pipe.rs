@@ -280,10 +280,15 @@ impl PipeForward {
         .await?
         {
             JudgedResponse::Fine(response) => response,
-            JudgedResponse::Refused { error: Some(error), .. } => return Ok(RequestAnswer::Error(error)),
-            JudgedResponse::Refused { fault, error: None } => return Err(fault),
+            JudgedResponse::Refused { fault, error, .. } => {
+                call.shared.end_if_over(&call.session);
+                return error.map_or(Err(fault), |error| Ok(RequestAnswer::Error(error)));
+            }
             JudgedResponse::SessionLost if !call.is_wanted() => return Ok(unanswered(accepted)),
-            JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+            // It was sent twice.
+            JudgedResponse::SessionLost => {
+                return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown));
+            }
         };
         if let Some(telling) = request.telling {
             call.shared.own.remember(&call.session.own, telling);

@@ -245,7 +245,10 @@ impl SessionFaceState {
     pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match session.is_bridged() {
             true => Arc::clone(&self.served.stateless),
-            false => self.own.lend(&session.own),
+            false => {
+                self.end_if_over(session);
+                self.own.lend(&session.own)
+            }
         }
     }
 

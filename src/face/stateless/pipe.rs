@@ -46,7 +46,7 @@ use crate::upstream::{ForwardedHeaders, OwnSessionChannel};
 use crate::wire::framing::BodyPart;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
+use crate::wire::{MessageText, Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
 
 /// How long a client may take to answer what it was asked.
 const STATE_EXPIRES_AFTER: Duration = Duration::from_secs(60 * 60);
@@ -301,7 +301,7 @@ impl StatelessForward {
         };
         let response = match in_time(&call, pin!(self.deliver()), timeouts.first_byte, deadline).await? {
             JudgedResponse::Fine(response) => response,
-            JudgedResponse::Refused { fault, error } => return self.refused(fault, error),
+            JudgedResponse::Refused { fault, error, .. } => return self.refused(fault, error),
             JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
         // A subscription is silent for as long as nothing changes.
@@ -313,14 +313,11 @@ impl StatelessForward {
     async fn deliver(&self) -> Result<JudgedResponse, GatewayFault> {
         let binding = SessionBinding { version: Some(ProtocolVersion::STATELESS), ..SessionBinding::default() };
         let principal = self.edits.asker.principal.clone();
-        let verb = RawMethod::PostWith {
-            message: self.message.clone().into(),
-            headers: Box::new(self.headers.clone()),
-            principal,
-        };
+        let message = MessageText::from(self.message.clone());
+        let verb = RawMethod::PostWith { message: message.clone(), headers: Box::new(self.headers.clone()), principal };
         let request = RawRequest { binding, verb, forwarded: self.forwarded.clone() };
         let response = self.served.channel.send(request).await?;
-        Ok(reply::judge(response, ErrorAddressee::Passed).await)
+        Ok(reply::judge(response, ErrorAddressee::Passed(Some(&message))).await)
     }
 
     /// What a refusal means to the client.
@@ -371,10 +368,13 @@ impl StatelessForward {
             BodyKind::Json => {
                 let sniffing = self.edits.sniff(response.body, bytes_max);
                 match in_time(&call, pin!(sniffing), pace.idle, pace.deadline).await? {
-                    SniffedAnswer::Whole(message) if self.edits.is_stray(&message) => {
-                        Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown))
+                    SniffedAnswer::Whole(message) => {
+                        let message = self.edits.alone(message);
+                        if self.edits.is_stray(&message) {
+                            return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+                        }
+                        Ok(RequestAnswer::Json(full_body(self.edits.text(message))))
                     }
-                    SniffedAnswer::Whole(message) => Ok(RequestAnswer::Json(full_body(self.edits.text(message)))),
                     SniffedAnswer::Through(body) => {
                         Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(call)).boxed_unsync()))
                     }

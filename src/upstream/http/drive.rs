@@ -204,7 +204,8 @@ impl HttpCall {
             Ok(AcceptedResponse::Events(events)) => self.follow(events).await,
             Err(ResponseRefusal::Rpc(error)) => Ok(Err(error)),
             Err(ResponseRefusal::Gateway(fault)) => Err(fault),
-            Err(ResponseRefusal::SessionLost) => Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+            // It was sent twice.
+            Err(ResponseRefusal::SessionLost) => Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)),
         }
     }
 
@@ -224,10 +225,11 @@ impl HttpCall {
         session: &UpstreamSession,
         response: Response<AnswerBody>,
     ) -> Result<AcceptedResponse, ResponseRefusal> {
-        let id = &self.call.id;
-        let addressee =
-            if session.has_id() { ErrorAddressee::RequestInSession(id) } else { ErrorAddressee::Request(id) };
-        reply::open(response, addressee, self.limits).await
+        let opened = session.open(response, &self.call.id, self.limits).await;
+        if let (SessionSource::Own(lease), Err(ResponseRefusal::Gateway(fault))) = (&self.home, &opened) {
+            Box::pin(lease.refused(fault)).await;
+        }
+        opened
     }
 
     /// Sends the call; returns with the head of the answer, which a server that answers in JSON sends only

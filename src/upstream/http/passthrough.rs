@@ -7,13 +7,13 @@ use http_body_util::BodyExt;
 
 use super::client_session::ClientSessionUpstream;
 use crate::task::GatewayFault;
-use crate::upstream::Upstream;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::session::UpstreamLink;
 use crate::upstream::session::own::{OwnSessionChannel, SessionLease};
 use crate::upstream::upstream_health::UpstreamHealth;
-use crate::wire::{ProtocolVersion, RpcError};
+use crate::upstream::{BeginError, Upstream};
+use crate::wire::ProtocolVersion;
 
 #[async_trait]
 impl RawChannel for Arc<UpstreamLink> {
@@ -25,8 +25,8 @@ impl RawChannel for Arc<UpstreamLink> {
         self.versions.fixed().unwrap_or(client)
     }
 
-    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion> {
-        self.versions.named_by(asked, refusal)
+    fn version_after(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
+        self.versions.older(asked, refusal)
     }
 
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {

@@ -11,7 +11,7 @@ use super::drive::response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain}
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::outgoing::HandedOver;
 use crate::upstream::own_ids;
-use crate::upstream::reply::{self, AcceptedResponse, BodyReadError, ErrorAddressee, ReadLimits, ResponseRefusal};
+use crate::upstream::reply::{AcceptedResponse, BodyReadError, ReadLimits, ResponseRefusal};
 use crate::upstream::session::UpstreamSession;
 use crate::wire::{Payload, envelope};
 
@@ -87,11 +87,9 @@ impl HttpCall {
             }
         };
         let limits = ReadLimits { idle, ..self.limits };
-        let addressee =
-            if session.has_id() { ErrorAddressee::RequestInSession(&id) } else { ErrorAddressee::Request(&id) };
         let places = Mutex::default();
         let awaited = AwaitedRequest { id: &id, limits, places: &places, call: None };
-        match reply::open(response, addressee, limits).await {
+        match session.open(response, &id, limits).await {
             Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
             Ok(AcceptedResponse::Events(mut events)) => loop {
                 match self.hear(&mut events, &awaited, &mut 0).await? {

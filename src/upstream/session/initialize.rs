@@ -15,7 +15,7 @@ use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBin
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, ForwardedHeaders, ServerFacts, own_ids};
-use crate::wire::{Object, ProtocolVersion, RequestId, RpcError, envelope, method};
+use crate::wire::{Object, ProtocolVersion, RequestId, envelope, method};
 
 /// How long a handshake may take in all; no tool runs in it. A program that is downloaded before it starts (`npx`, `uvx`) takes
 /// longer than any other; clients wait 60 s.
@@ -85,7 +85,7 @@ async fn introduced(
         (id, message)
     };
     // Every refusal leads to an older version but the first, which may lead back to the newest.
-    let next = |asked, error: &RpcError| link.versions.after_refusal(asked, error);
+    let next = |asked, refusal: &BeginError| link.versions.after_refusal(asked, refusal);
     let agreed = agree(link, opener, link.versions.ask(), next, message).await?;
     let facts = facts_in(&agreed).ok_or_else(malformed)?;
     if !link.versions.accepts(facts.version) {
@@ -115,21 +115,25 @@ fn facts_in(agreed: &AgreedSession) -> Option<ServerFacts> {
 /// after a refusal.
 ///
 /// # Errors
-/// If the last attempt fails: no call was sent, whatever the reason.
+/// The first refusal if all attempts fail: no call was sent, whatever the reason.
 pub(super) async fn agree(
     channel: &dyn RawChannel,
     opener: SessionOpener<'_>,
     mut asked: ProtocolVersion,
-    next: impl Fn(ProtocolVersion, &RpcError) -> Option<ProtocolVersion>,
+    next: impl Fn(ProtocolVersion, &BeginError) -> Option<ProtocolVersion>,
     message: impl Fn(ProtocolVersion) -> (RequestId, Bytes),
 ) -> Result<AgreedSession, BeginError> {
+    let mut first = None;
     loop {
-        match initialize(channel, opener, message(asked)).await {
-            Err(BeginError::Refused(error)) => match next(asked, &error) {
-                Some(version) => asked = version,
-                None => return Err(BeginError::Refused(error)),
-            },
-            agreed @ (Ok(_) | Err(BeginError::Gateway(_))) => return agreed,
+        let refusal = match initialize(channel, opener, message(asked)).await {
+            Ok(agreed) => return Ok(agreed),
+            Err(refusal) => refusal,
+        };
+        let older = next(asked, &refusal);
+        let first = first.get_or_insert(refusal);
+        match older {
+            Some(version) => asked = version,
+            None => return Err(first.clone()),
         }
     }
 }
@@ -165,7 +169,7 @@ async fn initialize(
     let response = match reply::judge(response, opener.addressee).await {
         JudgedResponse::Fine(response) => response,
         JudgedResponse::Refused { error: Some(error), .. } => return Err(BeginError::Refused(error)),
-        JudgedResponse::Refused { fault, error: None } => return Err(unsent(fault)),
+        JudgedResponse::Refused { fault, error: None, .. } => return Err(unsent(fault)),
         JudgedResponse::SessionLost => {
             return Err(unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
         }
@@ -216,7 +220,7 @@ mod tests {
             client
         }
 
-        fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+        fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
             None
         }
 

@@ -19,11 +19,13 @@ use tokio::sync::Semaphore;
 
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
-use crate::task::{GatewayFault, Principal};
+use crate::task::{GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
+use crate::upstream::answer_body::BodyKind;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::recent_map::RecentMap;
-use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse};
+use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
+use crate::upstream::session::refusals::{self, PING_BYTES_MAX, PING_MAX, PingVerdict, may_be_about_session};
 use crate::upstream::{ClientCredential, ForwardedHeaders, Upstream};
 use crate::wire::{Payload, ProtocolVersion};
 pub use lease::SessionLease;
@@ -107,13 +109,19 @@ impl OwnSessions {
         method: RawMethod,
         forwarded: &ForwardedHeaders,
     ) -> Result<JudgedResponse, GatewayFault> {
+        let message = match &method {
+            // Shared with the request, not copied.
+            RawMethod::Post(text) | RawMethod::PostWith { message: text, .. } => Some(text.clone()),
+            RawMethod::Note(_) | RawMethod::Get { .. } | RawMethod::Delete => None,
+        };
         let request = RawRequest { binding: binding.clone(), verb: method, forwarded: forwarded.clone() };
         let response = self.channel.send(request).await?;
-        Ok(reply::judge(response, ErrorAddressee::passed_in(binding)).await)
+        Ok(reply::judge(response, ErrorAddressee::passed_in(binding, message.as_ref())).await)
     }
 
-    /// Sends something in the session in use. A session that the server has lost is opened anew, and the message sent once
-    /// more if it `is_wanted` then: the one that met the lost session was refused, so no tool runs twice.
+    /// Sends something in the session in use. A session that the server says it has lost is opened anew, and the message sent once
+    /// more if it `is_wanted` then: the one that met the lost session was refused, so no tool runs twice. A server that refuses two
+    /// requests in a row in other words is asked with a `ping`; where it refuses that too, the session [is over](Self::is_over).
     ///
     /// # Errors
     /// If there is no answer, or no session.
@@ -132,8 +140,49 @@ impl OwnSessions {
                 }
                 Box::pin(self.send(&renewed, method, &session.forwarded)).await
             }
-            judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => Ok(judged),
+            JudgedResponse::Refused { fault, error, is_answer: false } => {
+                Box::pin(self.refused(session, &fault)).await;
+                Ok(JudgedResponse::Refused { fault, error, is_answer: false })
+            }
+            judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => {
+                if let Some(memory) = self.memory(session) {
+                    memory.refusals.forget();
+                }
+                Ok(judged)
+            }
         }
+    }
+
+    /// Counts a request that the server refused without answering it.
+    pub(crate) async fn refused(&self, session: &OwnSession, fault: &GatewayFault) {
+        if !may_be_about_session(fault) {
+            return;
+        }
+        let memory = self.remembered.get_or_default(session.opened.nonce);
+        if memory.refusals.count() && memory.refusals.settle(self.ping(session).await) {
+            tracing::info!(upstream = %self.channel.name(), "the upstream refuses a client's session and a ping in it: the client is told that its session has ended");
+        }
+    }
+
+    async fn ping(&self, session: &OwnSession) -> PingVerdict {
+        let (id, message) = refusals::ping();
+        let (binding, verb) = (self.binding(session), RawMethod::Post(message.into()));
+        let forwarded = ForwardedHeaders::bearing(&session.forwarded.credential());
+        let limits = ReadLimits::of_bytes(PING_BYTES_MAX);
+        let asking = async {
+            match self.send(&binding, verb, &forwarded).await {
+                Ok(JudgedResponse::Fine(response)) if response.content == BodyKind::Events => PingVerdict::Alive,
+                Ok(JudgedResponse::Fine(response)) => match reply::answer(response, &id, limits).await {
+                    Err(fault) if fault.reason == Reason::UpstreamMalformed => PingVerdict::Refused,
+                    Ok(_) | Err(_) => PingVerdict::Alive,
+                },
+                Ok(JudgedResponse::Refused { is_answer: true, .. }) => PingVerdict::Alive,
+                Ok(JudgedResponse::SessionLost) => PingVerdict::Refused,
+                Ok(JudgedResponse::Refused { fault, .. }) if may_be_about_session(&fault) => PingVerdict::Refused,
+                Ok(JudgedResponse::Refused { .. }) | Err(_) => PingVerdict::Unknown,
+            }
+        };
+        tokio::time::timeout(PING_MAX, asking).await.unwrap_or(PingVerdict::Unknown)
     }
 
     /// Answers the server in a client's session, where the client is not asked. In the background, best effort; under a

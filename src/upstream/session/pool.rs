@@ -60,6 +60,13 @@ impl PooledSession {
         }
     }
 
+    /// A request that the upstream refused keeps no session.
+    fn note_use(&mut self, now: Instant) {
+        if self.session().is_none_or(|session| !session.refusals.is_any()) {
+            self.used = now;
+        }
+    }
+
     /// Nobody but the pool holds the session: no call runs in it, none is about to, nobody listens.
     fn is_idle(&self) -> bool {
         self.is_unheld() && self.session().is_some_and(|session| !session.has_subscribers())
@@ -164,7 +171,7 @@ impl SessionPool {
         let mut places = self.places.lock();
         // A failure that nobody waited for is not anybody's answer.
         if let Some(place) = places.get_mut(key).filter(|place| !place.has_failed()) {
-            place.used = Instant::now();
+            place.note_use(Instant::now());
             return Ok((place.opening.clone(), place.forwarded.clone()));
         }
         self.make_room(&mut places, &key.principal)?;
@@ -243,10 +250,12 @@ impl SessionPool {
             // The end of a handshake that all have left is not noticed before somebody looks.
             let _ = place.opening.clone().now_or_never();
             if !place.is_idle() {
-                place.used = now;
+                place.note_use(now);
             }
         }
-        let is_over = |place: &PooledSession| place.has_failed() || now.duration_since(place.used) >= IDLE_MAX;
+        let is_over = |place: &PooledSession| {
+            place.has_failed() || (now.duration_since(place.used) >= IDLE_MAX && place.is_idle())
+        };
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
             self.end(&place);
         }

@@ -17,7 +17,7 @@ use super::UpstreamSession;
 use crate::upstream::SUBSCRIBE_MAX;
 use crate::upstream::outgoing::HandedOver;
 use crate::upstream::own_ids;
-use crate::upstream::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
+use crate::upstream::reply::{self, AcceptedResponse, ReadLimits, ResponseRefusal};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, RequestId, ScanLimits, envelope, method};
 
@@ -138,9 +138,8 @@ impl UpstreamSession {
 
     async fn agrees(&self, id: &RequestId, message: bytes::Bytes) -> bool {
         let Ok(response) = self.post(message, &HandedOver::default()).await else { return false };
-        let addressee = if self.has_id() { ErrorAddressee::RequestInSession(id) } else { ErrorAddressee::Request(id) };
         let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };
-        match reply::open(response, addressee, limits).await {
+        match self.open(response, id, limits).await {
             Ok(AcceptedResponse::Json(body)) => match reply::read_whole(body, limits).await {
                 Ok(text) => self.answer_in(&text, id) == Some(true),
                 Err(_) => false,

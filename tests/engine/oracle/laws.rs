@@ -159,6 +159,16 @@ fn l4_a_second_call_and_a_call_that_was_refused_are_reported() {
     check(&[
         ("twice", vec![(200, called("n1x"))], &["L4"]),
         ("refused", vec![(200, Fact::Refused { nonce: n("n2x") })], &["L4"]),
+        (
+            "a task that is said not to have run",
+            vec![(200, polled("t2", 190, settled("failed", r#"{"data":{"executed":"no"}}"#, 180)))],
+            &["L4"],
+        ),
+        (
+            "one of which nobody knows",
+            vec![(200, polled("t2", 190, settled("failed", r#"{"data":{"executed":"unknown"}}"#, 180)))],
+            &[],
+        ),
         ("unheard of", vec![(200, called("n9x"))], &["L4"]),
         ("twice, and safe", vec![(200, safe.clone()), (210, called("n3x")), (220, called("n3x"))], &[]),
         (

@@ -129,7 +129,7 @@ async fn a_session_ends_with_those_at_the_upstreams() {
     for server in [&one, &two] {
         server.world.first(|seen| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-1")).await;
     }
-    assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32600 id 1");
+    assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32001 id 1");
 }
 
 /// The id is all that there is of a session: what served it before has gone with its memory.
@@ -148,7 +148,7 @@ async fn a_session_outlives_the_gateway_and_opens_those_at_the_upstreams_anew() 
     let elsewhere = format!("{}[upstreams.up]\nurl = \"http://{}/mcp\"\npath = \"/mcp\"\n", "", one.address);
     let other = TestGateway::serving(&elsewhere).await;
     let client = crate::combined_wire::client::Client { address: other.gateway.address(), ..client };
-    assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32600 id 1");
+    assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32001 id 1");
 }
 
 #[tokio::test]

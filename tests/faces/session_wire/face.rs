@@ -21,9 +21,9 @@ use taskgate::face::session::SessionFace;
 use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
 use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
-use taskgate::upstream::{OwnSessionChannel, SessionLease, Timeouts, Upstream};
+use taskgate::upstream::{BeginError, OwnSessionChannel, SessionLease, Timeouts, Upstream};
 use taskgate::wire::framing::BodyPart;
-use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
+use taskgate::wire::{ProtocolVersion, ScanLimits, envelope};
 use tokio::time::Instant;
 
 use super::client::{KEY, call, initialize};
@@ -68,7 +68,7 @@ impl RawChannel for Slow {
         client
     }
 
-    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
         None
     }
 

@@ -94,6 +94,25 @@ async fn a_server_that_gives_no_session_id_needs_none() {
     assert_eq!(server.world.all(|seen| seen.method == "DELETE").len(), 0, "there is nothing to end");
 }
 
+/// LEG-04: directly such a server answers clients that do not repeat the gateway's id.
+#[tokio::test]
+async fn a_client_that_names_no_session_is_served_where_its_server_gives_none() {
+    let server = ScriptedServer::start(|seen| {
+        let result =
+            json!({"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}});
+        (seen.rpc() == "initialize").then(|| answer(seen, &result))
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let client = Client { session: None, ..gate.client().await };
+    let notified = client.post(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()).await;
+    assert_eq!(notified.status, StatusCode::ACCEPTED);
+    assert_eq!(client.post(call(1)).await.json().await["result"], json!({"n": 1}));
+    let seen = server.world.first(super::upstream::SeenRequest::is_call).await;
+    assert_eq!(seen.header("mcp-session-id"), None);
+    assert!(!client.get(None).await.status.is_success(), "a stream needs its session");
+}
+
 /// LEG-04.
 #[tokio::test]
 async fn a_request_needs_a_session_that_is_its_own() {
@@ -122,6 +141,63 @@ async fn a_request_needs_a_session_that_is_its_own() {
     let request = moved.request("POST").uri("/o").header("content-type", "application/json");
     let reply = moved.send(request.body(http_body_util::Full::from(call(3))).unwrap()).await;
     assert_eq!(reply.status, StatusCode::NOT_FOUND, "but not for another upstream");
+}
+
+/// U04: through the pipe, and as a task.
+#[tokio::test]
+async fn a_body_that_names_the_request_is_its_answer_under_404_and_is_made_once() {
+    for outcome in [
+        json!({"error": {"code": -32004, "message": "no such document"}}),
+        json!({"error": {"code": -32602, "message": "no"}}),
+        json!({"result": {"n": 1}}),
+    ] {
+        let body = outcome.clone();
+        let server = ScriptedServer::start(move |seen| {
+            let mut reply = answer(seen, &json!({}));
+            let (key, value) = body.as_object().unwrap().iter().next().unwrap();
+            if seen.rpc() == "tools/call" {
+                reply = super::upstream::json_text(
+                    json!({"jsonrpc": "2.0", "id": seen.body["id"], key: value}).to_string(),
+                );
+                *reply.status_mut() = StatusCode::NOT_FOUND;
+            }
+            (seen.rpc() == "tools/call").then_some(reply)
+        })
+        .await;
+        let gate = TestGateway::before(&server).await;
+        let answered = gate.client().await.post(call(1)).await;
+        assert_eq!(answered.status, StatusCode::OK);
+        let answered = answered.json().await;
+        let (key, value) = outcome.as_object().unwrap().iter().next().unwrap();
+        assert_eq!((&answered["id"], &answered[key]), (&json!(1), value));
+        assert_eq!((server.world.count("tools/call"), server.world.count("initialize")), (1, 1), "{outcome}");
+    }
+}
+
+/// UPC-29: a client's own session is not replaced unseen where nobody knows what the server's words mean.
+#[tokio::test]
+async fn a_clients_session_that_its_server_refuses_with_a_ping_in_it_is_404() {
+    let server = ScriptedServer::start(|seen| {
+        (seen.header("mcp-session-id") == Some("s-1") && ["tools/call", "ping"].contains(&seen.rpc())).then(|| {
+            let mut reply = super::upstream::whole("who are you?");
+            *reply.status_mut() = StatusCode::BAD_REQUEST;
+            reply
+        })
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    for n in 1..=2 {
+        let answered = client.post(call(n)).await;
+        assert_eq!(answered.status, StatusCode::OK);
+        assert_eq!(answered.json().await["error"]["data"]["executed"], "unknown");
+    }
+    let gone = client.post(call(3)).await;
+    assert_eq!(gone.status, StatusCode::NOT_FOUND);
+    assert_eq!(gone.json().await["error"]["code"], -32001, "hosts recover on this code");
+    let made = (server.world.count("tools/call"), server.world.count("ping"), server.world.count("initialize"));
+    assert_eq!(made, (2, 1, 1), "nothing is made again");
+    assert_eq!(gate.client().await.post(call(4)).await.json().await["result"], json!({"n": 4}));
 }
 
 #[tokio::test]

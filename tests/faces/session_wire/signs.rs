@@ -14,7 +14,7 @@ use taskgate::upstream::{
     BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, OwnSessionChannel, Progress, ResumeToken,
     ServerFacts, ServerNotification, SessionLease, Timeouts, Upstream, UpstreamRequest,
 };
-use taskgate::wire::{Payload, ProtocolVersion, RpcError};
+use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::sync::broadcast;
 use tokio::time::{Instant, sleep_until};
 
@@ -41,7 +41,7 @@ impl RawChannel for Timed {
         client
     }
 
-    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
         None
     }
 

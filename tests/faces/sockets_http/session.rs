@@ -73,14 +73,14 @@ async fn methods_other_than_post_need_a_session() {
         ("B53 GET of a stateless version", "GET", stateless.as_str(), "405 -32600 allow=POST"),
         ("B53 DELETE of a stateless version", "DELETE", stateless.as_str(), "405 -32600 allow=POST"),
         ("GET with the version alone", "GET", version, "400 -32600"),
-        ("B53 GET of an unknown session", "GET", unknown.as_str(), "404 -32600"),
-        ("B53 DELETE of an unknown session", "DELETE", unknown.as_str(), "404 -32600"),
+        ("B53 GET of an unknown session", "GET", unknown.as_str(), "404 -32001"),
+        ("B53 DELETE of an unknown session", "DELETE", unknown.as_str(), "404 -32001"),
         ("B69 GET for JSON", "GET", json.as_str(), "406∅"),
         ("GET of the rest of a stream that the upstream has not", "GET", resumed.as_str(), "405∅ allow=POST, DELETE"),
         ("B54 PUT", "PUT", lines.as_str(), "405 -32600 allow=GET, POST, DELETE"),
         ("B54 TRACE", "TRACE", lines.as_str(), "405 -32600 allow=GET, POST, DELETE"),
         ("DELETE", "DELETE", lines.as_str(), "200∅"),
-        ("GET of an ended session", "GET", lines.as_str(), "404 -32600"),
+        ("GET of an ended session", "GET", lines.as_str(), "404 -32001"),
     ] {
         let sent = format!("{method} /mcp HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n");
         let found = outcome_at(column.address, sent.as_bytes()).await;

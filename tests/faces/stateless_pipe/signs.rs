@@ -24,7 +24,7 @@ use taskgate::upstream::{
     BeginError, CallContext, Era, Exchange, ForwardedHeaders, OwnSessionChannel, ResumeToken, ServerFacts,
     ServerNotification, SessionLease, Upstream, UpstreamRequest,
 };
-use taskgate::wire::{Message, ProtocolVersion, RpcError, ScanLimits, envelope};
+use taskgate::wire::{Message, ProtocolVersion, ScanLimits, envelope};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
 
@@ -49,7 +49,7 @@ impl RawChannel for Slow {
         ProtocolVersion::V2026_07_28
     }
 
-    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
         None
     }
 

@@ -197,7 +197,7 @@ async fn requests_of_session_versions_need_a_session() {
         ("with our header", initialize.set("MCP-Protocol-Version", MODERN), "400 -32020 id=7"),
         ("tools/list", session("tools/list", json!({})), "400 -32600 id=7"),
         ("ping", session("ping", json!({})).without("MCP-Protocol-Version"), "400 -32600 id=7"),
-        ("not ours", session("ping", json!({})).with("Mcp-Session-Id", "s"), "404 -32600 id=7"),
+        ("not ours", session("ping", json!({})).with("Mcp-Session-Id", "s"), "404 -32001 id=7"),
     ];
     check_rows(rows).await;
 }
@@ -222,8 +222,8 @@ async fn stateless_clients_only_post() {
         ("GET", "Accept: text/event-stream\r\n", "405 -32600"),
         ("DELETE", "", "405 -32600"),
         ("GET", "Accept: text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\nMcp-Session-Id: s\r\n", "405 -32600"),
-        ("GET", "Accept: text/event-stream\r\nMcp-Session-Id: s\r\n", "404 -32600"),
-        ("DELETE", "Mcp-Session-Id: s\r\n", "404 -32600"),
+        ("GET", "Accept: text/event-stream\r\nMcp-Session-Id: s\r\n", "404 -32001"),
+        ("DELETE", "Mcp-Session-Id: s\r\n", "404 -32001"),
     ] {
         let head = format!("{method} /demo/mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n");
         let answer = gate.exchange(head.as_bytes()).await;

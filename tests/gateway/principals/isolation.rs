@@ -119,7 +119,7 @@ async fn sec_02_a_foreign_session_is_answered_like_an_unknown_one() {
             Ask { verb, body: if verb == "POST" { ask.body.clone() } else { String::new() }, ..ask }
         };
         let (foreign, unknown) = (gate.send(&ask(&ada)).await, gate.send(&ask(&garbled)).await);
-        check_alike(&format!("{verb} {method}"), &foreign, &unknown, "404 -32600");
+        check_alike(&format!("{verb} {method}"), &foreign, &unknown, "404 -32001");
     }
     assert_eq!(gate.send(&Ask::session(ADA, Some(&ada), "ping", &json!({}))).await.summary(), "200 ok", "it lives");
     assert_eq!(gate.server.world.all(|seen| seen.method == "DELETE").len(), 0);

@@ -183,9 +183,9 @@ async fn a_session_or_stream_or_state_goes_on_with_whom_it_began() {
     for (first, other) in [(&[] as Headers<'_>, PROXIED), (PROXIED, &[])] {
         let id = session(&gate, first).await;
         let ping = || Ask::session(NO_KEY, Some(&id), "ping", &json!({}));
-        assert_eq!(send(&gate, ping(), other).await.summary(), "404 -32600");
+        assert_eq!(send(&gate, ping(), other).await.summary(), "404 -32001");
         let get = Ask { verb: "GET", body: String::new(), ..ping() };
-        assert_eq!(send(&gate, get, other).await.summary(), "404 -32600");
+        assert_eq!(send(&gate, get, other).await.summary(), "404 -32001");
         assert_eq!(send(&gate, ping(), first).await.summary(), "200 ok");
 
         let open = Ask { verb: "GET", body: String::new(), ..Ask::session(NO_KEY, None, "", &json!({})) }.at("/sse");

@@ -354,6 +354,14 @@ impl<'a> Replay<'a> {
                 _ => (),
             }
         }
+        // Whoever reads so calls again.
+        for held in self.handles.values() {
+            if let Some((_, PollResult::Settled { payload, .. })) = held.settled()
+                && payload.contains(r#""executed":"no""#)
+            {
+                refused.insert(held.nonce);
+            }
+        }
         for (nonce, count) in calls {
             let max = if refused.contains(nonce) { 0 } else { allowed.get(nonce).copied().unwrap_or_default() };
             if count > max {

@@ -23,7 +23,7 @@ use taskgate::upstream::{
     BeginError, CallContext, Exchange, ForwardedHeaders, ForwardingRules, OwnSessionChannel, ResumeToken, ServerFacts,
     ServerNotification, SessionLease, TaskScope, Timeouts, Upstream, UpstreamRequest,
 };
-use taskgate::wire::{Payload, ProtocolVersion, RpcError};
+use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -157,7 +157,7 @@ impl RawChannel for Unreachable {
         client
     }
 
-    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+    fn version_after(&self, _: ProtocolVersion, _: &BeginError) -> Option<ProtocolVersion> {
         None
     }
 

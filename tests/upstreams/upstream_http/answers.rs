@@ -112,7 +112,9 @@ async fn an_answer_that_is_no_message_of_ours_is_malformed() {
     check_json("U08 two ids", r#"{"jsonrpc":"2.0","id":ID,"id":ID,"result":{}}"#, malformed).await;
     check_json("U08 both", r#"{"jsonrpc":"2.0","id":ID,"result":{},"error":{"code":1,"message":""}}"#, malformed).await;
     check_json("U08 neither", r#"{"jsonrpc":"2.0","id":ID}"#, malformed).await;
-    check_json("U08 batch", r#"[{"jsonrpc":"2.0","id":ID,"result":{}}]"#, malformed).await;
+    check_json("U08 array", r#"[{"jsonrpc":"2.0","id":ID,"result":{}}]"#, "returned {}").await;
+    check_json("U08 array of others", r#"[{"jsonrpc":"2.0","id":"tg:0","result":{}}]"#, malformed).await;
+    check_json("U08 null", r#"{"jsonrpc":"2.0","id":ID,"result":{},"error":null}"#, "returned {}").await;
     check_json("U09", r#"{"jsonrpc":"2.0","id":"tg:0","result":{}}"#, malformed).await;
     check_json("U09 null", r#"{"jsonrpc":"2.0","id":null,"result":{}}"#, malformed).await;
     check_json("U28 half a pair", r#"{"jsonrpc":"2.0","id":ID,"result":{"\ud800":1}}"#, malformed).await;

@@ -15,6 +15,7 @@ use tokio::sync::Mutex;
 
 use support::ports::reserved_address;
 
+use super::refused_sessions::refusal;
 use super::server::{
     BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, json_text, polite, status,
 };
@@ -122,14 +123,6 @@ async fn a_forgotten_session_is_opened_anew_once_for_all() {
     assert!(server.world.all(is_delete).is_empty(), "what is forgotten need not be ended");
 }
 
-#[tokio::test]
-async fn a_second_404_loses_the_call() {
-    let server = ScriptedServer::answering(|_| status(404)).await;
-    let upstream = upstream(&server.url());
-    assert_eq!(lines(&mut begin(&upstream).await).await, ["lost UpstreamSessionLost No"], "U04");
-    assert_eq!(server.world.all(SeenRequest::is_call).len(), 2);
-}
-
 /// UPC-17: servers built after the SDKs' examples say with 400 what a 404 should say, and name nobody.
 #[tokio::test]
 async fn a_400_that_says_so_is_a_forgotten_session_and_no_other_is() {
@@ -138,15 +131,19 @@ async fn a_400_that_says_so_is_a_forgotten_session_and_no_other_is() {
         ("Session not found", -32000, "returned {}", 2),
         ("Session not found", -32602, "lost UpstreamHttpStatus Unknown", 1),
         ("Bad Request: no such tool", -32000, "lost UpstreamHttpStatus Unknown", 1),
+        // Python's mcp up to 1.22, in plain text.
+        ("Bad Request: No valid session ID provided", 0, "returned {}", 2),
+        ("Bad Request: no such tool", 0, "lost UpstreamHttpStatus Unknown", 1),
     ] {
         let error = json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": words}});
         let server = ScriptedServer::answering(move |seen| {
             if seen.header("mcp-session-id") != Some("s-1") {
                 return answer(seen, &json!({}));
             }
-            let mut reply = json_text(error.to_string());
-            *reply.status_mut() = StatusCode::BAD_REQUEST;
-            reply
+            match code {
+                0 => refusal(400, None, words),
+                _ => refusal(400, Some("application/json"), error.to_string()),
+            }
         })
         .await;
         let upstream = upstream(&server.url());

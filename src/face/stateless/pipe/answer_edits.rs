@@ -227,10 +227,22 @@ impl AnswerEdits {
         is_stray
     }
 
+    /// A message for the client, which knows no arrays: of an array the answer to its request alone.
+    pub(super) fn alone(&self, message: GlancedMessage) -> GlancedMessage {
+        if !envelope::is_batch(&message.text) {
+            return message;
+        }
+        let Some(answer) = reply::answer_in(&message.text, &self.id) else { return message };
+        GlancedMessage::of(match &answer.outcome {
+            Ok(result) => envelope::result(&self.id, result),
+            Err(error) => envelope::error(Some(&self.id), error),
+        })
+    }
+
     /// What an event says to the client; nothing, where it is none for it. Whatever an event is called, some client takes
     /// it for a message.
     fn event(&self, event: &SseEvent) -> Vec<MessageText> {
-        let message = GlancedMessage::of(Bytes::clone(&event.data));
+        let message = self.alone(GlancedMessage::of(Bytes::clone(&event.data)));
         match event.is_message() {
             _ if self.is_stray(&message) => Vec::new(),
             true => vec![self.text(message).into()],

@@ -51,14 +51,23 @@ impl HttpCall {
         body: AnswerBody,
         awaited: &AwaitedRequest<'_>,
     ) -> Result<RpcResult, GatewayFault> {
-        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let text = reply::read_whole(body, awaited.limits).await?;
+        let answer = self.answer_in(&text.into(), awaited.id).await;
+        match answer {
+            Some(_) => self.session().took(),
+            // Some servers refuse a session with an error that names no request.
+            None => Box::pin(self.session().refused()).await,
+        }
+        answer.ok_or(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes))
+    }
+
+    async fn answer_in(&self, text: &MessageText, id: &RequestId) -> Option<RpcResult> {
         let mut answer = None;
-        for message in self.messages(&text.into()).map_err(|_| malformed)? {
-            let found = self.take(message.map_err(|_| malformed)?, awaited.id).await;
+        for message in self.messages(text).ok()? {
+            let found = self.take(message.ok()?, id).await;
             answer = answer.or(found);
         }
-        answer.ok_or(malformed)
+        answer
     }
 
     /// Reads a stream until the answer is there or it breaks off. `malformed` counts on from stream to stream.
@@ -140,11 +149,8 @@ impl HttpCall {
     }
 
     fn messages(&self, text: &MessageText) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
-        if self.session().has_batches() {
-            text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX)
-        } else {
-            text.read(ScanLimits::UPSTREAM).map(|message| vec![Ok(Arc::unwrap_or_clone(message))])
-        }
+        // Arrays are of 2025-03-26, but an answer in one is an answer in every version.
+        text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX)
     }
 }
 

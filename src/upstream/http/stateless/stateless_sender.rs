@@ -20,6 +20,7 @@ use crate::upstream::reply::{
 };
 use crate::upstream::session::{UpstreamLink, route};
 use crate::upstream::{CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, UpstreamTaskMode};
+use crate::wire::envelope::EnvelopeError;
 use crate::wire::meta::{
     CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION,
 };
@@ -238,13 +239,10 @@ impl StatelessSender {
             }),
         };
         let response = response.map_err(RequestFailure::Lost)?;
-        let result = match reply::open(response, ErrorAddressee::Handshake, self.limits).await {
+        let result = match reply::open(response, ErrorAddressee::Alone(&id), self.limits).await {
             Ok(AcceptedResponse::Json(body)) => {
                 let text = reply::read_whole(body, self.limits).await.map_err(RequestFailure::Lost)?;
-                match envelope::read(&text, ScanLimits::UPSTREAM) {
-                    Ok(Message::Response(response)) if response.id.as_ref() == Some(&id) => response.outcome,
-                    Ok(_) | Err(_) => return Err(malformed(Executed::Yes)),
-                }
+                reply::answer_in(&text, &id).ok_or_else(|| malformed(Executed::Yes))?.outcome
             }
             Ok(AcceptedResponse::Events(events)) => {
                 self.follow(events, &id, hear).await.map_err(RequestFailure::Lost)?
@@ -368,6 +366,11 @@ impl StatelessSender {
                 // Servers of this version ask nothing in the middle of a request.
                 Ok(Message::Request(_)) => self.link.dropped("stray_request"),
                 Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
+                Err(EnvelopeError::Batch) if reply::answer_in(text, id).is_some() => {
+                    drain(&self.link, events);
+                    let answer = reply::answer_in(text, id);
+                    return answer.map(|answer| answer.outcome).ok_or(BodyReadError::Closed.into_fault());
+                }
                 Err(_) if is_unreadable_answer(text, id) => {
                     return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
                 }

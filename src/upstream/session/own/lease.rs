@@ -127,6 +127,11 @@ impl SessionLease {
         self.sessions.leases.keep(self.session.opened.nonce);
     }
 
+    /// Counts a call that the server refused without answering it.
+    pub(crate) async fn refused(&self, fault: &GatewayFault) {
+        self.sessions.refused(&self.session, fault).await;
+    }
+
     /// The session that takes the place of one which the server has lost, for one call.
     ///
     /// # Errors

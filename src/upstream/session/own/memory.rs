@@ -12,6 +12,7 @@ use super::{OwnSession, OwnSessions};
 use crate::dialect::negotiate::LogLevel;
 use crate::task::GatewayFault;
 use crate::upstream::raw_channel::SessionBinding;
+use crate::upstream::session::refusals::SessionRefusals;
 use crate::wire::{Object, Payload};
 
 /// What is remembered of one session's preferences.
@@ -23,7 +24,10 @@ type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFa
 
 /// What is remembered of one session.
 #[derive(Debug, Default)]
-pub(super) struct SessionMemory(Mutex<SessionFacts>);
+pub(super) struct SessionMemory {
+    facts: Mutex<SessionFacts>,
+    pub(super) refusals: SessionRefusals,
+}
 
 #[derive(Debug, Default)]
 struct SessionFacts {
@@ -73,7 +77,7 @@ impl SessionPreferences {
 impl OwnSessions {
     fn recall<T>(&self, session: &OwnSession, read: impl FnOnce(&SessionFacts) -> T) -> Option<T> {
         let memory = self.remembered.get(session.opened.nonce)?;
-        let facts = memory.0.lock();
+        let facts = memory.facts.lock();
         Some(read(&facts))
     }
 
@@ -83,6 +87,16 @@ impl OwnSessions {
         renewed.unwrap_or_else(|| session.opened.binding.clone())
     }
 
+    /// What is remembered of a session, if anything is.
+    pub(super) fn memory(&self, session: &OwnSession) -> Option<Arc<SessionMemory>> {
+        self.remembered.get(session.opened.nonce)
+    }
+
+    /// Whether the server refuses the session, in words that are not known: its client has to open another one.
+    pub(crate) fn is_over(&self, session: &OwnSession) -> bool {
+        self.memory(session).is_some_and(|memory| memory.refusals.is_over())
+    }
+
     /// Whether another upstream session took the place of the first one.
     pub(crate) fn is_renewed(&self, session: &OwnSession) -> bool {
         self.recall(session, |facts| facts.renewed.is_some()).unwrap_or_default()
@@ -90,7 +104,7 @@ impl OwnSessions {
 
     /// Remembers what a client told its session.
     pub(crate) fn remember(&self, session: &OwnSession, change: PreferenceChange) {
-        self.remembered.get_or_default(session.opened.nonce).0.lock().preferences.change(change);
+        self.remembered.get_or_default(session.opened.nonce).facts.lock().preferences.change(change);
     }
 
     /// Forgets a session that has ended.
@@ -119,7 +133,7 @@ impl OwnSessions {
     ) -> Result<SessionBinding, GatewayFault> {
         let memory = self.remembered.get_or_default(session.opened.nonce);
         let renewal = {
-            let mut facts = memory.0.lock();
+            let mut facts = memory.facts.lock();
             if let Some(renewed) = facts.renewed.as_ref().filter(|renewed| *renewed != lost) {
                 return Ok(renewed.clone());
             }
@@ -132,7 +146,7 @@ impl OwnSessions {
                     let noted = async move {
                         let opened = opening.await;
                         if let Some(memory) = memory.upgrade() {
-                            let mut facts = memory.0.lock();
+                            let mut facts = memory.facts.lock();
                             facts.renewal = None;
                             if let Ok(binding) = &opened {
                                 facts.renewed = Some(binding.clone());

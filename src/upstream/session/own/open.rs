@@ -18,7 +18,7 @@ use crate::upstream::session::initialize::{AgreedSession, HANDSHAKE_MAX, Session
 use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{BeginError, ForwardedHeaders, own_ids};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
+use crate::wire::{Payload, ProtocolVersion, RequestId, envelope, method};
 
 /// Largest answer to what a new session is told.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
@@ -34,8 +34,8 @@ impl OwnSessions {
         version: ProtocolVersion,
         message: impl Fn(ProtocolVersion) -> (RequestId, Bytes),
     ) -> Result<AgreedSession, BeginError> {
-        let opener = SessionOpener { owner, forwarded, addressee: ErrorAddressee::Passed };
-        let next = |asked, error: &RpcError| self.channel.version_after(asked, error);
+        let opener = SessionOpener { owner, forwarded, addressee: ErrorAddressee::Passed(None) };
+        let next = |asked, refusal: &BeginError| self.channel.version_after(asked, refusal);
         let asked = self.channel.version_for(version);
         let agreed = in_time(&*self.channel, agree(&*self.channel, opener, asked, next, message)).await?;
         if agreed.version.is_stateless() { Err(malformed()) } else { Ok(agreed) }

@@ -72,6 +72,20 @@ async fn a_session_is_kept_for_five_minutes_after_its_last_use() {
 }
 
 #[tokio::test]
+async fn a_session_whose_requests_are_refused_is_not_kept_by_them() {
+    let pool = pool();
+    let start = Instant::now() - IDLE_MAX;
+    let session = pool.put(key(0), start);
+    assert!(!session.refusals.count(), "one refusal asks nothing");
+    assert!(pool.opening(&key(0)).is_ok());
+    pool.sweep(start + IDLE_MAX);
+    assert_eq!(pool.count(), 1, "a call runs in it");
+    drop(session);
+    pool.sweep(start + IDLE_MAX);
+    assert_eq!(pool.count(), 0);
+}
+
+#[tokio::test]
 async fn a_full_pool_lets_go_of_the_idle_session_that_was_used_longest_ago() {
     let pool = pool();
     let start = Instant::now();

@@ -1,0 +1,51 @@
+//! Serves clients that do not repeat their session id, in front of a server that gives none.
+//!
+//! Directly such a server answers them, so the gateway does too: each request has a session for itself, in which nothing is known of
+//! its client but the version that its header names.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::SessionFaceState;
+use super::session_cache::ClientSession;
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
+use crate::face::headers;
+use crate::face::http::Inbound;
+use crate::face::sealed::{SessionToken, digest_of};
+use crate::upstream::raw_channel::SessionBinding;
+use crate::wire::{Payload, ProtocolVersion};
+
+/// Whether the server gave a session no id when one was opened last. Nothing is known before that.
+#[derive(Debug, Default)]
+pub(super) struct GivesNoIds(AtomicBool);
+
+impl GivesNoIds {
+    pub(super) fn note(&self, opened: &SessionBinding) {
+        self.0.store(opened.session.is_none(), Ordering::Relaxed);
+    }
+}
+
+/// A session for one request that names none; `None` where the server gives ids, or the gateway keeps its sessions for it.
+pub(super) fn session(shared: &SessionFaceState, inbound: &Inbound) -> Option<ClientSession> {
+    let served = &shared.served;
+    if !shared.gives_no_ids.0.load(Ordering::Relaxed) || served.channel.makes_streams() {
+        return None;
+    }
+    let named = headers::single(&inbound.headers, &headers::PROTOCOL_VERSION).ok()?;
+    // The version of a request without the header (2025-11-25, Transports).
+    let version = named.map_or(Some(ProtocolVersion::V2025_03_26), ProtocolVersion::parse)?;
+    let token = SessionToken {
+        upstream: served.channel.name().to_string(),
+        principal: digest_of(&inbound.principal),
+        nonce: (served.random)(),
+        client_version: version,
+        upstream_version: version,
+        capabilities: Payload::empty_object(),
+        client_info: None,
+        issued_at: served.clock.now(),
+        home: served.home(),
+        upstream_session: None,
+        tasks: UpstreamTaskSupport::default(),
+        declares_tasks: false,
+    };
+    (!version.is_stateless()).then(|| ClientSession::new(token, inbound.principal.clone()))
+}

@@ -1,0 +1,97 @@
+//! Judges answers under a refusing status: the answer to the request, a session that is unknown, or a refusal.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::{ErrorAddressee, JudgedResponse, ReadLimits, WholeBody, fault_of, read_whole};
+use crate::task::Reason;
+use crate::upstream::answer_body::BodyKind;
+use crate::upstream::raw_channel::RawResponse;
+use crate::wire::rpc_error::{INVALID_REQUEST, SESSION_NOT_FOUND};
+use crate::wire::{Message, RpcError, ScanLimits, envelope};
+
+/// Largest error body that is looked into under a refusing status.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+/// How long such a body may take.
+const ERROR_WAIT: Duration = Duration::from_secs(5);
+/// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
+const TRANSPORT_ERROR: i64 = -32_000;
+/// The words that SDKs refuse an unknown session with.
+const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
+/// Longest text without a type that is searched for these words.
+const PLAIN_REFUSAL_BYTES_MAX: usize = 256;
+
+/// What a refusing answer means.
+pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: ErrorAddressee<'_>) -> JudgedResponse<B> {
+    use ErrorAddressee::{Alone, Handshake, Passed, PassedInSession};
+    let (fault, status) = (fault_of(response.status, response.retry_after), response.status);
+    let in_session = addressee.is_in_session();
+    let takes_any = matches!(addressee, Alone(_) | Handshake | Passed(_) | PassedInSession(_));
+    let is_passed = matches!(addressee, Passed(_) | PassedInSession(_));
+    let refused = |error, is_answer| JudgedResponse::Refused { fault, error, is_answer };
+    let text = match response.content {
+        BodyKind::Json if is_passed || fault.reason == Reason::UpstreamHttpStatus => {
+            match small_body(response.body, ERROR_BYTES_MAX).await {
+                Some(text) => text,
+                // It may be the answer, so the request may have run.
+                None => return refused(None, false),
+            }
+        }
+        BodyKind::Other if in_session && status == StatusCode::BAD_REQUEST => {
+            let text = small_body(response.body, PLAIN_REFUSAL_BYTES_MAX).await.unwrap_or_default();
+            if names_lost_session(&String::from_utf8_lossy(&text)) {
+                return JudgedResponse::SessionLost;
+            }
+            return refused(None, false);
+        }
+        BodyKind::Json | BodyKind::Other if in_session && status == StatusCode::NOT_FOUND => {
+            return JudgedResponse::SessionLost;
+        }
+        BodyKind::Json | BodyKind::Events | BodyKind::Other => return refused(None, false),
+    };
+    let answer = match envelope::read(&text, ScanLimits::UPSTREAM) {
+        Ok(Message::Response(answer)) => Some(answer),
+        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => None,
+    };
+    let is_answer = answer.as_ref().is_some_and(|answer| addressee.is_named_by(answer));
+    match answer.map(|answer| answer.outcome) {
+        Some(Ok(_)) if is_answer => JudgedResponse::Fine(RawResponse {
+            status: StatusCode::OK,
+            content: BodyKind::Json,
+            retry_after: None,
+            session: response.session,
+            body: B::whole(text),
+        }),
+        Some(Err(error)) if in_session && refuses_session(status, &error) => JudgedResponse::SessionLost,
+        Some(Err(error)) if is_answer => refused(Some(error), true),
+        Some(_) | None if in_session && status == StatusCode::NOT_FOUND => JudgedResponse::SessionLost,
+        Some(Err(error)) if takes_any => refused(Some(error), false),
+        Some(_) | None => refused(None, false),
+    }
+}
+
+/// Whether an error says that the session is unknown: the request was refused before it was looked at. Servers built after the
+/// SDKs' examples say so with 400. An error of another code that names the request is its answer, even under 404.
+fn refuses_session(status: StatusCode, error: &RpcError) -> bool {
+    match status {
+        StatusCode::NOT_FOUND => match error.code {
+            SESSION_NOT_FOUND | INVALID_REQUEST => true,
+            TRANSPORT_ERROR => error.message.to_ascii_lowercase().contains("session"),
+            _ => false,
+        },
+        StatusCode::BAD_REQUEST => error.code == TRANSPORT_ERROR && names_lost_session(&error.message),
+        _ => false,
+    }
+}
+
+fn names_lost_session(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    LOST_SESSION.iter().any(|words| text.contains(words))
+}
+
+/// A body of at most so many bytes; `None` if it is larger, or does not come in time.
+async fn small_body<B: WholeBody>(body: B, bytes_max: usize) -> Option<Bytes> {
+    tokio::time::timeout(ERROR_WAIT, read_whole(body, ReadLimits::of_bytes(bytes_max))).await.ok()?.ok()
+}

@@ -62,6 +62,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     a_name_leads_to_its_owners_task_as_long_as_the_task_is_there(&*roomy().await).await;
     a_name_is_taken_until_its_task_is_gone(&*roomy().await).await;
     concurrent_writers_lose_no_write(roomy().await).await;
+    a_task_that_ended_without_its_call_has_no_name(&*roomy().await).await;
     concurrent_tasks_of_one_name_are_one(roomy().await).await;
     lives::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
     lives::what_a_life_left_is_claimed_once(kind, roomy().await).await;
@@ -520,6 +521,29 @@ async fn a_name_is_taken_until_its_task_is_gone(store: &impl TaskStore) {
     assert_eq!(store.sweep(START.after(TTL), 9).await.unwrap(), 1);
     let found = store.find_idempotent(&Principal::new("a"), &NAME.key, START.after(TTL)).await.unwrap();
     assert_eq!(found.map(|row| row.task.key.id.bits()), Some(6), "the sweep of the first took nothing from it");
+}
+
+/// A repetition of a call that did not run is made.
+async fn a_task_that_ended_without_its_call_has_no_name(store: &impl TaskStore) {
+    for (id, executed, is_free) in [(1, Executed::Unknown, false), (2, Executed::Yes, false), (3, Executed::No, true)] {
+        let owner = format!("o{id}");
+        let one = named(&owner, id);
+        let revision = store.insert(&one).await.unwrap();
+        let failure = Failure::Gateway(GatewayFault::new(Reason::UpstreamUnreachable, executed));
+        let event = Event::Faulted { attempt: one.attempt, failure };
+        let (ended, _) = transition(one.clone(), event, START);
+        store.replace(revision, WriteRole::Holder, &ended).await.unwrap();
+        assert_eq!(*store.load(&one.key, START).await.unwrap().unwrap().task, ended, "{executed:?}");
+        let found = store.find_idempotent(&one.key.owner, &NAME.key, START).await.unwrap();
+        assert_eq!(found.is_none(), is_free, "{executed:?}");
+        let again = store.insert(&named(&owner, id + 10)).await;
+        assert_eq!(again.is_ok(), is_free, "{executed:?}: {again:?}");
+        if is_free {
+            store.remove(&one.key).await.unwrap();
+            let found = store.find_idempotent(&one.key.owner, &NAME.key, START).await.unwrap();
+            assert_eq!(found.map(|row| row.task.key.id.bits()), Some(id + 10), "it is the other's now");
+        }
+    }
 }
 
 async fn concurrent_tasks_of_one_name_are_one<S: TaskStore>(store: Arc<S>) {

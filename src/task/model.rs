@@ -190,7 +190,7 @@ impl StoredCall {
 }
 
 /// A client's own name for a call, so that a repetition finds the task that it made: unique for its owner while the
-/// task lives.
+/// task lives. A task that ended without its call has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idempotency {
     /// SHA-256 of what the client wrote.
@@ -209,6 +209,13 @@ impl Task {
     #[must_use]
     pub const fn is_settled(&self) -> bool {
         matches!(self.phase, Phase::Settled(_))
+    }
+
+    /// Whether the task ended without its call: then no idempotency key is held by it, and a repetition is made.
+    #[must_use]
+    pub const fn certainly_did_not_run(&self) -> bool {
+        let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &self.phase else { return false };
+        matches!(fault.executed, Executed::No)
     }
 
     /// How the call ended, if it did.

@@ -289,6 +289,9 @@ fn abandon(task: &mut Task, outcome: Outcome, now: Timestamp) {
 fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
     task.phase = Phase::Settled(outcome);
     task.recovery = Recovery::default();
+    if task.certainly_did_not_run() {
+        task.idempotency = None;
+    }
     let age = now.since(task.created_at);
     task.ttl = match task.shown {
         TaskVisibility::Handle => task.ttl.max(age.saturating_add(task.keep_result_min)),

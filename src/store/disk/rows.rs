@@ -124,10 +124,11 @@ pub(super) fn update(
         }
         Some(_) | None => put_record(conn, task)?,
     };
-    // A name is never taken from a row: a task that is lost keeps others from being made under it.
+    // A task that is lost does not know its name, and keeps others from being made under it. One whose call did not run does not.
+    let kept = found.columns.name.filter(|_| !task.certainly_did_not_run());
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, &summary, found.columns.reference, to, place);
-    let columns = RowColumns { name: columns.name.or(found.columns.name), ..columns };
+    let columns = RowColumns { name: columns.name.or(kept), ..columns };
     let (set, values) = if found.columns.stands_with(&columns) { MOVING } else { (COLUMNS, VALUES) };
     let sql = format!("UPDATE tasks SET ({set}, summary) = ({values}) WHERE row = ?18");
     let mut statement = conn.prepare_cached(&sql)?;

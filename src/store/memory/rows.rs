@@ -250,6 +250,9 @@ impl MemoryRows {
             owner.usage.unsettled -= settled_now;
             owner.usage.bytes = owner.usage.bytes + after - before;
             owner.name(new);
+            if let Some(named) = old.idempotency.filter(|_| new.idempotency.is_none()) {
+                owner.by_name.remove(&named.key);
+            }
             owner.places.leave(old);
             owner.places.enter(new);
         }

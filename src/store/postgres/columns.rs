@@ -30,6 +30,7 @@ pub(super) struct EncodedRow {
     pub(super) updated: i64,
     pub(super) expires: i64,
     pub(super) reference: Vec<u8>,
+    /// Empty for a task that ended without its call: its name is taken from the row.
     pub(super) name: Option<Vec<u8>>,
     pub(super) size: i64,
     pub(super) summary: Vec<u8>,
@@ -57,7 +58,10 @@ impl EncodedRow {
             updated,
             expires,
             reference: ShortReference::of(&task.key).0.to_vec(),
-            name: task.idempotency.map(|named| named.key.0.to_vec()),
+            name: match task.certainly_did_not_run() {
+                true => Some(Vec::new()),
+                false => task.idempotency.map(|named| named.key.0.to_vec()),
+            },
             size,
             summary: record::summary::encode(&summary, &sealed, newest),
             record: record::encode(task, newest),

@@ -24,7 +24,7 @@ impl<'a> ReleasedNames<'a> {
         let mut all = Self::default();
         for write in writes {
             if let TaskWrite::Insert(row) = write
-                && let Some(name) = &row.name
+                && let Some(name) = row.name.as_ref().filter(|name| !name.is_empty())
             {
                 all.owners.push(row.owner());
                 all.names.push(name);

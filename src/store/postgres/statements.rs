@@ -78,12 +78,15 @@ pub(super) fn batch() -> String {
     let names: Vec<_> = columns.iter().map(|(name, _)| *name).collect();
     let (arrays, removed) = (arrays.join(", "), 3 + columns.len());
     let names = names.join(", ");
-    // A name that was taken from a row stays taken from it.
-    let is_moved = |name: &&str| *name != "idem";
-    let moved: Vec<_> =
-        MOVING.iter().map(|(name, _)| *name).filter(is_moved).map(|name| format!("{name} = w.{name}")).collect();
+    // A name that was taken from a row stays taken from it. An empty one takes it.
+    let moved = |(name, _): &(&str, &str)| match *name {
+        "idem" => "idem = CASE WHEN w.idem = '' THEN NULL ELSE t.idem END".to_owned(),
+        name => format!("{name} = w.{name}"),
+    };
+    let moved: Vec<_> = MOVING.iter().map(moved).collect();
     let stored: Vec<_> = keys.iter().chain(&MOVING).chain(&STAYING).map(|(name, _)| *name).collect();
     let (moved, stored, first) = (moved.join(", "), stored.join(", "), Revision::FIRST.0);
+    let values = stored.replace("idem", "nullif(idem, '')");
     format!(
         "WITH {GUARD},
         w AS (SELECT * FROM unnest({arrays}) AS w ({names}) WHERE EXISTS (SELECT FROM guard)),
@@ -96,7 +99,7 @@ pub(super) fn batch() -> String {
                 t.size - t.size_before AS bytes),
         made AS (
             INSERT INTO tg_task AS t (rev, holder, {stored})
-            SELECT {first}, CASE WHEN needs_holder THEN $1 END, {stored} FROM w WHERE expected IS NULL
+            SELECT {first}, CASE WHEN needs_holder THEN $1 END, {values} FROM w WHERE expected IS NULL
             ON CONFLICT DO NOTHING
             RETURNING t.id, t.owner, t.rev, t.holder, 1 AS tasks, (NOT t.settled)::int AS unsettled, t.size AS bytes),
         gone AS (

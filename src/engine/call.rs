@@ -37,8 +37,8 @@ pub struct CallSpec {
     pub tool: Arc<str>,
     pub policy: ToolPolicy,
     pub plan: Plan,
-    /// How the client named the call; means something to [`Plan::Task`] alone. A call that was made under this name
-    /// before is not made again: its task is handed out, for the early handle of any question too.
+    /// The client's idempotency key for the call. A call that was made under it before is not made again. With
+    /// [`Plan::Task`] a repetition gets the task of the first call, else its outcome: see `runner::idempotent_call`.
     pub idempotency: Option<Idempotency>,
     /// The id that the client chose for its task; means something to [`Plan::Task`] alone, and takes no idempotency key
     /// beside it. While a task has it, another call under it is not made.
@@ -62,6 +62,12 @@ impl CallSpec {
     /// Whether the client can find the task by a name that it gave.
     pub(super) const fn is_named(&self) -> bool {
         self.idempotency.is_some() || self.chosen.is_some()
+    }
+
+    /// Whether the call is kept under an idempotency key while its client waits for the answer: a row like a task's, and
+    /// no handle, or none before the grace period's end.
+    pub(super) const fn is_held_by_key(&self) -> bool {
+        self.idempotency.is_some() && !matches!(self.plan, Plan::Task)
     }
 
     /// A task for the call, or for a part of it: not sent, and without anything to go on with.

@@ -157,12 +157,16 @@ impl Runner {
         // Without a place `auto` runs plainly (T-58).
         let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
         let place = match spec.plan {
-            Plan::Direct | Plan::Refuse => None,
-            Plan::Grace(_) | Plan::Task => engine.take_places(&spec.owner, tasks).ok(),
+            Plan::Direct if !spec.is_held_by_key() => None,
+            Plan::Refuse => None,
+            Plan::Direct | Plan::Grace(_) | Plan::Task => engine.take_places(&spec.owner, tasks).ok(),
         };
         let stage = match split {
             Some(plan) => CallStage::split(plan),
-            None => CallStage::one(ExchangeStage::new(&spec, place.is_none().then_some(spec.queue_deadline))),
+            None => {
+                let is_plain = place.is_none() || spec.plan == Plan::Direct;
+                CallStage::one(ExchangeStage::new(&spec, is_plain.then_some(spec.queue_deadline)))
+            }
         };
         let grace_end = match spec.plan {
             Plan::Grace(grace) if place.is_some() => Some(spec.arrived + grace),
@@ -221,26 +225,42 @@ impl Runner {
     /// Makes the task before the upstream is called, where the plan says so.
     async fn prepare(&mut self) -> RunnerFlow {
         match self.spec.plan {
+            _ if self.spec.idempotency.is_some() => self.prepare_named().await,
             Plan::Grace(_) if self.place.is_none() => {
                 self.spec.plan = Plan::Direct;
                 self.client.tell(CallEvent::StaysPlain).await;
                 RunnerFlow::Continue
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue,
-            Plan::Task if self.spec.is_named() => self.prepare_named().await,
+            Plan::Task if self.spec.chosen.is_some() => self.prepare_named().await,
             Plan::Task if self.place.is_none() => self.refuse(self.engine.admission.refusal()).await,
-            Plan::Task if self.asks_first() => match self.insert(TaskVisibility::Hidden, None).await {
-                Ok(_) => {
-                    self.grace_end = Some(self.spec.arrived + self.spec.policy.grace);
-                    RunnerFlow::Continue
-                }
-                Err(fault) => self.end(lost(fault)).await,
-            },
-            Plan::Task => match self.promote(None).await {
+            Plan::Task => match self.begin_task().await {
                 Ok(next) => next,
                 Err(fault) => self.end(lost(fault)).await,
             },
         }
+    }
+
+    /// Makes the task of a call that is one from its beginning.
+    async fn begin_task(&mut self) -> Result<RunnerFlow, GatewayFault> {
+        self.enter_queue()?;
+        if !self.asks_first() {
+            return self.promote(None).await;
+        }
+        self.insert(TaskVisibility::Hidden, None).await?;
+        self.grace_end = Some(self.spec.arrived + self.spec.policy.grace);
+        Ok(RunnerFlow::Continue)
+    }
+
+    /// Takes a permit or a position in the queue for a call whose row is written before it is sent.
+    ///
+    /// # Errors
+    /// If the queue is full: then no row is written.
+    fn enter_queue(&mut self) -> Result<(), GatewayFault> {
+        if self.stage.enter_queue(&self.spec)? {
+            self.dispatched = Some(Instant::now());
+        }
+        Ok(())
     }
 
     /// Whether a question before the handle is asked without one. Not where the call has a name: by that it must be

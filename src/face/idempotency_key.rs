@@ -57,6 +57,9 @@ pub fn read(
     upstream: &str,
     tool: &str,
 ) -> Result<Option<Idempotency>, RequestError> {
+    if !may_be_given(headers, params) {
+        return Ok(None);
+    }
     let Some(key) = key(headers, params)? else { return Ok(None) };
     let key = match names {
         IdempotencyScope::Principals => digest([key.as_bytes()]),
@@ -68,6 +71,36 @@ pub fn read(
     let arguments = params.get("arguments").unwrap_or_else(Payload::empty_object);
     let call = digest([upstream.as_bytes(), tool.as_bytes(), &canonical(&arguments)]);
     Ok(Some(Idempotency { key, call }))
+}
+
+/// Whether a call may have an idempotency key, told at a glance: most calls have none, and their `_meta` is not read for it.
+pub(super) fn may_be_given(headers: &HeaderMap, params: &Object) -> bool {
+    let is_in = |meta: Payload| {
+        let text = meta.as_str();
+        // Any letter of a name may be written as an escape.
+        text.contains("idempotency-key") || text.contains('\\')
+    };
+    headers.contains_key(HEADER) || params.get(META).is_some_and(is_in)
+}
+
+/// The header alone, for a request that goes on without its others.
+pub(super) fn header_alone(headers: &HeaderMap) -> HeaderMap {
+    headers.get_all(HEADER).iter().map(|value| (HEADER, value.clone())).collect()
+}
+
+/// The refusal of a key that a later request of a call has, and its first had not.
+pub(super) fn not_from_the_first_request() -> RequestError {
+    wrong("has to stand in the first request of a call, not in that which answers its questions alone")
+}
+
+/// The refusal of a header for an array.
+pub(super) fn of_an_array() -> RequestError {
+    wrong("of an array stands in each call's _meta, as io.taskgate/idempotency-key: the header names one call")
+}
+
+/// The refusal of a key for a tool that no server of an endpoint lists: several would be asked in turn.
+pub(super) fn of_an_unlisted_tool() -> RequestError {
+    wrong("is taken for a tool that is listed")
 }
 
 fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, RequestError> {

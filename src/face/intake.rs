@@ -13,6 +13,7 @@ use super::answer::{
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound};
+use super::idempotency_key;
 use super::revocable_body::ending_with;
 use super::served::Served;
 use super::session::refuse;
@@ -336,6 +337,9 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     if is_mixed {
         let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
         return refuse(&addressee, &complaint);
+    }
+    if inbound.headers.contains_key(idempotency_key::HEADER) {
+        return refuse(&addressee, &idempotency_key::of_an_array());
     }
     let begins =
         |(read, _): &(Result<Message, _>, Bytes)| !matches!(read, Ok(Message::Notification(_) | Message::Response(_)));

@@ -410,7 +410,9 @@ fn sort(
             if session.is_bridged() {
                 return Ok(MessageRoute::Bridged(Message::Request(request)));
             }
-            if upstream_tasks::may_drive(shared, session, &request) || fallback::may_drive(shared, session, &request) {
+            if upstream_tasks::may_drive(shared, session, &request, &inbound.headers)
+                || fallback::may_drive(shared, session, &request)
+            {
                 return Ok(MessageRoute::Weighed(request));
             }
             pipe::request(request, received, shared.served.settings.drafts).map(MessageRoute::Piped)

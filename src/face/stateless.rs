@@ -334,16 +334,14 @@ impl StatelessFace {
         if plan == Plan::Refuse {
             return Err(refuse(&StatelessRequest::needs_extension()));
         }
-        let (plan, idempotency) = match plan {
-            // A repetition must find it, so there is a task from the beginning.
-            Plan::Grace(_) | Plan::Task if takes_tasks != HandleSupport::ByTools => {
-                let upstream = self.served.upstream.name();
-                let names = idempotency_key::IdempotencyScope::of(&inquiry.principal, None);
-                let named = idempotency_key::read(inquiry.headers, inquiry.params, names, upstream, &tool);
-                let named = named.map_err(|complaint| refuse(&complaint))?;
-                (if named.is_some() { Plan::Task } else { plan }, named)
-            }
-            Plan::Grace(_) | Plan::Task | Plan::Direct | Plan::Refuse => (plan, None),
+        let names = idempotency_key::IdempotencyScope::of(&inquiry.principal, None);
+        let upstream = self.served.upstream.name();
+        let idempotency = idempotency_key::read(inquiry.headers, inquiry.params, names, upstream, &tool);
+        let idempotency = idempotency.map_err(|complaint| refuse(&complaint))?;
+        let plan = match plan {
+            // A client that takes a handle has it at once: a repetition finds the task.
+            Plan::Grace(_) if idempotency.is_some() && takes_tasks != HandleSupport::ByTools => Plan::Task,
+            Plan::Grace(_) | Plan::Task | Plan::Direct | Plan::Refuse => plan,
         };
         let native = native_task(listed.task_support, plan, policy.deadline);
         Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable: listed.is_repeatable })

@@ -166,24 +166,18 @@ impl CallPermits {
     /// # Errors
     /// `QueueFull` if as many wait as may, `QueueDeadline` if the wait was too long.
     pub async fn acquire(&self, owner: &Principal, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
-        let (turn, mut place) = match self.queue(owner, true) {
-            PermitRequest::Called(permit) => return Ok(permit),
-            PermitRequest::Waits(turn, place) => (turn, place),
-            PermitRequest::Full => return Err(self.shed(Reason::QueueFull)),
-        };
-        let called = match wait_max {
-            Some(max) => match tokio::time::timeout(max, &mut place).await {
-                Ok(called) => called.ok(),
-                Err(_) => {
-                    drop(turn);
-                    // It may have been called in the very moment in which it gave up.
-                    return place.try_recv().map_err(|_| self.shed(Reason::QueueDeadline));
-                }
-            },
-            None => place.await.ok(),
-        };
-        // Whoever holds the sender hands out a place or finds this end gone.
-        called.ok_or(GatewayFault::new(Reason::Internal, Executed::No))
+        self.enter(owner)?.permit(wait_max).await
+    }
+
+    /// Takes a permit for a call of `owner` if one is free, else a position in the queue, without waiting for the permit.
+    ///
+    /// # Errors
+    /// `QueueFull` if as many wait as may.
+    pub fn enter(&self, owner: &Principal) -> Result<PermitTurn, GatewayFault> {
+        match self.queue(owner, true) {
+            PermitRequest::Taken(turn) => Ok(turn),
+            PermitRequest::Full => Err(self.shed(Reason::QueueFull)),
+        }
     }
 
     /// Waits for a place as long as it takes, for a call of `owner` that was let in by an earlier life of the process:
@@ -193,20 +187,17 @@ impl CallPermits {
     /// `Internal` by a bug.
     pub async fn acquire_again(&self, owner: &Principal) -> Result<CallPermit, GatewayFault> {
         match self.queue(owner, false) {
-            PermitRequest::Called(permit) => Ok(permit),
-            PermitRequest::Waits(_turn, place) => {
-                place.await.map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
-            }
+            PermitRequest::Taken(turn) => turn.permit(None).await,
             PermitRequest::Full => Err(self.shed(Reason::QueueFull)),
         }
     }
 
     /// Takes a free place, or one in the owner's lane where it is bounded and has room.
-    fn queue<'a>(&'a self, owner: &'a Principal, is_bounded: bool) -> PermitRequest<'a> {
+    fn queue(&self, owner: &Principal, is_bounded: bool) -> PermitRequest {
         let mut state = self.0.state.lock();
         if state.take(owner) {
             drop(state);
-            return PermitRequest::Called(CallPermit::new(&self.0, owner.clone()));
+            return PermitRequest::Taken(PermitTurn::Called(CallPermit::new(&self.0, owner.clone())));
         }
         if is_bounded && state.has_full_queue(owner) {
             return PermitRequest::Full;
@@ -214,7 +205,8 @@ impl CallPermits {
         let (sender, place) = oneshot::channel();
         let ticket = state.enter(owner, sender);
         self.0.queued.increment(1.0);
-        PermitRequest::Waits(QueueGuard { shared: &self.0, owner, ticket }, place)
+        let guard = QueueGuard { shared: Arc::clone(&self.0), owner: owner.clone(), ticket };
+        PermitRequest::Taken(PermitTurn::Waits(guard, place))
     }
 
     /// Counts a call from its beginning: until something else is said, as one whose client waits for the answer.
@@ -253,22 +245,56 @@ impl CallPermits {
 }
 
 /// How a call that wants a place stands.
-enum PermitRequest<'a> {
-    Called(CallPermit),
-    Waits(QueueGuard<'a>, oneshot::Receiver<CallPermit>),
+enum PermitRequest {
+    Taken(PermitTurn),
     Full,
 }
 
-/// A place in the queue.
-struct QueueGuard<'a> {
-    shared: &'a CallPermitsInner,
-    owner: &'a Principal,
+/// A permit, or a position in the queue for one. Dropping it gives either to the next.
+#[derive(Debug)]
+pub enum PermitTurn {
+    Called(CallPermit),
+    Waits(QueueGuard, oneshot::Receiver<CallPermit>),
+}
+
+impl PermitTurn {
+    /// Waits for the permit, at most `wait_max`; `None` waits as long as it takes. Cancel safe, as [`CallPermits::acquire`].
+    ///
+    /// # Errors
+    /// `QueueDeadline` if the wait was too long.
+    pub async fn permit(self, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
+        let (guard, mut place) = match self {
+            Self::Called(permit) => return Ok(permit),
+            Self::Waits(guard, place) => (guard, place),
+        };
+        let called = match wait_max {
+            Some(max) => match tokio::time::timeout(max, &mut place).await {
+                Ok(called) => called.ok(),
+                Err(_) => {
+                    let permits = CallPermits(Arc::clone(&guard.shared));
+                    drop(guard);
+                    // It may have been called in the very moment in which it gave up.
+                    return place.try_recv().map_err(|_| permits.shed(Reason::QueueDeadline));
+                }
+            },
+            None => place.await.ok(),
+        };
+        // Whoever holds the sender hands out a place or finds this end gone.
+        called.ok_or(GatewayFault::new(Reason::Internal, Executed::No))
+    }
+}
+
+/// A position in the queue.
+#[derive(Debug)]
+pub struct QueueGuard {
+    shared: Arc<CallPermitsInner>,
+    owner: Principal,
     ticket: u64,
 }
 
-impl Drop for QueueGuard<'_> {
+impl Drop for QueueGuard {
     fn drop(&mut self) {
-        self.shared.state.lock().leave(self.owner, self.ticket);
+        self.shared.state.lock().leave(&self.owner, self.ticket);
         self.shared.queued.decrement(1.0);
     }
 }

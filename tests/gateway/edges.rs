@@ -8,6 +8,7 @@ mod access;
 mod bounds;
 mod faces;
 mod headers;
+mod keys;
 mod names;
 pub(crate) mod peers;
 mod questions;

@@ -10,7 +10,7 @@ use super::split_plan::SplitPlan;
 use crate::dialect::split_call::{question_named, question_of};
 use crate::engine::Engine;
 use crate::engine::call::CallSpec;
-use crate::task::TaskKey;
+use crate::task::{GatewayFault, TaskKey};
 use crate::upstream::{Answer, BeginError, ExchangeError, ExchangeEvent, ResumeToken};
 use crate::wire::Payload;
 
@@ -84,10 +84,19 @@ impl CallStage {
         }
     }
 
-    /// Takes the place of a call that has asked for none yet, if one is free at once; whether it did. The elements
-    /// of a split call wait for theirs.
-    pub(super) fn take_place(&mut self, spec: &CallSpec) -> bool {
-        self.only_mut().is_some_and(|stage| stage.take_place(spec))
+    /// Takes the permit of a call that has asked for none yet if one is free, else a position in the queue; whether it took
+    /// the permit. The elements of a split call queue for theirs by themselves, if one could do so now.
+    ///
+    /// # Errors
+    /// `QueueFull`: it has neither.
+    pub(super) fn enter_queue(&mut self, spec: &CallSpec) -> Result<bool, GatewayFault> {
+        match &mut self.way {
+            CallWay::One(stage) => stage.enter_queue(spec),
+            CallWay::Split(split) => {
+                let permits = split.plan.part().permits.as_ref();
+                permits.map_or(Ok(()), |permits| permits.enter(&spec.owner).map(drop)).map(|()| false)
+            }
+        }
     }
 
     /// Whether the call is split, and its elements have rows.

@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use crate::engine::call::CallSpec;
 use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
-use crate::upstream::limits::CallPermit;
+use crate::upstream::limits::{CallPermit, PermitTurn};
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, HandedOver, ResumeToken,
 };
@@ -30,6 +30,10 @@ pub(super) struct ExchangeStage {
     step: StepFuture,
     permit: Option<CallPermit>,
     begin: Option<BeginFuture>,
+    /// How long it waits for its permit; `None` waits as long as it takes.
+    wait_max: Option<Duration>,
+    /// Whether it has a position in the queue.
+    is_queued: bool,
 }
 
 /// Sends a call, and tells when it may have been seen.
@@ -57,7 +61,14 @@ impl ExchangeStage {
                 None => Ok(None),
             }
         });
-        Self { step: StepFuture::Waiting(waiting), permit: None, begin: Some(Self::begin(spec)) }
+        Self { wait_max, ..Self::waiting(waiting, Some(Self::begin(spec))) }
+    }
+
+    fn waiting(
+        waiting: BoxFuture<'static, Result<Option<CallPermit>, GatewayFault>>,
+        begin: Option<BeginFuture>,
+    ) -> Self {
+        Self { step: StepFuture::Waiting(waiting), permit: None, begin, wait_max: None, is_queued: false }
     }
 
     /// A stage for a call of an earlier life of the process, which is never turned away from the queue.
@@ -69,13 +80,13 @@ impl ExchangeStage {
                 None => Ok(None),
             }
         });
-        Self { step: StepFuture::Waiting(waiting), permit: None, begin: Some(Self::begin(spec)) }
+        Self::waiting(waiting, Some(Self::begin(spec)))
     }
 
     /// A stage of a call that cannot be taken up; this is why.
     pub(super) fn lost(fault: GatewayFault) -> Self {
         let over = Box::pin(std::future::ready(Err(fault)));
-        Self { step: StepFuture::Waiting(over), permit: None, begin: None }
+        Self::waiting(over, None)
     }
 
     fn begin(spec: &CallSpec) -> BeginFuture {
@@ -109,17 +120,30 @@ impl ExchangeStage {
         matches!(self.step, StepFuture::Waiting(_))
     }
 
-    /// Takes the place of a call that has asked for none yet, if one is free at once; whether it did.
-    pub(super) fn take_place(&mut self, spec: &CallSpec) -> bool {
-        if !self.is_waiting() {
-            return false;
+    /// Takes the permit of a call that has asked for none yet if one is free, else a position in the queue; whether it took
+    /// the permit.
+    ///
+    /// # Errors
+    /// `QueueFull`: it has neither.
+    pub(super) fn enter_queue(&mut self, spec: &CallSpec) -> Result<bool, GatewayFault> {
+        if !self.is_waiting() || self.is_queued {
+            return Ok(false);
         }
-        let permit = spec.permits.as_ref().map(|permits| permits.try_acquire(&spec.owner));
-        let is_free = permit.as_ref().is_none_or(Option::is_some);
-        if is_free {
-            self.placed(permit.flatten());
+        let turn = match &spec.permits {
+            Some(permits) => permits.enter(&spec.owner)?,
+            None => {
+                self.placed(None);
+                return Ok(true);
+            }
+        };
+        if let PermitTurn::Called(permit) = turn {
+            self.placed(Some(permit));
+            return Ok(true);
         }
-        is_free
+        let wait_max = self.wait_max;
+        self.step = StepFuture::Waiting(Box::pin(async move { turn.permit(wait_max).await.map(Some) }));
+        self.is_queued = true;
+        Ok(false)
     }
 
     fn placed(&mut self, permit: Option<CallPermit>) {

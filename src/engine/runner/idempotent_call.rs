@@ -1,26 +1,42 @@
-//! Runs calls with an idempotency key: a repetition finds the task of the first and is not sent again (B135, T-27).
+//! Runs calls with an idempotency key: a repetition finds the call of the first and is not sent again (B135, T-27).
 //!
-//! The row, with the name, is there before the upstream is called, and the store lets one of two concurrent inserts
-//! through: so at most one call is made under a name while its task lives.
+//! The row, with the key, is there before the upstream is called, and the store lets one of two concurrent inserts
+//! through: so at most one call is made under a key while its task lives.
+//!
+//! A client that takes a handle gets that of the first call. Any other client waits for the answer: its call has a task's row
+//! all the same, so that it outlives the client and the process. While the client is there the runner treats the call as one
+//! without a handle: progress and questions go to the client. Once it has left the call goes on as a task. A repetition waits
+//! until the row says how the call ended, whichever gateway runs it.
 //!
 //! An id that the client chose for its task is a name too (D86-06). The row's key follows from it, and a repetition is
 //! refused.
 
 use std::io;
+use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::time::sleep;
+
+use super::client::AttachedClients;
 use super::row::not_stored;
-use super::{CallEnd, CallEvent, Runner, RunnerFlow, lost};
+use super::{CallEnd, CallEvent, Runner, RunnerFlow, at, lost};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
+use crate::engine::apply::record_shown;
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
-use crate::task::{ChosenId, Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, TaskKey, TaskVisibility};
+use crate::task::{
+    ChosenId, Executed, Failure, GatewayFault, Idempotency, Outcome, Phase, Plan, Reason, Task, TaskKey, TaskVisibility,
+};
 
 /// How often a row under a chosen id is inserted: once more where one that is gone was in the way. It may stay in the way for a while.
 const INSERTS_MAX: usize = 2;
 
 /// How often the name of a task that ends meanwhile is tried again.
 const TRIES_MAX: usize = 4;
+
+/// How often a repetition looks whether the first call still runs here, once the gateway ends.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 impl Runner {
     /// Makes the task of a named call, or hands out the one that was made under its name.
@@ -40,7 +56,11 @@ impl Runner {
                 Ok(None) => (),
                 Err(error) => return self.not_stored(error).await,
             }
+            if let Err(full) = self.enter_queue() {
+                return self.end(lost(full)).await;
+            }
             match self.try_insert(TaskVisibility::Handle, None).await {
+                Ok(_) if self.spec.is_held_by_key() => return self.hold(),
                 Ok(task) => return self.hand_out(task).await,
                 // Another request under this name was first.
                 Err(StoreError::Exists) => (),
@@ -65,7 +85,11 @@ impl Runner {
         match self.engine.get(&row.task.key).await {
             Ok(task) => {
                 tracing::info!(task = %LoggedTask(&task.key), principal = %LoggedPrincipal(&task.key.owner), "a repeated call found its task");
-                self.client.hand_over(CallEvent::Created(task)).await;
+                if self.spec.is_held_by_key() {
+                    self.wait_for_first(task).await;
+                } else {
+                    self.client.hand_over(CallEvent::Created(task)).await;
+                }
                 Some(RunnerFlow::Stop)
             }
             Err(TaskError::Unknown) => None,
@@ -74,6 +98,89 @@ impl Runner {
                 // The first one may have run; this one certainly did not.
                 let fault = GatewayFault::new(error.reason(), Executed::Unknown);
                 Some(self.end(Outcome::Faulted(Failure::Gateway(fault))).await)
+            }
+        }
+    }
+
+    /// The row is there, and the client waits for the answer.
+    fn hold(&mut self) -> RunnerFlow {
+        self.becomes_task();
+        if let Some(row) = &mut self.row {
+            row.shown = TaskVisibility::Hidden;
+        }
+        RunnerFlow::Continue
+    }
+
+    /// The client of a held call left: the call goes on as a task, and a repetition finds its outcome.
+    pub(super) async fn go_on_unattended(&mut self) -> RunnerFlow {
+        self.client = AttachedClients::nobody();
+        self.grace_end = None;
+        self.inputs.stop_gathering();
+        if let Some(row) = &mut self.row {
+            row.shown = TaskVisibility::Handle;
+        }
+        tracing::debug!("a call under an idempotency key goes on without its client");
+        self.mirror_subtasks().await;
+        RunnerFlow::Continue
+    }
+
+    /// Whether the client that the call could ask has left for good.
+    pub(super) fn is_unattended(&self) -> bool {
+        self.spec.is_held_by_key() && self.has_handle()
+    }
+
+    /// The handle of a held call whose grace period is over.
+    pub(super) async fn reveal_held(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
+        let task = self.engine.held(key).await.map_err(|error| error.reason())?;
+        // Otherwise the order that says so is on its way.
+        let Some(row) = self.row.as_mut().filter(|_| !task.is_settled()) else { return Err(Reason::TtlExpired) };
+        row.shown = TaskVisibility::Handle;
+        Ok(task)
+    }
+
+    /// Answers a repetition with the outcome of the first call once there is one, or with its task at the end of the grace
+    /// period, where the plan has any.
+    async fn wait_for_first(&mut self, first: Arc<Task>) {
+        // The repetition needs neither a permit nor a place of its own.
+        self.stage.finish();
+        self.place = None;
+        let (engine, key) = (Arc::clone(&self.engine), first.key.clone());
+        let unknown = |reason| lost(GatewayFault::new(reason, Executed::Unknown));
+        let Ok(mut watcher) = engine.watchers().watch(&key) else {
+            return self.client.end(CallEnd::Outcome(unknown(Reason::TooManyWaiters))).await;
+        };
+        let grace_end = self.grace_end.filter(|_| matches!(self.spec.plan, Plan::Grace(_)));
+        loop {
+            let task = match engine.get(&key).await {
+                Ok(task) => task,
+                // It was there a moment ago, and its time is over.
+                Err(error) => {
+                    tracing::warn!(error = %CauseChain(&error), "the outcome of a repeated call could not be read");
+                    let reason = if matches!(error, TaskError::Unknown) { Reason::TtlExpired } else { error.reason() };
+                    return self.client.end(CallEnd::Outcome(unknown(reason))).await;
+                }
+            };
+            if let Phase::Settled(outcome) = &task.phase {
+                record_shown(&task);
+                return self.client.end(CallEnd::Outcome(outcome.clone())).await;
+            }
+            let is_left = engine.leaving.is_cancelled() && !engine.live.has(&key);
+            tokio::select! {
+                biased;
+                () = self.client.left() => return,
+                () = engine.calls_end.token().cancelled() => {
+                    return self.client.end(CallEnd::Outcome(lost(engine.calls_end.fault(Executed::Unknown)))).await;
+                }
+                () = std::future::ready(()), if is_left => {
+                    return self.client.end(CallEnd::Outcome(unknown(Reason::GatewayRestart))).await;
+                }
+                () = at(grace_end) => {
+                    self.client.hand_over(CallEvent::Created(task)).await;
+                    return;
+                }
+                () = watcher.changed() => (),
+                () = sleep(LOOK_AGAIN), if engine.leaving.is_cancelled() => (),
+                () = engine.leaving.cancelled(), if !engine.leaving.is_cancelled() => (),
             }
         }
     }
@@ -107,6 +214,9 @@ impl Runner {
             }
             if self.place.is_none() {
                 return Ok(Some(self.refuse(self.engine.admission.refusal()).await));
+            }
+            if let Err(full) = self.enter_queue() {
+                return Ok(Some(self.end(lost(full)).await));
             }
             match self.try_insert(TaskVisibility::Handle, None).await {
                 Ok(task) => return Ok(Some(self.hand_out(task).await)),

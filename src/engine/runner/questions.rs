@@ -149,7 +149,16 @@ impl Runner {
                 return RunnerFlow::Continue;
             }
         };
-        match (self.spec.questions)(&request) {
+        if self.is_unattended() {
+            self.say(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Unanswered)).await;
+            return RunnerFlow::Continue;
+        }
+        let askable = match (self.spec.questions)(&request) {
+            // A call that is kept under a key goes on without an answer, as a task does.
+            Askable::Required(_) if self.spec.is_held_by_key() => Askable::Undeclared,
+            askable => askable,
+        };
+        match askable {
             Askable::Declared => match self.put(&ask, &method, request).await {
                 Ok(next) => next,
                 Err(QuestionError(why)) => {

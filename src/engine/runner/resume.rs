@@ -134,7 +134,14 @@ impl Runner {
             }
         };
         orders.is_stored();
-        let row = RunnerRow { key: task.key.clone(), shown: task.shown, orders, progress: None, progress_due: None };
+        let row = RunnerRow {
+            key: task.key.clone(),
+            shown: task.shown,
+            is_counted: true,
+            orders,
+            progress: None,
+            progress_due: None,
+        };
         Self {
             place,
             stage,

@@ -8,7 +8,7 @@ use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
 use crate::store::StoreError;
-use crate::task::{Event, Executed, GatewayFault, Phase, Plan, Task};
+use crate::task::{Event, Executed, GatewayFault, Phase, Plan, Task, TaskVisibility};
 
 /// Rounds of questions in one call; clients give up at ten.
 const ROUNDS_MAX: u32 = 8;
@@ -74,6 +74,10 @@ impl Runner {
                 return RunnerFlow::Continue;
             }
         };
+        let is_held = self.spec.is_held_by_key() && retry.plan != Plan::Task;
+        if is_held && let Some(row) = &mut self.row {
+            row.shown = TaskVisibility::Hidden;
+        }
         if self.has_handle() {
             // It was given out to another request of this client a moment ago.
             return self.show_handle(retry.plan, task).await;
@@ -104,6 +108,7 @@ impl Runner {
     /// Each round starts the grace anew, for a client that may have a handle after it (GW-36).
     fn begin_grace(&mut self) {
         let may_become = match self.spec.plan {
+            Plan::Grace(_) if self.spec.is_held_by_key() => self.is_waited_for(),
             Plan::Grace(_) | Plan::Task => self.asks_first() && self.is_waited_for(),
             Plan::Direct | Plan::Refuse => false,
         };

@@ -26,8 +26,11 @@ const SABOTAGE_DELAY: Duration = Duration::from_secs(60);
 /// What a runner has once its call has a row.
 pub(super) struct RunnerRow {
     pub(super) key: TaskKey,
-    /// Whether its owner has the handle.
+    /// Whether its owner has the handle. A call that is held under an idempotency key has a task's row, and is `Hidden` here
+    /// while its client waits for the answer.
     pub(super) shown: TaskVisibility,
+    /// Whether the metrics count it among the tasks.
+    pub(super) is_counted: bool,
     pub(super) orders: RunnerCommands,
     pub(super) progress: Option<Arc<str>>,
     pub(super) progress_due: Option<Instant>,
@@ -59,8 +62,7 @@ impl Runner {
         if !self.client.hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
             return self.drop_orphan().await;
         }
-        self.adopt_elements();
-        self.engine.metrics.created(self.spec.upstream.name());
+        self.becomes_task();
         if matches!(self.spec.plan, Plan::Grace(_)) {
             self.count_grace("task");
         }
@@ -68,6 +70,14 @@ impl Runner {
         self.grace_status = None;
         self.mirror_subtasks().await;
         RunnerFlow::Continue
+    }
+
+    /// The row is a task's from here on.
+    pub(super) fn becomes_task(&mut self) {
+        let Some(row) = self.row.as_mut().filter(|row| !row.is_counted) else { return };
+        row.is_counted = true;
+        self.adopt_elements();
+        self.engine.metrics.created(self.spec.upstream.name());
     }
 
     fn count_grace(&self, result: &'static str) {
@@ -97,11 +107,8 @@ impl Runner {
             Some(chosen) => TaskKey { owner: self.spec.owner.clone(), id: chosen.task_id() },
             None => self.engine.mint_key(&self.spec.owner),
         };
-        // One commit says that the task is there and that its call may have been sent: nothing is sent before it, nor after
-        // a cancel, whose order is heard first (L6).
-        if self.spec.plan == Plan::Task && self.stage.take_place(&self.spec) {
-            self.dispatched = Some(Instant::now());
-        }
+        // One commit says that the task is there and, where the call has its permit, that it may have been sent: nothing is
+        // sent before it, nor after a cancel, whose order is heard first (L6).
         let now = self.engine.clock.now();
         let place = self.new_place();
         let mut task = Task {
@@ -129,8 +136,9 @@ impl Runner {
             Ok(task) => task,
             Err(error) => {
                 if matches!(error, StoreError::Unsure(_)) {
-                    // A call that is a task from its beginning is not sent before its row is there.
-                    let is_unsent = self.spec.plan == Plan::Task || self.stage.is_waiting();
+                    // A call whose row comes first is not sent before the row is there.
+                    let is_unsent =
+                        self.spec.plan == Plan::Task || self.spec.is_held_by_key() || self.stage.is_waiting();
                     self.engine.end_refused(key, if is_unsent { Executed::No } else { Executed::Unknown });
                 } else {
                     self.engine.live.remove(&key);
@@ -143,7 +151,7 @@ impl Runner {
         *self.concerned.lock() = BugRecipient::Task(key.clone());
         tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));
         orders.is_stored();
-        self.row = Some(RunnerRow { key, shown, orders, progress: None, progress_due: None });
+        self.row = Some(RunnerRow { key, shown, is_counted: false, orders, progress: None, progress_due: None });
         if self.is_kept() {
             self.checkpoint.is_written(place);
             self.checkpoint.stirred();
@@ -183,6 +191,9 @@ impl Runner {
 
     /// The hidden task becomes the one that the client gets to know: same row, same id.
     async fn reveal(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
+        if self.spec.idempotency.is_some() {
+            return self.reveal_held(key).await;
+        }
         let elements = self.insert_elements(key, self.engine.clock.now()).await;
         let children = elements.map_err(|error| TaskError::from(error).reason())?.to_vec();
         let added = (!children.is_empty()).then_some(Event::ChildrenAdded { children });
@@ -223,6 +234,9 @@ impl Runner {
 
     /// A client without a handle cancels its call by leaving (MOD-20).
     pub(super) async fn client_left(&mut self) -> RunnerFlow {
+        if self.spec.idempotency.is_some() && self.row.is_some() {
+            return self.go_on_unattended().await;
+        }
         // However long the store takes with that: nobody wants the call, and no life runs a hidden task again.
         self.stage.cancel("the client left").await;
         self.settle_cancelled().await;
@@ -376,7 +390,7 @@ pub(super) async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreE
 /// How a settled task is told to a client that waits for it.
 fn end_of(task: &Task) -> CallEnd {
     match &task.phase {
-        Phase::Settled(Outcome::Cancelled) => CallEnd::Gone,
+        Phase::Settled(Outcome::Cancelled) if task.idempotency.is_none() => CallEnd::Gone,
         Phase::Settled(outcome) => CallEnd::Outcome(outcome.clone()),
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => {
             CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown))))

@@ -12,13 +12,14 @@ use super::member_session::{ClientWords, CombinedSession, OpenedMember};
 use super::messages::metadata_alone;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
+use crate::face::idempotency_key;
 use crate::face::sealed::SessionToken;
 use crate::task::Principal;
 use crate::upstream::ForwardedHeaders;
 use crate::upstream::header_annotations;
 use crate::wire::envelope::{self, Params, Request};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Message, Object, Payload, RequestId};
+use crate::wire::{Message, Object, Payload, RequestId, method};
 
 /// A client of an endpoint, by the request in hand.
 #[derive(Clone)]
@@ -47,6 +48,12 @@ impl EndpointClient {
 
     pub(super) const fn principal(&self) -> &Principal {
         &self.head.principal
+    }
+
+    /// Whether a request is a call that may have an idempotency key.
+    pub(super) fn names(&self, request: &Request) -> bool {
+        let may_be_given = |params| idempotency_key::may_be_given(&self.head.headers, params);
+        request.method == method::TOOLS_CALL && request.params.object().is_some_and(may_be_given)
     }
 
     /// The client's session at the upstream at `at`, opened now if there is none.

@@ -32,6 +32,7 @@ use crate::face::answer::{Addressee, accepted, addressee, bare};
 use crate::face::call_stream::request_answer::unanswered;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, full_body};
+use crate::face::idempotency_key;
 use crate::face::intake::{BatchItems, PathFaces as _};
 use crate::face::rewrite::{ClientInitialize, introduction_result};
 use crate::face::sealed::{SessionToken, digest_of};
@@ -180,6 +181,9 @@ impl CombinedUpstreams {
         request: &Request,
         addressee: &Addressee,
     ) -> Result<FaceResponse, MemberRefusal> {
+        if client.names(request) {
+            return Ok(addressee.complaint(&idempotency_key::of_an_unlisted_tool()));
+        }
         let (mut unknown, mut away) = (None, None);
         for at in some {
             let params = request.params.object().map_or_else(Payload::empty_object, |params| params.payload().clone());

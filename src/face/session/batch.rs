@@ -43,7 +43,7 @@ pub(super) async fn post(
                 driven.push(stream::once(last).boxed());
             }
             Ok(Message::Request(request))
-                if upstream_tasks::may_drive(shared, &session, &request)
+                if upstream_tasks::may_drive(shared, &session, &request, &inbound.headers)
                     || fallback::may_drive(shared, &session, &request) =>
             {
                 let id = request.id.clone();
@@ -75,7 +75,7 @@ pub(super) async fn post(
 fn is_about_a_driven_call(shared: &SessionFaceState, session: &ClientSession, message: &Message) -> bool {
     match message {
         Message::Notification(notification) => upstream_tasks::is_about_a_driven_call(shared, session, notification),
-        Message::Response(response) => shared.drives(session) && response.id.as_ref().is_some_and(is_own),
+        Message::Response(response) => response.id.as_ref().is_some_and(is_own),
         Message::Request(_) => false,
     }
 }

@@ -9,6 +9,7 @@ mod ask_client;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use http::HeaderMap;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +31,7 @@ use crate::face::call_stream::replay_buffer::{CallResult, ReplayWriter, UnreadPo
 use crate::face::call_stream::silence::Silence;
 use crate::face::fallback::FallbackToolService;
 use crate::face::http::{AcceptedTypes, Inbound};
+use crate::face::idempotency_key::{self, IdempotencyScope};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::session::message_check::tool_of;
@@ -47,11 +49,18 @@ pub(super) struct BridgedCaller {
     pub(super) principal: Principal,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
+    /// The idempotency key, where a header has it.
+    key_header: HeaderMap,
 }
 
 impl BridgedCaller {
     pub(super) fn of(inbound: &Inbound) -> Self {
-        Self { principal: inbound.principal.clone(), accepted: inbound.accepted, arrived: inbound.received_at }
+        Self {
+            principal: inbound.principal.clone(),
+            accepted: inbound.accepted,
+            arrived: inbound.received_at,
+            key_header: idempotency_key::header_alone(&inbound.headers),
+        }
     }
 
     const fn takes_stream(&self) -> bool {
@@ -120,6 +129,15 @@ pub(super) fn begin_on(
         argument_limits::check(&shared.served.settings.rules, tool, params)
             .map_err(|complaint| complain(&complaint))?;
     }
+    let idempotency = match tool.as_deref().zip(params) {
+        Some((tool, params)) => {
+            let names = IdempotencyScope::of(&caller.principal, Some(session.token.nonce));
+            let upstream = shared.served.channel.name();
+            idempotency_key::read(&caller.key_header, params, names, upstream, tool)
+                .map_err(|complaint| complain(&complaint))?
+        }
+        None => None,
+    };
     let arrived = (session.token.nonce, &request.id, caller.arrived);
     let entered = shared.open.in_flight.drive(arrived).map_err(|full| gateway_error(&full))?;
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
@@ -162,6 +180,7 @@ pub(super) fn begin_on(
         fallback: shared.fallback_for(session),
         tools: shared.reachable_tools(session, &caller.principal),
         plan: Plan::Direct,
+        is_named: idempotency.is_some(),
         speech: way.speech,
     };
     let mut spec = driver.spec(way, &client, params, (tool, caller, session.own.forwarded.clone()));
@@ -172,6 +191,7 @@ pub(super) fn begin_on(
         spec.context.progress = true;
         driver.plan = spec.plan;
     }
+    spec.idempotency = idempotency;
     let stop = shared.served.life.stop.clone();
     let driving = Box::pin(async move { driver.run(spec).await });
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
@@ -202,6 +222,8 @@ pub(super) struct BridgedCall {
     tools: ReachableTools,
     /// How the call may be answered.
     pub(super) plan: Plan,
+    /// Whether it has an idempotency key: then nothing that the client does ends it.
+    pub(super) is_named: bool,
     speech: AnswerEra,
 }
 
@@ -305,8 +327,11 @@ impl BridgedCall {
                 Some(CallEvent::Ended(CallEnd::NeedsCapability(needed))) => {
                     return FollowOutcome::Over(self.cannot_be_asked(Some(&needed)));
                 }
-                Some(CallEvent::Ended(CallEnd::Gone | CallEnd::Misnamed)) => {
+                Some(CallEvent::Ended(CallEnd::Gone)) => {
                     return FollowOutcome::Over(fault(Reason::UpstreamClosed));
+                }
+                Some(CallEvent::Ended(CallEnd::Misnamed)) => {
+                    return FollowOutcome::Over(Err(RequestError::Misnamed.to_error(self.version)));
                 }
                 Some(CallEvent::Created(task)) => return FollowOutcome::Over(self.word_of(&task)),
                 None => return FollowOutcome::Over(fault(Reason::Internal)),
@@ -348,13 +373,20 @@ impl BridgedCall {
     /// How the client is told of an outcome.
     pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
         match outcome {
-            Outcome::Returned { result, .. } if self.speech == AnswerEra::Sessions => Ok(result),
+            Outcome::Returned { result, .. } if self.speech == AnswerEra::Sessions && !self.is_of_another(&result) => {
+                Ok(result)
+            }
             Outcome::Faulted(Failure::Upstream(error)) if self.speech == AnswerEra::Sessions => Err(error),
             Outcome::Returned { result, .. } => Ok(self.offering(session_result(&self.method, &result))),
             Outcome::Faulted(Failure::Upstream(error)) => Err(session_error(&error, self.uri.as_deref())),
             Outcome::Faulted(Failure::Gateway(fault)) => Err(gateway_error(&fault)),
             Outcome::Cancelled => fault(Reason::UpstreamClosed),
         }
+    }
+
+    /// Whether the first call under the key was made without a session, and answered so.
+    fn is_of_another(&self, result: &Payload) -> bool {
+        self.is_named && Object::of(result).is_some_and(|result| result.contains("resultType"))
     }
 
     /// The end of a call whose question cannot be put: a tool says so in words, so that a model reads why.

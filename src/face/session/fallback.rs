@@ -73,11 +73,6 @@ impl SessionFaceState {
         FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.service.level()))
     }
 
-    /// Whether the gateway may drive calls of this session itself.
-    pub(super) fn drives(&self, session: &ClientSession) -> bool {
-        session.token.tasks.calls || self.fallback.is_some() || self.served.settings.rules.any_is_split()
-    }
-
     /// Learns which names are the upstream's, if nobody knows yet.
     async fn learn_names(&self, session: &ClientSession, principal: &Principal) {
         let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.service.has_learned()) else { return };

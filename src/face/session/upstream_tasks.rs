@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::bridged_call::{self, AnswerEra, BridgedCaller, CallRoute};
@@ -23,6 +23,7 @@ use crate::face::answer::addressee;
 use crate::face::call_stream::replay::{self, ReplayStream};
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
+use crate::face::idempotency_key;
 use crate::task::Principal;
 use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
@@ -73,10 +74,20 @@ impl UpstreamTaskTools {
     }
 }
 
-/// Whether a plain call may be of a tool that the server runs only as a task, or is one that is split. A glance at two
-/// flags: most servers have no tasks, and most calls are not split.
-pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> bool {
-    request.method == method::TOOLS_CALL && (session.token.tasks.calls || is_split(shared, request))
+/// Whether a plain call may be of a tool that the server runs only as a task, is one that is split, or may have an idempotency
+/// key. A glance: most servers have no tasks, and most calls are not split and have no key.
+pub(super) fn may_drive(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    request: &Request,
+    headers: &HeaderMap,
+) -> bool {
+    request.method == method::TOOLS_CALL
+        && (session.token.tasks.calls || is_split(shared, request) || may_be_named(headers, request))
+}
+
+fn may_be_named(headers: &HeaderMap, request: &Request) -> bool {
+    request.params.object().is_some_and(|params| idempotency_key::may_be_given(headers, params))
 }
 
 /// Whether a call is made as many, one for each element of a list in it.
@@ -99,8 +110,7 @@ pub(super) fn is_about_a_driven_call(
         let id = notification.params.object()?.get("requestId")?;
         RequestId::from_payload(&id)
     };
-    shared.drives(session)
-        && notification.method == method::CANCELLED
+    notification.method == method::CANCELLED
         && named().is_some_and(|id| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
 }
 
@@ -125,8 +135,8 @@ pub(super) async fn post(
     }
 }
 
-/// Begins a call of a tool that the server runs only as a task, one that may end in a word of its task, or one that is
-/// split; `None` for every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
+/// Begins a call of a tool that the server runs only as a task, one that may end in a word of its task, one that is split or
+/// one that may have an idempotency key; `None` for every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
 pub(super) async fn drive(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -139,7 +149,9 @@ pub(super) async fn drive(
     let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
         ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
         ToolTaskSupport::Optional | ToolTaskSupport::Forbidden
-            if !shared.falls_back(session, &tool) && !is_split(shared, request) =>
+            if !shared.falls_back(session, &tool)
+                && !is_split(shared, request)
+                && !may_be_named(&inbound.headers, request) =>
         {
             return None;
         }

@@ -30,6 +30,7 @@ use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, full_body};
+use crate::face::idempotency_key;
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
 use crate::face::pipe::held_call::HeldCall;
 use crate::face::pipe::pipe_metrics::PipeMetrics;
@@ -87,12 +88,16 @@ impl StatelessFace {
                 Err(refusal) => return *refusal,
             };
             // What was asked without a task goes on without one.
-            let is_driven = weighed.plan != Plan::Direct || weighed.is_split(inquiry.params);
+            let is_named = weighed.idempotency.is_some();
+            let is_driven = weighed.plan != Plan::Direct || is_named || weighed.is_split(inquiry.params);
             if is_driven && matches!(state, ReturnedState::New | ReturnedState::Held) {
                 return self.run_call(inquiry, &weighed).await;
             }
             if state == ReturnedState::Held {
                 return inquiry.addressee.complaint(&RequestError::State);
+            }
+            if is_named {
+                return inquiry.addressee.complaint(&idempotency_key::not_from_the_first_request());
             }
             (deadline, limits) = (Some(weighed.policy.deadline), weighed.policy.limits);
         }

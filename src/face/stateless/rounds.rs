@@ -158,6 +158,11 @@ fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, Requ
     match (task.shown, &task.phase) {
         // A repetition of the request that the handle was given to.
         (TaskVisibility::Handle, _) if takes_tasks => Ok(Some(CallEvent::Created(Arc::clone(task)))),
+        // Held under an idempotency key, for a client that knows no tasks.
+        (TaskVisibility::Handle, Phase::Settled(outcome)) if task.idempotency.is_some() => {
+            Ok(Some(CallEvent::Ended(CallEnd::Outcome(outcome.clone()))))
+        }
+        (TaskVisibility::Handle, _) if task.idempotency.is_some() => Ok(None),
         (TaskVisibility::Handle | TaskVisibility::Part, _)
         | (TaskVisibility::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(RequestError::State),
         // Lost with the process that ran it (T-56).

@@ -1,11 +1,17 @@
 //! Calls that their client gave a name: made once, found again, whatever happens in between (B135, T-27, F47).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
-use taskgate::task::{EarlyInput, TaskMode};
+use taskgate::task::{EarlyInput, Executed, FallbackPolicy, GatewayFault, Reason, TaskMode};
+use taskgate::upstream::BeginError;
 
-use super::script::{Happens, Script};
+use super::rounds::{again, check_done, elicits, heard, plain, result_of, returns, round};
+use super::script::{Happens, Resumes, Script};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
+
+const UNREACHABLE: GatewayFault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
 
 const KEY: &str = "io.taskgate/idempotency-key";
 
@@ -126,20 +132,231 @@ async fn a_cancelled_task_keeps_its_name() {
     world.is_idle().await;
 }
 
-/// A client without tasks has no use for a name, and tools that are never tasks have none either.
+/// GW-46: without tasks, and of tools that are never tasks. It is waited for, and asked for again after its end.
 #[tokio::test(start_paused = true)]
-async fn where_no_task_can_be_a_name_means_nothing_and_goes_nowhere() {
+async fn a_call_that_is_answered_under_a_key_is_made_once_and_each_repetition_has_its_outcome() {
     for (mode, ask) in [
         (TaskMode::Auto, named("k").without_extension()),
+        (TaskMode::Always, named("k").without_extension()),
+        (TaskMode::Never, named("k").without_extension()),
         (TaskMode::Never, named("k")),
-        (TaskMode::Auto, named("not a key").without_extension()),
     ] {
-        let world = World::with(Rules::mode(mode), Script::returns(millis(5), "done"));
-        for _ in 0..2 {
-            let answer = world.send(&ask).await.json().await;
-            assert_eq!(answer["result"]["content"][0]["text"], "done", "{mode:?}");
+        let world = World::with(Rules::mode(mode), Script::returns(seconds(5), "done"));
+        let first = world.client(&ask);
+        tokio::time::sleep(seconds(2)).await;
+        let second = world.send(&ask).await;
+        assert_eq!(second.at, seconds(5), "{mode:?}: it waits for the running call");
+        let outcome = second.json().await["result"].take();
+        check_done(&outcome);
+        assert_eq!(first.await.unwrap().json().await["result"], outcome);
+        assert_eq!(result_of(&world, &ask).await, outcome, "{mode:?}");
+        let other = world.send(&ask.clone().arguments(json!({"a": 1}))).await.json().await;
+        assert_eq!(other["error"]["data"]["reason"], "idempotency_mismatch", "{mode:?}");
+        assert_eq!((world.upstream.calls().len(), world.store.inserted()), (1, 1), "{mode:?}");
+        world.is_idle().await;
+    }
+}
+
+/// GW-46: both looked for the key before either had its row.
+#[tokio::test(start_paused = true)]
+async fn of_clients_that_come_at_once_one_makes_the_call_and_all_have_its_outcome() {
+    let world = World::with(Rules { in_flight_max: 1, ..Rules::default() }, Script::returns(seconds(5), "done"));
+    world.store.hold_inserts();
+    let kinds = |n: usize| if n.is_multiple_of(2) { named("k").without_extension() } else { named("k") };
+    let clients: Vec<_> = (0..8).map(|n| world.client(&kinds(n))).collect();
+    tokio::time::sleep(millis(10)).await;
+    world.store.inserts.add_permits(8);
+    let mut ids = Vec::new();
+    for (n, client) in clients.into_iter().enumerate() {
+        let answer = client.await.unwrap().json().await;
+        match n % 2 {
+            0 => check_done(&answer["result"]),
+            _ => ids.push(id_of(&answer)),
         }
-        assert_eq!((world.upstream.calls().len(), world.store.inserted()), (2, 0), "{mode:?}");
+    }
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+    assert_eq!((world.upstream.calls().len(), world.store.usage().tasks), (1, 1));
+    world.is_idle().await;
+}
+
+/// GW-46.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_leaves_cancels_nothing_under_a_key() {
+    let ask = named("k").without_extension();
+    let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));
+    assert!(tokio::time::timeout(seconds(1), world.sending(&ask)).await.is_err());
+    assert!(tokio::time::timeout(seconds(1), world.sending(&ask)).await.is_err(), "a repetition may leave, too");
+    let again = world.send(&ask).await;
+    assert_eq!(again.at, seconds(5));
+    check_done(&again.json().await["result"]);
+    assert_eq!((world.upstream.calls().len(), world.upstream.cancels()), (1, 0));
+    world.is_idle().await;
+}
+
+/// GW-46: one principal's clients of both kinds share its keys.
+#[tokio::test(start_paused = true)]
+async fn a_key_is_one_for_clients_with_tasks_and_without() {
+    for tasks_first in [true, false] {
+        let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));
+        let (with, without) = (named("k"), named("k").without_extension());
+        let waits = if tasks_first {
+            world.handle(&with).await;
+            world.client(&without)
+        } else {
+            let waits = world.client(&without);
+            tokio::time::sleep(seconds(1)).await;
+            waits
+        };
+        let id = world.handle(&with).await;
+        check_done(&waits.await.unwrap().json().await["result"]);
+        assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+        check_done(&result_of(&world, &without).await);
+        assert_eq!(world.upstream.calls().len(), 1, "tasks first: {tasks_first}");
+        world.is_idle().await;
+    }
+}
+
+/// GW-46: who asks for the same is told what the first one is asked, as long as that one is there.
+#[tokio::test(start_paused = true)]
+async fn progress_and_questions_under_a_key_go_to_the_first_client() {
+    let script = Script::of([(seconds(1), Happens::Progress(1.0, "half")), elicits("a", 1), heard(1), returns(2)]);
+    let world = World::with(Rules::default(), script);
+    let ask = plain().saying(KEY, "k").token("t");
+    let mut first = world.send(&ask).await;
+    assert_eq!(first.event().await.unwrap().1["params"]["message"], "half");
+    let second = world.client(&ask);
+    let (_, asked) = first.event().await.unwrap();
+    let round = round(&asked["result"]);
+    let answered = world.send(&again(&ask, &round, &[&round.keys[0]])).await;
+    check_done(&answered.json().await["result"]);
+    check_done(&second.await.unwrap().json().await["result"]);
+    assert_eq!(world.upstream.calls().len(), 1);
+    world.is_idle().await;
+}
+
+/// GW-46: nobody is there to be asked, so the server hears that at once, and goes on.
+#[tokio::test(start_paused = true)]
+async fn a_question_under_a_key_is_refused_where_its_client_has_left() {
+    let world = World::with(Rules::default(), Script::of([elicits("a", 5), heard(1), returns(1)]));
+    let ask = plain().saying(KEY, "k");
+    assert!(tokio::time::timeout(seconds(1), world.sending(&ask)).await.is_err());
+    check_done(&result_of(&world, &ask).await);
+    assert_eq!((world.age(), world.upstream.calls().len()), (seconds(5), 1));
+    world.is_idle().await;
+}
+
+/// GW-46: whatever the process ended in.
+#[tokio::test(start_paused = true)]
+async fn a_key_of_a_client_without_tasks_outlives_the_process() {
+    let durable = Rules { durable: true, in_flight_max: 1, ..Rules::DEFAULT };
+    let world = World::with(durable, Script::returns(seconds(60), "done").resumed(Resumes::Follows));
+    let (running, queued) = (named("k").without_extension(), named("l").without_extension());
+    let _lost = [world.client(&running), world.client(&queued)];
+    tokio::time::sleep(seconds(3)).await;
+    let world = world.next_life();
+    world.recover().await;
+    for ask in [&running, &queued] {
+        let events = world.send(ask).await.events().await;
+        check_done(&events.last().unwrap().1["result"]);
+    }
+    assert_eq!(world.upstream.calls().len(), 2, "each once");
+    world.is_idle().await;
+    // One that nobody can go on with has an outcome, and keeps its key.
+    let world = World::with(durable, Script::silent());
+    let _lost = world.client(&running);
+    tokio::time::sleep(seconds(3)).await;
+    let world = world.next_life();
+    world.recover().await;
+    for _ in 0..2 {
+        let answer = world.send(&running).await.json().await;
+        assert_eq!(
+            answer["error"]["data"],
+            json!({"reason": "gateway_restart", "executed": "unknown", "source": "gateway"})
+        );
+    }
+    assert_eq!(world.upstream.calls().len(), 1);
+    world.is_idle().await;
+}
+
+/// GW-46: the call runs at one gateway, and its repetition waits at another.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_at_another_gateway_waits_for_the_outcome() {
+    let world = World::with(Rules { durable: true, ..Rules::DEFAULT }, Script::returns(seconds(5), "done"));
+    let other = world.beside();
+    let ask = named("k").without_extension();
+    let first = world.client(&ask);
+    tokio::time::sleep(seconds(1)).await;
+    check_done(&result_of(&other, &ask).await);
+    check_done(&first.await.unwrap().json().await["result"]);
+    assert_eq!(world.upstream.calls().len(), 1);
+}
+
+/// GW-46: of a client that has tools in place of tasks.
+#[tokio::test(start_paused = true)]
+async fn a_key_holds_for_a_client_that_is_given_tools_in_place_of_tasks() {
+    let rules = Rules { fallback: FallbackPolicy::Tools, ..Rules::default() };
+    let world = World::with(rules, Script::returns(seconds(5), "done"));
+    let ask = named("k").without_extension();
+    let first = world.send(&ask).await;
+    assert_eq!(first.at, GRACE, "it is held for its grace period");
+    let told = first.json().await["result"]["content"].clone();
+    assert_eq!(world.send(&ask).await.json().await["result"]["content"], told, "the same task");
+    assert_eq!(world.age(), GRACE + GRACE);
+    tokio::time::sleep(seconds(5)).await;
+    check_done(&result_of(&world, &ask).await);
+    assert_eq!(world.upstream.calls().len(), 1);
+    world.is_idle().await;
+}
+
+/// GW-47: nothing ran, so the repetition does.
+#[tokio::test(start_paused = true)]
+async fn an_outcome_without_a_run_holds_no_key() {
+    for ask in [named("k"), named("k").without_extension()] {
+        let calls = AtomicUsize::new(0);
+        let world = World::choosing(Rules::default(), move |_| match calls.fetch_add(1, Ordering::Relaxed) {
+            0 => Script { refusal: Some(BeginError::Gateway(UNREACHABLE)), ..Script::silent() },
+            _ => Script::returns(millis(5), "done"),
+        });
+        let outcome = async || {
+            let answer = world.send(&ask).await.json().await;
+            match answer["result"]["taskId"].as_str() {
+                Some(id) => world.settled(id).await,
+                None => answer,
+            }
+        };
+        assert_eq!(outcome().await["error"]["data"]["executed"], "no");
+        for _ in 0..2 {
+            assert_eq!(outcome().await["result"]["content"][0]["text"], "done");
+        }
+        assert_eq!(world.upstream.calls().len(), 2, "the first was not sent");
+        world.is_idle().await;
+    }
+}
+
+/// GW-48: a queue that is full refuses before there is a row, whatever the call is to become.
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_refuses_before_a_row_is_written() {
+    let rules = Rules { in_flight_max: 1, queue_max: 1, ..Rules::default() };
+    for (mode, ask) in [
+        (TaskMode::Always, Ask::call()),
+        (TaskMode::Required, Ask::call()),
+        (TaskMode::Auto, named("k")),
+        (TaskMode::Auto, named("k").without_extension()),
+        (TaskMode::Auto, Ask::call()),
+    ] {
+        let world = World::with(Rules { mode, ..rules }, Script::returns(seconds(5), "done"));
+        let _busy: Vec<_> = (0..2).map(|n| world.client(&Ask::call().saying(KEY, format!("busy-{n}")))).collect();
+        tokio::time::sleep(seconds(1)).await;
+        for _ in 0..3 {
+            let refused = world.send(&ask).await;
+            assert_eq!((refused.status, refused.headers.contains_key("retry-after")), (503, true), "{mode:?}");
+            let data = refused.json().await["error"]["data"].take();
+            assert_eq!((&data["reason"], &data["executed"]), (&json!("queue_full"), &json!("no")), "{mode:?}");
+        }
+        assert_eq!((world.store.inserted(), world.store.usage().tasks), (2, 2), "{mode:?}: no row was written");
+        tokio::time::sleep(seconds(20)).await;
+        let served = world.send(&ask).await;
+        assert_eq!(served.status, 200, "{mode:?}: nothing was burnt");
         world.is_idle().await;
     }
 }
@@ -148,7 +365,7 @@ async fn where_no_task_can_be_a_name_means_nothing_and_goes_nowhere() {
 async fn the_upstream_does_not_see_a_calls_name() {
     let world = World::with(Rules::default(), Script::returns(millis(5), "done"));
     world.handle(&named("k").saying("traceparent", "00-1")).await;
-    world.send(&named("k").without_extension().saying("traceparent", "00-1")).await.json().await;
+    world.send(&named("l").without_extension().saying("traceparent", "00-1")).await.json().await;
     let calls = world.upstream.calls();
     assert_eq!(calls.len(), 2);
     for call in calls {
@@ -162,8 +379,10 @@ async fn the_upstream_does_not_see_a_calls_name() {
 async fn a_key_that_nobody_can_mean_is_refused_before_anything_is_sent() {
     let world = World::with(Rules::default(), Script::silent());
     for key in [json!(""), json!("a b"), json!("k".repeat(257)), json!(7)] {
-        let answer = world.send(&Ask::call().saying(KEY, key.clone())).await;
-        assert_eq!((answer.status, &answer.json().await["error"]["code"]), (200, &json!(-32602)), "{key}");
+        for ask in [Ask::call(), Ask::call().without_extension()] {
+            let answer = world.send(&ask.saying(KEY, key.clone())).await;
+            assert_eq!((answer.status, &answer.json().await["error"]["code"]), (200, &json!(-32602)), "{key}");
+        }
     }
     assert_eq!((world.upstream.saw(), world.store.inserted()), (vec![], 0));
 }

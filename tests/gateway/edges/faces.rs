@@ -39,14 +39,14 @@ async fn sse(gate: &TestGateway) -> Reply {
 }
 
 /// A stream of HTTP+SSE with its session open.
-struct Sse {
+pub(crate) struct Sse {
     gate: Client,
     stream: Reply,
     endpoint: String,
 }
 
 impl Sse {
-    async fn open(gate: &TestGateway) -> Self {
+    pub(crate) async fn open(gate: &TestGateway) -> Self {
         let mut stream = sse(gate).await;
         let endpoint = stream.until("\n\n").await.split("data: ").nth(1).unwrap().trim().to_owned();
         let mut sse = Self { gate: gate.stranger(), stream, endpoint };
@@ -55,13 +55,13 @@ impl Sse {
         sse
     }
 
-    async fn post(&self, text: impl Into<Bytes>) -> Reply {
+    pub(crate) async fn post(&self, text: impl Into<Bytes>) -> Reply {
         let request = Request::post(&self.endpoint).header("host", "localhost");
         let request = request.header("content-type", "application/json");
         self.gate.send(request.body(Full::new(text.into())).unwrap()).await
     }
 
-    async fn until(&mut self, part: &str) -> String {
+    pub(crate) async fn until(&mut self, part: &str) -> String {
         let mut read = String::new();
         while !read.contains(part) {
             read.push_str(&self.stream.piece().await.unwrap_or_else(|| panic!("it ends: {read}")));

@@ -74,7 +74,7 @@ impl BridgedCall {
             tokio::select! {
                 biased;
                 () = cancelled.cancelled() => {
-                    if let Err(error) = self.engine.let_go(key).await {
+                    if !self.is_named && let Err(error) = self.engine.let_go(key).await {
                         tracing::warn!(error = %CauseChain(&error), "a held call could not be cancelled");
                     }
                     return BridgedRoundOutcome::Cancelled;

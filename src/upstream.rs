@@ -7,6 +7,7 @@
 pub mod answer_body;
 pub(crate) mod body;
 pub(crate) mod breaker;
+pub(crate) mod circular_lists;
 pub mod client_credential;
 pub mod era;
 pub mod exchange;

@@ -23,7 +23,7 @@ use crate::dialect::faults::session_failure_error;
 use crate::task::{Failure, GatewayFault, Principal, Reason};
 use crate::upstream::TaskScope;
 use crate::upstream::http::{
-    HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles, stateless_task_token,
+    HttpTransport, HttpUpstreamSettings, ProxySettings, SessionUpstream, UpstreamTlsFiles, stateless_task_token,
 };
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::{
@@ -31,9 +31,9 @@ use crate::upstream::{
     UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, meta, method};
+use crate::wire::{ListPages, Object, PagedList, Payload, RpcError, meta, method};
 
-/// Pages of a list that are read. A server that has more of them goes round in circles.
+/// Pages of a list that are read.
 const PAGES_MAX: usize = 100;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// The largest answer, or event of a streamed one.
@@ -81,6 +81,7 @@ impl CalledServer {
             connect_max: CONNECT_MAX,
             tls: UpstreamTlsFiles { ca: address.ca.clone(), identity: None },
             credential,
+            proxy: ProxySettings::Environment,
             headers: Vec::new(),
         };
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
@@ -133,7 +134,7 @@ impl CalledServer {
         let mut found = None;
         // An error is as good as no list.
         let _ = self
-            .pages(way, method::TOOLS_LIST, |page| match Tool::on_page(page, name) {
+            .pages(way, PagedList::Tools, |page| match Tool::on_page(page, name) {
                 Some(tool) => {
                     found = Some(Arc::new(tool));
                     ControlFlow::Break(())
@@ -153,19 +154,17 @@ impl CalledServer {
     pub(super) async fn pages(
         &self,
         way: CallMode,
-        method: &str,
+        list: PagedList,
         mut look: impl FnMut(&Object) -> ControlFlow<()>,
     ) -> Result<Result<(), RpcError>, NoResultError> {
-        let mut cursor = None;
-        for _ in 0..PAGES_MAX {
-            let params = cursor.iter().fold(ObjectWriter::new(), |params, cursor| params.member("cursor", cursor));
-            let page = match self.ask(way, method, params.finish()).await? {
+        let mut pages = ListPages::new(list, PAGES_MAX);
+        while pages.end().is_none() {
+            let params = pages.params().unwrap_or_else(Payload::empty_object);
+            let page = match self.ask(way, list.method(), params).await? {
                 Ok(page) => page,
                 Err(error) => return Ok(Err(error)),
             };
-            // An empty cursor is one (UPC-04).
-            cursor = page.get("nextCursor").filter(|cursor| cursor.as_str() != "null");
-            if look(&page).is_break() || cursor.is_none() {
+            if pages.read(&page) && look(&page).is_break() {
                 break;
             }
         }

@@ -12,7 +12,7 @@ use super::printable::printable;
 use super::server_address::ServerArguments;
 use super::terminal::Terminal;
 use super::tool_schema::ToolSchema;
-use crate::wire::{Object, Payload, RpcError, method, rpc_error};
+use crate::wire::{Object, PagedList, Payload, RpcError, rpc_error};
 
 /// Characters of a description that are shown.
 const SHOWN_MAX: usize = 200;
@@ -45,14 +45,12 @@ impl OfferKind {
         }
     }
 
-    /// The lists that have it, each with the member where its entries are.
-    const fn lists(self) -> &'static [(&'static str, &'static str)] {
+    /// The lists that have it.
+    const fn lists(self) -> &'static [PagedList] {
         match self {
-            Self::Tools => &[(method::TOOLS_LIST, "tools")],
-            Self::Resources => {
-                &[(method::RESOURCES_LIST, "resources"), (method::RESOURCES_TEMPLATES_LIST, "resourceTemplates")]
-            }
-            Self::Prompts => &[(method::PROMPTS_LIST, "prompts")],
+            Self::Tools => &[PagedList::Tools],
+            Self::Resources => &[PagedList::Resources, PagedList::Templates],
+            Self::Prompts => &[PagedList::Prompts],
         }
     }
 
@@ -111,17 +109,17 @@ async fn offered(
     let has_any = Object::of(&facts.capabilities).is_some_and(|all| all.contains(kind.name()));
     let mut all = Vec::new();
     let mut refused = None;
-    for (method, member) in kind.lists().iter().filter(|_| has_any) {
-        let listed = server.pages(way, method, |page| {
-            let entries = page.get(member);
+    for list in kind.lists().iter().filter(|_| has_any) {
+        let listed = server.pages(way, *list, |page| {
+            let entries = page.get(list.items());
             all.extend(entries.iter().flat_map(Payload::items));
             ControlFlow::Continue(())
         });
         // Not all that have resources have templates.
-        refused = refused
-            .or(listed.await?.err().filter(|error| {
-                error.code != rpc_error::METHOD_NOT_FOUND || *method != method::RESOURCES_TEMPLATES_LIST
-            }));
+        refused = refused.or(listed
+            .await?
+            .err()
+            .filter(|error| error.code != rpc_error::METHOD_NOT_FOUND || *list != PagedList::Templates));
     }
     server.end_session().await;
     Ok(refused.map_or(Ok(has_any.then_some(all)), Err))

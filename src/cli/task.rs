@@ -17,7 +17,7 @@ use super::terminal::Terminal;
 use crate::dialect::relay_core_2025_11_25 as core;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Clock as _, SystemClock, Timestamp};
-use crate::wire::{Object, Payload, RpcError, method, rpc_error};
+use crate::wire::{Object, PagedList, Payload, RpcError, method, rpc_error};
 
 /// Longest id that a server may have given, in bytes.
 const ID_BYTES_MAX: usize = 1024;
@@ -287,7 +287,7 @@ async fn cancel(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAn
 
 async fn list(server: &CalledServer, way: CallMode, limit: usize) -> Result<TaskAnswer, NoResultError> {
     let (mut all, mut has_more) = (Vec::new(), false);
-    let listed = server.pages(way, method::TASKS_LIST, |page| {
+    let listed = server.pages(way, PagedList::Tasks, |page| {
         let tasks = page.get("tasks");
         all.extend(tasks.iter().flat_map(Payload::items));
         has_more = all.len() > limit || all.len() == limit && page.contains("nextCursor");

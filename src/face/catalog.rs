@@ -23,13 +23,14 @@ use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer};
 use crate::metric::{self, GaugeShare};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
 use crate::upstream::{
     Answer, BeginError, CallContext, ClientCredential, ExchangeError, ExchangeEvent, Upstream, UpstreamRequest,
     UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, method, rpc_error};
+use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, RpcError, method, rpc_error};
 
 /// How long a list is believed without asking again; a `list_changed` ends that at once.
 const FRESH_FOR: Duration = Duration::from_secs(5);
@@ -65,6 +66,7 @@ pub struct Catalog {
     /// The last list of each kind that was not cut off. It holds no session.
     whole: moka::future::Cache<ListKey, Arc<PublishedTools>>,
     cut_off: GaugeShare,
+    circular: CircularLists,
 }
 
 type ListKey = (Principal, ClientCredential, Payload);
@@ -100,6 +102,10 @@ pub struct ListedTool {
     pub is_repeatable: bool,
 }
 
+/// A tool that no list names, and that its server may have.
+static UNLISTED: ListedTool =
+    ListedTool { mirrored: Vec::new(), task_support: ToolTaskSupport::Forbidden, is_repeatable: false };
+
 impl ToolList {
     /// The result of `tools/list`, all pages in one.
     #[must_use]
@@ -111,6 +117,12 @@ impl ToolList {
     #[must_use]
     pub fn tool(&self, name: &str) -> Option<&ListedTool> {
         self.published.tools.get(name)
+    }
+
+    /// The same for a call. The server knows its tools best, unless a spelling of a hidden tool's name must not reach it.
+    #[must_use]
+    pub fn tool_to_call(&self, name: &str, hides_some: bool) -> Option<&ListedTool> {
+        self.tool(name).or((!hides_some).then_some(&UNLISTED))
     }
 
     fn is_fresh(&self) -> bool {
@@ -147,7 +159,15 @@ impl Catalog {
         let lists = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(KEPT_FOR).build();
         let whole = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(WHOLE_KEPT_FOR).build();
         let cut_off = metrics::gauge!(metric::TOOLS_CUT_OFF, "upstream" => Arc::clone(upstream.name()));
-        Self { upstream, peer, unmatched_rules: None, lists, whole, cut_off: GaugeShare::new(cut_off) }
+        Self {
+            upstream,
+            peer,
+            unmatched_rules: None,
+            lists,
+            whole,
+            cut_off: GaugeShare::new(cut_off),
+            circular: CircularLists::default(),
+        }
     }
 
     /// The same, where these rules are to be compared with the lists.
@@ -202,14 +222,16 @@ impl Catalog {
         // Heard from before the first page on, so that no change falls between.
         let changes = self.upstream.notifications(context).await.map_err(from_begin)?;
         let key = list_key(context);
-        let published = match self.pages(context).await? {
-            ToolListPages { first, tools, is_whole: true } => {
+        let pages = self.pages(context).await?;
+        self.circular.note(self.upstream.name(), PagedList::Tools, pages.end);
+        let published = match pages {
+            ToolListPages { first, tools, is_whole: true, .. } => {
                 self.mark(false, tools.len());
                 let published = Arc::new(publish(&first, &tools));
                 self.whole.insert(key, Arc::clone(&published)).await;
                 published
             }
-            ToolListPages { first, tools, is_whole: false } => {
+            ToolListPages { first, tools, is_whole: false, .. } => {
                 self.mark(true, tools.len());
                 // What was whole says more than what is not.
                 self.whole.get(&key).await.unwrap_or_else(|| Arc::new(publish(&first, &tools)))
@@ -220,31 +242,30 @@ impl Catalog {
 
     /// Reads page after page, as far as the bounds let it.
     async fn pages(&self, context: &CallContext) -> Result<ToolListPages, CatalogError> {
-        let (mut tools, mut bytes) = (Vec::new(), 0);
-        let (mut first, mut cursor) = (None, None);
-        for _ in 0..PAGES_MAX {
-            let page = match self.page(cursor.take(), context).await {
+        let (mut tools, mut bytes, mut first) = (Vec::new(), 0, None);
+        let mut pages = ListPages::new(PagedList::Tools, PAGES_MAX);
+        while pages.end().is_none() && tools.len() < TOOLS_MAX && bytes < BYTES_MAX {
+            let page = match self.page(pages.params(), context).await {
                 Ok(page) => page,
                 // Of a page that is too large nothing can be told.
                 Err(CatalogError::Gateway(GatewayFault { reason: Reason::ResultTooLarge, .. })) => {
                     let first = first.map_or_else(empty_list, Ok)?;
-                    return Ok(ToolListPages { first, tools, is_whole: false });
+                    return Ok(ToolListPages { first, tools, is_whole: false, end: None });
                 }
                 Err(error) => return Err(error),
             };
             bytes += page.payload().as_str().len();
-            tools.extend(page.get("tools").as_ref().and_then(items).ok_or(CatalogError::Gateway(MALFORMED))?);
-            // Only an absent or null cursor ends a list; an empty string is a cursor (UPC-04).
-            cursor = page.get("nextCursor").filter(|cursor| cursor.as_str() != "null");
-            first.get_or_insert(page);
-            if cursor.is_none() || tools.len() >= TOOLS_MAX || bytes >= BYTES_MAX {
-                break;
+            let listed = page.get("tools").as_ref().and_then(items).ok_or(CatalogError::Gateway(MALFORMED))?;
+            if pages.read(&page) {
+                tools.extend(listed);
             }
+            first.get_or_insert(page);
         }
-        let is_whole = cursor.is_none() && tools.len() <= TOOLS_MAX && bytes <= BYTES_MAX;
+        let is_read = matches!(pages.end(), Some(ListEnd::Complete | ListEnd::Circular));
+        let is_whole = is_read && tools.len() <= TOOLS_MAX && bytes <= BYTES_MAX;
         tools.truncate(TOOLS_MAX);
         let first = first.ok_or(CatalogError::Gateway(MALFORMED))?;
-        Ok(ToolListPages { first, tools, is_whole })
+        Ok(ToolListPages { first, tools, is_whole, end: pages.end() })
     }
 
     /// The names of all tools, asked for anew, and whether these are all of them. Nothing of it is kept.
@@ -271,8 +292,7 @@ impl Catalog {
     }
 
     /// One page. A server without tools has an empty list.
-    async fn page(&self, cursor: Option<Payload>, context: &CallContext) -> Result<Object, CatalogError> {
-        let params = cursor.map(|cursor| ObjectWriter::new().member("cursor", &cursor).finish());
+    async fn page(&self, params: Option<Payload>, context: &CallContext) -> Result<Object, CatalogError> {
         let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params };
         let context =
             CallContext { progress: false, log_level: None, native_task: UpstreamTaskMode::Never, ..context.clone() };
@@ -321,6 +341,7 @@ struct ToolListPages {
     first: Object,
     tools: Vec<Payload>,
     is_whole: bool,
+    end: Option<ListEnd>,
 }
 
 fn empty_list() -> Result<Object, CatalogError> {

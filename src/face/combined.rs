@@ -41,6 +41,7 @@ use super::rates::UnknownTaskWatch;
 use super::served::Served;
 use crate::metric;
 use crate::task::Principal;
+use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::own_ids;
 use crate::wire::envelope::Request;
 use crate::wire::{Message, RequestId};
@@ -91,6 +92,7 @@ struct KnownMember {
     offers_fallback: bool,
     /// What it said of itself last, where it says the same to everybody.
     summary: RwLock<Option<Arc<ServerSummary>>>,
+    circular: CircularLists,
     /// When it was logged that it is away, and that it spoke of requests that it was not given.
     away_logged: LogLimit,
     foreign_logged: LogLimit,
@@ -155,6 +157,7 @@ impl CombinedEndpoint {
             served,
             endpoint,
             summary: RwLock::default(),
+            circular: CircularLists::default(),
             away_logged: LogLimit::default(),
             foreign_logged: LogLimit::default(),
             late: Mutex::default(),

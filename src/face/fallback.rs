@@ -25,7 +25,11 @@ use crate::engine::apply::record_shown;
 use crate::engine::{Engine, TaskError};
 use crate::task::{Executed, GatewayFault, Principal, TaskKey, ToolRules};
 use crate::wire::envelope::Request;
+use crate::wire::list_pages::next_cursor;
 use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
+
+/// An empty string as a cursor, in JSON.
+const EMPTY_CURSOR: &str = "\"\"";
 
 /// What one face of an upstream knows of the three tools.
 #[derive(Debug)]
@@ -77,25 +81,14 @@ impl FallbackToolService {
                 self.taken.fetch_or(bit(named.tool, named.level), Ordering::Relaxed);
             }
         }
-        if is_last_page(list) {
+        if next_cursor(list).is_none() {
             self.has_learned.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The result of `tools/list` for a client without tasks. The tools stand at the end of the last page: by then all
-    /// names of the upstream's have passed.
-    ///
-    /// A tool whose calls may be answered with a word of their task loses its output schema: clients check results
-    /// against it, and no schema of the upstream's is true of such an answer.
-    pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
-        self.learn(list);
-        let tools = list.get("tools")?;
-        let mut shown: Vec<Payload> = tools.items().map(|tool| self.shown(&tool)).collect();
-        if is_last_page(list) {
-            let level = self.level();
-            shown.extend(FallbackTool::ALL.map(|tool| tool.definition(level)));
-        }
-        Some(list.edit().set("tools", Payload::of(&shown)).finish())
+    /// The edits of the answer to a `tools/list` with this cursor, for a client without tasks.
+    pub(super) fn listing(self: &Arc<Self>, sent: Option<Payload>) -> FallbackListing {
+        FallbackListing { service: Arc::clone(self), sent }
     }
 
     fn shown(&self, tool: &Payload) -> Payload {
@@ -104,6 +97,43 @@ impl FallbackToolService {
             self.covers(&name)
         });
         covered.map_or_else(|| tool.clone(), |object| object.edit().remove("outputSchema").finish())
+    }
+}
+
+/// One page of a tool list, on its way to a client that gets the three tools.
+#[derive(Clone, Debug)]
+pub(super) struct FallbackListing {
+    service: Arc<FallbackToolService>,
+    /// The cursor that the client sent.
+    sent: Option<Payload>,
+}
+
+impl FallbackListing {
+    /// The result of `tools/list` for a client without tasks. The tools stand at the end of the last page: by then all
+    /// names of the upstream's have passed. Many clients take an empty cursor for the end, so a page with one has them
+    /// too; and a cursor that was just sent leads nowhere, so it ends the list.
+    ///
+    /// A tool whose calls may be answered with a word of their task loses its output schema: clients check results
+    /// against it, and no schema of the upstream's is true of such an answer.
+    pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
+        let service = &self.service;
+        service.learn(list);
+        let tools = list.get("tools")?;
+        let (sent, next) = (self.sent.as_ref().map(Payload::as_str), next_cursor(list));
+        let next = next.as_ref().map(Payload::as_str);
+        let is_circular = next.is_some() && next == sent;
+        if is_circular {
+            service.has_learned.store(true, Ordering::Relaxed);
+        }
+        let mut shown: Vec<Payload> = tools.items().map(|tool| service.shown(&tool)).collect();
+        let is_last = next.is_none() || is_circular || next == Some(EMPTY_CURSOR);
+        // The page before the one behind an empty cursor had them.
+        if is_last && sent != Some(EMPTY_CURSOR) {
+            let level = service.level();
+            shown.extend(FallbackTool::ALL.map(|tool| tool.definition(level)));
+        }
+        let edit = list.edit().set("tools", Payload::of(&shown));
+        Some(if is_circular { edit.remove("nextCursor") } else { edit }.finish())
     }
 
     /// The same for a message that is the answer to the request `id`; `None` for any other.
@@ -121,11 +151,6 @@ const fn bit(tool: FallbackTool, level: usize) -> u16 {
         FallbackTool::Cancel => 2,
     };
     1 << (3 * level + place)
-}
-
-/// An empty cursor is one (UPC-04).
-fn is_last_page(list: &Object) -> bool {
-    list.get("nextCursor").is_none_or(|cursor| cursor.as_str() == "null")
 }
 
 /// What a call of one of the tools comes to.

@@ -282,8 +282,8 @@ impl StatelessFace {
         }
         match self.catalog.list(&self.context(inquiry)).await {
             Ok(list) => {
-                let listed =
-                    self.fallback_for(&inquiry.said).and_then(|fallback| fallback.listed(&Object::of(list.result())?));
+                let fallback = self.fallback_for(&inquiry.said).map(|fallback| fallback.listing(None));
+                let listed = fallback.and_then(|fallback| fallback.listed(&Object::of(list.result())?));
                 let listed = listed.as_ref().unwrap_or_else(|| list.result());
                 let reachable = Object::of(listed).and_then(|list| self.reachable_tools(inquiry).listed(&list));
                 let shown = reachable.as_ref().unwrap_or(listed);
@@ -313,13 +313,13 @@ impl StatelessFace {
     async fn weigh(&self, inquiry: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
         let refuse = |complaint: &RequestError| Box::new(inquiry.addressee.complaint(complaint));
         let tool = called_tool(inquiry.params).map_err(|complaint| refuse(&complaint))?;
-        if !self.served.engine.access().tools_of(&inquiry.principal).has(&tool) {
-            return Err(refuse(&RequestError::unknown_tool(Some(inquiry.params))));
-        }
-        let context = self.context(inquiry);
-        let list = self.catalog.list_with(&tool, &context).await;
+        let unknown = || refuse(&RequestError::unknown_tool(Some(inquiry.params)));
+        let access = self.served.engine.access().tools_of(&inquiry.principal);
+        access.has(&tool).then_some(()).ok_or_else(unknown)?;
+        let list = self.catalog.list_with(&tool, &self.context(inquiry)).await;
         let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
-        let listed = list.tool(&tool).ok_or_else(|| refuse(&RequestError::unknown_tool(Some(inquiry.params))))?;
+        let hides_some = access.is_narrowed() || self.served.channel.hides_tools();
+        let listed = list.tool_to_call(&tool, hides_some).ok_or_else(unknown)?;
         // Few tools have any; of the others' arguments, which may be large, nobody needs to know the members.
         if inquiry.carriage == MessageChannel::Request && !listed.mirrored.is_empty() {
             let arguments = inquiry.params.get_object("arguments");
@@ -331,6 +331,7 @@ impl StatelessFace {
         let policy = self.served.settings.rules.policy_of(&tool);
         let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.said, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);
+        let plan = if list.tool(&tool).is_none() { plan.waiting(policy.grace) } else { plan };
         if plan == Plan::Refuse {
             return Err(refuse(&StatelessRequest::needs_extension()));
         }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use wildmatch::WildMatch;
 
+use crate::wire::list_pages::next_cursor;
 use crate::wire::{Message, Object, ScanLimits, envelope};
 
 /// Rules that have a line of their own in the log; those beyond are counted in one.
@@ -75,9 +76,7 @@ impl UnmatchedRules {
         for name in tools.items().filter_map(|tool| Object::of(&tool)?.get_string("name")) {
             patterns.retain(|pattern| !pattern.matches(&name));
         }
-        // Only an absent or null cursor ends a list (UPC-04).
-        let has_more = page.get("nextCursor").is_some_and(|cursor| cursor.as_str() != "null");
-        if has_more && !patterns.is_empty() {
+        if next_cursor(page).is_some() && !patterns.is_empty() {
             return Vec::new();
         }
         self.is_told.store(true, Ordering::Relaxed);

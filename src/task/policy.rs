@@ -155,6 +155,15 @@ pub enum Plan {
     Refuse,
 }
 
+impl Plan {
+    /// The same for a tool that no list names: no handle before this grace is over. The server may refuse the call at once, and a
+    /// task that can only fail helps no client (T-72).
+    #[must_use]
+    pub fn waiting(self, grace: Duration) -> Self {
+        if self == Self::Task { Self::Grace(grace) } else { self }
+    }
+}
+
 impl TaskMode {
     /// Decides for one call. `takes_tasks` says whether this request may be answered with a handle
     /// and whether the answer may wait for a grace period.

@@ -20,7 +20,7 @@ use super::{ProbeCommand, toml_block};
 use crate::config::ServerTarget;
 use crate::task::{Answer, Principal, Reason};
 use crate::upstream::era::question_era::{QuestionEra, QuestionRoute};
-use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
+use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, ProxySettings, SessionUpstream, UpstreamTlsFiles};
 use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::transport::stdio::{LastLines, StdioUpstreamSettings};
@@ -30,7 +30,7 @@ use crate::upstream::{
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::METHOD_NOT_FOUND;
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, ProtocolVersion, RpcError, method};
 
 const NAME: &str = "probed";
 /// Where servers usually are.
@@ -314,6 +314,7 @@ impl ProbeRun<'_> {
                     connect_max: CONNECT_MAX,
                     tls: UpstreamTlsFiles { ca: self.probe.ca.clone(), identity: None },
                     credential,
+                    proxy: ProxySettings::Environment,
                     headers: self.probe.headers.clone(),
                 };
                 let made = SessionUpstream::new(settings, self.life.clone());
@@ -329,10 +330,10 @@ impl ProbeRun<'_> {
 
     async fn tools(&self, upstream: &dyn Upstream) -> ProbedTools {
         let mut all = Vec::new();
-        let mut params = None;
+        let mut pages = ListPages::new(PagedList::Tools, PAGES_MAX);
         let mut kept = 0;
-        for _ in 0..PAGES_MAX {
-            let page = match self.answer(upstream, method::TOOLS_LIST, params.take()).await {
+        while pages.end().is_none() {
+            let page = match self.answer(upstream, method::TOOLS_LIST, pages.params()).await {
                 Ok(page) => page,
                 Err(why) => return ProbedTools { all, incomplete: Some(why.text()) },
             };
@@ -341,16 +342,18 @@ impl ProbeRun<'_> {
                 let what = format!("the list has more than {} MiB", LIST_BYTES_MAX >> 20);
                 return ProbedTools { all, incomplete: Some(what) };
             }
-            let page = Object::of(&page);
-            let tools = page.as_ref().and_then(|page| page.get("tools"));
-            all.extend(tools.iter().flat_map(Payload::items).map(|tool| tool.detached()));
-            let next = page.as_ref().and_then(|page| page.get("nextCursor")).filter(|next| next.as_str() != "null");
-            match next {
-                Some(cursor) => params = Some(ObjectWriter::new().member("cursor", &cursor).finish()),
-                None => return ProbedTools { all, incomplete: None },
+            let Some(page) = Object::of(&page) else { break };
+            if pages.read(&page) {
+                let tools = page.get("tools");
+                all.extend(tools.iter().flat_map(Payload::items).map(|tool| tool.detached()));
             }
         }
-        ProbedTools { all, incomplete: Some(format!("there are more than {PAGES_MAX} pages")) }
+        let incomplete = match pages.end() {
+            Some(ListEnd::TooManyPages) => Some(format!("there are more than {PAGES_MAX} pages")),
+            Some(ListEnd::Circular) => Some("its cursors lead back to tools that it listed before".to_owned()),
+            Some(ListEnd::Complete) | None => None,
+        };
+        ProbedTools { all, incomplete }
     }
 
     /// The result of one request.

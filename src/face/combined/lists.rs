@@ -19,7 +19,7 @@ use crate::dialect::fallback_tools::FallbackTool;
 use crate::face::catalog::{BYTES_MAX, MISS_AFTER, PAGES_MAX, TOOLS_MAX, no_such_cursor};
 use crate::task::Principal;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, method};
+use crate::wire::{ListPages, Object, PagedList, Payload};
 
 /// Items on one page. Many clients read no further than the first.
 const PAGE_ITEMS_MAX: usize = 5_000;
@@ -29,62 +29,21 @@ const NAMES_MAX: u64 = 200_000;
 const KEPT_FOR: Duration = Duration::from_secs(300);
 
 /// The lists that all upstreams have a part in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum MergedList {
-    Tools,
-    Prompts,
-    Resources,
-    Templates,
+pub(super) type MergedList = PagedList;
+
+/// What a server declares that has such a list.
+const fn capability(list: MergedList) -> &'static str {
+    match list {
+        MergedList::Tools => "tools",
+        MergedList::Prompts => "prompts",
+        MergedList::Resources | MergedList::Templates => "resources",
+        MergedList::Tasks => "tasks",
+    }
 }
 
-impl MergedList {
-    const ALL: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
-
-    pub(super) fn of_method(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|list| list.method() == name)
-    }
-
-    const fn method(self) -> &'static str {
-        match self {
-            Self::Tools => method::TOOLS_LIST,
-            Self::Prompts => method::PROMPTS_LIST,
-            Self::Resources => method::RESOURCES_LIST,
-            Self::Templates => method::RESOURCES_TEMPLATES_LIST,
-        }
-    }
-
-    /// The member of its result that has the items.
-    const fn items(self) -> &'static str {
-        match self {
-            Self::Tools => "tools",
-            Self::Prompts => "prompts",
-            Self::Resources => "resources",
-            Self::Templates => "resourceTemplates",
-        }
-    }
-
-    /// The member of an item that says which it is.
-    const fn key(self) -> &'static str {
-        match self {
-            Self::Tools | Self::Prompts => "name",
-            Self::Resources => "uri",
-            Self::Templates => "uriTemplate",
-        }
-    }
-
-    /// What a server declares that has such a list.
-    const fn capability(self) -> &'static str {
-        match self {
-            Self::Tools => "tools",
-            Self::Prompts => "prompts",
-            Self::Resources | Self::Templates => "resources",
-        }
-    }
-
-    /// Whether its items get names of the endpoint's; addresses stay as they are.
-    const fn has_names(self) -> bool {
-        matches!(self, Self::Tools | Self::Prompts)
-    }
+/// Whether the items of a list get names of the endpoint's; addresses stay as they are.
+const fn has_names(list: MergedList) -> bool {
+    matches!(list, MergedList::Tools | MergedList::Prompts)
 }
 
 /// Whose an item is, and what that upstream calls it.
@@ -235,7 +194,7 @@ impl CombinedUpstreams {
         list: MergedList,
         at: usize,
     ) -> Result<Vec<Object>, MemberRefusal> {
-        let lacks = |summary: &Arc<super::ServerSummary>| !summary.has(list.capability());
+        let lacks = |summary: &Arc<super::ServerSummary>| !summary.has(capability(list));
         // What was never declared is not asked for; tools alone are had by servers that declare nothing.
         if list != MergedList::Tools && self.members[at].summary.read().as_ref().is_some_and(lacks) {
             return Ok(Vec::new());
@@ -253,22 +212,19 @@ impl CombinedUpstreams {
         list: MergedList,
         at: usize,
     ) -> Result<Vec<Object>, MemberRefusal> {
-        let (mut items, mut bytes, mut cursor): (_, _, Option<Payload>) = (Vec::new(), 0, None);
-        for _ in 0..PAGES_MAX {
-            let params = client.params(cursor.clone().map(|cursor| ("cursor", cursor)));
+        let (mut items, mut bytes) = (Vec::new(), 0);
+        let mut pages = ListPages::new(list, PAGES_MAX);
+        while pages.end().is_none() && items.len() < TOOLS_MAX && bytes < BYTES_MAX {
+            let params = client.params(pages.cursor().map(|cursor| ("cursor", cursor.clone())));
             let page = client.ask(self, at, list.method(), params).await?;
             bytes += page.payload().len();
-            if let Some(array) = page.get(list.items()) {
+            if pages.read(&page)
+                && let Some(array) = page.get(list.items())
+            {
                 items.extend(array.items().filter_map(|item| Object::of(&item)));
             }
-            let next = page.get("nextCursor").filter(|next| next.as_str() != "null");
-            // One that leads to itself leads nowhere.
-            let is_same = next.as_ref().map(Payload::as_str) == cursor.as_ref().map(Payload::as_str);
-            cursor = next.filter(|_| !is_same);
-            if cursor.is_none() || items.len() >= TOOLS_MAX || bytes >= BYTES_MAX {
-                break;
-            }
         }
+        self.members[at].circular.note(&self.settings.upstreams[at], list, pages.end());
         items.truncate(TOOLS_MAX);
         Ok(items)
     }
@@ -289,7 +245,7 @@ impl CombinedUpstreams {
             self.reserved(list, name).is_some() && FallbackTool::is_definition(item.payload())
         };
         let own_names = read.iter().flat_map(|(_, items)| items.iter().map(|(_, name, item)| (name.as_str(), *item)));
-        let own_names = own_names.filter(|(name, item)| list.has_names() && !is_shared(name, item));
+        let own_names = own_names.filter(|(name, item)| has_names(list) && !is_shared(name, item));
         let is_reserved = |name: &str| self.reserved(list, name).is_some();
         let publisher = NamePublisher::new(
             self.settings.prefix,
@@ -299,7 +255,7 @@ impl CombinedUpstreams {
         );
         for (at, items) in &read {
             for (index, name, item) in items {
-                let (shown, text) = match list.has_names() && !is_shared(name, item) {
+                let (shown, text) = match has_names(list) && !is_shared(name, item) {
                     true => {
                         let shown = publisher.published(*at, name);
                         let text = item.edit().set(list.key(), Payload::text(&shown)).finish();

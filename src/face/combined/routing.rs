@@ -44,7 +44,7 @@ impl CombinedUpstreams {
         if !is_routed_method(&request.method) {
             return Err(RequestError::UnknownMethod(request.method.clone()));
         }
-        if let Some(list) = MergedList::of_method(&request.method) {
+        if let Some(list) = MergedList::of_offers(&request.method) {
             return Ok(RequestTarget::List(list));
         }
         let params = request.params.object();

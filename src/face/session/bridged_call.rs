@@ -29,7 +29,7 @@ use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgre
 use crate::face::call_stream::replay::ReplayStream;
 use crate::face::call_stream::replay_buffer::{CallResult, ReplayWriter, UnreadPolicy, fault};
 use crate::face::call_stream::silence::Silence;
-use crate::face::fallback::FallbackToolService;
+use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::idempotency_key::{self, IdempotencyScope};
 use crate::face::reachable_tools::ReachableTools;
@@ -177,7 +177,9 @@ pub(super) fn begin_on(
         questions,
         entered,
         support: shared.tasks.support(session),
-        fallback: shared.fallback_for(session),
+        fallback: shared
+            .fallback_for(session)
+            .map(|fallback| fallback.listing(params.and_then(|params| params.get("cursor")))),
         tools: shared.reachable_tools(session, &caller.principal),
         plan: Plan::Direct,
         is_named: idempotency.is_some(),
@@ -217,7 +219,7 @@ pub(super) struct BridgedCall {
     /// What a tool list says of tasks.
     support: Option<TaskSupportLookup>,
     /// The tools that its client is given in place of tasks.
-    fallback: Option<Arc<FallbackToolService>>,
+    fallback: Option<FallbackListing>,
     /// What of a tool list its client sees.
     tools: ReachableTools,
     /// How the call may be answered.

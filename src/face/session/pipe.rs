@@ -56,7 +56,7 @@ use one_way_messages::note;
 use paused_calls::AwaitedCall;
 pub(super) use paused_calls::PausedCalls;
 use resumable::RequestOrigin;
-use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit, several};
+use stream_edits::{StreamEdits, ToolListEdit, several};
 
 /// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
@@ -86,6 +86,8 @@ pub(super) struct PipedRequest {
     telling: Option<PreferenceChange>,
     /// Under which progress is wanted.
     progress_token: Option<Payload>,
+    /// The page of a list that is wanted.
+    cursor: Option<Payload>,
 }
 
 impl PipedRequest {
@@ -119,13 +121,14 @@ pub(super) fn request(
     };
     let meta = params.and_then(|params| params.get_object(meta::META));
     let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
+    let cursor = params.and_then(|params| params.get("cursor")).map(|cursor| cursor.detached());
     let edited = if tool.is_some() { rewrite::plain_call(&request, drafts) } else { None };
     let (id, method) = (request.id.clone(), request.method.clone());
     let text = match edited {
         Some(edited) => edited.into(),
         None => MessageText::with_message(bytes, Arc::new(Message::Request(request))),
     };
-    let request = PipedRequest { id, arrived, method, text, tool, telling, progress_token };
+    let request = PipedRequest { id, arrived, method, text, tool, telling, progress_token, cursor };
     Ok(PipedMessage::Request(Box::new(request)))
 }
 
@@ -296,7 +299,9 @@ impl PipeForward {
         let mut edits = call.shared.edits(&call.session);
         edits.tool_list = (request.method == method::TOOLS_LIST).then(|| {
             let support = call.shared.tasks.support(&call.session);
-            ToolListEdit { id: call.id.clone(), support, fallback: call.shared.fallback_for(&call.session) }
+            let fallback = call.shared.fallback_for(&call.session);
+            let fallback = fallback.map(|fallback| fallback.listing(request.cursor.clone()));
+            ToolListEdit { id: call.id.clone(), support, fallback }
         });
         call.answer(judged, edits, accepted, (pace, signs)).await
     }
@@ -362,7 +367,7 @@ impl PipedCall {
         let edited_bytes_max = self.shared.served.settings.result_bytes_max;
         match response.content {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
-            BodyKind::Json if edits.tool_list.is_none() && edits.arrays == ArrayPolicy::Pass => {
+            BodyKind::Json if edits.tool_list.is_none() => {
                 let opening = client_filter::opened(response.body);
                 match in_time(&self, pin!(opening), None, pace.deadline).await? {
                     PeekedAnswer::Plain(body) => {
@@ -469,12 +474,11 @@ impl Drop for PipedCall {
 }
 
 impl SessionFaceState {
-    /// What the versions of both sides demand of their messages.
+    /// What the client's version demands of its messages.
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
-        let upstream = self.own.binding(&session.own).version.unwrap_or(session.token.upstream_version);
         let filter = ClientFilter::new(Arc::clone(self), session.clone());
         let tools = self.reachable_tools(session, &session.own.opened.owner);
-        StreamEdits::between((session.token.client_version, upstream), filter, tools)
+        StreamEdits::new(session.token.client_version, filter, tools)
     }
 }
 

@@ -105,7 +105,7 @@ impl StatelessFace {
         let edits = AnswerEdits {
             id: inquiry.request.id.clone(),
             aim: EditTarget::of(inquiry.method),
-            fallback: self.fallback_for(&inquiry.said),
+            fallback: self.fallback_for(&inquiry.said).map(|fallback| fallback.listing(inquiry.params.get("cursor"))),
             tools: self.reachable_tools(&inquiry),
             asker,
             server: Arc::clone(&self.served.upstream),

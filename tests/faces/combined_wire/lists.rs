@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{combined, names, request, server, servers};
 use crate::combined_wire::client::TestGateway;
-use crate::combined_wire::upstream::{answer, status};
+use crate::combined_wire::upstream::{SeenRequest, answer, status};
 
 #[tokio::test]
 async fn every_list_has_what_all_upstreams_have_under_names_that_lead_back() {
@@ -129,4 +129,37 @@ async fn a_list_of_many_upstreams_is_one_request_of_its_principal() {
         let list = client.post(request(1, "tools/list", &json!({}))).await.json().await;
         assert_eq!(list["result"]["tools"].as_array().unwrap().len(), 4, "{list}");
     }
+}
+
+/// UPC-04.
+#[tokio::test]
+async fn a_list_whose_cursors_lead_back_is_read_once_around_at_an_endpoint() {
+    let circular = |seen: &SeenRequest| {
+        let items = match seen.rpc() {
+            "tools/list" => ("tools", json!([{"name": "a", "inputSchema": {"type": "object"}}, {"name": "b"}])),
+            "prompts/list" => ("prompts", json!([{"name": "a"}])),
+            "resources/list" => ("resources", json!([{"uri": "test://a", "name": "a"}])),
+            "resources/templates/list" => ("resourceTemplates", json!([{"uriTemplate": "a://{id}", "name": "a"}])),
+            _ => return None,
+        };
+        // Another one each time.
+        let cursor = match seen.body["params"]["cursor"].as_str() {
+            Some(cursor) => format!("{cursor}x"),
+            None => String::new(),
+        };
+        Some(answer(seen, &json!({items.0: items.1, "nextCursor": cursor})))
+    };
+    let (one, two) = (server("one", circular).await, server("two", |_| None).await);
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    for (method, items, expected) in
+        [("tools/list", "tools", 4), ("prompts/list", "prompts", 3), ("resources/list", "resources", 3)]
+    {
+        let list = client.post(request(1, method, &json!({}))).await.json().await;
+        assert_eq!(list["result"][items].as_array().unwrap().len(), expected, "{method}: {list}");
+        assert_eq!(one.world.count(method), 2, "{method}");
+    }
+    let templates = client.post(request(1, "resources/templates/list", &json!({}))).await.json().await;
+    assert_eq!(templates["result"]["resourceTemplates"].as_array().unwrap().len(), 2, "{templates}");
+    assert_eq!(one.world.count("resources/templates/list"), 2);
 }

@@ -57,6 +57,10 @@ pub(crate) async fn send(gate: &TestGateway, id: Value, method: &str, params: &V
     let mut client = gate.stranger();
     client.version = Some("2026-07-28".to_owned());
     let request = client.request("POST").header("content-type", "application/json").header("mcp-method", method);
+    let request = match params["name"].as_str() {
+        Some(name) => request.header("mcp-name", name),
+        None => request,
+    };
     client.send(request.body(Full::from(body)).unwrap()).await
 }
 

@@ -125,3 +125,50 @@ async fn upc_04_an_empty_cursor_is_followed_like_any_other() {
     assert_eq!(names, ["a", "b", "c"]);
     assert!(list["result"].get("nextCursor").is_none());
 }
+
+/// UPC-04: a page that lists only names of earlier pages ends its list, whatever its cursor.
+#[tokio::test]
+async fn upc_04_a_list_whose_cursors_lead_back_is_asked_for_twice_and_shown_once() {
+    for cursor in ["", "1"] {
+        let server = super::upstream::ScriptedServer::start(move |seen| {
+            let tool = |name: &str| json!({ "name": name, "inputSchema": { "type": "object" } });
+            let result = json!({ "tools": [tool("a"), tool("b")], "nextCursor": cursor });
+            (seen.rpc() == "tools/list").then(|| super::upstream::answer(seen, &result))
+        })
+        .await;
+        let gate = TestGateway::before(&server).await;
+        let list = send(&gate, json!(1), "tools/list", &json!({})).await.json().await;
+        let names: Vec<_> = list["result"]["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
+        assert_eq!((names.len(), server.world.count("tools/list")), (2, 2), "{cursor:?} {names:?}");
+    }
+}
+
+/// T-72: a server knows its tools best. One that its list does not name is called, and whoever may not have all of them
+/// learns nothing of it.
+#[tokio::test]
+async fn t_72_a_tool_that_no_list_names_is_the_servers_to_refuse_unless_tools_are_hidden() {
+    let script = |seen: &super::upstream::SeenRequest| {
+        let tool = json!({ "name": "login", "inputSchema": { "type": "object" } });
+        match seen.rpc() {
+            "tools/list" => Some(super::upstream::answer(seen, &json!({ "tools": [tool] }))),
+            _ => None,
+        }
+    };
+    let server = super::upstream::ScriptedServer::start(script).await;
+    let secret = json!({ "name": "secret", "arguments": { "n": 1 } });
+    for (keys, expected) in [
+        ("", json!(1)),
+        ("[upstreams.up.tasks]\nmode = \"always\"\n", json!(1)),
+        ("[[upstreams.up.tools]]\nmatch = \"delete*\"\nhide = true\n", json!(null)),
+    ] {
+        let gate = TestGateway::with(server.address, keys).await;
+        let before = server.world.all(super::upstream::SeenRequest::is_call).len();
+        let called = send(&gate, json!(1), "tools/call", &secret).await.json().await;
+        assert_eq!(called["result"]["n"], expected, "{keys}: {called}");
+        let sent = server.world.all(super::upstream::SeenRequest::is_call).len() - before;
+        assert_eq!(sent, usize::from(!expected.is_null()), "{keys}");
+        if expected.is_null() {
+            assert_eq!(called["error"]["code"], -32602, "{called}");
+        }
+    }
+}

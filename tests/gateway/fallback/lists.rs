@@ -101,3 +101,27 @@ async fn clients_with_tasks_never_see_the_tools() {
         assert_eq!(person.tools().await, ["slow", "quick", "last"], "before {server}");
     }
 }
+
+/// UPC-04: they are on the last page, and on one that many a client takes for the last; and each of them once.
+#[tokio::test]
+async fn the_three_tools_are_on_a_page_of_a_list_whose_cursors_lead_nowhere() {
+    for cursor in ["", "1"] {
+        let server = super::upstream::ScriptedServer::start(move |seen| {
+            let tool = json!({ "name": "a", "inputSchema": { "type": "object" } });
+            let result = json!({ "tools": [tool], "nextCursor": cursor });
+            (seen.rpc() == "tools/list").then(|| super::upstream::answer(seen, &result))
+        })
+        .await;
+        let gate = super::client::TestGateway::with(server.address, TOOLS).await;
+        let client = gate.client().await;
+        let page = async |params: Value| {
+            let request = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": params });
+            client.post(request.to_string()).await.json().await["result"].take()
+        };
+        let (first, second) = (page(json!({})).await, page(json!({ "cursor": cursor })).await);
+        let count = |page: &Value| page["tools"].as_array().unwrap().len();
+        let expected = if cursor.is_empty() { (4, 1) } else { (1, 4) };
+        assert_eq!((count(&first), count(&second)), expected, "{cursor:?}");
+        assert_eq!((&first["nextCursor"], second.get("nextCursor")), (&json!(cursor), None), "{cursor:?}");
+    }
+}

@@ -1,11 +1,9 @@
 //! Edits event streams: tool lists, arrays for clients that have none, events that only prime a stream, and what the
 //! client must not be asked. Everything else goes by untouched.
 
-use std::sync::Arc;
-
 use super::client_filter::ClientFilter;
 use crate::face::call_stream::request_answer::RequestAnswer;
-use crate::face::fallback::FallbackToolService;
+use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, events_body, full_body};
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
@@ -37,29 +35,25 @@ pub(super) struct ToolListEdit {
     /// What is said of each tool; `None` says nothing.
     pub(super) support: Option<TaskSupportLookup>,
     /// The gateway's own tools, for clients that have them.
-    pub(super) fallback: Option<Arc<FallbackToolService>>,
+    pub(super) fallback: Option<FallbackListing>,
 }
 
-/// Arrays of messages, which a server of 2025-03-26 may send.
+/// What becomes of arrays of messages, which 2025-03-26 alone has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ArrayPolicy {
-    /// None come, or the client takes them.
+    /// The client takes them.
     Pass,
     Split,
 }
 
 impl StreamEdits {
-    /// What the two versions of a session demand (GW-05, T-28).
-    pub(super) fn between(
-        (client, upstream): (ProtocolVersion, ProtocolVersion),
-        filter: ClientFilter,
-        tools: ReachableTools,
-    ) -> Self {
+    /// What the client's version demands (GW-05, T-28).
+    pub(super) fn new(client: ProtocolVersion, filter: ClientFilter, tools: ReachableTools) -> Self {
         let knows_primers = client.traits().has_primers;
-        let may_send_arrays = upstream.traits().has_batches && !client.traits().has_batches;
         Self {
             primers: if knows_primers { PrimerPolicy::Pass } else { PrimerPolicy::Withhold },
-            arrays: if may_send_arrays { ArrayPolicy::Split } else { ArrayPolicy::Pass },
+            // A server may send one though its version has none.
+            arrays: if client.traits().has_batches { ArrayPolicy::Pass } else { ArrayPolicy::Split },
             tool_list: None,
             filter,
             tools,

@@ -12,7 +12,7 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainUpstream;
-use crate::face::fallback::FallbackToolService;
+use crate::face::fallback::FallbackListing;
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
@@ -89,7 +89,7 @@ pub(super) struct AnswerEdits {
     pub(super) said: StatelessRequest,
     pub(super) unmatched_rules: Arc<UnmatchedRules>,
     /// The gateway's own tools, for a client that has them.
-    pub(super) fallback: Option<Arc<FallbackToolService>>,
+    pub(super) fallback: Option<FallbackListing>,
     pub(super) tools: ReachableTools,
 }
 

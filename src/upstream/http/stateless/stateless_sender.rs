@@ -24,9 +24,10 @@ use crate::wire::envelope::EnvelopeError;
 use crate::wire::meta::{
     CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION,
 };
-use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::HEADER_MISMATCH;
-use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method};
+use crate::wire::{
+    ListPages, Message, Object, PagedList, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method,
+};
 
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
@@ -206,14 +207,12 @@ impl StatelessSender {
 
     /// Reads the tool list anew for what it says of headers.
     async fn refresh(&self) -> Result<(), RequestFailure> {
-        let mut cursor: Option<Payload> = None;
-        for _ in 0..PAGES_MAX {
-            let params = cursor.take().map(|cursor| ObjectWriter::new().member("cursor", &cursor).finish());
-            let page = self.once(&DraftRequest::new(method::TOOLS_LIST, params), None, &HandedOver::default()).await?;
-            cursor = Object::of(&page).and_then(|page| page.get("nextCursor")).filter(|next| next.as_str() != "null");
-            if cursor.is_none() {
-                break;
-            }
+        let mut pages = ListPages::new(PagedList::Tools, PAGES_MAX);
+        while pages.end().is_none() {
+            let draft = DraftRequest::new(method::TOOLS_LIST, pages.params());
+            let page = self.once(&draft, None, &HandedOver::default()).await?;
+            let Some(page) = Object::of(&page) else { break };
+            pages.read(&page);
         }
         Ok(())
     }

@@ -1,0 +1,29 @@
+//! Warns once of a server whose list cursors lead back to what it listed before.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::wire::{ListEnd, PagedList};
+
+/// The lists of one server that were circular when they were read last.
+#[derive(Debug, Default)]
+pub(crate) struct CircularLists(AtomicU8);
+
+impl CircularLists {
+    /// Notes how a list ended. Writes one line to the log when it begins to be circular.
+    pub(crate) fn note(&self, upstream: &str, list: PagedList, end: Option<ListEnd>) {
+        let bit = 1 << list as u8;
+        let before = match end {
+            Some(ListEnd::Circular) => self.0.fetch_or(bit, Ordering::Relaxed),
+            Some(ListEnd::Complete | ListEnd::TooManyPages) => self.0.fetch_and(!bit, Ordering::Relaxed),
+            None => return,
+        };
+        if end == Some(ListEnd::Circular) && before & bit == 0 {
+            let list = list.method();
+            tracing::warn!(
+                upstream,
+                list,
+                "the server names a further page of a list behind its last item; the list ends where nothing new comes"
+            );
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Decides which pages of a list count, and where the list ends though its server still names a cursor.
+//!
+//! Only an absent or null cursor ends a list, and an empty string is a cursor (UPC-04). A server whose cursors lead nowhere
+//! would be asked for ever, so a page without a new name ends its list, and so does a cursor that was sent before.
+
+use std::collections::HashSet;
+
+use super::object::ObjectWriter;
+use super::{Object, Payload, method};
+
+/// The lists of MCP that come in pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PagedList {
+    Tools,
+    Prompts,
+    Resources,
+    Templates,
+    Tasks,
+}
+
+impl PagedList {
+    /// The lists of what a server offers.
+    const OFFERS: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
+
+    /// The list of what a server offers that this method asks for.
+    #[must_use]
+    pub fn of_offers(name: &str) -> Option<Self> {
+        Self::OFFERS.into_iter().find(|list| list.method() == name)
+    }
+
+    #[must_use]
+    pub const fn method(self) -> &'static str {
+        match self {
+            Self::Tools => method::TOOLS_LIST,
+            Self::Prompts => method::PROMPTS_LIST,
+            Self::Resources => method::RESOURCES_LIST,
+            Self::Templates => method::RESOURCES_TEMPLATES_LIST,
+            Self::Tasks => method::TASKS_LIST,
+        }
+    }
+
+    /// The member of its result that has the items.
+    #[must_use]
+    pub const fn items(self) -> &'static str {
+        match self {
+            Self::Tools => "tools",
+            Self::Prompts => "prompts",
+            Self::Resources => "resources",
+            Self::Templates => "resourceTemplates",
+            Self::Tasks => "tasks",
+        }
+    }
+
+    /// The member of an item that identifies it.
+    #[must_use]
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::Tools | Self::Prompts => "name",
+            Self::Resources => "uri",
+            Self::Templates => "uriTemplate",
+            Self::Tasks => "taskId",
+        }
+    }
+}
+
+/// The cursor of the next page, if the server names one.
+#[must_use]
+pub fn next_cursor(page: &Object) -> Option<Payload> {
+    page.get("nextCursor").filter(|cursor| cursor.as_str() != "null")
+}
+
+/// A list while its pages are read.
+#[derive(Debug)]
+pub struct ListPages {
+    list: PagedList,
+    pages_left: usize,
+    /// The items of all pages, by their names.
+    names: HashSet<String>,
+    /// Cursors that were named, in the order of their pages.
+    cursors: Vec<Payload>,
+    end: Option<ListEnd>,
+}
+
+/// Why no further page is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListEnd {
+    /// The server named no cursor.
+    Complete,
+    /// The server's cursors lead back to what it listed before.
+    Circular,
+    TooManyPages,
+}
+
+impl ListPages {
+    #[must_use]
+    pub fn new(list: PagedList, pages_max: usize) -> Self {
+        Self { list, pages_left: pages_max, names: HashSet::new(), cursors: Vec::new(), end: None }
+    }
+
+    /// What to ask for the next page with.
+    #[must_use]
+    pub fn params(&self) -> Option<Payload> {
+        let cursor = self.cursor()?;
+        Some(ObjectWriter::new().member("cursor", cursor).finish())
+    }
+
+    /// The cursor of the next page; none before the first one.
+    #[must_use]
+    pub fn cursor(&self) -> Option<&Payload> {
+        self.cursors.last()
+    }
+
+    /// Reads a page. Returns whether its items count: not those of a page that lists only names of earlier pages.
+    pub fn read(&mut self, page: &Object) -> bool {
+        let next = next_cursor(page);
+        let (mut named, mut is_new) = (false, false);
+        // Names decide nothing about a list of one page.
+        if next.is_some() || !self.cursors.is_empty() {
+            let items = page.get(self.list.items());
+            for item in items.iter().flat_map(Payload::items) {
+                let name = Object::of(&item).and_then(|item| item.get_string(self.list.key()));
+                named |= name.is_some();
+                is_new |= name.is_some_and(|name| self.names.insert(name));
+            }
+        }
+        // A server that filters its pages may have one without any item.
+        let is_repeated = named && !is_new;
+        self.pages_left = self.pages_left.saturating_sub(1);
+        self.end = match &next {
+            None => Some(ListEnd::Complete),
+            Some(next) if is_repeated || self.cursors.iter().any(|sent| sent.as_str() == next.as_str()) => {
+                Some(ListEnd::Circular)
+            }
+            Some(_) if self.pages_left == 0 => Some(ListEnd::TooManyPages),
+            Some(_) => None,
+        };
+        self.cursors.extend(next.filter(|_| self.end.is_none()).map(|next| next.detached()));
+        !is_repeated
+    }
+
+    /// Why the list ended; `None` if there is a further page.
+    #[must_use]
+    pub const fn end(&self) -> Option<ListEnd> {
+        self.end
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Reads a list that answers by the cursor it is sent; the names that count, the end, the requests.
+    fn read(server: impl Fn(Option<&str>) -> (Vec<String>, Value)) -> (Vec<String>, ListEnd, usize) {
+        let mut pages = ListPages::new(PagedList::Tools, 20);
+        let (mut names, mut requests) = (Vec::new(), 0);
+        loop {
+            let cursor: Option<String> = pages.cursor().and_then(|cursor| cursor.read().ok());
+            let (listed, next) = server(cursor.as_deref());
+            let tools: Vec<_> = listed.iter().map(|name| json!({ "name": name })).collect();
+            let page = Object::of(&Payload::of(&json!({ "tools": tools, "nextCursor": next }))).unwrap();
+            requests += 1;
+            if pages.read(&page) {
+                names.extend(listed);
+            }
+            if let Some(end) = pages.end() {
+                return (names, end, requests);
+            }
+        }
+    }
+
+    fn tools(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_list_ends_where_its_pages_bring_nothing_new() {
+        let all = || tools(&["a", "b"]);
+        assert_eq!(read(|_| (all(), Value::Null)), (all(), ListEnd::Complete, 1));
+        for unmoving in ["", "1"] {
+            assert_eq!(read(|_| (all(), json!(unmoving))), (all(), ListEnd::Circular, 2), "{unmoving:?}");
+        }
+        // Other cursors each time, the same names.
+        let counting =
+            |cursor: Option<&str>| json!(cursor.map_or(0, |cursor| cursor.parse::<u32>().unwrap() + 1).to_string());
+        assert_eq!(read(|cursor| (all(), counting(cursor))), (all(), ListEnd::Circular, 2));
+        // New names behind a cursor that was sent.
+        let growing = |cursor: Option<&str>| if cursor.is_none() { tools(&["a"]) } else { tools(&["b"]) };
+        assert_eq!(read(|cursor| (growing(cursor), json!("x"))), (all(), ListEnd::Circular, 2));
+        // Cursors in turn, without a single item.
+        let turns = |cursor: Option<&str>| if cursor == Some("x") { json!("y") } else { json!("x") };
+        assert_eq!(read(|cursor| (Vec::new(), turns(cursor))), (Vec::new(), ListEnd::Circular, 3));
+        assert_eq!(read(|cursor| (Vec::new(), counting(cursor))), (Vec::new(), ListEnd::TooManyPages, 20));
+    }
+
+    #[test]
+    fn empty_cursors_empty_pages_and_names_that_come_twice_end_no_list() {
+        let server = |cursor: Option<&str>| match cursor {
+            None => (tools(&["a"]), json!("")),
+            Some("") => (Vec::new(), json!("x")),
+            Some("x") => (tools(&["a", "b"]), json!("y")),
+            Some(_) => (tools(&["c"]), Value::Null),
+        };
+        assert_eq!(read(server), (tools(&["a", "a", "b", "c"]), ListEnd::Complete, 4));
+    }
+}

@@ -58,7 +58,14 @@ impl Routes {
         self.exact.values().chain(below).any(|endpoint| endpoint.forwards(header))
     }
 
+    /// The path that serves a request. A slash too many at its end changes nothing: redirects lose bodies and credentials.
+    fn served_path<'p>(&self, path: &'p str) -> &'p str {
+        let shorter = path.strip_suffix('/').filter(|shorter| self.exact.contains_key(*shorter));
+        shorter.filter(|_| !self.exact.contains_key(path)).unwrap_or(path)
+    }
+
     fn find(&self, path: &str) -> Option<&Arc<dyn Endpoint>> {
+        let path = self.served_path(path);
         let below = || self.below.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, endpoint)| endpoint);
         self.exact.get(path).or_else(below)
     }
@@ -81,6 +88,7 @@ pub(super) struct Asker {
 /// What an endpoint gets of a request that was admitted. The rest goes here: what an endpoint drops, too, keeps no
 /// buffer while the answer is waited for.
 fn inbound(
+    path: String,
     request: Request<Incoming>,
     body: Bytes,
     asker: Asker,
@@ -88,7 +96,7 @@ fn inbound(
 ) -> Inbound {
     let (parts, _) = request.into_parts();
     Inbound {
-        path: parts.uri.path().to_owned(),
+        path,
         query: parts.uri.query().map(str::to_owned),
         method: parts.method,
         headers: parts.headers,
@@ -178,7 +186,8 @@ impl DispatchState {
         } else {
             Bytes::new()
         };
-        let mut response = endpoint.serve(inbound(*request, body, asker, (accepted, received_at))).await;
+        let path = self.routes.served_path(request.uri().path()).to_owned();
+        let mut response = endpoint.serve(inbound(path, *request, body, asker, (accepted, received_at))).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

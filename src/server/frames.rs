@@ -8,9 +8,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 const HEAD: usize = 9;
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
 const PRIORITY: u8 = 2;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
+const WINDOW_UPDATE: u8 = 8;
+
+/// WINDOW_UPDATE frames that one frame of an answer may cause: clients send them as they read it, for its stream and the
+/// connection.
+const UPDATES_PER_FRAME: u32 = 64;
+/// The same for a request: some clients widen the window of each stream as they open it.
+const UPDATES_PER_REQUEST: u32 = 2;
 
 /// Where in a frame a byte stream stands.
 #[derive(Clone, Debug, Default)]
@@ -60,16 +69,31 @@ pub(super) struct ControlBudget {
     window: Duration,
     window_ends: Instant,
     spent: u32,
+    /// WINDOW_UPDATE frames that answers have caused, and that have not come yet.
+    updates_due: u32,
 }
 
 impl ControlBudget {
     pub(super) fn new(max: u32, window: Duration) -> Self {
-        Self { max, window, window_ends: Instant::now() + window, spent: 0 }
+        Self { max, window, window_ends: Instant::now() + window, spent: 0, updates_due: 0 }
     }
 
-    /// Counts one frame of type `kind`.
+    /// Notes one frame of type `kind` that was sent.
+    pub(super) const fn sent(&mut self, kind: u8) {
+        if matches!(kind, DATA | HEADERS) {
+            self.updates_due = self.updates_due.saturating_add(UPDATES_PER_FRAME);
+        }
+    }
+
+    /// Counts one frame of type `kind` that was received.
     pub(super) fn spend(&mut self, kind: u8) {
-        if matches!(kind, PRIORITY | SETTINGS | PING) {
+        if kind == HEADERS {
+            self.updates_due = self.updates_due.saturating_add(UPDATES_PER_REQUEST);
+        }
+        let is_due = kind == WINDOW_UPDATE && self.updates_due > 0;
+        if is_due {
+            self.updates_due -= 1;
+        } else if matches!(kind, PRIORITY | SETTINGS | PING | WINDOW_UPDATE) {
             let now = Instant::now();
             if now >= self.window_ends {
                 self.window_ends = now + self.window;
@@ -112,6 +136,20 @@ mod tests {
         let mut cursor = FrameCursor::default();
         cursor.advance(&stream[7..15], |_| ());
         assert!(!cursor.at_boundary());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn window_updates_are_counted_beyond_those_that_answers_cause() {
+        let mut budget = ControlBudget::new(2, Duration::from_secs(10));
+        for kind in [HEADERS, DATA, DATA, PING, SETTINGS] {
+            budget.sent(kind);
+        }
+        for _ in 0..3 * UPDATES_PER_FRAME + 2 {
+            budget.spend(WINDOW_UPDATE);
+        }
+        assert!(!budget.is_overdrawn());
+        budget.spend(WINDOW_UPDATE);
+        assert!(budget.is_overdrawn());
     }
 
     #[tokio::test(start_paused = true)]

@@ -182,7 +182,8 @@ impl<T: ResettableStream> WatchedSocket<T> {
             let mut left = *written;
             for slice in slices {
                 let passed = left.min(slice.len());
-                frames.outbound.advance(&slice[..passed], |_| ());
+                let budget = &mut frames.budget;
+                frames.outbound.advance(&slice[..passed], |kind| budget.sent(kind));
                 left -= passed;
             }
         }

@@ -92,6 +92,7 @@ async fn bad_frames_cost_the_connection() {
         ("B41", floods(20_000, frame(PING, NONE, 0, b"01234567")), "goaway 11", 0),
         ("B42", floods(20_000, frame(SETTINGS, NONE, 0, &[])), "goaway 11", 0),
         ("B43", floods(20_000, frame(PRIORITY, NONE, 1, &[0, 0, 0, 0, 1])), "goaway 11", 0),
+        ("B43 window", floods(20_000, frame(WINDOW_UPDATE, NONE, 0, &[0, 0, 0, 1])), "goaway 11", 0),
     ];
     check_rows(rows).await;
 }

@@ -68,6 +68,7 @@ async fn no_field_beside_the_protocols_comes_through() {
     assert_eq!(http2.fate(1).await, "200");
     let seen = column.server().world.first(|seen| seen.bytes == MESSAGE.as_bytes()).await;
     assert_eq!(seen.fields(), UPSTREAM_FIELDS);
+    assert_eq!(seen.header("cookie"), Some("a=b"), "what the server gave to this session, and nothing of a client's");
 }
 
 /// B71.

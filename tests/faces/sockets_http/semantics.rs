@@ -236,6 +236,19 @@ async fn the_endpoint_gets_the_body_the_accepted_types_and_a_principal_of_ours()
     assert_eq!(seen[0].principal, Principal::local());
 }
 
+/// A redirect would lose the body, or the credential, of many a client.
+#[tokio::test]
+async fn a_slash_too_many_at_the_end_of_a_path_is_served_like_the_path() {
+    let gate = gate().await;
+    for (path, expected) in [("/mcp/", "200"), ("/mcp//", "404"), ("/other/", "404"), ("/", "404")] {
+        let sent = posted(path, "Host: localhost\r\n");
+        let outcome = outcome(&gate, sent.as_bytes()).await;
+        assert!(outcome.starts_with(expected), "{path}: {outcome}");
+    }
+    let seen = gate.recorder.seen.lock();
+    assert_eq!(seen.iter().map(|seen| seen.path.as_str()).collect::<Vec<_>>(), ["/mcp"]);
+}
+
 /// Whoever is refused is told in one sentence what would be right, with the operator's key where one decides it, and with
 /// nothing of what they sent (GW-43).
 #[tokio::test]

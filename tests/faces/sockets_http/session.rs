@@ -52,6 +52,11 @@ async fn no_field_of_the_hop_comes_through() {
     assert_eq!(seen.len(), 2, "no upgrade, two requests");
     for seen in seen {
         assert_eq!(seen.fields(), UPSTREAM_FIELDS);
+        assert_eq!(
+            seen.header("cookie"),
+            Some("a=b"),
+            "what the server gave to this session, and nothing of a client's"
+        );
         assert_eq!(seen.header("host"), Some(column.server().address.to_string().as_str()));
     }
 }

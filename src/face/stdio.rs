@@ -1,7 +1,7 @@
 //! Serves a client at standard input and output: one message a line, over [`super::stream_client`].
 //!
-//! Nothing but messages is ever written there. The client is gone once its side of the input ends, or nobody reads the
-//! output.
+//! Nothing but messages is ever written there. Once its input ends, what was read of it is answered; the client is gone
+//! then, or when its end of the output is closed.
 
 use std::io;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
+use super::stream_client::{self, ClientMessage, NEXT_ANSWER_MAX, OutgoingMessage, StreamClient};
 use crate::wire::framing::MessageClassifier;
 use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{RequestId, RpcError, envelope};
@@ -49,11 +49,17 @@ pub async fn serve(
     let (lines, spoken) = mpsc::channel(LINES_MAX);
     let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
     let refusals = outgoing.clone();
-    let reading =
-        async { stop.run_until_cancelled(read(input, line_bytes_max, lines, refusals)).await.unwrap_or(Ok(())) };
+    let leaving = leaving.child_token();
+    let reading = async {
+        let read = stop.run_until_cancelled(read(input, line_bytes_max, lines, refusals)).await;
+        read.unwrap_or_else(|| {
+            leaving.cancel();
+            Ok(())
+        })
+    };
     let over = CancellationToken::new();
     let talking = async {
-        let served = stream_client::serve_until(client, spoken, outgoing, leaving);
+        let served = stream_client::serve_and_answer(client, spoken, outgoing, leaving.clone(), NEXT_ANSWER_MAX);
         tokio::pin!(served);
         let read = tokio::select! {
             read = reading => {

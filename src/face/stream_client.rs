@@ -11,6 +11,7 @@
 
 mod answer_relay;
 mod client_link;
+mod input_end;
 mod notifications;
 mod outgoing_budget;
 mod stream_requests;
@@ -45,6 +46,7 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use client_link::{ClientDisconnected, ClientLink};
+pub use input_end::NEXT_ANSWER_MAX;
 pub use outgoing_budget::{OutgoingMessage, OutgoingPermit};
 
 /// Requests at one time; further ones are refused.
@@ -92,7 +94,7 @@ pub struct ClientMessage {
     pub headers: HeaderMap,
 }
 
-/// Serves one client until it is gone: until `spoken` ends, or nobody receives `outgoing` any more.
+/// Serves one client until it is gone: until `spoken` ends, or nothing receives `outgoing` any more.
 ///
 /// Each item of `outgoing` is one whole JSON text: a message, or an array of them for a client of 2025-03-26 that sent
 /// one. Line breaks between its parts may be in it. A client that does not read is not listened to any more once the
@@ -112,9 +114,21 @@ pub async fn serve(
 /// The same; and once `leaving` is cancelled, until no request waits for its answer.
 pub async fn serve_until(
     client: StreamClient,
+    spoken: mpsc::Receiver<ClientMessage>,
+    outgoing: mpsc::Sender<OutgoingMessage>,
+    leaving: CancellationToken,
+) {
+    serve_and_answer(client, spoken, outgoing, leaving, Duration::ZERO).await;
+}
+
+/// The same for a client that may hear answers though it says nothing more: once `spoken` has ended, what was read of it is
+/// answered, as long as the next answer takes no longer than `next_answer_max`.
+pub async fn serve_and_answer(
+    client: StreamClient,
     mut spoken: mpsc::Receiver<ClientMessage>,
     outgoing: mpsc::Sender<OutgoingMessage>,
     leaving: CancellationToken,
+    next_answer_max: Duration,
 ) {
     let line = ClientLink::new(client, outgoing);
     let mut talk = StreamClientLoop::new(Arc::clone(&line));
@@ -125,7 +139,13 @@ pub async fn serve_until(
             () = line.gone() => break,
             message = spoken.recv(), if talk.listens() => match message {
                 Some(message) => talk.hear(message),
-                None => break,
+                None => {
+                    // A gateway that is leaving has ended the calls by now.
+                    if !leaving.is_cancelled() {
+                        talk.answer_what_was_read(next_answer_max).await;
+                    }
+                    break;
+                }
             },
             // Last: what was taken is heard.
             () = leaving.cancelled(), if talk.is_answered() => break,

@@ -289,3 +289,29 @@ async fn a_request_that_cannot_be_read_is_answered_under_its_id_where_that_can_b
     assert!(refused.get("id").is_none_or(Value::is_null), "{refused}");
     assert_eq!(text(&host.result(7, "tools/call", greet()).await), "Hello, Ada!");
 }
+
+/// A pipe of a few lines ends before the first answer.
+#[tokio::test]
+async fn what_was_read_before_the_input_ended_is_answered() {
+    for is_alone in [false, true] {
+        let mut host = Host::new(GRACE);
+        let params = |params: Value| if is_alone { alone(params, false) } else { params };
+        if !is_alone {
+            let who = json!({ "name": "host", "version": "1" });
+            let opening = json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": who });
+            host.ask(0, "initialize", opening).await;
+            host.note("notifications/initialized", json!({})).await;
+        }
+        host.ask(1, "tools/list", params(json!({}))).await;
+        host.ask(2, "tools/call", params(greet())).await;
+        // The last line need not end.
+        let last = json!({ "jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": params(slow(0.5)) });
+        host.write(&last.to_string()).await;
+        host.leave();
+        for id in [1, 2, 3] {
+            let answer = host.answer(id).await;
+            assert!(answer.get("error").is_none(), "{is_alone} {answer}");
+        }
+        assert_eq!(host.ended().await.0.code(), Some(0));
+    }
+}

@@ -8,8 +8,10 @@ use super::sse::BYTE_ORDER_MARK;
 use super::{FramingError, StreamEvent};
 use crate::wire::{Message, MessageText};
 
-/// Largest part of an event in front of its data.
+/// Largest part of an event in front of its data. Of a larger one, comments and unknown fields go no further.
 const LEAD_BYTES_MAX: usize = 64 * 1024;
+/// The fields of an event, and how their lines begin.
+const FIELDS: [&[u8]; 4] = [b"data", b"event", b"id", b"retry"];
 
 /// Largest event whose parts are put together again.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
@@ -222,8 +224,13 @@ impl EventGate {
             self.decide(&mut out);
         }
         if self.state == GateState::Lead && self.held.len() > LEAD_BYTES_MAX {
-            self.state = GateState::Passing;
-            out.push(GateOutput::Through(self.held.split().freeze()));
+            match self.whole {
+                HoldPolicy::Nothing => {
+                    self.state = GateState::Passing;
+                    out.push(GateOutput::Through(self.held.split().freeze()));
+                }
+                HoldPolicy::Arrays | HoldPolicy::Asking | HoldPolicy::Messages => self.shorten_lead()?,
+            }
         }
         if self.state == GateState::Passing && from < bytes.len() {
             out.push(GateOutput::Through(bytes.slice(from..)));
@@ -353,6 +360,25 @@ impl EventGate {
         }
     }
 
+    /// Keeps the fields of an event whose data has not begun, which may have any number of comments in front of it.
+    fn shorten_lead(&mut self) -> Result<(), FramingError> {
+        let lead = self.held.split();
+        let (lines, last) = lead.split_at(self.line_start);
+        for line in lines.split_inclusive(|byte| *byte == b'\n') {
+            // A carriage return alone ends a line, too.
+            line.split_inclusive(|byte| *byte == b'\r').filter(|line| is_field(line)).for_each(|line| {
+                self.held.extend_from_slice(line);
+            });
+        }
+        self.line_start = self.held.len();
+        // Of the line under way a colon is enough to tell a comment.
+        self.held.extend_from_slice(if last.is_empty() || is_field(last) { last } else { b":" });
+        match self.held.len() > LEAD_BYTES_MAX / 2 {
+            true => Err(FramingError::EventTooLarge { max: LEAD_BYTES_MAX / 2 }),
+            false => Ok(()),
+        }
+    }
+
     fn begin_line(&mut self) {
         self.line_start = self.held.len();
         self.blanks = 0;
@@ -382,6 +408,15 @@ impl EventGate {
             out.push(GateOutput::Through(self.held.split().freeze()));
         }
     }
+}
+
+/// Whether a line may be one of an event's fields, as far as it has come.
+fn is_field(line: &[u8]) -> bool {
+    let end = memchr::memchr3(b':', b'\r', b'\n', line);
+    FIELDS.into_iter().any(|field| match end {
+        Some(end) => field == &line[..end],
+        None => field.starts_with(line),
+    })
 }
 
 /// Whether a text was read as a result, which asks nobody anything.
@@ -530,6 +565,30 @@ mod tests {
         let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
         let passed = gate().feed(&large).unwrap();
         assert_eq!(passed, [GateOutput::Through(large)], "the bound holds for what is kept");
+    }
+
+    #[test]
+    fn an_event_comes_whole_behind_any_number_of_comments() {
+        let event = "id: 7\ndata: [1]\n\n";
+        for comment in [": still here\n", ":\n", "x: y\r\n", ": c\r", "odd\n"] {
+            let comments = comment.repeat(200_000 / comment.len());
+            for pieces in [1_000, 60_000, usize::MAX] {
+                for whole in [HoldPolicy::Asking, HoldPolicy::Messages, HoldPolicy::Arrays] {
+                    let mut gate = EventGate::new(PrimerPolicy::Pass, whole, 1 << 20);
+                    let text = Bytes::from(format!("id: 7\n{comments}data: [1]\n\n"));
+                    let mut out = Vec::new();
+                    for piece in text.chunks(pieces) {
+                        out.extend(gate.feed(&Bytes::copy_from_slice(piece)).unwrap());
+                    }
+                    let Some(GateOutput::Event(last)) = out.pop() else { panic!("{comment:?} {pieces}") };
+                    let fields: Vec<&[u8]> = last.split(|byte| *byte == b'\n').filter(|line| is_field(line)).collect();
+                    assert_eq!(fields.concat(), event.replace('\n', "").as_bytes(), "{comment:?} {pieces}");
+                }
+            }
+        }
+        let mut gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000);
+        let ids = Bytes::from("id: 7\n".repeat(20_000));
+        assert!(gate.feed(&ids).is_err(), "fields are bounded");
     }
 
     #[test]

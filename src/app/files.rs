@@ -14,6 +14,7 @@ use crate::server::{AdminSettings, Authenticator, LocalUser};
 use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
+use crate::upstream::http::ProxyError;
 use crate::upstream::transport::credential::CredentialError;
 use crate::upstream::transport::stdio::{self, VariableFileError};
 
@@ -34,6 +35,8 @@ pub enum FileError {
     Folder { folder: PathBuf },
     #[error(transparent)]
     Credential(#[from] CredentialError),
+    #[error(transparent)]
+    Proxy(#[from] ProxyError),
 }
 
 /// All files that are not what they should be, each with the key of the configuration that names it. Never
@@ -133,6 +136,7 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
         if let Some(credential) = &http.credential {
             note(format!("upstreams.{name}.auth.value_file"), credential.read().map(drop).map_err(FileError::from));
         }
+        note(format!("upstreams.{name}.proxy_credentials_file"), http.proxy.check().map_err(FileError::from));
         let (tls, table) = (&http.tls, format!("upstreams.{name}.tls"));
         if let Some(ca) = &tls.ca {
             note(format!("{table}.ca"), read_roots(ca).map(drop).map_err(FileError::from));

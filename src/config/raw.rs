@@ -21,7 +21,7 @@ use url::Url;
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
-    ADDRESS, ADDRESS_RANGE, DURATION, DURATION_NOT_ZERO, HOST, KEY_FILE, NEW_NAME, ORIGIN, PATTERN, PEM_FILE,
+    ADDRESS, ADDRESS_RANGE, DURATION, DURATION_NOT_ZERO, HOST, KEY_FILE, NEW_NAME, ORIGIN, PATTERN, PEM_FILE, PROXY,
     PUBLIC_URL, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::forwarded::AddressRange;
@@ -129,6 +129,9 @@ pub(super) struct RawUpstreamSettings {
     pub(super) queue_max: Option<LocatedValue<u32>>,
     pub(super) queue_deadline: Option<LocatedValue<Duration>>,
     pub(super) connect_max: Option<LocatedValue<Duration>>,
+    /// `Some(None)` is a written "none".
+    pub(super) proxy: Option<LocatedValue<Option<Url>>>,
+    pub(super) proxy_credentials_file: Option<LocatedValue<PathBuf>>,
     pub(super) first_byte_max: Option<LocatedValue<Duration>>,
     pub(super) idle_max: Option<LocatedValue<Duration>>,
     pub(super) call_first_byte_max: Option<LocatedValue<Duration>>,
@@ -294,6 +297,8 @@ fn read_upstream_settings(section: &mut Section<'_, '_>) -> RawUpstreamSettings 
         queue_max: section.count("queue_max", 0),
         queue_deadline: section.read("queue_deadline", &DURATION_NOT_ZERO),
         connect_max: section.read("connect_max", &DURATION_NOT_ZERO),
+        proxy: section.read("proxy", &PROXY),
+        proxy_credentials_file: section.read("proxy_credentials_file", &KEY_FILE),
         first_byte_max: section.read("first_byte_max", &DURATION_NOT_ZERO),
         idle_max: section.read("idle_max", &DURATION_NOT_ZERO),
         call_first_byte_max: section.read("call_first_byte_max", &DURATION_NOT_ZERO),

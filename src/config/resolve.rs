@@ -36,7 +36,7 @@ use crate::task::{
     ToolRules,
 };
 use crate::tls::IdentityFiles;
-use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
+use crate::upstream::http::{HttpUpstreamSettings, ProxySettings, UpstreamTlsFiles};
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::{ForwardingRules, Timeouts};
@@ -153,6 +153,7 @@ fn resolve_upstreams<'a>(
             upstreams.push(resolve_upstream(raw, AddressSettings { paths, server }, tools, shared));
         }
         check_queue(&raw.settings, report);
+        check_proxy(&raw.settings, report);
     }
     upstreams
 }
@@ -174,6 +175,17 @@ fn check_queue(raw: &RawUpstreamSettings, report: &mut MistakeCollector) {
         && queue_max.value == 0
     {
         report.warning(&deadline.place, "has no effect: with `queue_max = 0` no call waits");
+    }
+}
+
+fn check_proxy(raw: &RawUpstreamSettings, report: &mut MistakeCollector) {
+    if let Some(file) = &raw.proxy_credentials_file
+        && raw.proxy.as_ref().is_none_or(|proxy| proxy.value.is_none())
+    {
+        report.mistake(
+            &file.place,
+            "has no `proxy` to be shown to; write one such as proxy = \"http://proxy.example:3128\"",
+        );
     }
 }
 
@@ -212,8 +224,18 @@ fn resolve_server(
         connect_max: value_or(raw.settings.connect_max.as_ref(), Duration::from_secs(5)),
         tls,
         credential,
+        proxy: resolve_proxy(&raw.settings),
         headers: Vec::new(),
     }))
+}
+
+fn resolve_proxy(raw: &RawUpstreamSettings) -> ProxySettings {
+    let credentials_file = raw.proxy_credentials_file.as_ref().map(|file| file.value.clone());
+    match raw.proxy.as_ref().map(|written| written.value.clone()) {
+        None => ProxySettings::Environment,
+        Some(None) => ProxySettings::Direct,
+        Some(Some(url)) => ProxySettings::At { url, credentials_file },
+    }
 }
 
 /// A certificate with its key, where both are written.

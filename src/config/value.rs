@@ -60,6 +60,9 @@ pub(super) const PUBLIC_URL: StringFormat<Url> =
     StringFormat { wanted: "a URL such as \"https://mcp.example\", without a path", read: public_url };
 pub(super) const UPSTREAM_URL: StringFormat<Url> =
     StringFormat { wanted: "a URL such as \"http://127.0.0.1:9000/mcp\"", read: upstream_url };
+/// The proxy in front of an upstream; `None` is "none".
+pub(super) const PROXY: StringFormat<Option<Url>> =
+    StringFormat { wanted: "\"none\", or a URL such as \"http://proxy.example:3128\"", read: proxy };
 /// The path that an upstream is served at.
 pub(super) const SERVED_PATH: StringFormat<String> =
     StringFormat { wanted: "a path such as \"/reports/mcp\"", read: served_path };
@@ -283,6 +286,23 @@ fn upstream_url(text: &str) -> Result<Url, ValueError> {
         return Err(ValueError::Because("has a fragment; leave out what begins with #"));
     }
     Ok(url)
+}
+
+fn proxy(text: &str) -> Result<Option<Url>, ValueError> {
+    if text == "none" {
+        return Ok(None);
+    }
+    let url = Url::parse(text).map_err(|_| ValueError::Form)?;
+    if url.scheme() != "http" {
+        return Err(ValueError::Because("has another scheme than http; a proxy is spoken to over http"));
+    }
+    if has_user_info(&url) {
+        return Err(ValueError::Because("has a user name or password; write them into `proxy_credentials_file`"));
+    }
+    if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
+        return Err(ValueError::Because("has more than scheme, host and port; leave the rest out"));
+    }
+    Ok(Some(url))
 }
 
 fn has_user_info(url: &Url) -> bool {

@@ -37,6 +37,7 @@ use super::transport::credential::Credential;
 use super::transport::detection::TransportDetection;
 pub use super::transport::http_client::ClientError;
 use super::transport::http_client::{ClientTls, HttpClient};
+pub use super::transport::http_client::{ProxyError, ProxySettings};
 use super::transport::sse::{self, SseDetected, SseTransport};
 use super::transport::stdio::{LastLines, StdioTransport, StdioUpstreamSettings};
 use super::upstream_health::UpstreamHealth;
@@ -73,6 +74,7 @@ pub struct HttpUpstreamSettings {
     pub tls: UpstreamTlsFiles,
     /// Shown on every request.
     pub credential: Option<Credential>,
+    pub proxy: ProxySettings,
     /// Shown on every request besides; none of them has the credential's name.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -122,7 +124,13 @@ impl SessionUpstream {
     /// # Errors
     /// If the address, the system's trusted roots or the files that the settings name are of no use.
     pub fn new(settings: HttpUpstreamSettings, life: TaskScope) -> Result<Self, ClientError> {
-        let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
+        let client = HttpClient::new(
+            &settings.name,
+            &settings.url,
+            settings.connect_max,
+            settings.tls.read()?,
+            &settings.proxy,
+        )?;
         let era = settings.protocol.map(Era::of);
         let credential = settings.credential.as_ref().map(Credential::read).transpose()?;
         let client = client.with_headers(credential.into_iter().chain(settings.headers.iter().cloned()).collect());

@@ -223,11 +223,12 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::upstream::transport::http_client::ClientTls;
+    use crate::upstream::transport::http_client::{ClientTls, ProxySettings};
 
     fn of(url: &str) -> ResourceMetadata {
         let (name, url): (Arc<str>, Url) = (Arc::from("up"), url.parse().unwrap());
-        let client = HttpClient::new(&name, &url, Duration::from_secs(1), ClientTls::default()).unwrap();
+        let client =
+            HttpClient::new(&name, &url, Duration::from_secs(1), ClientTls::default(), &ProxySettings::Direct).unwrap();
         ResourceMetadata::new(&name, client, url)
     }
 

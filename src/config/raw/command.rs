@@ -142,7 +142,9 @@ fn check_headers(raw: &RawUpstream, report: &mut MistakeCollector) {
     let auth = edges.auth.iter().map(|auth| &auth.place);
     let connecting = raw.settings.connect_max.iter().map(|written| &written.place);
     let forwarding = edges.forward_authorization.iter().map(|written| &written.place);
-    for place in auth.chain(forwarding).chain(connecting) {
+    let proxy = raw.settings.proxy.iter().map(|written| &written.place);
+    let proxy = proxy.chain(raw.settings.proxy_credentials_file.iter().map(|written| &written.place));
+    for place in auth.chain(forwarding).chain(connecting).chain(proxy) {
         report.mistake(place, message);
     }
     if !edges.forward_headers.is_empty() {

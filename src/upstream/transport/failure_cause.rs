@@ -79,6 +79,10 @@ pub(crate) fn of_head<B: Body>(
             && is_request(outgoing);
         return is_odd.then(|| UpstreamFailure::new(Reason::UpstreamMalformed, media(response)));
     }
+    if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+        let cause = "HTTP 407: the proxy asks for other credentials; see `proxy_credentials_file`";
+        return Some(UpstreamFailure::new(Reason::UpstreamHttpStatus, cause.to_owned()));
+    }
     if status.is_redirection() {
         return Some(redirect(url, response));
     }

@@ -4,6 +4,8 @@
 
 mod connector;
 mod pool;
+mod proxy;
+mod session_cookies;
 
 use std::error::Error;
 use std::pin::Pin;
@@ -12,7 +14,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HOST;
+use http::header::{COOKIE, HOST, PROXY_AUTHORIZATION};
+use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use hyper::body::{Body, Frame, SizeHint};
 use metrics::Counter;
@@ -26,13 +29,16 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::TlsFileError;
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::breaker::{AnswerHealth, Breaker};
-use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope, common_headers};
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope, SESSION_ID, common_headers};
 use crate::upstream::reply;
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 pub(crate) use connector::ClientTls;
 use connector::Connector;
 pub(crate) use pool::PooledBody;
 use pool::{ConnectionPool, SendError};
+use proxy::Proxy;
+pub use proxy::{ProxyError, ProxySettings};
+use session_cookies::SessionCookies;
 
 /// Largest header block of an answer (U13). It has 100 fields at most, which is hyper's own bound: where another is set,
 /// hyper fills its table of fields before it reads them.
@@ -60,6 +66,8 @@ const REFUSALS: [AlertDescription; 8] = [
     AlertDescription::UnsupportedCertificate,
 ];
 
+type BoxError = Box<dyn Error + Send + Sync>;
+
 /// Why a client cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -71,6 +79,8 @@ pub enum ClientError {
     File(#[from] TlsFileError),
     #[error(transparent)]
     Credential(#[from] CredentialError),
+    #[error(transparent)]
+    Proxy(#[from] ProxyError),
 }
 
 /// Connections to one upstream.
@@ -84,6 +94,8 @@ pub(crate) struct HttpClient {
     /// What the upstream lets the gateway in for, and what else the operator has it shown.
     own: Arc<[(HeaderName, HeaderValue)]>,
     connect_max: Duration,
+    proxy: Option<Arc<Proxy>>,
+    cookies: SessionCookies,
     pool: ConnectionPool,
     breaker: Arc<Breaker>,
     health: Arc<UpstreamHealth>,
@@ -101,9 +113,11 @@ impl HttpClient {
         url: &url::Url,
         connect_max: Duration,
         tls: ClientTls,
+        proxy: &ProxySettings,
     ) -> Result<Self, ClientError> {
         let uri: Uri = url.as_str().parse()?;
-        let pool = ConnectionPool::new(Connector::new(uri.clone(), tls)?, connect_max, HEAD_BYTES_MAX);
+        let proxy = Proxy::of(proxy, url)?;
+        let pool = ConnectionPool::new(Connector::new(uri.clone(), tls, proxy.clone())?, connect_max, HEAD_BYTES_MAX);
         let host = uri.authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
         let health = Arc::new(UpstreamHealth::new(name, &url.origin().ascii_serialization()));
         Ok(Self {
@@ -112,6 +126,8 @@ impl HttpClient {
             headers: common_headers(host),
             own: Arc::default(),
             connect_max,
+            proxy: proxy.map(Arc::new),
+            cookies: SessionCookies::new(),
             pool,
             breaker: Arc::new(Breaker::new(Arc::clone(&health))),
             health,
@@ -200,6 +216,7 @@ impl HttpClient {
         });
         if let Ok(response) = &answer {
             outgoing.forwarded().note(response);
+            self.note_cookies(outgoing, response);
         }
         if let Some(pass) = pass {
             pass.note(match &answer {
@@ -211,6 +228,17 @@ impl HttpClient {
             });
         }
         answer
+    }
+
+    /// Keeps the cookies of a session, from the answer that opens it on.
+    fn note_cookies<B>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
+        let headers = response.headers();
+        if let Some(session) = outgoing.session().or_else(|| headers.get(SESSION_ID)) {
+            match outgoing.method() {
+                Method::DELETE => self.cookies.forget(session),
+                _ => self.cookies.note(session, &self.uri, headers),
+            }
+        }
     }
 
     async fn send_within_limits(
@@ -238,7 +266,14 @@ impl HttpClient {
             let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
             let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
             if !again || tokio::time::Instant::now() >= resend_until || !self.resends.withdraw() {
-                return Err((fault, failure_cause::cause(&failure)));
+                let cause = failure_cause::cause(&failure);
+                return Err((
+                    fault,
+                    match &self.proxy {
+                        Some(proxy) => format!("through the proxy {}: {cause}", proxy.name()),
+                        None => cause,
+                    },
+                ));
             }
             resends += 1;
             self.resent.increment(1);
@@ -256,12 +291,22 @@ impl HttpClient {
         let mut request = Request::new(Box::new(body));
         *request.method_mut() = outgoing.method();
         let mut headers = outgoing.headers(&self.headers);
+        // Over TLS a proxy has only its tunnel.
+        let proxy = self.proxy.as_ref().filter(|_| self.uri.scheme() == Some(&Scheme::HTTP));
         *request.uri_mut() = if version == Version::HTTP_2 {
             headers.remove(HOST);
+            self.uri.clone()
+        } else if proxy.is_some() {
             self.uri.clone()
         } else {
             self.path.clone()
         };
+        if let Some(authorization) = proxy.and_then(|proxy| proxy.authorization.as_ref()) {
+            headers.insert(PROXY_AUTHORIZATION, authorization.clone());
+        }
+        if let Some(cookies) = outgoing.session().and_then(|session| self.cookies.field(session, &self.uri)) {
+            headers.insert(COOKIE, cookies);
+        }
         for (name, value) in &*self.own {
             headers.insert(name, value.clone());
         }

@@ -189,6 +189,7 @@ async fn only_the_headers_that_belong_to_the_protocol_go_through() {
     assert_eq!(names, ["content-length", "content-type", "date"]);
     let seen = server.world.first(SeenRequest::is_call).await;
     assert_eq!(seen.fields(), UPSTREAM_FIELDS);
+    assert_eq!(seen.header("cookie"), Some("a=b"), "what the server gave to this session, and nothing of a client's");
     assert_eq!(seen.header("mcp-session-id"), Some("s-1"), "the upstream's own id");
     assert_ne!(sealed, "s-1");
 }

@@ -22,7 +22,9 @@ const CLIENTS: [(&str, &str); 7] = [
 ];
 
 fn never(seen: &SeenRequest) {
-    for name in ["cookie", "dpop", "proxy-authorization", "traceparent"] {
+    // The server gave one to the session.
+    assert!(seen.header("cookie").is_none_or(|cookie| cookie == "a=b"), "SEC-04: {} {}", seen.method, seen.rpc());
+    for name in ["dpop", "proxy-authorization", "traceparent"] {
         assert_eq!(seen.header(name), None, "SEC-04: {} {} {name}", seen.method, seen.rpc());
     }
 }
@@ -44,6 +46,10 @@ async fn named_headers_go_on_with_the_request_that_they_came_with_and_no_others(
         let with: Vec<_> =
             all.iter().filter(|seen| seen.header("x-request-id") == Some("r-1")).map(SeenRequest::rpc).collect();
         assert!(with.contains(&"tools/call"), "{client} {kind} {with:?}");
+        if kind == SESSION {
+            let call = server.world.first(SeenRequest::is_call).await;
+            assert_eq!(call.header("cookie"), Some("a=b"), "{client}");
+        }
         // Sessions of the gateway's own, and what it asks by itself, carry nothing of any client.
         let is_own = |rpc: &&str| *rpc == "server/discover" || (client == STATELESS && *rpc != "tools/call");
         assert!(!with.iter().any(is_own), "{client} {kind} {with:?}");

@@ -29,11 +29,12 @@ pub const KEY: &str = "070707070707070707070707070707070707070707070707070707070
 pub const BOTH: &str = "application/json, text/event-stream";
 
 /// The header fields of a request to an upstream, in order: no others come through.
-pub const UPSTREAM_FIELDS: [&str; 8] = [
+pub const UPSTREAM_FIELDS: [&str; 9] = [
     "accept",
     "accept-encoding",
     "content-length",
     "content-type",
+    "cookie",
     "host",
     "mcp-protocol-version",
     "mcp-session-id",

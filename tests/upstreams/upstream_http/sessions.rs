@@ -259,6 +259,7 @@ async fn a_fixed_version_is_asked_for() {
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
         credential: None,
+        proxy: taskgate::upstream::http::ProxySettings::Direct,
         headers: Vec::new(),
     });
     assert_eq!(in_time(upstream.facts(&context())).await.unwrap().version, ProtocolVersion::V2025_03_26);

@@ -23,6 +23,7 @@ fn upstream(server: &ScriptedServer) -> EraUpstream {
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
         credential: None,
+        proxy: taskgate::upstream::http::ProxySettings::Direct,
         headers: Vec::new(),
     };
     Arc::new(upstream_of(settings)).for_stateless_clients()

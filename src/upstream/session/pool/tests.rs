@@ -10,13 +10,20 @@ use crate::task::Principal;
 use crate::upstream::ClientCredential;
 use crate::upstream::latencies::ExchangeLatencies;
 use crate::upstream::transport::Transport;
-use crate::upstream::transport::http_client::{ClientTls, HttpClient};
+use crate::upstream::transport::http_client::{ClientTls, HttpClient, ProxySettings};
 use crate::upstream::version_choice::VersionChoice;
 use crate::wire::Payload;
 
 fn pool() -> Arc<SessionPool> {
     let url = "http://127.0.0.1:9/mcp".parse().unwrap();
-    let client = HttpClient::new(&Arc::from("reports"), &url, Duration::from_secs(1), ClientTls::default()).unwrap();
+    let client = HttpClient::new(
+        &Arc::from("reports"),
+        &url,
+        Duration::from_secs(1),
+        ClientTls::default(),
+        &ProxySettings::Direct,
+    )
+    .unwrap();
     let link = UpstreamLink {
         name: Arc::from("reports"),
         health: Arc::clone(client.health()),

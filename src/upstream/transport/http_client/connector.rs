@@ -1,6 +1,5 @@
-//! Connects to one server: name, TCP and TLS.
+//! Connects to one server: name, TCP, a proxy's tunnel, and TLS.
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,12 +14,13 @@ use rustls_platform_verifier::Verifier;
 use tokio::net::TcpStream;
 use tower::ServiceExt as _;
 
+use super::BoxError;
+use super::proxy::{Proxy, RouteConnector};
 use crate::tls::provider;
 
 /// Dead peers are found by this, by TCP and over HTTP/2, since silence is normal for a running call.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
-pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 /// A connection, with TLS where the address says so. Boxed: TLS is large, and over HTTP/2 hyper gives each request a future
 /// that has room for the connection.
 pub(super) type Stream = Box<MaybeHttpsStream<TokioIo<TcpStream>>>;
@@ -37,16 +37,16 @@ pub(crate) struct ClientTls {
 /// The way to one server.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    inner: HttpsConnector<HttpConnector>,
+    inner: HttpsConnector<RouteConnector>,
     to: Uri,
 }
 
 impl Connector {
-    /// The way to the server of an address.
+    /// The way to the server of an address, through a proxy where there is one.
     ///
     /// # Errors
     /// If the system's trusted roots cannot be used.
-    pub(super) fn new(to: Uri, tls: ClientTls) -> Result<Self, rustls::Error> {
+    pub(super) fn new(to: Uri, tls: ClientTls, proxy: Option<Proxy>) -> Result<Self, rustls::Error> {
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
         plain.set_nodelay(true);
@@ -55,7 +55,7 @@ impl Connector {
             .with_tls_config(tls_config(&to, tls)?)
             .https_or_http()
             .enable_all_versions()
-            .wrap_connector(plain);
+            .wrap_connector(RouteConnector { direct: plain, proxy });
         Ok(Self { inner, to })
     }
 

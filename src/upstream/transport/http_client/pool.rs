@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::SinglePieceBody;
-use super::connector::{BoxError, Connector, KEEP_ALIVE, Stream};
+use super::connector::{Connector, KEEP_ALIVE, Stream};
+use super::{BoxError, SinglePieceBody};
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::upstream_health::UpstreamHealth;
 

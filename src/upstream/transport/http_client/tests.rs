@@ -1,5 +1,6 @@
 //! TLS towards upstreams, over real sockets.
 
+mod proxied;
 mod reuse;
 
 use std::convert::Infallible;
@@ -66,7 +67,7 @@ async fn post(url: &url::Url, tls: ClientTls) -> Result<Version, GatewayFault> {
 }
 
 async fn post_within(connect_max: Duration, url: &url::Url, tls: ClientTls) -> Result<Version, GatewayFault> {
-    let client = HttpClient::new(&Arc::from("reports"), url, connect_max, tls).unwrap();
+    let client = HttpClient::new(&Arc::from("reports"), url, connect_max, tls, &ProxySettings::Direct).unwrap();
     let outgoing = SessionHeaders::default().post(Bytes::from_static(b"{}"));
     let handed_over = HandedOver::default();
     let answer = tokio::time::timeout(Duration::from_secs(20), client.send(&outgoing, &handed_over)).await.unwrap();

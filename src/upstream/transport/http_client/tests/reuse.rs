@@ -18,7 +18,7 @@ const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncon
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn client(url: &url::Url, tls: ClientTls) -> HttpClient {
-    HttpClient::new(&Arc::from("reports"), url, PATIENCE, tls).unwrap()
+    HttpClient::new(&Arc::from("reports"), url, PATIENCE, tls, &ProxySettings::Direct).unwrap()
 }
 
 async fn listen() -> (TcpListener, url::Url) {

@@ -1,0 +1,210 @@
+//! Keeps the cookies that a server gives to a session of the gateway's, and sends them in that session alone (RFC 6265).
+//!
+//! A load balancer in front of a server names the node that knows a session by a cookie, and only the gateway hears of it:
+//! cookies of clients go no further (B75). They are kept by session id, in memory, so no session and no principal has
+//! those of another; and a client of one origin keeps them, so none is sent elsewhere.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::header::SET_COOKIE;
+use http::{HeaderMap, HeaderValue, Uri};
+use tokio::time::Instant;
+
+/// Cookies of one session; further ones are not kept.
+const COOKIES_MAX: usize = 16;
+/// Largest cookie, name and value.
+const COOKIE_BYTES_MAX: usize = 4 * 1024;
+/// All cookies of all sessions at one server; those used longest ago fall out.
+const BYTES_MAX: u64 = 4 << 20;
+/// What a cookie costs beside its text.
+const OVERHEAD_BYTES: usize = 128;
+
+/// The cookies of all sessions at one origin.
+#[derive(Clone, Debug)]
+pub(super) struct SessionCookies {
+    by_session: moka::sync::Cache<HeaderValue, Arc<[SessionCookie]>>,
+    /// Whether there was any: most servers give none, and their requests have nothing to look up.
+    are_given: Arc<AtomicBool>,
+}
+
+#[derive(Clone)]
+struct SessionCookie {
+    name: Box<str>,
+    value: Box<str>,
+    path: Box<str>,
+    is_secure: bool,
+    expires: Option<Instant>,
+}
+
+impl std::fmt::Debug for SessionCookie {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SessionCookie").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl SessionCookie {
+    /// Reads a `Set-Cookie` field of an answer from `from`; `None` for one that is not to be kept. A lifetime that has ended
+    /// removes a cookie of its name.
+    fn read(text: &str, from: &Uri) -> Option<Self> {
+        let mut parts = text.split(';');
+        let (name, value) = parts.next()?.split_once('=')?;
+        let (name, value) = (name.trim(), value.trim());
+        let is_text = |text: &str| text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+        if name.is_empty() || !is_text(name) || !is_text(value) || name.len() + value.len() > COOKIE_BYTES_MAX {
+            return None;
+        }
+        let path = from.path().rsplit_once('/').map_or("/", |(folder, _)| if folder.is_empty() { "/" } else { folder });
+        let mut cookie =
+            Self { name: name.into(), value: value.into(), path: path.into(), is_secure: false, expires: None };
+        let (mut max_age, mut is_over) = (None, false);
+        for attribute in parts {
+            let (key, value) = attribute.split_once('=').unwrap_or((attribute, ""));
+            let value = value.trim();
+            match key.trim().to_ascii_lowercase().as_str() {
+                "path" if value.starts_with('/') => cookie.path = value.into(),
+                "domain" if !is_domain_of(value, from.host()?) => return None,
+                "secure" => cookie.is_secure = true,
+                "max-age" => max_age = value.parse::<i64>().ok().or(max_age),
+                // A server that removes a cookie by a date names the beginning of time.
+                "expires" => is_over = value.contains("1970"),
+                _ => (),
+            }
+        }
+        cookie.expires = match (max_age, is_over) {
+            (Some(seconds), _) => {
+                let span = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+                Instant::now().checked_add(span)
+            }
+            (None, true) => Some(Instant::now()),
+            (None, false) => None,
+        };
+        Some(cookie)
+    }
+
+    fn is_alive(&self) -> bool {
+        self.expires.is_none_or(|expires| expires > Instant::now())
+    }
+
+    /// Whether it goes with a request to an address of its origin.
+    fn goes_to(&self, to: &Uri) -> bool {
+        let below = to.path().strip_prefix(&*self.path);
+        let is_below = below.is_some_and(|rest| rest.is_empty() || self.path.ends_with('/') || rest.starts_with('/'));
+        is_below && self.is_alive() && (!self.is_secure || to.scheme_str() == Some("https"))
+    }
+}
+
+fn is_domain_of(domain: &str, host: &str) -> bool {
+    let (domain, host) = (domain.trim_start_matches('.').to_ascii_lowercase(), host.to_ascii_lowercase());
+    host.strip_suffix(&domain).is_some_and(|above| above.is_empty() || above.ends_with('.'))
+}
+
+impl SessionCookies {
+    pub(super) fn new() -> Self {
+        let weigh = |session: &HeaderValue, cookies: &Arc<[SessionCookie]>| {
+            let bytes = |cookie: &SessionCookie| cookie.name.len() + cookie.value.len() + cookie.path.len();
+            let all = cookies.iter().map(|cookie| bytes(cookie) + OVERHEAD_BYTES).sum::<usize>();
+            u32::try_from(all + session.len()).unwrap_or(u32::MAX)
+        };
+        let by_session = moka::sync::Cache::builder().max_capacity(BYTES_MAX).weigher(weigh).build();
+        Self { by_session, are_given: Arc::default() }
+    }
+
+    /// The `Cookie` field of a request in a session.
+    pub(super) fn field(&self, session: &HeaderValue, to: &Uri) -> Option<HeaderValue> {
+        if !self.are_given.load(Ordering::Relaxed) {
+            return None;
+        }
+        let cookies = self.by_session.get(session)?;
+        let going: Vec<_> = cookies.iter().filter(|cookie| cookie.goes_to(to)).collect();
+        let pairs: Vec<_> = going.iter().map(|cookie| format!("{}={}", cookie.name, cookie.value)).collect();
+        let mut field = HeaderValue::from_str(&pairs.join("; ")).ok().filter(|field| !field.is_empty())?;
+        field.set_sensitive(true);
+        Some(field)
+    }
+
+    /// Keeps what an answer in a session says of cookies.
+    pub(super) fn note(&self, session: &HeaderValue, from: &Uri, headers: &HeaderMap) {
+        let fields = headers.get_all(SET_COOKIE).iter().filter_map(|field| field.to_str().ok());
+        let told: Vec<_> = fields.take(COOKIES_MAX).filter_map(|field| SessionCookie::read(field, from)).collect();
+        if told.is_empty() {
+            return;
+        }
+        let mut cookies = self.by_session.get(session).map(|cookies| cookies.to_vec()).unwrap_or_default();
+        for cookie in told {
+            cookies.retain(|known| known.is_alive() && (known.name != cookie.name || known.path != cookie.path));
+            if cookie.is_alive() && cookies.len() < COOKIES_MAX {
+                cookies.push(cookie);
+            }
+        }
+        self.by_session.insert(session.clone(), cookies.into());
+        self.are_given.store(true, Ordering::Relaxed);
+    }
+
+    /// Forgets those of a session that ends.
+    pub(super) fn forget(&self, session: &HeaderValue) {
+        self.by_session.invalidate(session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(lines: &[&str]) -> HeaderMap {
+        lines.iter().map(|line| (SET_COOKIE, HeaderValue::from_bytes(line.as_bytes()).unwrap())).collect()
+    }
+
+    #[test]
+    fn a_session_sends_the_cookies_that_it_was_given_and_no_other() {
+        let (from, a, b) = (
+            Uri::from_static("https://up.example/v1/mcp"),
+            HeaderValue::from_static("a"),
+            HeaderValue::from_static("b"),
+        );
+        for (lines, to, expected) in [
+            (
+                &["AWSALB=x/+=; Path=/", "n=1; HttpOnly; SameSite=Lax"][..],
+                "https://up.example/v1/mcp",
+                "AWSALB=x/+=; n=1",
+            ),
+            (&["n=1", "n=2"], "https://up.example/v1/mcp", "n=2"),
+            (&["n=1", "n=; Max-Age=0"], "https://up.example/v1/mcp", ""),
+            (&["n=1", "n=; Expires=Thu, 01 Jan 1970 00:00:00 GMT"], "https://up.example/v1/mcp", ""),
+            (&["n=1; Path=/v1", "m=2; Path=/other"], "https://up.example/v1/messages", "n=1"),
+            (&["n=1; Path=/v"], "https://up.example/v1/mcp", ""),
+            (&["n=1; Secure"], "http://up.example/v1/mcp", ""),
+            (
+                &["n=1; Domain=example", "m=2; Domain=evil.example", "o=3; Domain=ample"],
+                "https://up.example/v1/mcp",
+                "n=1",
+            ),
+            (&["=1", "n", "n=a\u{e4}", "m=a, b"], "https://up.example/v1/mcp", "m=a, b"),
+        ] {
+            let cookies = SessionCookies::new();
+            for line in lines {
+                cookies.note(&a, &from, &told(&[line]));
+            }
+            let field = cookies.field(&a, &to.parse().unwrap());
+            assert_eq!(field.as_ref().map_or("", |field| field.to_str().unwrap()), expected, "{lines:?}");
+            assert_eq!(cookies.field(&b, &from), None);
+            cookies.forget(&a);
+            assert_eq!(cookies.field(&a, &from), None);
+        }
+    }
+
+    #[test]
+    fn cookies_are_bounded_in_number_and_bytes() {
+        let (from, session) = (Uri::from_static("http://up/mcp"), HeaderValue::from_static("a"));
+        let cookies = SessionCookies::new();
+        let lines: Vec<_> = (0..100).map(|n| format!("n{n}=1")).collect();
+        for line in &lines {
+            cookies.note(&session, &from, &told(&[line]));
+        }
+        cookies.note(&session, &from, &told(&[&format!("n0={}", "x".repeat(COOKIE_BYTES_MAX))]));
+        let field = cookies.field(&session, &from).unwrap();
+        assert_eq!(field.to_str().unwrap().split("; ").count(), COOKIES_MAX);
+        assert!(!field.to_str().unwrap().contains("xx"));
+    }
+}

@@ -19,6 +19,7 @@ const COPIED_BYTES_MAX: usize = 4 << 10;
 /// Refuses by `Content-Length` before a byte is read, so that `100 Continue` is never sent for it (B23, B70), and
 /// otherwise at the first byte too many (B71). Memory held is at most `bytes_max` and one frame.
 pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &ListenerLimits) -> Result<Bytes, Refusal> {
+    let size = body.size_hint().exact();
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > bytes_max {
         return Err(Refusal::BodyTooLarge);
@@ -46,6 +47,8 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &List
         };
         match frame {
             None => return Ok(gathered.finish()),
+            // All of it is there, and its client has left: the end of a stream says so in place of the body's.
+            Some(Err(_)) if size == Some(gathered.len() as u64) => return Ok(gathered.finish()),
             Some(Err(error)) => return Err(broken(&error)),
             Some(Ok(frame)) => {
                 let Ok(data) = frame.into_data() else { continue };

@@ -78,6 +78,8 @@ pub(super) struct WatchedSocket<T> {
     /// Over HTTP/2, as are the frames; there where an unread answer costs the connection.
     unread: Option<ReadWatch>,
     frames: Option<Box<FrameCounters>>,
+    /// Over HTTP/2, once the peer has ended its side: when that is told.
+    ending: Option<Pin<Box<Sleep>>>,
     misconduct: Misconduct,
 }
 
@@ -97,6 +99,9 @@ impl FrameCounters {
         }
     }
 }
+
+/// How long after a peer's end HTTP/2 is told of it: it accepts the streams that came right before in between.
+const END_TOLD_AFTER: Duration = Duration::from_millis(1);
 
 const GONE: &str = "the socket is there until drop";
 
@@ -128,6 +133,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
             request_line: RequestLine::Over,
             unread,
             frames,
+            ending: None,
             misconduct: Misconduct::None,
         };
         (watched, returned)
@@ -177,6 +183,21 @@ impl<T: ResettableStream> WatchedSocket<T> {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
+    /// Over HTTP/2 a peer that takes nothing more may have sent streams that are not yet read: its end is told by the read behind them.
+    fn unless_gone<R>(&self, outcome: Poll<io::Result<R>>, all: R) -> Poll<io::Result<R>> {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+
+        match outcome {
+            Poll::Ready(Err(error))
+                if self.frames.is_some()
+                    && matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected) =>
+            {
+                Poll::Ready(Ok(all))
+            }
+            other => other,
+        }
+    }
+
     fn track<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]>, written: &Poll<io::Result<usize>>) {
         if let (Some(frames), Poll::Ready(Ok(written))) = (&mut self.frames, written) {
             let mut left = *written;
@@ -213,7 +234,13 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
                 this.misconduct = Misconduct::Stalled;
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
-            std::task::ready!(read)?;
+            let read = std::task::ready!(read);
+            if this.frames.is_some() && (read.is_err() || buf.filled().len() == before) {
+                // HTTP/2 forgets the streams that it has not yet accepted.
+                let ending = this.ending.get_or_insert_with(|| Box::pin(sleep(END_TOLD_AFTER)));
+                return ending.as_mut().poll(context).map(Ok);
+            }
+            read?;
         } else {
             let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
             buf.put_slice(&head);
@@ -230,6 +257,7 @@ impl<T: ResettableStream> AsyncWrite for WatchedSocket<T> {
         #[cfg(debug_assertions)]
         half_write(this.socket(), context, &[buf]);
         let written = this.socket().poll_write(context, buf);
+        let written = this.unless_gone(written, buf.len());
         this.track(std::iter::once(buf), &written);
         this.watch(context, written)
     }
@@ -243,6 +271,7 @@ impl<T: ResettableStream> AsyncWrite for WatchedSocket<T> {
         #[cfg(debug_assertions)]
         half_write(this.socket(), context, &bufs.iter().map(|slice| &**slice).collect::<Vec<_>>());
         let written = this.socket().poll_write_vectored(context, bufs);
+        let written = this.unless_gone(written, bufs.iter().map(|slice| slice.len()).sum());
         this.track(bufs.iter().map(|slice| &**slice), &written);
         this.watch(context, written)
     }
@@ -254,6 +283,7 @@ impl<T: ResettableStream> AsyncWrite for WatchedSocket<T> {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = this.socket().poll_flush(context);
+        let flushed = this.unless_gone(flushed, ());
         this.watch_flush(context, flushed)
     }
 

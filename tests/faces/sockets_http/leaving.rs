@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use tokio::time::timeout;
 
+use super::frames::{DATA, END_STREAM, Http2, NONE, frame, head};
 use super::harness::{Gate, JSON, PATIENCE, gate, post};
 
 /// How often each body is sent: whether a client is missed is a matter of luck.
@@ -23,26 +24,35 @@ const DROPPED: [&str; 2] = [
 ];
 
 /// Sends a request on a connection of its own, and closes it at once.
-async fn send_and_leave(gate: &Gate, body: &str) {
-    let mut client = gate.connect().await;
-    client.send(post("", body).as_bytes()).await;
+async fn send_and_leave(gate: &Gate, is_http2: bool, body: &str) {
+    if is_http2 {
+        let mut peer = Http2::connect(gate).await;
+        let length = body.len().to_string();
+        let head = head(NONE, 1, &[("content-length", &length)]);
+        peer.send(&[head, frame(DATA, END_STREAM, 1, body.as_bytes())].concat()).await;
+    } else {
+        let mut client = gate.connect().await;
+        client.send(post("", body).as_bytes()).await;
+    }
 }
 
 /// T-83.
 #[tokio::test]
 async fn a_request_whose_client_leaves_at_once_arrives() {
-    for body in KEPT {
-        let gate = gate().await;
-        for _ in 0..TIMES {
-            send_and_leave(&gate, body).await;
-        }
-        let arrived = async {
-            while gate.reached() < TIMES {
-                tokio::task::yield_now().await;
+    for is_http2 in [false, true] {
+        for body in KEPT {
+            let gate = gate().await;
+            for _ in 0..TIMES {
+                send_and_leave(&gate, is_http2, body).await;
             }
-        };
-        let is_there = timeout(PATIENCE, arrived).await;
-        assert!(is_there.is_ok(), "{} of {TIMES} arrived: {body}", gate.reached());
+            let arrived = async {
+                while gate.reached() < TIMES {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let is_there = timeout(PATIENCE, arrived).await;
+            assert!(is_there.is_ok(), "{} of {TIMES} arrived: HTTP/2: {is_http2}, {body}", gate.reached());
+        }
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn is_routed_extension(name: &str) -> bool {
 /// Whether an endpoint routes requests of this method.
 pub(super) fn is_routed_method(name: &str) -> bool {
     let is_meant = |method: &&str| if method.ends_with('/') { name.starts_with(*method) } else { name == *method };
-    ROUTED.iter().any(|(_, methods)| methods.iter().any(|method| is_meant(method)))
+    ROUTED.iter().any(|(_, methods)| methods.iter().any(is_meant))
 }
 
 #[cfg(test)]

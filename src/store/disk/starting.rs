@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
@@ -24,19 +25,24 @@ use super::settings::{DiskTuning, FaultHooks};
 use super::writer::{self, DiskWriter, WriterRequest};
 use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, folder, schema};
 
+/// Warns of a folder that the store uses although it is unfit.
+fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {
+    let shown = folder.display();
+    if let Some(medium) = unfit_medium {
+        tracing::warn!(folder = %shown, medium, "tasks may be lost: the folder is on no local disk");
+    }
+    if folder::is_open_to_all(folder) {
+        tracing::warn!(folder = %shown, "everybody on this machine can replace the store's files: take that right (chmod o-w)");
+    }
+}
+
 impl DiskStore {
     pub(super) async fn open_with(settings: DiskSettings, hooks: FaultHooks) -> Result<Arc<Self>, OpenError> {
         examine(&settings)?;
         let folder = settings.folder.clone();
         folder::prepare(&folder)?;
         let medium = folder::unfit_medium(&folder);
-        if let Some(medium) = medium {
-            tracing::warn!(folder = %folder.display(), medium, "tasks may be lost: the folder is on no local disk");
-        }
-        if folder::is_open_to_all(&folder) {
-            let folder = folder.display();
-            tracing::warn!(%folder, "everybody on this machine can replace the store's files: take that right (chmod o-w)");
-        }
+        warn_of(&folder, medium);
         let lock = folder::lock(&folder, settings.lock_wait).await?;
         let path = schema::file_in(&folder);
         let ballast = medium.is_none().then(|| Ballast::new(&folder));

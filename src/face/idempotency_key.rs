@@ -57,7 +57,7 @@ pub fn read(
     upstream: &str,
     tool: &str,
 ) -> Result<Option<Idempotency>, RequestError> {
-    if !may_be_given(headers, params) {
+    if !is_given(headers, params) {
         return Ok(None);
     }
     let Some(key) = key(headers, params)? else { return Ok(None) };
@@ -73,12 +73,13 @@ pub fn read(
     Ok(Some(Idempotency { key, call }))
 }
 
-/// Whether a call may have an idempotency key, told at a glance: most calls have none, and their `_meta` is not read for it.
-pub(super) fn may_be_given(headers: &HeaderMap, params: &Object) -> bool {
+/// Whether a call has an idempotency key. A glance where it has none: then its `_meta` is not read.
+pub(super) fn is_given(headers: &HeaderMap, params: &Object) -> bool {
     let is_in = |meta: Payload| {
         let text = meta.as_str();
         // Any letter of a name may be written as an escape.
-        text.contains("idempotency-key") || text.contains('\\')
+        let may_be_in = text.contains("idempotency-key") || text.contains('\\');
+        may_be_in && Object::of(&meta).is_some_and(|meta| meta.contains(IDEMPOTENCY_KEY))
     };
     headers.contains_key(HEADER) || params.get(META).is_some_and(is_in)
 }
@@ -164,6 +165,12 @@ mod tests {
         assert_eq!(named(&["k-1"], meta), Ok(Some(by_header)));
         assert_eq!(named(&[], r#"{"arguments":{}}"#), Ok(None));
         assert_eq!(named(&["k"], "{}"), named(&["k"], r#"{"arguments":{}}"#));
+        let escaped = r#"{"_meta":{"io.taskgate\/idempotency\u002dkey":"k-1"},"arguments":{"a":1,"b":[]}}"#;
+        assert_eq!(named(&[], escaped), Ok(Some(by_header)));
+        let given = |text| is_given(&HeaderMap::new(), &params(text));
+        for (text, is_given) in [(escaped, true), (r#"{"_meta":{"progressToken":"a\\b"}}"#, false), ("{}", false)] {
+            assert_eq!(given(text), is_given, "{text}");
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ use support::scripted::{ScriptedServer, SeenRequest, answer, polite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
+use tokio_util::task::TaskTracker;
 
 use super::kill_cycles::keeper::Keeper;
 
@@ -222,7 +223,7 @@ async fn open(at: SocketAddr, request: Request<Full<Bytes>>) -> Option<http::Res
     let socket = TcpStream::connect(at).await.ok()?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await.ok()?;
     // It ends with its connection, which the gateway's end cuts at the latest.
-    drop(tokio::spawn(connection));
+    TaskTracker::new().spawn(connection);
     timeout(REQUEST_MAX, sender.send_request(request)).await.ok()?.ok()
 }
 
@@ -241,75 +242,105 @@ fn learnt(answer: &Value) -> Learnt {
     }
 }
 
-/// Where the program serves, once it does.
-async fn place(places: &mut watch::Receiver<Vec<SocketAddr>>) -> SocketAddr {
-    places.wait_for(|places| !places.is_empty()).await.unwrap()[0]
+/// Calls under keys, in their order, at a server that counts them.
+pub(crate) struct KeyCourse {
+    calls: usize,
+    server: ScriptedServer,
+    runs: Runs,
+    next: AtomicUsize,
+    heard: Mutex<Vec<(String, Kind, Learnt)>>,
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_of_six_kinds_of_clients_run_once_under_each_key_however_often_the_program_is_killed() {
-    let calls = std::env::var("KEY_CALLS").ok().and_then(|text| text.parse().ok()).unwrap_or(240_usize);
-    let keys = calls / CALLS_UNDER_A_KEY;
-    let runs = Runs::default();
-    let server = server(Arc::clone(&runs)).await;
-    let upstream = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\npath = \"/mcp\"\n", server.address);
-    let mut keeper = Keeper::new("keys", &upstream, Arc::new(History::begin(Duration::ZERO)));
-    keeper.start(&[]).await.unwrap();
-    let (next, heard, places) = (AtomicUsize::new(0), Mutex::new(Vec::new()), keeper.places());
-    let client = async |_| {
-        let (mut places, mut callers) = (places.clone(), KINDS.map(Caller::new));
+impl KeyCourse {
+    /// As many calls as `KEY_CALLS` says, else `usual`.
+    pub(crate) async fn open(usual: usize) -> Self {
+        let calls = std::env::var("KEY_CALLS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
+        let runs = Runs::default();
+        let server = server(Arc::clone(&runs)).await;
+        Self { calls, server, runs, next: AtomicUsize::new(0), heard: Mutex::default() }
+    }
+
+    /// The part of a configuration that names the server.
+    pub(crate) fn upstream(&self) -> String {
+        format!("[upstreams.up]\nurl = \"http://{}/mcp\"\npath = \"/mcp\"\n", self.server.address)
+    }
+
+    /// Clients of all kinds make the calls at the gateways that serve, each until it knows what became of its call.
+    pub(crate) async fn clients(&self, places: watch::Receiver<Vec<SocketAddr>>) {
+        let all = join_all((0..CLIENTS * KINDS.len()).map(|_| self.client(places.clone())));
+        timeout(ALL_MAX, all).await.expect("all calls are answered in time");
+    }
+
+    async fn client(&self, mut places: watch::Receiver<Vec<SocketAddr>>) {
+        let mut callers = KINDS.map(Caller::new);
         loop {
-            let call = next.fetch_add(1, Ordering::Relaxed);
-            if call >= calls {
+            let call = self.next.fetch_add(1, Ordering::Relaxed);
+            if call >= self.calls {
                 return;
             }
             // Its calls come close together, so that a kill meets first ones and repetitions.
             let key = format!("key-{}", call / CALLS_UNDER_A_KEY);
             let caller = &mut callers[call % KINDS.len()];
             let learnt = loop {
-                let at = place(&mut places).await;
+                let at = {
+                    let places = places.wait_for(|places| !places.is_empty()).await.unwrap();
+                    places[call % places.len()]
+                };
                 match caller.call(at, &key).await {
                     Some(learnt) if learnt != Learnt::Again => break learnt,
                     _ => sleep(Duration::from_millis(20)).await,
                 }
             };
-            heard.lock().push((key, caller.kind, learnt));
+            self.heard.lock().push((key, caller.kind, learnt));
         }
-    };
-    let clients = join_all((0..CLIENTS * KINDS.len()).map(&client));
+    }
+
+    /// Returns once so many parts of all calls are answered.
+    pub(crate) async fn is_at(&self, part: usize, parts: usize) {
+        while self.heard.lock().len() < self.calls * part / parts {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Each key's call ran once, and all heard the same of it.
+    pub(crate) fn check(&self) {
+        let (runs, heard, mut unsure) = (self.runs.lock(), self.heard.lock(), 0);
+        let keys = self.calls / CALLS_UNDER_A_KEY;
+        for key in (0..keys).map(|number| format!("key-{number}")) {
+            let ran = runs.get(&key).copied().unwrap_or_default();
+            let of_key: Vec<_> = heard.iter().filter(|(name, ..)| *name == key).collect();
+            let first = &of_key[0].2;
+            assert!(of_key.iter().all(|(_, _, learnt)| learnt == first), "{key}: {of_key:?}");
+            match first {
+                Learnt::Ran(text) => assert_eq!((ran, text), (1, &key), "{of_key:?}"),
+                Learnt::MayHaveRun | Learnt::Again => {
+                    assert!(ran <= 1, "{key} ran {ran} times");
+                    unsure += 1;
+                }
+            }
+        }
+        eprintln!(
+            "{} calls under {keys} keys ran {} times; {unsure} keys say that theirs may have run",
+            heard.len(),
+            runs.len()
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_of_six_kinds_of_clients_run_once_under_each_key_however_often_the_program_is_killed() {
+    let course = KeyCourse::open(240).await;
+    let mut keeper = Keeper::new("keys", &course.upstream(), Arc::new(History::begin(Duration::ZERO)));
+    keeper.start(&[]).await.unwrap();
+    let places = keeper.places();
     let kills = async {
         for kill in 1..=KILLS {
-            while heard.lock().len() < calls * kill / (KILLS + 1) {
-                sleep(Duration::from_millis(5)).await;
-            }
+            course.is_at(kill, KILLS + 1).await;
             keeper.kill().await;
             keeper.start(&[]).await.unwrap();
         }
     };
-    timeout(ALL_MAX, join(clients, kills)).await.expect("all calls are answered in time");
-    let (runs, heard) = (runs.lock().clone(), heard.into_inner());
-    check(keys, &runs, &heard);
+    join(course.clients(places), kills).await;
+    course.check();
     keeper.forget_log();
-}
-
-fn check(keys: usize, runs: &HashMap<String, usize>, heard: &[(String, Kind, Learnt)]) {
-    let mut lost = 0;
-    for key in (0..keys).map(|number| format!("key-{number}")) {
-        let ran = runs.get(&key).copied().unwrap_or_default();
-        let of_key: Vec<_> = heard.iter().filter(|(name, ..)| *name == key).collect();
-        let first = &of_key[0].2;
-        assert!(of_key.iter().all(|(_, _, learnt)| learnt == first), "{key}: {of_key:?}");
-        match first {
-            Learnt::Ran(text) => assert_eq!((ran, text), (1, &key), "{of_key:?}"),
-            _ => {
-                assert!(ran <= 1, "{key} ran {ran} times");
-                lost += 1;
-            }
-        }
-    }
-    eprintln!(
-        "{} calls under {keys} keys ran {} times, {lost} keys say that they may have run",
-        heard.len(),
-        runs.len()
-    );
 }

@@ -14,6 +14,7 @@ mod database;
 mod failover;
 mod forks;
 mod harness;
+mod keys;
 mod killed;
 mod networks;
 mod paused;

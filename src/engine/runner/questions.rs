@@ -156,7 +156,7 @@ impl Runner {
         let askable = match (self.spec.questions)(&request) {
             // A call that is kept under a key goes on without an answer, as a task does.
             Askable::Required(_) if self.spec.is_held_by_key() => Askable::Undeclared,
-            askable => askable,
+            askable @ (Askable::Declared | Askable::Undeclared | Askable::Required(_)) => askable,
         };
         match askable {
             Askable::Declared => match self.put(&ask, &method, request).await {

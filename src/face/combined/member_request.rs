@@ -50,10 +50,10 @@ impl EndpointClient {
         &self.head.principal
     }
 
-    /// Whether a request is a call that may have an idempotency key.
+    /// Whether a request is a call that has an idempotency key.
     pub(super) fn names(&self, request: &Request) -> bool {
-        let may_be_given = |params| idempotency_key::may_be_given(&self.head.headers, params);
-        request.method == method::TOOLS_CALL && request.params.object().is_some_and(may_be_given)
+        let is_given = |params| idempotency_key::is_given(&self.head.headers, params);
+        request.method == method::TOOLS_CALL && request.params.object().is_some_and(is_given)
     }
 
     /// The client's session at the upstream at `at`, opened now if there is none.

@@ -36,7 +36,7 @@ use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::session::message_check::tool_of;
 use crate::metric;
-use crate::task::{ClientKind, Failure, HandleSupport, Outcome, Plan, Principal, Reason, Task};
+use crate::task::{ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
 use crate::upstream::{ForwardedHeaders, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::BodyPart;
@@ -125,19 +125,8 @@ pub(super) fn begin_on(
         Params::Object(params) => Some(params),
         Params::Other(_) => return Err(complain(&RequestError::Params(Cow::Borrowed("params must be an object")))),
     };
-    if let Some((tool, params)) = tool.as_deref().zip(params) {
-        argument_limits::check(&shared.served.settings.rules, tool, params)
-            .map_err(|complaint| complain(&complaint))?;
-    }
-    let idempotency = match tool.as_deref().zip(params) {
-        Some((tool, params)) => {
-            let names = IdempotencyScope::of(&caller.principal, Some(session.token.nonce));
-            let upstream = shared.served.channel.name();
-            idempotency_key::read(&caller.key_header, params, names, upstream, tool)
-                .map_err(|complaint| complain(&complaint))?
-        }
-        None => None,
-    };
+    let idempotency = checked(shared, session, &caller, tool.as_deref().zip(params));
+    let idempotency = idempotency.map_err(|complaint| complain(&complaint))?;
     let arrived = (session.token.nonce, &request.id, caller.arrived);
     let entered = shared.open.in_flight.drive(arrived).map_err(|full| gateway_error(&full))?;
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
@@ -198,6 +187,19 @@ pub(super) fn begin_on(
     let driving = Box::pin(async move { driver.run(spec).await });
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
     Ok(ReplayStream::new(said))
+}
+
+/// The idempotency key of a call, if it has one, once its arguments are within the bounds of its tool.
+fn checked(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    caller: &BridgedCaller,
+    call: Option<(&str, &Object)>,
+) -> Result<Option<Idempotency>, RequestError> {
+    let Some((tool, params)) = call else { return Ok(None) };
+    argument_limits::check(&shared.served.settings.rules, tool, params)?;
+    let names = IdempotencyScope::of(&caller.principal, Some(session.token.nonce));
+    idempotency_key::read(&caller.key_header, params, names, shared.served.channel.name(), tool)
 }
 
 /// Follows one call, whoever waits for it.

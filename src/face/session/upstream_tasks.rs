@@ -74,7 +74,7 @@ impl UpstreamTaskTools {
     }
 }
 
-/// Whether a plain call may be of a tool that the server runs only as a task, is one that is split, or may have an idempotency
+/// Whether a plain call may be of a tool that the server runs only as a task, is one that is split, or has an idempotency
 /// key. A glance: most servers have no tasks, and most calls are not split and have no key.
 pub(super) fn may_drive(
     shared: &SessionFaceState,
@@ -83,11 +83,11 @@ pub(super) fn may_drive(
     headers: &HeaderMap,
 ) -> bool {
     request.method == method::TOOLS_CALL
-        && (session.token.tasks.calls || is_split(shared, request) || may_be_named(headers, request))
+        && (session.token.tasks.calls || is_split(shared, request) || is_named(headers, request))
 }
 
-fn may_be_named(headers: &HeaderMap, request: &Request) -> bool {
-    request.params.object().is_some_and(|params| idempotency_key::may_be_given(headers, params))
+fn is_named(headers: &HeaderMap, request: &Request) -> bool {
+    request.params.object().is_some_and(|params| idempotency_key::is_given(headers, params))
 }
 
 /// Whether a call is made as many, one for each element of a list in it.
@@ -136,7 +136,7 @@ pub(super) async fn post(
 }
 
 /// Begins a call of a tool that the server runs only as a task, one that may end in a word of its task, one that is split or
-/// one that may have an idempotency key; `None` for every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
+/// one that has an idempotency key; `None` for every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
 pub(super) async fn drive(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
@@ -151,7 +151,7 @@ pub(super) async fn drive(
         ToolTaskSupport::Optional | ToolTaskSupport::Forbidden
             if !shared.falls_back(session, &tool)
                 && !is_split(shared, request)
-                && !may_be_named(&inbound.headers, request) =>
+                && !is_named(&inbound.headers, request) =>
         {
             return None;
         }

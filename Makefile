@@ -57,7 +57,7 @@ define run_tests
 	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
 endef
 
-.PHONY: restarted-servers test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak
+.PHONY: memory restarted-servers test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak
 
 test: setup fmt lint unit rules doc deny seconds
 	$(call step,all checks passed)
@@ -187,6 +187,11 @@ fuzz:
 		mkdir -p "$$found"
 		cargo fuzz run "$${target%%:*}" "$$found" "tests/corpus/$${target##*:}" -- -max_total_time=$(FUZZ_SECONDS)
 	done
+
+# Large answers that are not read, of every kind over every way: how much memory the gateway takes.
+memory:
+	$(call step,memory under answers that nobody reads)
+	@cargo test --locked --test programs answer_memory -- --include-ignored --nocapture --test-threads 1
 
 # What takes long, or needs root and the system's own tools: more schedules, power cuts, kills and restarts, real disks that are
 # full or fail.

@@ -16,6 +16,7 @@ pub mod recovery;
 mod refused_inserts;
 pub mod retry_delays;
 pub mod runner;
+mod shared_results;
 mod subtask_tree;
 pub mod sweeper;
 mod target;
@@ -63,6 +64,7 @@ pub struct Engine {
     ends: AtomicBool,
     admission: Arc<TaskAdmission>,
     access: SharedAccess,
+    results: shared_results::SharedResults,
     watchers: ChangeSubscribers,
     /// Woken once the server of a cancelled task was told, which no client sees.
     told: ChangeSubscribers,
@@ -100,7 +102,8 @@ impl Engine {
             store,
             clock,
             draw_bits,
-            admission: Arc::new(TaskAdmission::new(tasks_max, principals)),
+            admission: Arc::new(TaskAdmission::new(tasks_max, principals.clone())),
+            results: shared_results::SharedResults::new(principals),
             access: SharedAccess::default(),
             watchers: ChangeSubscribers::default(),
             told: ChangeSubscribers::default(),
@@ -124,6 +127,7 @@ impl Engine {
     /// A task of nobody in particular is kept for less time than its policy says.
     pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
         spec.policy = spec.policy.for_owner(&spec.owner);
+        spec.context.share = Some(self.share_of(&spec));
         runner::start(Arc::clone(self), spec)
     }
 

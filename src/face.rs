@@ -6,6 +6,7 @@
 pub mod answer;
 pub mod argument_headers;
 mod argument_limits;
+mod array_answer;
 pub mod call_stream;
 pub mod catalog;
 pub mod classify;
@@ -33,6 +34,7 @@ pub mod sealed;
 pub mod served;
 pub mod session;
 pub mod session_homes;
+mod single_event_body;
 pub mod sse;
 pub mod stateless;
 pub mod stdio;

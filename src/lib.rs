@@ -15,6 +15,7 @@ pub mod task;
 
 pub mod replica;
 
+pub mod answer_budget;
 pub mod dialect;
 pub mod secret_file;
 pub mod shared_access;

@@ -26,6 +26,10 @@ pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
 /// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream was begun, however it ended), `accepted`
 /// (a notification), `error` (a JSON-RPC error, unless it is in a stream or passed on as it came), `refused` (an HTTP status from 400 on).
 pub const REQUESTS: &str = "taskgate_requests_total";
+/// Bytes that answers under way hold: of servers, and of stored results.
+pub const ANSWER_BYTES: &str = "taskgate_answer_bytes";
+/// Answers and requests refused since answers under way hold all bytes that they may, by `reason`.
+pub const ANSWERS_REFUSED: &str = "taskgate_answers_refused_total";
 /// Handles created, by `upstream`.
 pub const TASKS_CREATED: &str = "taskgate_tasks_created_total";
 /// Unsettled tasks, by `upstream`. Gateways with one database settle each other's: it is their sum.

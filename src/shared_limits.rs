@@ -11,6 +11,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
+use crate::answer_budget::{AnswerBudget, AnswerShare, BudgetRefusal};
 use crate::task::reference::LoggedPrincipal;
 use crate::task::{Principal, PrincipalLimitTable, PrincipalLimits};
 
@@ -27,6 +28,7 @@ pub struct SharedLimits(Arc<LimitState>);
 struct LimitState {
     table: RwLock<Arc<PrincipalLimitTable>>,
     told: Mutex<HashMap<(Principal, &'static str), RefusalCount>>,
+    answers: AnswerBudget,
     /// The gateways beside this one that keep with it what is divided.
     beside: AtomicUsize,
 }
@@ -41,11 +43,14 @@ struct RefusalCount {
 impl SharedLimits {
     #[must_use]
     pub fn new(table: Arc<PrincipalLimitTable>) -> Self {
-        Self(Arc::new(LimitState { table: RwLock::new(table), ..LimitState::default() }))
+        let limits = Self::default();
+        limits.replace(table);
+        limits
     }
 
     /// Holds from the next request on.
     pub fn replace(&self, table: Arc<PrincipalLimitTable>) {
+        self.0.answers.resize(table.answer_bytes_max);
         *self.0.table.write() = table;
     }
 
@@ -64,6 +69,26 @@ impl SharedLimits {
     #[must_use]
     pub fn gateways(&self) -> NonZeroUsize {
         NonZeroUsize::MIN.saturating_add(self.0.beside.load(Ordering::Relaxed))
+    }
+
+    /// What answers under way may hold, of all principals.
+    #[must_use]
+    pub fn answers(&self) -> &AnswerBudget {
+        &self.0.answers
+    }
+
+    /// What answers to a principal may hold.
+    #[must_use]
+    pub fn answers_to(&self, principal: &Principal) -> AnswerShare {
+        self.0.answers.share(principal, self.of(principal).answer_bytes_max)
+    }
+
+    /// Why a new request of a principal is refused, if answers under way hold all bytes and are not read.
+    #[must_use]
+    pub fn refusal_of_answers(&self, principal: &Principal) -> Option<BudgetRefusal> {
+        let refusal = self.0.answers.refusal(principal, || self.of(principal).answer_bytes_max)?;
+        self.refused(principal, refusal.key(), &refusal.bytes_max);
+        Some(refusal)
     }
 
     /// How many of `max` places one of several principals may have.

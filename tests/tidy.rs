@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 24] = [
+const RANKS: [(&str, usize); 25] = [
     ("boot_clock", 0),
     ("cause", 0),
     ("console", 0),
@@ -32,14 +32,15 @@ const RANKS: [(&str, usize); 24] = [
     ("dialect", 3),
     ("secret_file", 2),
     ("replica", 3),
+    ("answer_budget", 3),
     ("shared_access", 3),
-    ("shared_limits", 3),
-    ("store", 4),
+    ("shared_limits", 4),
+    ("store", 5),
     ("tls", 3),
-    ("upstream", 4),
-    ("engine", 5),
-    ("face", 6),
-    ("server", 7),
+    ("upstream", 5),
+    ("engine", 6),
+    ("face", 7),
+    ("server", 8),
     ("app", OUTERMOST),
     ("cli", OUTERMOST),
     ("config", OUTERMOST),
@@ -47,7 +48,7 @@ const RANKS: [(&str, usize); 24] = [
     ("telemetry", OUTERMOST),
 ];
 
-const OUTERMOST: usize = 8;
+const OUTERMOST: usize = 9;
 
 /// Modules that are pure: no I/O, no clock, nothing spawned.
 const PURE: [&str; 4] = ["wire", "task", "replica", "dialect"];

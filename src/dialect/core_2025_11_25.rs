@@ -26,7 +26,7 @@ use crate::task::{
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError, method};
 pub use list_params::{LIST_VALUES_MAX, list_filter};
 pub use task_param::RequestedTtl;
 
@@ -138,10 +138,10 @@ impl CoreTasks {
     }
 
     /// What the call itself would have been answered with (L25-22, L25-24 to L25-28).
-    fn outcome(&self, task: &Task) -> Result<Payload, RpcError> {
+    fn outcome(&self, task: &Task) -> Result<JsonPieces, RpcError> {
         match &task.phase {
             Phase::Settled(Outcome::Returned { result, .. }) => {
-                Ok(RelatedTask::of(task.key.id, None).under(self.parent(task)).on(&without_odd_content(result)))
+                Ok(RelatedTask::of(task.key.id, None).under(self.parent(task)).on_shared(&without_odd_content(result)))
             }
             Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
             Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
@@ -191,14 +191,14 @@ impl FaceDialect for CoreTasks {
         }
     }
 
-    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
+    fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError> {
         match reply {
-            TaskReply::Created(task) => Ok(self.created(task)),
-            TaskReply::Snapshot(task) => Ok(self.fields(&Summary::of(task))),
+            TaskReply::Created(task) => Ok(self.created(task).into()),
+            TaskReply::Snapshot(task) => Ok(self.fields(&Summary::of(task)).into()),
             TaskReply::Cancelled { was_settled: true, .. } => Err(already_settled()),
-            TaskReply::Cancelled { task, was_settled: false } => Ok(self.fields(&Summary::of(task))),
+            TaskReply::Cancelled { task, was_settled: false } => Ok(self.fields(&Summary::of(task)).into()),
             TaskReply::Outcome(task) => self.outcome(task),
-            TaskReply::Listed { tasks, next } => Ok(self.page(tasks, next)),
+            TaskReply::Listed { tasks, next } => Ok(self.page(tasks, next).into()),
             TaskReply::Answered | TaskReply::Fetched(_) | TaskReply::Deleted => Err(not_in_flavour()),
         }
     }

@@ -24,7 +24,7 @@ use crate::task::{ChosenId, Failure, GatewayFault, Outcome, Phase, Reason, Sessi
 use crate::wire::meta::META;
 use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
-use crate::wire::{Object, Payload, RpcError, envelope, method};
+use crate::wire::{JsonPieces, Object, Payload, RpcError, envelope, method};
 pub use task_key::{RequestedTask, chosen_text};
 
 /// The flavour's codec, for one request of a session.
@@ -108,9 +108,11 @@ impl DraftTasks {
     }
 
     /// What the call itself is answered with (D86-03).
-    fn outcome(&self, task: &Task) -> Result<Payload, RpcError> {
+    fn outcome(&self, task: &Task) -> Result<JsonPieces, RpcError> {
         match &task.phase {
-            Phase::Settled(Outcome::Returned { result, .. }) => Ok(self.related(task).on(&without_odd_content(result))),
+            Phase::Settled(Outcome::Returned { result, .. }) => {
+                Ok(self.related(task).on_shared(&without_odd_content(result)))
+            }
             Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
             Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
             Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
@@ -130,11 +132,11 @@ impl FaceDialect for DraftTasks {
         }
     }
 
-    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
+    fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError> {
         match reply {
-            TaskReply::Snapshot(task) => Ok(self.snapshot(task)),
+            TaskReply::Snapshot(task) => Ok(self.snapshot(task).into()),
             TaskReply::Cancelled { was_settled: true, .. } => Err(already_settled()),
-            TaskReply::Cancelled { task, was_settled: false } => Ok(self.snapshot(task)),
+            TaskReply::Cancelled { task, was_settled: false } => Ok(self.snapshot(task).into()),
             TaskReply::Outcome(task) => self.outcome(task),
             // D86-15: there is a result where the status says so, and nowhere else.
             TaskReply::Fetched(task) => match &task.phase {
@@ -146,7 +148,7 @@ impl FaceDialect for DraftTasks {
             TaskReply::Deleted => {
                 let related = self.named.as_ref().map(|named| RelatedTask::chosen(named).meta());
                 let related = related.unwrap_or_else(Payload::empty_object);
-                Ok(ObjectWriter::new().member(META, &related).finish())
+                Ok(ObjectWriter::new().member(META, &related).finish().into())
             }
             // A call is no handle here, and pages are of whole tasks.
             TaskReply::Created(_) | TaskReply::Answered | TaskReply::Listed { .. } => Err(not_in_flavour()),

@@ -14,7 +14,7 @@ use crate::task::time::millis;
 use crate::task::{Answer, InputKey, Outcome, Phase, Task};
 use crate::wire::meta::{META, SUBTASKS};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, method};
+use crate::wire::{JsonPieces, Object, Payload, RpcError, method};
 
 /// The extension's codec.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ impl ExtTasks {
     /// How a task stands, with what its subtasks ended in so far: each by its place among all of them. The extension has no
     /// subtasks, so that stands in `_meta` under a key of ours.
     #[must_use]
-    pub fn snapshot_with(&self, task: &Task, settled: &[(usize, Arc<Task>)]) -> Payload {
+    pub fn snapshot_with(&self, task: &Task, settled: &[(usize, Arc<Task>)]) -> JsonPieces {
         if settled.is_empty() {
             return self.detailed(task);
         }
@@ -56,12 +56,12 @@ impl ExtTasks {
     }
 
     /// The Task object with what belongs to its status (EXT-21 to EXT-26, EXT-32).
-    fn detailed(&self, task: &Task) -> Payload {
+    fn detailed(&self, task: &Task) -> JsonPieces {
         let writer = task_fields(self.envelope("complete"), task);
         match &task.phase {
-            Phase::Queued | Phase::Working => writer.finish(),
-            Phase::AwaitingInput(open) => writer.member("inputRequests", &inputs::requests(open)).finish(),
-            Phase::Settled(outcome) => with_outcome(writer, outcome).finish(),
+            Phase::Queued | Phase::Working => writer.finish_pieces(),
+            Phase::AwaitingInput(open) => writer.member("inputRequests", &inputs::requests(open)).finish_pieces(),
+            Phase::Settled(outcome) => with_outcome(writer, outcome).finish_pieces(),
         }
     }
 }
@@ -95,12 +95,12 @@ impl FaceDialect for ExtTasks {
         }
     }
 
-    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
+    fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError> {
         Ok(match reply {
-            TaskReply::Created(task) => task_fields(self.envelope("task"), task).finish(),
+            TaskReply::Created(task) => task_fields(self.envelope("task"), task).finish_pieces(),
             TaskReply::Snapshot(task) => self.detailed(task),
             // A cancel of a settled task is acknowledged and changes nothing (T-06, EXT-71).
-            TaskReply::Answered | TaskReply::Cancelled { .. } => self.envelope("complete").finish(),
+            TaskReply::Answered | TaskReply::Cancelled { .. } => self.envelope("complete").finish_pieces(),
             // Outcomes are inlined, and there is no list.
             TaskReply::Outcome(_) | TaskReply::Fetched(_) | TaskReply::Deleted | TaskReply::Listed { .. } => {
                 return Err(not_in_flavour());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::RequestError;
 use crate::task::{Answer, InputKey, Summary, Task, TaskId};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError};
+use crate::wire::{JsonPieces, Object, Payload, RpcError};
 
 /// Longest `taskId` that is looked at (B119).
 const TASK_ID_BYTES_MAX: usize = 128;
@@ -73,12 +73,20 @@ pub trait FaceDialect: Send + Sync + std::fmt::Debug {
     /// A [`RequestError`] that names the field. An id that cannot be ours is answered like an unknown one.
     fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError>;
 
-    /// Writes the result of a task method, or the handle of a call.
+    /// Writes the result of a task method, or the handle of a call. A large result of the task is shared, not copied.
     ///
     /// # Errors
     /// Where the flavour answers this reply with an error (2025-11-25: cancelling a settled task, the outcome
     /// of a call that failed), or has no words for it.
-    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError>;
+    fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError>;
+
+    /// The same in one piece: a large result in it is copied.
+    ///
+    /// # Errors
+    /// As [`FaceDialect::pieces`].
+    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
+        self.pieces(reply).map(JsonPieces::whole)
+    }
 }
 
 /// The id in a task method's params.

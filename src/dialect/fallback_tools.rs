@@ -13,12 +13,12 @@ use serde_json::json;
 
 use super::face_dialect::{FaceDialect, TaskCommand, TaskReply};
 use super::faults::{RequestError, not_in_flavour, session_failure_error};
-use super::lifecycle::stateless_result;
+use super::lifecycle::{completed_result, stateless_result};
 use super::session_results::{STRUCTURED_CONTENT, failed_result, session_result};
 use crate::task::time::millis;
 use crate::task::{Outcome, Phase, Question, Task, TaskId};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, method};
+use crate::wire::{JsonPieces, Object, Payload, RpcError, method};
 
 /// Put in front of the three names, as often as it takes, where the upstream has a tool of such a name.
 const PREFIX: &str = "taskgate_";
@@ -225,7 +225,7 @@ impl FallbackTools {
     fn finished(&self, result: &Payload) -> Payload {
         match &self.identity {
             Some(server_info) => stateless_result(method::TOOLS_CALL, result, server_info),
-            None => session_result(method::TOOLS_CALL, result),
+            None => session_result(method::TOOLS_CALL, result).whole(),
         }
     }
 
@@ -272,10 +272,10 @@ impl FallbackTools {
     }
 
     /// What the task came to.
-    fn outcome(&self, task: &Task) -> Payload {
+    fn outcome(&self, task: &Task) -> JsonPieces {
         let (tool, id) = (&task.origin.tool, task.key.id);
         match &task.phase {
-            Phase::Settled(Outcome::Returned { result, .. }) => self.finished(result),
+            Phase::Settled(Outcome::Returned { result, .. }) => return self.returned(result),
             Phase::Settled(Outcome::Faulted(failure)) => {
                 let error = session_failure_error(failure);
                 self.failed(&format!("The call of {tool} failed: {} ({})", error.message, error.code))
@@ -284,6 +284,15 @@ impl FallbackTools {
                 self.failed(&format!("Task {id} ({tool}) was cancelled and has no result."))
             }
             Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => self.snapshot(task),
+        }
+        .into()
+    }
+
+    /// A task's result as this client's version has it, without a copy of what is large.
+    fn returned(&self, result: &Payload) -> JsonPieces {
+        match &self.identity {
+            Some(server_info) => completed_result(method::TOOLS_CALL, result, server_info),
+            None => session_result(method::TOOLS_CALL, result),
         }
     }
 
@@ -312,12 +321,12 @@ impl FaceDialect for FallbackTools {
         })
     }
 
-    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
+    fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError> {
         match reply {
-            TaskReply::Created(task) => Ok(self.notice(task)),
-            TaskReply::Snapshot(task) => Ok(self.snapshot(task)),
+            TaskReply::Created(task) => Ok(self.notice(task).into()),
+            TaskReply::Snapshot(task) => Ok(self.snapshot(task).into()),
             TaskReply::Outcome(task) => Ok(self.outcome(task)),
-            TaskReply::Cancelled { task, was_settled } => Ok(self.cancelled(task, was_settled)),
+            TaskReply::Cancelled { task, was_settled } => Ok(self.cancelled(task, was_settled).into()),
             TaskReply::Fetched(_) | TaskReply::Deleted | TaskReply::Answered | TaskReply::Listed { .. } => {
                 Err(not_in_flavour())
             }

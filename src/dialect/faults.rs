@@ -189,6 +189,14 @@ pub fn rate_error(refusal: &RateRefusal) -> RpcError {
     RpcError { message: refusal.to_string(), ..gateway_error(&refusal.fault()) }
 }
 
+/// The error for a request that is refused since answers under way hold as many bytes as they may: names the bound.
+#[must_use]
+pub fn bound_error(fault: &GatewayFault, bytes_max: usize) -> RpcError {
+    let bound = bytesize::ByteSize(bytes_max as u64);
+    let error = gateway_error(fault);
+    RpcError { message: format!("{}: {bound}", error.message), ..error }
+}
+
 #[derive(serde::Serialize)]
 struct GatewayData {
     source: &'static str,
@@ -329,6 +337,8 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::TooManyListeners => "too_many_listeners",
         Reason::TooManyWaiters => "too_many_waiters",
         Reason::TooMuchStored => "too_much_stored",
+        Reason::TooMuchUnread => "too_much_unread",
+        Reason::AnswersFull => "answers_full",
         Reason::RateLimited => "rate_limited",
         Reason::StoreFull => "store_full",
         Reason::StoreFailed => "store_failed",
@@ -381,6 +391,10 @@ const fn sentence(reason: Reason) -> &'static str {
         Reason::TooMuchStored => {
             "Your tasks and their results take as much room as they may (`stored_bytes_per_principal_max`)"
         }
+        Reason::TooMuchUnread => {
+            "Answers to you hold as many bytes as they may until they are read (`answer_bytes_per_principal_max`)"
+        }
+        Reason::AnswersFull => "Answers under way hold as many bytes as they may (`answer_bytes_max`)",
         Reason::RateLimited => "There are too many requests",
         Reason::TooManyTasks => {
             "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"

@@ -5,7 +5,7 @@ use bytes::Bytes;
 
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::{ObjectEdit, ObjectWriter};
-use crate::wire::{Object, Payload, ProtocolVersion, method};
+use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, method};
 
 /// What a session server said of itself, as far as stateless clients are told.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +61,15 @@ pub fn server_meta(server_info: &Payload) -> Payload {
 #[must_use]
 pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -> Payload {
     completed(method, result, server_info, |edit| edit.finish()).unwrap_or_else(|| result.clone())
+}
+
+/// The same without a copy of what is large.
+#[must_use]
+pub fn completed_result(method: &str, result: &Payload, server_info: &Payload) -> JsonPieces {
+    match completed(method, result, server_info, |edit| edit.finish_pieces()) {
+        Some(pieces) => pieces,
+        None => result.clone().into(),
+    }
 }
 
 /// The same in pieces that follow each other: what stays of at least `large` bytes is not copied.

@@ -11,7 +11,7 @@ use crate::task::{Answer, ChosenId, InputKey, Question, TaskId};
 use crate::wire::envelope::Response;
 use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RequestId, envelope, method};
+use crate::wire::{JsonPieces, Object, Payload, RequestId, envelope, method};
 
 /// What messages of a task have in their `_meta`: the task as its client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +52,15 @@ impl RelatedTask {
     /// An object that says in its `_meta` which task it belongs to (L25-27); everything else stays as it is.
     #[must_use]
     pub fn on(&self, object: &Payload) -> Payload {
+        self.on_shared(object).whole()
+    }
+
+    /// The same without a copy of what is large.
+    #[must_use]
+    pub fn on_shared(&self, object: &Payload) -> JsonPieces {
         match Object::of(object) {
-            Some(object) => object.edit().set(META, self.beside(object.get_object(META).as_ref())).finish(),
-            None => object.clone(),
+            Some(object) => object.edit().set(META, self.beside(object.get_object(META).as_ref())).finish_pieces(),
+            None => object.clone().into(),
         }
     }
 

@@ -8,7 +8,7 @@ use super::lifecycle::SessionServerDescription;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{ElicitationKinds, Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
+use crate::wire::{ElicitationKinds, JsonPieces, Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
 
 pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
 
@@ -44,8 +44,8 @@ fn session_capabilities(capabilities: &Payload) -> Payload {
 /// A stateless server's result as older clients know it: less what they do not (LEG-17), and with structured content
 /// only where it is an object, as all their versions have it (T-77).
 #[must_use]
-pub fn session_result(method: &str, result: &Payload) -> Payload {
-    let Some(object) = Object::of(result) else { return result.clone() };
+pub fn session_result(method: &str, result: &Payload) -> JsonPieces {
+    let Some(object) = Object::of(result) else { return result.clone().into() };
     let mut edit = object.edit().remove("resultType").remove("ttlMs").remove("cacheScope");
     if let Some(meta) = object.get_object(META).filter(|meta| meta.contains(SERVER_INFO)) {
         let kept = meta.edit().remove(SERVER_INFO).finish();
@@ -61,7 +61,7 @@ pub fn session_result(method: &str, result: &Payload) -> Payload {
         let tools: Vec<Payload> = tools.items().map(|tool| session_tool(&tool)).collect();
         edit = edit.set("tools", Payload::of(&tools));
     }
-    edit.finish()
+    edit.finish_pieces()
 }
 
 /// Whether a tool's result has structured content that is no object: until 2025-11-25 it can be nothing else (T-77).
@@ -235,7 +235,7 @@ mod tests {
 
     #[track_caller]
     fn check(method: &str, answer: &str, shown: &str) {
-        assert_eq!(session_result(method, &payload(answer)).as_str(), shown);
+        assert_eq!(session_result(method, &payload(answer)).whole().as_str(), shown);
     }
 
     /// LEG-17, T-77, T-14: the rest stays as it came.

@@ -6,14 +6,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
+use http_body_util::BodyExt as _;
 
 use super::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body, joined_body};
+use super::single_event_body::SingleEventBody;
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, rate_error};
 use crate::task::{Executed, GatewayFault, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::BodyPart;
-use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, ScanError, rpc_error};
+use crate::wire::{JsonPieces, ProtocolVersion, RequestId, RpcError, ScanError, rpc_error};
 
 /// Seconds after which a refused call may be repeated, where nothing better is known.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -40,8 +42,17 @@ pub struct Addressee {
 impl Addressee {
     /// A successful result, as the one type that the client admits.
     #[must_use]
-    pub fn result(&self, result: Payload) -> FaceResponse {
+    pub fn result(&self, result: impl Into<JsonPieces>) -> FaceResponse {
         let Some(id) = &self.id else { return accepted() };
+        let result = result.into();
+        if result.is_large() {
+            let body = joined_body(envelope::result_of_pieces(id, result.into_pieces()));
+            return match self.accepted {
+                AcceptedTypes::EventStream => event_stream(SingleEventBody::new(body).boxed_unsync()),
+                AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => json(body),
+            };
+        }
+        let result = result.whole();
         if result.len() >= LARGE && self.accepted != AcceptedTypes::EventStream {
             let (head, tail) = envelope::result_in_pieces(id, result);
             return json(joined_body([head, tail]));
@@ -76,15 +87,24 @@ impl Addressee {
     /// intermediaries repeat by themselves (GW-38).
     #[must_use]
     pub fn fault(&self, fault: &GatewayFault) -> FaceResponse {
+        self.fault_in_words(fault, &gateway_error(fault))
+    }
+
+    /// The same in words of its own.
+    pub(super) fn fault_in_words(&self, fault: &GatewayFault, error: &RpcError) -> FaceResponse {
         if fault.executed != Executed::No {
-            return self.error(StatusCode::OK, &gateway_error(fault));
+            return self.error(StatusCode::OK, error);
         }
         let is_quota = matches!(
             fault.reason,
-            Reason::TooManyTasks | Reason::TooManyListeners | Reason::TooMuchStored | Reason::RateLimited
+            Reason::TooManyTasks
+                | Reason::TooManyListeners
+                | Reason::TooMuchStored
+                | Reason::TooMuchUnread
+                | Reason::RateLimited
         );
         let status = if is_quota { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::SERVICE_UNAVAILABLE };
-        let mut response = self.error(status, &gateway_error(fault));
+        let mut response = self.error(status, error);
         if may_pass(fault) {
             response.headers_mut().insert(RETRY_AFTER, retry_after(fault.retry_after));
         }

@@ -386,7 +386,8 @@ fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
         by_name.insert(name, ListedTool { mirrored, task_support: ToolTaskSupport::of(&tool), is_repeatable });
     }
     let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
-    PublishedTools { result, tools: by_name }
+    // It is kept, and must not keep the page that it may be a part of.
+    PublishedTools { result: result.detached(), tools: by_name }
 }
 
 /// `readOnlyHint` or `idempotentHint` (GW-39).

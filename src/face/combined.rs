@@ -43,6 +43,7 @@ use crate::metric;
 use crate::task::Principal;
 use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::own_ids;
+use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::Request;
 use crate::wire::{Message, RequestId};
 use admission::REFUSALS_MAX;
@@ -202,6 +203,12 @@ impl CombinedUpstreams {
     /// What is the same for all upstreams: clock, keys, rates, the engine.
     fn common(&self) -> &Served {
         &self.members[0].served
+    }
+
+    /// How much of an answer of the upstream at `at` is read, within what answers to a principal may hold.
+    fn read_limits(&self, at: usize, principal: &Principal) -> ReadLimits {
+        let served = &self.members[at].served;
+        ReadLimits::within(served.settings.result_bytes_max, served.engine.limits().answers_to(principal))
     }
 
     /// Whether a principal may use the upstream at `at`; to others it is not there.

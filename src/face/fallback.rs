@@ -23,10 +23,10 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, TaskReply};
 use crate::engine::apply::record_shown;
 use crate::engine::{Engine, TaskError};
-use crate::task::{Executed, GatewayFault, Principal, TaskKey, ToolRules};
+use crate::task::{Executed, GatewayFault, Principal, Task, TaskKey, ToolRules};
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::next_cursor;
-use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
+use crate::wire::{JsonPieces, Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 /// An empty string as a cursor, in JSON.
 const EMPTY_CURSOR: &str = "\"\"";
@@ -154,7 +154,7 @@ const fn bit(tool: FallbackTool, level: usize) -> u16 {
 }
 
 /// What a call of one of the tools comes to.
-pub(super) type FallbackResult = Result<Payload, RpcError>;
+pub(super) type FallbackResult = Result<JsonPieces, RpcError>;
 
 /// How it is answered.
 pub(super) enum FallbackAnswer {
@@ -170,7 +170,7 @@ impl FallbackAnswer {
     pub(super) async fn done(self) -> FallbackResult {
         match self {
             Self::Now(answered) => answered,
-            Self::Missed(unknown) => Ok(unknown),
+            Self::Missed(unknown) => Ok(unknown.into()),
             Self::Later(waiting) => waiting.await,
         }
     }
@@ -221,7 +221,7 @@ pub(super) async fn run(
     let arguments = params.and_then(|params| params.get_object("arguments"));
     let asked = match FallbackToolArguments::read(tool, arguments.as_ref()) {
         Ok(asked) => asked,
-        Err(why) => return FallbackAnswer::Now(Ok(dialect.failed(why))),
+        Err(why) => return FallbackAnswer::Now(Ok(dialect.failed(why).into())),
     };
     let missed = || {
         misses.note(owner);
@@ -232,7 +232,7 @@ pub(super) async fn run(
     if tool == FallbackTool::Cancel {
         return match engine.cancel(&key).await {
             Ok(done) => FallbackAnswer::Now(
-                dialect.encode(TaskReply::Cancelled { task: &done.task, was_settled: done.was_settled }),
+                dialect.pieces(TaskReply::Cancelled { task: &done.task, was_settled: done.was_settled }),
             ),
             Err(TaskError::Unknown) => missed(),
             Err(error) => FallbackAnswer::Now(Err(unserved(&error))),
@@ -245,10 +245,10 @@ pub(super) async fn run(
     };
     engine.count_poll(&task);
     if tool == FallbackTool::Status {
-        return FallbackAnswer::Now(dialect.encode(TaskReply::Snapshot(&task)));
+        return FallbackAnswer::Now(dialect.pieces(TaskReply::Snapshot(&task)));
     }
     if task.is_settled() || asked.wait.is_zero() {
-        return FallbackAnswer::Now(dialect.encode(TaskReply::Outcome(&task)));
+        return FallbackAnswer::Now(outcome(engine, task, &dialect));
     }
     FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), key, asked.wait, dialect)))
 }
@@ -257,21 +257,28 @@ pub(super) async fn run(
 async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> FallbackResult {
     let end = Instant::now() + patience;
     let Ok(mut watcher) = engine.watchers().watch(&key) else {
-        return Ok(dialect.failed("Too many requests wait for this task (64). Ask again in a while."));
+        return Ok(dialect.failed("Too many requests wait for this task (64). Ask again in a while.").into());
     };
     loop {
         let task = match engine.get(&key).await {
             Ok(task) => task,
-            Err(TaskError::Unknown) => return Ok(dialect.unknown()),
+            Err(TaskError::Unknown) => return Ok(dialect.unknown().into()),
             Err(error) => return Err(unserved(&error)),
         };
         if task.is_settled() || Instant::now() >= end {
             record_shown(&task);
-            return dialect.encode(TaskReply::Outcome(&task));
+            return outcome(&engine, task, &dialect);
         }
         // A change and the end of patience mean the same: another look.
         let _ = timeout_at(end, watcher.changed()).await;
     }
+}
+
+/// What a task came to, or how it stands.
+fn outcome(engine: &Engine, task: Arc<Task>, dialect: &FallbackTools) -> FallbackResult {
+    let refused = |fault: GatewayFault| gateway_error(&fault);
+    let task = engine.share(task).map_err(refused)?;
+    engine.within_budget(&task.key.owner, dialect.pieces(TaskReply::Outcome(&task))?).map_err(refused)
 }
 
 fn unserved(error: &TaskError) -> RpcError {

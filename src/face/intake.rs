@@ -18,13 +18,14 @@ use super::revocable_body::ending_with;
 use super::served::Served;
 use super::session::refuse;
 use super::session_homes::{self, ForwardReason, SessionErrand};
+use crate::answer_budget::BudgetRefusal;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTool;
-use crate::dialect::faults::{gateway_error, rate_error};
+use crate::dialect::faults::{bound_error, gateway_error, rate_error};
 use crate::replica::SessionHome;
 use crate::task::{Executed, GatewayFault, Principal, RateRefusal, Reason};
 use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
-use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
+use crate::wire::{Message, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 
 /// Why no call begins while the gateway ends.
 const LATE: GatewayFault = GatewayFault::new(Reason::Draining, Executed::No);
@@ -227,6 +228,12 @@ async fn serve_message(faces: &impl PathFaces, inbound: Box<Inbound>, message: B
     if is_late {
         return asker.refuse_for_now(&LATE);
     }
+    if let Message::Request(request) = &*message
+        && !inbound.is_counted
+        && let Some(full) = no_bytes(faces, &inbound, &request.method)
+    {
+        return asker.refuse_in_words(&full.fault, &bound_error(&full.fault, full.bytes_max));
+    }
     let response = match pass_on_message(faces, face, &inbound, &message).await {
         Some(Ok(answer)) => answer,
         Some(Err(fault)) if is_told_by_the_store(faces, &message, fault.executed) => {
@@ -305,6 +312,12 @@ fn admit(
     }
 }
 
+/// Why a request is refused that may have a large answer: those under way hold all bytes.
+fn no_bytes(faces: &impl PathFaces, inbound: &Inbound, name: &str) -> Option<BudgetRefusal> {
+    let is_short = matches!(name, method::PING | method::INITIALIZE | method::TASKS_CANCEL | method::TASKS_UPDATE);
+    if is_short { None } else { faces.served().engine.limits().refusal_of_answers(&inbound.principal) }
+}
+
 /// Whether a message would begin a call although the gateway ends. How tasks stand can be asked until it has ended.
 fn begins_late(faces: &impl PathFaces, message: &Message) -> bool {
     let Message::Request(request) = message else { return false };
@@ -329,6 +342,11 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
     let batch: BatchItems = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
     if batch.iter().any(|(read, _)| read.as_ref().is_ok_and(|message| begins_late(faces, message))) {
         return addressee.fault(&LATE);
+    }
+    if !inbound.is_counted
+        && let Some(full) = no_bytes(faces, inbound, method::RESOURCES_READ)
+    {
+        return addressee.fault_in_words(&full.fault, &bound_error(&full.fault, full.bytes_max));
     }
     let is_mixed = batch.iter().any(|(read, _)| match read {
         Ok(message) => era_of(message, &inbound.headers) == Face::Stateless,
@@ -421,9 +439,13 @@ impl RefusableRequest {
 
     /// 503, but for requests of session clients (GW-04): whoever comes to another gateway, or later, is served.
     fn refuse_for_now(&self, fault: &GatewayFault) -> FaceResponse {
+        self.refuse_in_words(fault, &gateway_error(fault))
+    }
+
+    fn refuse_in_words(&self, fault: &GatewayFault, error: &RpcError) -> FaceResponse {
         match self.face {
-            Face::Stateless => self.addressee.fault(fault),
-            Face::Session => self.addressee.error(StatusCode::OK, &gateway_error(fault)),
+            Face::Stateless => self.addressee.fault_in_words(fault, error),
+            Face::Session => self.addressee.error(StatusCode::OK, error),
         }
     }
 

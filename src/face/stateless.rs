@@ -34,7 +34,7 @@ use super::served::Served;
 use super::{argument_headers, argument_limits, handle_delay, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::initialize::own_identity;
-use crate::dialect::lifecycle::{SessionServerDescription, discover_result, server_meta, stateless_result};
+use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result, server_meta};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
@@ -287,7 +287,9 @@ impl StatelessFace {
                 let listed = listed.as_ref().unwrap_or_else(|| list.result());
                 let reachable = Object::of(listed).and_then(|list| self.reachable_tools(inquiry).listed(&list));
                 let shown = reachable.as_ref().unwrap_or(listed);
-                inquiry.addressee.result(stateless_result(method::TOOLS_LIST, shown, &self.identity()))
+                let shown = completed_result(method::TOOLS_LIST, shown, &self.identity());
+                let held = self.served.engine.within_budget(&inquiry.principal, shown);
+                held.map_or_else(|full| inquiry.addressee.fault(&full), |shown| inquiry.addressee.result(shown))
             }
             Err(error) => error.answer(&inquiry.addressee),
         }
@@ -434,7 +436,8 @@ impl StatelessFace {
         let (settings, capabilities) = (&self.served.settings, said.upstream_capabilities());
         let (timeouts, bytes_max) = (settings.timeouts, settings.result_bytes_max);
         let context = CallContext::new(principal.clone(), capabilities, timeouts, bytes_max);
-        CallContext { forwarded: forwarded.of_credential(), ..context }
+        let share = Some(self.served.engine.limits().answers_to(principal));
+        CallContext { forwarded: forwarded.of_credential(), share, ..context }
     }
 
     fn identity(&self) -> Payload {

@@ -2,6 +2,7 @@
 
 use crate::dialect::RequestError;
 use crate::engine::TaskError;
+use crate::task::GatewayFault;
 use crate::wire::RpcError;
 
 /// Each face says it in its own way.
@@ -9,6 +10,14 @@ pub(super) enum TaskMethodError {
     Complaint(RequestError),
     Error(RpcError),
     Task(TaskError),
+    /// Nothing was done.
+    Fault(GatewayFault),
+}
+
+impl From<GatewayFault> for TaskMethodError {
+    fn from(fault: GatewayFault) -> Self {
+        Self::Fault(fault)
+    }
 }
 
 impl From<RequestError> for TaskMethodError {

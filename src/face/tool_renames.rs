@@ -168,12 +168,12 @@ impl ToolRenamer {
         }
         match response.content {
             BodyKind::Json => {
-                let text = reply::read_whole(response.body, ReadLimits::of_bytes(self.bytes_max)).await?;
+                let text = reply::read_whole(response.body, &ReadLimits::of_bytes(self.bytes_max)).await?;
                 Ok(RawResponse { body: full_body(self.message(text)), ..response })
             }
             BodyKind::Events => {
                 let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.bytes_max);
-                let body = edited_events(response.body, gate, move |event| match event.is_message() {
+                let body = edited_events(response.body, gate, None, move |event| match event.is_message() {
                     true => vec![self.message(Bytes::clone(&event.data)).into()],
                     false => vec![event.data.clone()],
                 });

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::listener_metrics::{GaugeGuard, ListenerMetrics};
 use crate::face::http::ResponseBody;
 use crate::wire::framing::BodyPart;
-use unread_answers::{UnreadAnswers, next_piece};
+use unread_answers::{PIECE_MAX, UnreadAnswers, next_piece};
 
 /// The state of one connection, written by its requests. All of it is advisory, so relaxed order will do.
 #[derive(Debug)]
@@ -123,13 +123,13 @@ enum BodyDelivery {
     /// Over HTTP/1: the socket alone tells whether somebody reads.
     Socket,
     /// Over HTTP/2, piece by piece; holds what is left of a frame.
-    Stream(Bytes),
+    Stream(BodyPart),
 }
 
 impl OpenRequestBody {
     pub(super) const fn new(body: ResponseBody, open: OpenRequest, version: Version) -> Self {
         let carriage = match version {
-            Version::HTTP_2 => BodyDelivery::Stream(Bytes::new()),
+            Version::HTTP_2 => BodyDelivery::Stream(BodyPart::Bytes(Bytes::new())),
             _ => BodyDelivery::Socket,
         };
         Self { body, open, carriage }
@@ -154,7 +154,9 @@ impl Body for OpenRequestBody {
         while left.is_empty() {
             match ready!(Pin::new(&mut this.body).poll_frame(context)) {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => *left = data.into_bytes(),
+                    // A small event is one piece; a large one is not copied as a whole.
+                    Ok(data) if data.len() <= PIECE_MAX => *left = BodyPart::Bytes(data.into_bytes()),
+                    Ok(data) => *left = data,
                     Err(other) => return Poll::Ready(Some(Ok(other))),
                 },
                 other @ (Some(Err(_)) | None) => return Poll::Ready(other),

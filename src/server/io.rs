@@ -32,6 +32,16 @@ impl ResettableStream for TcpStream {
     }
 }
 
+/// A peer that takes fewer bytes a second, while bytes wait for it, is cut off like one that takes none.
+const READ_RATE_MIN: u128 = 1 << 10;
+
+/// What a peer took since bytes began to wait for it.
+#[derive(Clone, Copy, Debug)]
+struct SlowReader {
+    since: Instant,
+    taken: usize,
+}
+
 /// Which protocol the first bytes spoke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
@@ -69,6 +79,8 @@ pub(super) struct WatchedSocket<T> {
     prefix: Bytes,
     limits: Arc<ListenerLimits>,
     stalled: Option<Pin<Box<Sleep>>>,
+    /// There while bytes wait for the peer.
+    slow: Option<SlowReader>,
     /// As `stalled`, for what the socket has taken but not passed on; only TLS holds bytes back.
     unflushed: Option<Pin<Box<Sleep>>>,
     /// Over HTTP/1.
@@ -128,6 +140,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
             prefix,
             limits,
             stalled: None,
+            slow: None,
             unflushed: None,
             patience,
             request_line: RequestLine::Over,
@@ -158,11 +171,23 @@ impl<T: ResettableStream> WatchedSocket<T> {
 
     /// Passes on the outcome of a write and fails once writes have been pending for too long.
     fn watch(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if written.is_ready() {
-            self.stalled = None;
-            return written;
-        }
         let span = self.limits.write_stall;
+        if let Poll::Ready(outcome) = written {
+            self.stalled = None;
+            let taken = outcome?;
+            if let Some(slow) = &mut self.slow {
+                slow.taken += taken;
+                if slow.since.elapsed() >= span {
+                    if (slow.taken as u128) < READ_RATE_MIN * span.as_millis() / 1_000 {
+                        self.misconduct = Misconduct::Stalled;
+                        return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                    }
+                    self.slow = None;
+                }
+            }
+            return Poll::Ready(Ok(taken));
+        }
+        self.slow.get_or_insert_with(|| SlowReader { since: Instant::now(), taken: 0 });
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(span)));
         std::task::ready!(stalled.as_mut().poll(context));
         self.misconduct = Misconduct::Stalled;
@@ -282,6 +307,8 @@ impl<T: ResettableStream> AsyncWrite for WatchedSocket<T> {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        // HTTP has written all that it had.
+        this.slow = None;
         let flushed = this.socket().poll_flush(context);
         let flushed = this.unless_gone(flushed, ());
         this.watch_flush(context, flushed)

@@ -439,6 +439,10 @@ pub enum Reason {
     TooManyWaiters,
     /// What the principal has in the store takes as much room as it may.
     TooMuchStored,
+    /// Answers to the principal hold as many bytes as they may until they are read.
+    TooMuchUnread,
+    /// Answers to all principals hold as many bytes as they may.
+    AnswersFull,
     /// The principal asks too often, or too often for tasks that are not there.
     RateLimited,
     StoreFull,

@@ -22,6 +22,8 @@ pub struct PrincipalLimits {
     pub tasks_max: usize,
     /// Bytes of all its rows in the store. Several results that come at once may pass it together.
     pub stored_bytes_max: usize,
+    /// Bytes that answers to it may hold until it has read them.
+    pub answer_bytes_max: usize,
     /// Open streams of notifications; of HTTP+SSE clients [`PrincipalLimits::SSE_STREAMS`] times as many.
     pub streams_max: usize,
     pub places: PlaceShare,
@@ -42,6 +44,7 @@ impl Default for PrincipalLimits {
             polls_per_task: POLLS_PER_TASK,
             tasks_max: 1_000,
             stored_bytes_max: 256 << 20,
+            answer_bytes_max: 64 << 20,
             streams_max: 64,
             places: PlaceShare::default(),
         }
@@ -81,11 +84,19 @@ impl PlaceShare {
 }
 
 /// What each principal may have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrincipalLimitTable {
+    /// Bytes that answers to all of them may hold.
+    pub answer_bytes_max: usize,
     /// Of those who have no limits of their own.
     pub others: PrincipalLimits,
     pub own: HashMap<Principal, PrincipalLimits>,
+}
+
+impl Default for PrincipalLimitTable {
+    fn default() -> Self {
+        Self { answer_bytes_max: 128 << 20, others: PrincipalLimits::default(), own: HashMap::new() }
+    }
 }
 
 impl PrincipalLimitTable {
@@ -119,8 +130,7 @@ mod tests {
     fn limits_of_ones_own_stand_in_place_of_those_of_others() {
         let (ada, bob) = (Principal::new("key:ada"), Principal::new("key:bob"));
         let own = PrincipalLimits { tasks_max: 7, ..PrincipalLimits::default() };
-        let table =
-            PrincipalLimitTable { others: PrincipalLimits::default(), own: HashMap::from([(ada.clone(), own)]) };
+        let table = PrincipalLimitTable { own: HashMap::from([(ada.clone(), own)]), ..PrincipalLimitTable::default() };
         assert_eq!((table.of(&ada), table.of(&bob)), (own, PrincipalLimits::default()));
         assert_eq!(table.of(&Principal::local()).places, PlaceShare::WHOLE);
     }

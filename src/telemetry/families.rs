@@ -43,7 +43,7 @@ pub(super) struct MetricFamily {
 }
 
 /// In the order of [`metric`]; [`DATABASE_FAMILIES`] come behind them.
-pub(super) const FAMILIES: [MetricFamily; 49] = [
+pub(super) const FAMILIES: [MetricFamily; 51] = [
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::BUILD_INFO,
@@ -99,6 +99,20 @@ pub(super) const FAMILIES: [MetricFamily; 49] = [
         unit: Unit::Count,
         text: "Requests of clients, by upstream and outcome",
         first: FirstSeries::Elsewhere,
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::ANSWER_BYTES,
+        unit: Unit::Bytes,
+        text: "Bytes that answers under way hold",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Counter,
+        name: metric::ANSWERS_REFUSED,
+        unit: Unit::Count,
+        text: "Answers and requests refused since answers under way hold all bytes, by reason",
+        first: FirstSeries::Process(&[("reason", "too_much_unread"), ("reason", "answers_full")]),
     },
     MetricFamily {
         kind: MetricKind::Counter,

@@ -8,9 +8,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::Buf as _;
+use futures_util::future::BoxFuture;
 use hyper::body::{Body, Frame, SizeHint};
 
+use super::answer_body::BodyBreakError;
 use super::raw_channel::RawBody;
+use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
+use crate::task::GatewayFault;
 use crate::wire::MessageText;
 use crate::wire::framing::{BodyPart, EventGate, EventVerdict, FramingError, GateOutput, SseEvent};
 
@@ -18,17 +22,31 @@ use crate::wire::framing::{BodyPart, EventGate, EventVerdict, FramingError, Gate
 pub(crate) fn edited_events(
     source: RawBody,
     gate: EventGate,
+    share: Option<AnswerShare>,
     edit: impl Fn(&SseEvent) -> Vec<MessageText> + Send + Unpin + 'static,
 ) -> RawBody {
-    RawBody::new(EditedBody { parts: GatedBody::new(source, gate), edit, ready: VecDeque::new() })
+    RawBody::new(EditedBody { parts: GatedBody::new(source, gate).within(share), edit, ready: VecDeque::new() })
 }
 
 /// What a whole event becomes: itself where its text stays the same.
-fn edited(event: BodyPart, edit: impl FnOnce(&SseEvent) -> Vec<MessageText>) -> Vec<BodyPart> {
+fn edited(
+    event: BodyPart,
+    share: Option<&AnswerShare>,
+    edit: impl FnOnce(&SseEvent) -> Vec<MessageText>,
+) -> Vec<BodyPart> {
     let Some(read) = event.event() else { return vec![event] };
     let messages = edit(&read);
     let is_same = matches!(messages.as_slice(), [only] if *only == read.data);
-    if is_same { vec![event] } else { event.with_data(&messages) }
+    if is_same {
+        return vec![event];
+    }
+    let parts = event.with_data(&messages).into_iter();
+    parts
+        .map(|part| match (part, share) {
+            (BodyPart::Bytes(text), Some(share)) => BodyPart::Bytes(share.rehold(text)),
+            (part, _) => part,
+        })
+        .collect()
 }
 
 struct EditedBody<E> {
@@ -50,7 +68,9 @@ impl<E: Fn(&SseEvent) -> Vec<MessageText> + Send + Unpin> Body for EditedBody<E>
             }
             match ready!(this.parts.poll_next(cx)) {
                 Some(Ok(GatedPart::Through(part))) => return Poll::Ready(Some(Ok(Frame::data(part)))),
-                Some(Ok(GatedPart::Event(event))) => this.ready.extend(edited(event, &this.edit)),
+                Some(Ok(GatedPart::Event(event))) => {
+                    this.ready.extend(edited(event, this.parts.share.as_ref(), &this.edit));
+                }
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
                 None => {
                     let rest = this.parts.gate.finish().map(BodyPart::Bytes);
@@ -76,11 +96,39 @@ pub(crate) struct GatedBody<B> {
     gate: EventGate,
     /// What one part of the source became.
     ready: VecDeque<GatedPart>,
+    share: Option<AnswerShare>,
+    /// What the event that the gate holds has of the share.
+    held: AnswerPermit,
+    growing: Option<BoxFuture<'static, Result<AnswerPermit, GatewayFault>>>,
 }
 
 impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
-    pub(crate) const fn new(source: B, gate: EventGate) -> Self {
-        Self { source, gate, ready: VecDeque::new() }
+    pub(crate) fn new(source: B, gate: EventGate) -> Self {
+        Self { source, gate, ready: VecDeque::new(), share: None, held: AnswerPermit::default(), growing: None }
+    }
+
+    /// The same within what answers to a principal may hold.
+    pub(crate) fn within(self, share: Option<AnswerShare>) -> Self {
+        Self { share, ..self }
+    }
+
+    /// Ready once there are bytes for the event that the gate holds.
+    fn poll_grow(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Some(share) = self.share.as_ref().filter(|_| self.gate.held() > FREE_BYTES) else {
+            return Poll::Ready(Ok(()));
+        };
+        if self.growing.is_none() && share.grow_now(&mut self.held, self.gate.held()) {
+            return Poll::Ready(Ok(()));
+        }
+        let (share, bytes, held) = (share.clone(), self.gate.held(), &mut self.held);
+        let growing = self.growing.get_or_insert_with(|| {
+            let mut held = std::mem::take(held);
+            Box::pin(async move { share.grow(&mut held, bytes).await.map(|()| held) })
+        });
+        let grown = ready!(growing.as_mut().poll(cx));
+        self.growing = None;
+        self.held = grown.map_err(|fault| io::Error::other(BodyBreakError(fault)))?;
+        Poll::Ready(Ok(()))
     }
 
     /// What comes next; `None` at the end of the source.
@@ -90,6 +138,9 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
         loop {
             if let Some(part) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(part)));
+            }
+            if let Err(error) = ready!(self.poll_grow(cx)) {
+                return Poll::Ready(Some(Err(error)));
             }
             let part = match ready!(Pin::new(&mut self.source).poll_frame(cx)) {
                 Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
@@ -105,11 +156,14 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
     fn take(&mut self, part: BodyPart) -> Result<(), FramingError> {
         match part {
             BodyPart::Bytes(bytes) => {
-                let gated = self.gate.feed(&bytes)?.into_iter().map(|output| match output {
-                    GateOutput::Through(bytes) => GatedPart::Through(BodyPart::Bytes(bytes)),
-                    GateOutput::Event(bytes) => GatedPart::Event(BodyPart::Bytes(bytes)),
-                });
-                self.ready.extend(gated);
+                for output in self.gate.feed(&bytes)? {
+                    self.ready.push_back(match output {
+                        GateOutput::Through(bytes) => GatedPart::Through(BodyPart::Bytes(bytes)),
+                        GateOutput::Event(bytes) => {
+                            GatedPart::Event(BodyPart::Bytes(std::mem::take(&mut self.held).attach(bytes)))
+                        }
+                    });
+                }
             }
             BodyPart::Event(event) => match self.gate.judge(&event)? {
                 EventVerdict::Passes => self.ready.push_back(GatedPart::Through(BodyPart::Event(event))),

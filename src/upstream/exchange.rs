@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ForwardedHeaders;
 use super::outgoing::HandedOver;
+use crate::answer_budget::AnswerShare;
 use crate::dialect::faults::reason_key;
 use crate::dialect::negotiate;
 use crate::dialect::subscriptions::SubscriptionFilter;
@@ -183,6 +184,8 @@ pub struct CallContext {
     pub timeouts: Timeouts,
     /// Largest answer or event that is read.
     pub result_bytes_max: usize,
+    /// What its answers may hold while they are under way.
+    pub share: Option<AnswerShare>,
     /// Whether the upstream may make a task of its own of this request.
     pub native_task: UpstreamTaskMode,
     /// What of the client's own headers goes on with this request.
@@ -206,6 +209,7 @@ impl CallContext {
             log_level: None,
             timeouts,
             result_bytes_max,
+            share: None,
             native_task: UpstreamTaskMode::Never,
             forwarded: ForwardedHeaders::default(),
             subtasks: false,

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use http::{HeaderName, HeaderValue};
-use tokio::sync::broadcast;
+use tokio::sync::{Semaphore, broadcast};
 
 use super::era::{EraCache, EraUpstream};
 use super::latencies::ExchangeLatencies;
@@ -30,7 +30,7 @@ use super::limits::{CallPermits, CallPermitsByName};
 use super::resource_metadata::ResourceMetadata;
 use super::session::own::OwnSessionChannel;
 use super::session::pool::SessionPool;
-use super::session::{SessionKey, UpstreamLink};
+use super::session::{POLLS_MAX, SessionKey, UpstreamLink};
 use super::transport::Transport;
 use super::transport::adapter::TransportAdapter;
 use super::transport::credential::Credential;
@@ -222,6 +222,7 @@ impl SessionUpstream {
             versions: VersionChoice::new(protocol.filter(|version| !version.is_stateless())),
             tracker: life.tracker,
             stop: life.stop,
+            polls: Semaphore::new(POLLS_MAX),
         });
         Self { pool: SessionPool::new(Arc::clone(&link)), link, era, metadata: None }
     }

@@ -14,9 +14,11 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Body;
 
+use super::CallContext;
 use super::answer_body::{AnswerBody, BodyBreakError, BodyKind};
 use super::outgoing::SESSION_ID;
 use super::raw_channel::{RawBody, RawResponse, SessionBinding};
+use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
@@ -25,17 +27,37 @@ use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelop
 const RESERVE_MAX: usize = 1024 * 1024;
 
 /// Bounds on reading one answer.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct ReadLimits {
     pub(crate) bytes_max: usize,
     /// Longest silence between two pieces.
     pub(crate) idle: Option<Duration>,
+    /// The bytes that the answer takes while it is under way; `None` for small ones of the gateway's own.
+    pub(crate) share: Option<AnswerShare>,
 }
 
 impl ReadLimits {
     /// A bound on the size alone.
     pub(crate) const fn of_bytes(bytes_max: usize) -> Self {
-        Self { bytes_max, idle: None }
+        Self { bytes_max, idle: None, share: None }
+    }
+
+    /// Those of a call's answers.
+    pub(crate) fn of_call(context: &CallContext) -> Self {
+        Self { bytes_max: context.result_bytes_max, idle: context.timeouts.idle, share: context.share.clone() }
+    }
+
+    /// A bound on the size, within what answers to a principal may hold.
+    pub(crate) const fn within(bytes_max: usize, share: AnswerShare) -> Self {
+        Self { bytes_max, idle: None, share: Some(share) }
+    }
+
+    /// Waits until an answer that has `bytes` by now may be read on. Cancel safe.
+    async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
+        match &self.share {
+            Some(share) if bytes > FREE_BYTES => share.grow(held, bytes).await,
+            Some(_) | None => Ok(()),
+        }
     }
 }
 
@@ -153,7 +175,7 @@ pub(crate) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: Err
 pub(crate) async fn open(
     response: Response<AnswerBody>,
     addressee: ErrorAddressee<'_>,
-    limits: ReadLimits,
+    limits: &ReadLimits,
 ) -> Result<AcceptedResponse, ResponseRefusal> {
     match judge(response.into(), addressee).await {
         JudgedResponse::Fine(response) => accepted_in(response, limits).map_err(ResponseRefusal::Gateway),
@@ -165,11 +187,11 @@ pub(crate) async fn open(
 
 fn accepted_in<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
-    limits: ReadLimits,
+    limits: &ReadLimits,
 ) -> Result<AcceptedResponse<B>, GatewayFault> {
     match response.content {
         BodyKind::Json => Ok(AcceptedResponse::Json(response.body)),
-        BodyKind::Events => Ok(AcceptedResponse::Events(EventStream::new(response.body, limits))),
+        BodyKind::Events => Ok(AcceptedResponse::Events(EventStream::new(response.body, limits.clone()))),
         BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
     }
 }
@@ -181,7 +203,7 @@ fn accepted_in<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
 pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     id: &RequestId,
-    limits: ReadLimits,
+    limits: &ReadLimits,
 ) -> Result<envelope::Response, GatewayFault> {
     let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
     match accepted_in(response, limits)? {
@@ -270,7 +292,7 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
 /// `UpstreamClosed` when it breaks.
 pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     mut body: B,
-    limits: ReadLimits,
+    limits: &ReadLimits,
 ) -> Result<Bytes, GatewayFault> {
     let too_large = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
     if body.size_hint().lower() > limits.bytes_max as u64 {
@@ -278,8 +300,10 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
     }
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
+    let mut held = AnswerPermit::default();
     while let Some(part) = next_part(&mut body, limits.idle).await.map_err(BodyReadError::into_fault)? {
         let piece = part.into_bytes();
+        limits.grow(&mut held, first.len() + rest.len() + piece.len()).await?;
         if first.len() + rest.len() + piece.len() > limits.bytes_max {
             return Err(too_large);
         }
@@ -296,7 +320,7 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
             rest.extend_from_slice(&piece);
         }
     }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+    Ok(held.attach(if rest.is_empty() { first } else { rest.freeze() }))
 }
 
 /// Why a body or a stream stops before it said what it should.
@@ -366,27 +390,40 @@ pub(crate) struct EventStream<B = AnswerBody> {
     body: B,
     decoder: SseDecoder,
     ready: VecDeque<SseEvent>,
-    idle: Option<Duration>,
+    limits: ReadLimits,
+    /// What the event under way holds, and how many bytes of it are there.
+    held: AnswerPermit,
+    pending: usize,
 }
 
 impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
     pub(crate) fn new(body: B, limits: ReadLimits) -> Self {
-        Self { body, decoder: SseDecoder::new(limits.bytes_max), ready: VecDeque::new(), idle: limits.idle }
+        let decoder = SseDecoder::new(limits.bytes_max);
+        Self { body, decoder, ready: VecDeque::new(), limits, held: AnswerPermit::default(), pending: 0 }
     }
 
     /// The next event; `None` when the stream ended in order. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Option<SseEvent>, BodyReadError> {
         loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Ok(Some(event));
+            if let Some(event) = self.ready.front() {
+                self.limits.grow(&mut self.held, event.data.len()).await.map_err(BodyReadError::Known)?;
+                let held = std::mem::take(&mut self.held);
+                return Ok(self.ready.pop_front().map(|event| match held.bytes() {
+                    0 => event,
+                    _ => SseEvent { data: event.data.held_by(|text| held.attach(text)), ..event },
+                }));
             }
-            let part = next_part(&mut self.body, self.idle).await?;
+            // An event that has come so far has more to come.
+            self.limits.grow(&mut self.held, self.pending).await.map_err(BodyReadError::Known)?;
+            let part = next_part(&mut self.body, self.limits.idle).await?;
             // The decoder hands out what came before an event that is too large, and refuses then.
             let is_end = part.is_none();
-            let events = self.decoder.take(&part.unwrap_or_default()).map_err(|_| BodyReadError::TooLarge)?;
+            let part = part.unwrap_or_default();
+            let events = self.decoder.take(&part).map_err(|_| BodyReadError::TooLarge)?;
             if is_end {
                 return Ok(None);
             }
+            self.pending = if events.is_empty() { self.pending + part.len() } else { part.len() };
             self.ready.extend(events);
         }
     }

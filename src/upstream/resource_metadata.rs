@@ -163,7 +163,7 @@ impl ResourceMetadata {
             return Err(MetadataError::Unusable("it is not application/json"));
         }
         let body = response.into_body().reporting_to(None);
-        let text = reply::read_whole(body, ReadLimits::of_bytes(BYTES_MAX)).await;
+        let text = reply::read_whole(body, &ReadLimits::of_bytes(BYTES_MAX)).await;
         let text = text.map_err(|_| MetadataError::Unusable("it is larger than 64 KiB, or broke off"))?;
         checked(&text)
     }

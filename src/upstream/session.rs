@@ -63,7 +63,12 @@ pub(crate) struct UpstreamLink {
     pub(crate) versions: VersionChoice,
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
+    /// Permits for polls of the upstream's tasks: [`POLLS_MAX`] are under way at once.
+    pub(crate) polls: Semaphore,
 }
+
+/// Polls of an upstream's tasks that are under way at once; more wait for their turn.
+pub(crate) const POLLS_MAX: usize = 64;
 
 impl UpstreamLink {
     /// Notes how an exchange ended, unless its owner ended it.
@@ -227,7 +232,7 @@ impl UpstreamSession {
         &self,
         response: Response<AnswerBody>,
         id: &RequestId,
-        limits: ReadLimits,
+        limits: &ReadLimits,
     ) -> Result<AcceptedResponse, ResponseRefusal> {
         let opened = reply::open(response, self.addressee(id), limits).await;
         match &opened {
@@ -263,9 +268,9 @@ impl UpstreamSession {
             let Ok(response) = self.post_beside(message, &HandedOver::default()).await else {
                 return PingVerdict::Unknown;
             };
-            match reply::open(response, self.addressee(&id), limits).await {
+            match reply::open(response, self.addressee(&id), &limits).await {
                 Ok(AcceptedResponse::Events(_)) | Err(ResponseRefusal::Rpc(_)) => PingVerdict::Alive,
-                Ok(AcceptedResponse::Json(body)) => match reply::read_whole(body, limits).await {
+                Ok(AcceptedResponse::Json(body)) => match reply::read_whole(body, &limits).await {
                     Ok(text) if reply::answer_in(&text, &id).is_none() => PingVerdict::Refused,
                     Ok(_) | Err(_) => PingVerdict::Alive,
                 },

@@ -54,6 +54,12 @@ impl MessageText {
         }
     }
 
+    /// The text in another buffer, to be read anew; what was read in the old one holds that.
+    #[must_use]
+    pub(crate) fn held_by(self, attach: impl FnOnce(Bytes) -> Bytes) -> Self {
+        attach(self.text).into()
+    }
+
     /// The text alone.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {

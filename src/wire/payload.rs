@@ -124,6 +124,13 @@ impl Payload {
         scan::locate::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
     }
 
+    /// The same text in another buffer.
+    #[must_use]
+    pub(crate) fn in_buffer(self, text: Bytes) -> Self {
+        debug_assert_eq!(self.text.len(), text.len(), "another text");
+        Self { text, ..self }
+    }
+
     /// Copies the text out of the larger buffer that it may be a slice of, so that keeping a small
     /// payload does not keep a large body.
     #[must_use]

@@ -11,6 +11,7 @@ pub(in crate::config) struct RawPrincipalLimits {
     pub(in crate::config) polls_per_task: Option<LocatedValue<u32>>,
     pub(in crate::config) tasks_max: Option<LocatedValue<u32>>,
     pub(in crate::config) stored_bytes_max: Option<LocatedValue<usize>>,
+    pub(in crate::config) answer_bytes_max: Option<LocatedValue<usize>>,
     pub(in crate::config) streams_max: Option<LocatedValue<u32>>,
     pub(in crate::config) places_percent: Option<LocatedValue<u32>>,
 }
@@ -23,6 +24,7 @@ impl RawPrincipalLimits {
             polls_per_task: section.count("polls_per_task", 1),
             tasks_max: section.count("tasks_per_principal_max", 1),
             stored_bytes_max: section.read("stored_bytes_per_principal_max", &SIZE),
+            answer_bytes_max: section.read("answer_bytes_per_principal_max", &SIZE),
             streams_max: section.count("streams_per_principal_max", 1),
             places_percent: section.count_in("places_percent_max", 1..=100),
         }

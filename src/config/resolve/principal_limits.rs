@@ -10,7 +10,10 @@ use super::{count_or, value_or};
 use crate::task::{PlaceShare, Principal, PrincipalLimitTable, PrincipalLimits};
 
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> PrincipalLimitTable {
-    let others = limits(&raw.limits.principal, &PrincipalLimits::default());
+    let answer_bytes_max =
+        value_or(raw.limits.answer_bytes_max.as_ref(), PrincipalLimitTable::default().answer_bytes_max);
+    let default = PrincipalLimits { answer_bytes_max: answer_bytes_max / 2, ..PrincipalLimits::default() };
+    let others = limits(&raw.limits.principal, &default);
     let mut own: HashMap<Principal, (PrincipalLimits, &RawApiKey)> = HashMap::new();
     for key in &raw.auth.api_keys {
         let Some(id) = &key.id else { continue };
@@ -27,7 +30,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Princip
         }
     }
     let own = own.into_iter().map(|(principal, (its, _))| (principal, its)).filter(|(_, its)| *its != others).collect();
-    PrincipalLimitTable { others, own }
+    PrincipalLimitTable { answer_bytes_max, others, own }
 }
 
 fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits {
@@ -41,6 +44,7 @@ fn limits(raw: &RawPrincipalLimits, others: &PrincipalLimits) -> PrincipalLimits
         polls_per_task: rate(&raw.polls_per_task, others.polls_per_task),
         tasks_max: count_or(raw.tasks_max.as_ref(), others.tasks_max),
         stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), others.stored_bytes_max),
+        answer_bytes_max: value_or(raw.answer_bytes_max.as_ref(), others.answer_bytes_max),
         streams_max: count_or(raw.streams_max.as_ref(), others.streams_max),
         places: places.unwrap_or(others.places),
     }

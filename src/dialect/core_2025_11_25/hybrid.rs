@@ -10,7 +10,7 @@ use crate::dialect::faults::RequestError;
 use crate::task::{Summary, Task, TaskMode};
 use crate::wire::meta::{DRAFT_TASK, META};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
+use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError};
 
 /// The codec of both.
 #[derive(Clone, Debug, Default)]
@@ -74,16 +74,16 @@ impl FaceDialect for HybridTasks {
         self.core.decode(method, params)
     }
 
-    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
+    fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError> {
         match reply {
-            TaskReply::Created(task) => self.created(task),
+            TaskReply::Created(task) => self.created(task).map(JsonPieces::from),
             TaskReply::Snapshot(_)
             | TaskReply::Answered
             | TaskReply::Cancelled { .. }
             | TaskReply::Outcome(_)
             | TaskReply::Fetched(_)
             | TaskReply::Deleted
-            | TaskReply::Listed { .. } => self.core.encode(reply),
+            | TaskReply::Listed { .. } => self.core.pieces(reply),
         }
     }
 }

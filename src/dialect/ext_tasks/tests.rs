@@ -92,9 +92,9 @@ fn settled_subtasks_stand_beside_what_is_said_of_their_parent() {
         Phase::Settled(Outcome::Cancelled),
     ];
     let settled: Vec<_> = [0, 3, 7].into_iter().zip(settled.map(|phase| Arc::new(in_phase(phase)))).collect();
-    check_text("working_with_subtasks", &dialect().snapshot_with(&parent, &settled));
+    check_text("working_with_subtasks", &dialect().snapshot_with(&parent, &settled).whole());
     let plain = dialect().encode(TaskReply::Snapshot(&parent)).unwrap();
-    assert_eq!(dialect().snapshot_with(&parent, &[]), plain, "no member without a subtask");
+    assert_eq!(dialect().snapshot_with(&parent, &[]).whole(), plain, "no member without a subtask");
 }
 
 const ID: &str = "0123456789abcdef0123456789abcdef";

@@ -145,7 +145,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
                 return None;
             }
             Some(CallEvent::Created(task)) => match self.dialect.encode(TaskReply::Created(&task)) {
-                Ok(handle) => RequestAnswer::Result(handle),
+                Ok(handle) => RequestAnswer::Result(handle.into()),
                 Err(error) => self.refused(error),
             },
             Some(CallEvent::InputRequired { task, round }) => self.questions(&task, round),
@@ -163,7 +163,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
         let state = self.rounds.as_ref().and_then(|rounds| rounds.seal(task, round));
         match (&task.phase, state) {
             (Phase::AwaitingInput(open), Some(state)) => {
-                RequestAnswer::Result(inputs::input_required(open, &state, &server_meta(&self.server_info)))
+                RequestAnswer::Result(inputs::input_required(open, &state, &server_meta(&self.server_info)).into())
             }
             _ => RequestAnswer::Fault(INTERNAL),
         }
@@ -176,7 +176,9 @@ impl<D: FaceDialect + 'static> CallView<D> {
                     let pieces = stateless_result_in_pieces(&self.method, &result, &self.server_info, LARGE);
                     RequestAnswer::Json(joined_body(envelope::result_of_pieces(id, pieces)))
                 }
-                Some(_) | None => RequestAnswer::Result(stateless_result(&self.method, &result, &self.server_info)),
+                Some(_) | None => {
+                    RequestAnswer::Result(stateless_result(&self.method, &result, &self.server_info).into())
+                }
             },
             Outcome::Faulted(Failure::Gateway(fault)) => RequestAnswer::Fault(fault),
             Outcome::Faulted(failure) => {

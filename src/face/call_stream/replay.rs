@@ -2,14 +2,17 @@
 
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
+use http_body_util::BodyExt as _;
 
 use super::replay_buffer::{CallResult, ReplayBuffers, ReplayItem, ReplayReader, event_id, read_event_id};
+use crate::answer_budget::AnswerShare;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
-use crate::face::http::{AcceptedTypes, FaceResponse};
+use crate::face::http::{AcceptedTypes, FaceResponse, joined_body};
 use crate::face::sealed::SessionToken;
+use crate::face::single_event_body::SingleEventBody;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
@@ -33,6 +36,14 @@ pub(in crate::face) enum BatchedMessage {
 impl BatchedMessage {
     pub(in crate::face) fn last(id: &RequestId, ending: &CallResult) -> Self {
         Self::Last(last_message(Some(id), ending))
+    }
+
+    /// The same with the bytes that a large answer takes: it was copied from one that had them.
+    pub(in crate::face) fn within(self, share: Option<&AnswerShare>) -> Self {
+        match (self, share) {
+            (Self::Last(message), Some(share)) => Self::Last(share.rehold(message)),
+            (message, _) => message,
+        }
     }
 
     pub(in crate::face) fn into_event(self) -> BodyPart {
@@ -118,6 +129,13 @@ impl CallMessages for ReplayStream {
     async fn next(&mut self) -> Option<CallMessage> {
         Some(match self.words.next().await? {
             ReplayItem::Event(event, number) => CallMessage::Event(self.named(event, number)),
+            ReplayItem::Last(Ok(result), number) if result.is_large() && self.request.is_some() => {
+                let id = self.is_named.then(|| event_id(self.words.stream(), number));
+                let message =
+                    self.request.as_ref().map(|request| envelope::result_of_pieces(request, result.into_pieces()));
+                let body = SingleEventBody::new(joined_body(message.into_iter().flatten())).named(id);
+                CallMessage::Answer(RequestAnswer::Events(body.boxed_unsync()))
+            }
             ReplayItem::Last(ending, number) => {
                 let message = last_message(self.request.as_ref(), &ending);
                 CallMessage::Event(self.named(BodyPart::message(message), Some(number)))
@@ -146,7 +164,7 @@ pub(in crate::face) fn take_up(
 
 fn last_message(id: Option<&RequestId>, ending: &CallResult) -> Bytes {
     match (id, ending) {
-        (Some(id), Ok(result)) => envelope::result(id, result),
+        (Some(id), Ok(result)) => envelope::result(id, &result.clone().whole()),
         (_, Err(error)) => envelope::error(id, error),
         (None, Ok(_)) => envelope::error(None, &gateway_error(&GatewayFault::new(Reason::Internal, Executed::Unknown))),
     }

@@ -14,7 +14,7 @@ use crate::dialect::faults::gateway_error;
 use crate::face::http::ResponseBody;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::BodyPart;
-use crate::wire::{Payload, RequestId, RpcError};
+use crate::wire::{JsonPieces, RequestId, RpcError};
 
 /// What waits for a client that reads slowly; above that the upstream is read no further.
 const UNREAD_MAX: usize = 16;
@@ -30,7 +30,7 @@ const PER_SESSION_MAX: usize = 16;
 const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
 
 /// How a request is answered.
-pub(in crate::face) type CallResult = Result<Payload, RpcError>;
+pub(in crate::face) type CallResult = Result<JsonPieces, RpcError>;
 
 /// The result of a call that a fault of the gateway ended.
 pub(in crate::face) fn fault(reason: Reason) -> CallResult {
@@ -58,6 +58,8 @@ struct ReplayState {
     reader: Option<u64>,
     readers: u64,
     last: Option<CallResult>,
+    /// Whether its client may come back for it.
+    is_kept: bool,
     /// Nothing follows.
     is_closed: bool,
     /// There is no answer, and should be none.
@@ -139,7 +141,7 @@ impl ReplayBuffer {
     fn finish(&self, ending: CallResult) -> bool {
         let mut is_heard = false;
         self.state.send_modify(|state| {
-            let size = ending.as_ref().map_or(0, Payload::len);
+            let size = ending.as_ref().map_or(0, JsonPieces::len);
             state.size += size;
             self.bytes.fetch_add(size, Ordering::Relaxed);
             state.last = Some(ending);
@@ -285,8 +287,16 @@ impl ReplayReader {
                     // It bears the number after all others; whoever has seen that has seen it all.
                     let number = state.next;
                     let is_new = state.read <= number;
-                    word = match &state.last {
-                        Some(last) => is_new.then(|| ReplayItem::Last(last.clone(), number)),
+                    word = match state.last.take() {
+                        Some(last) => {
+                            // Its reader takes the bytes of the budget along.
+                            state.last = Some(if state.is_kept {
+                                last.as_ref().map(JsonPieces::detached).map_err(RpcError::clone)
+                            } else {
+                                fault(Reason::Internal)
+                            });
+                            is_new.then(|| ReplayItem::Last(last, number))
+                        }
                         None if state.is_unwanted => None,
                         // Whoever wrote is gone without a word, by a bug or with the process. Behind all others, however
                         // many there were.
@@ -345,6 +355,7 @@ impl ReplayBuffers {
     /// Keeps a log whose client learns the stream's id now.
     pub(in crate::face) fn keep(&self, nonce: u128, request: RequestId, reader: &ReplayReader) {
         let (log, id) = (&reader.log, reader.log.stream);
+        log.state.send_modify(|state| state.is_kept = true);
         let mut kept = self.kept.lock();
         let streams = kept.by_session.entry(nonce).or_default();
         if streams.len() >= PER_SESSION_MAX {
@@ -421,6 +432,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::wire::Payload;
 
     fn text_of(text: &str) -> BodyPart {
         BodyPart::Bytes(Bytes::copy_from_slice(text.as_bytes()))
@@ -458,7 +470,7 @@ mod tests {
         let (_, mut third) = logs.take_up((1, 7), 3).unwrap();
         assert_eq!(text(second.next().await), "end", "another one reads");
         assert_eq!(text(third.next().await), "c Some(4)");
-        assert!(writer.finish(Ok(Payload::empty_object())));
+        assert!(writer.finish(Ok(Payload::empty_object().into())));
         assert_eq!(text(third.next().await), "last 5");
         assert_eq!(text(third.next().await), "end");
         let (_, mut fourth) = logs.take_up((1, 7), 5).unwrap();
@@ -481,15 +493,15 @@ mod tests {
         let (_, mut reader) = logs.take_up((1, 1), 0).unwrap();
         assert_eq!(text(reader.next().await), "10 Some(11)");
         drop(reader);
-        writers[1].finish(Ok(Payload::empty_object()));
+        writers[1].finish(Ok(Payload::empty_object().into()));
         logs.answered((1, 1));
         tokio::time::advance(ANSWERED_FOR - Duration::from_secs(1)).await;
         assert!(logs.take_up((1, 1), 0).is_some());
         let large = Payload::of(&"x".repeat(BYTES_MAX));
-        writers[2].finish(Ok(large));
+        writers[2].finish(Ok(large.into()));
         logs.answered((1, 2));
         assert!(logs.take_up((1, 1), 0).is_none() && logs.take_up((1, 2), 0).is_none(), "no room for either");
-        writers[3].finish(Ok(Payload::empty_object()));
+        writers[3].finish(Ok(Payload::empty_object().into()));
         logs.answered((1, 3));
         tokio::time::advance(ANSWERED_FOR).await;
         assert!(logs.take_up((1, 3), 0).is_none());
@@ -504,7 +516,7 @@ mod tests {
         for stream in 0..=ANSWERED_MAX as u128 {
             let (writer, reader) = logs.begin(stream);
             logs.keep(stream, RequestId::number(0), &reader);
-            writer.finish(Ok(Payload::empty_object()));
+            writer.finish(Ok(Payload::empty_object().into()));
             logs.answered((stream, stream));
         }
         assert_eq!(logs.kept.lock().answered.len(), ANSWERED_MAX);

@@ -1,33 +1,29 @@
 //! Writes the answer to a request: in one piece, or as the last event of a stream whose head is given.
 
-use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
-
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Frame};
 
 use super::{CallMessage, CallMessages};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream::progress::LifeSigns;
-use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body};
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body, joined_body};
+use crate::face::single_event_body::SingleEventBody;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::EnvelopeError;
 use crate::wire::framing::BodyPart;
-use crate::wire::{Message, MessageText, Payload, RequestId, RpcError, ScanLimits, envelope};
+use crate::wire::{JsonPieces, Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
 
 /// What became of a request.
 pub(in crate::face) enum RequestAnswer {
     /// As one message.
     Json(ResponseBody),
     Events(ResponseBody),
-    Result(Payload),
+    Result(JsonPieces),
     Error(RpcError),
     /// An error that the upstream gave under a status of its own.
     Refused(StatusCode, RpcError),
@@ -76,7 +72,10 @@ impl RequestAnswer {
             (Self::Json(body), _) => return AnswerContent::Json(body),
             (Self::Events(body), _) => return AnswerContent::Events(body),
             (Self::Status(_), _) => return AnswerContent::Nothing,
-            (Self::Result(result), Some(id)) => return AnswerContent::Message(envelope::result(id, &result)),
+            (Self::Result(result), Some(id)) if result.is_large() => {
+                return AnswerContent::Json(joined_body(envelope::result_of_pieces(id, result.into_pieces())));
+            }
+            (Self::Result(result), Some(id)) => return AnswerContent::Message(envelope::result(id, &result.whole())),
             // No request is without.
             (Self::Result(_), None) => gateway_error(&GatewayFault::new(Reason::Internal, Executed::Unknown)),
             (Self::Error(error) | Self::Refused(_, error), _) => error,
@@ -96,9 +95,9 @@ pub(in crate::face) enum AnswerContent {
     Nothing,
 }
 
-impl From<Result<Payload, RpcError>> for RequestAnswer {
-    fn from(ending: Result<Payload, RpcError>) -> Self {
-        ending.map_or_else(Self::Error, Self::Result)
+impl<T: Into<JsonPieces>> From<Result<T, RpcError>> for RequestAnswer {
+    fn from(ending: Result<T, RpcError>) -> Self {
+        ending.map_or_else(Self::Error, |result| Self::Result(result.into()))
     }
 }
 
@@ -131,61 +130,6 @@ pub(in crate::face) fn unanswered(accepted: AcceptedTypes) -> RequestAnswer {
 /// Any answer of the gateway's own where a status is all there is to say.
 pub(in crate::face) fn status(status: StatusCode) -> RequestAnswer {
     RequestAnswer::Status(bare(status))
-}
-
-/// A JSON body as one event, piece by piece. Line ends in it, which only JSON's whitespace has, become
-/// several lines of data that read back as the same JSON.
-struct SingleEventBody {
-    source: ResponseBody,
-    at: SingleEventPart,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum SingleEventPart {
-    Head,
-    Data,
-    Over,
-}
-
-impl SingleEventBody {
-    const fn new(source: ResponseBody) -> Self {
-        Self { source, at: SingleEventPart::Head }
-    }
-}
-
-impl Body for SingleEventBody {
-    type Data = BodyPart;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
-        let this = self.get_mut();
-        if this.at == SingleEventPart::Over {
-            return Poll::Ready(None);
-        }
-        let frame = match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
-            Some(Ok(frame)) => frame.into_data().unwrap_or_default().into_bytes(),
-            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-            None => {
-                this.at = SingleEventPart::Over;
-                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"\n\n").into()))));
-            }
-        };
-        let is_first = std::mem::replace(&mut this.at, SingleEventPart::Data) == SingleEventPart::Head;
-        if !is_first && memchr::memchr2(b'\r', b'\n', &frame).is_none() {
-            return Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(frame)))));
-        }
-        let mut out = BytesMut::with_capacity(frame.len() + 32);
-        if is_first {
-            out.extend_from_slice(b"event: message\ndata: ");
-        }
-        for (at, line) in frame.split(|byte| *byte == b'\r' || *byte == b'\n').enumerate() {
-            if at > 0 {
-                out.extend_from_slice(b"\ndata: ");
-            }
-            out.extend_from_slice(line);
-        }
-        Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(out.freeze())))))
-    }
 }
 
 /// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that

@@ -115,7 +115,9 @@ impl CombinedUpstreams {
             Some((at, index, _)) => writer.text("nextCursor", &format!("{}:{index}", self.settings.upstreams[*at])),
             None => writer,
         };
-        Ok(Ok(writer.finish()))
+        let page = writer.finish();
+        let held = self.common().engine.limits().answers_to(client.principal()).rehold(page.bytes().clone());
+        Ok(Ok(page.in_buffer(held)))
     }
 
     fn read_cursor(&self, client: &EndpointClient, cursor: &Payload) -> Option<(usize, usize)> {

@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, StatusCode};
-use http_body_util::BodyExt as _;
-use hyper::body::Body as _;
 
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::Addressee;
 use crate::face::http::{FaceResponse, ResponseBody};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::wire::framing::BodyPart;
+use crate::upstream::reply::{ReadLimits, read_whole};
 use crate::wire::{Message, Object, RpcError, ScanLimits, envelope, one_line, rpc_error};
 
 /// Why an upstream gave no result.
@@ -92,9 +90,9 @@ impl MemberRefusal {
 ///
 /// # Errors
 /// If it holds none.
-pub(super) async fn read_result(answer: FaceResponse, bytes_max: usize) -> Result<Object, MemberRefusal> {
+pub(super) async fn read_result(answer: FaceResponse, limits: &ReadLimits) -> Result<Object, MemberRefusal> {
     let (head, body) = answer.into_parts();
-    let Some(text) = whole(body, bytes_max).await else { return Err(MemberRefusal::malformed()) };
+    let Some(text) = whole(body, limits).await else { return Err(MemberRefusal::malformed()) };
     let outcome = match envelope::read(&text, ScanLimits::UPSTREAM) {
         Ok(Message::Response(response)) => response.into_outcome(),
         Ok(Message::Request(_) | Message::Notification(_)) | Err(_) if head.status.is_success() => {
@@ -111,18 +109,8 @@ pub(super) async fn read_result(answer: FaceResponse, bytes_max: usize) -> Resul
 }
 
 /// A whole body of at most `bytes_max` bytes and its envelope.
-pub(super) async fn whole(mut body: ResponseBody, bytes_max: usize) -> Option<Bytes> {
+pub(super) async fn whole(body: ResponseBody, limits: &ReadLimits) -> Option<Bytes> {
     const ENVELOPE_BYTES: usize = 64 << 10;
-    let mut all = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(bytes) = frame.ok()?.into_data().map(BodyPart::into_bytes) else { continue };
-        if all.len() + bytes.len() > bytes_max.saturating_add(ENVELOPE_BYTES) {
-            return None;
-        }
-        if all.is_empty() && body.is_end_stream() {
-            return Some(bytes);
-        }
-        all.extend_from_slice(&bytes);
-    }
-    Some(all.freeze())
+    let bytes_max = limits.bytes_max.saturating_add(ENVELOPE_BYTES);
+    read_whole(body, &ReadLimits { bytes_max, ..limits.clone() }).await.ok()
 }

@@ -148,7 +148,7 @@ impl EndpointClient {
             named(&mut inbound.headers, method, name.and_then(|name| header_annotations::encode(&name)));
         }
         let answer = served(self.session.as_ref(), upstreams, at, inbound).await;
-        read_result(answer, upstreams.members[at].served.settings.result_bytes_max).await
+        read_result(answer, &upstreams.read_limits(at, self.principal())).await
     }
 
     /// Passes the client's own request to the upstream at `at`, with `params` in place of its own where these are edited.

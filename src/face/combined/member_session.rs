@@ -24,6 +24,7 @@ use crate::face::http::{AcceptedTypes, Endpoint as _, Inbound};
 use crate::face::sealed::SessionToken;
 use crate::face::session::in_flight::InFlight;
 use crate::face::session::session_cache::ClientSessionCache;
+use crate::upstream::reply::ReadLimits;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
 
 /// Progress tokens of one client that are remembered; progress under an older one is dropped.
@@ -183,7 +184,7 @@ struct MemberHandshake {
     upstream: Arc<str>,
     endpoint: Arc<UpstreamEndpoint>,
     inbound: Inbound,
-    result_bytes_max: usize,
+    limits: ReadLimits,
 }
 
 impl MemberHandshake {
@@ -191,7 +192,7 @@ impl MemberHandshake {
     async fn run(self, session: Arc<CombinedSession>) -> Result<OpenedMember, MemberRefusal> {
         let answer = self.endpoint.serve(self.inbound.clone()).await;
         let id = answer.headers().get(headers::SESSION_ID).cloned();
-        let result = read_result(answer, self.result_bytes_max).await?;
+        let result = read_result(answer, &self.limits).await?;
         let Some(id) = id else { return Err(MemberRefusal::late()) };
         let say = |message: Bytes| {
             let mut inbound = Inbound { body: message, ..self.inbound.clone() };
@@ -202,7 +203,7 @@ impl MemberHandshake {
         if let Some(level) = session.level() {
             let request = envelope::request(&RequestId::text("taskgate-level"), method::SET_LEVEL, Some(&level));
             // A server without log messages knows no such method.
-            let _ = whole(say(request).await.into_body(), self.result_bytes_max).await;
+            let _ = whole(say(request).await.into_body(), &self.limits).await;
         }
         Ok(OpenedMember { id, summary: Arc::new(ServerSummary::of(&result)) })
     }
@@ -266,7 +267,7 @@ impl CombinedUpstreams {
             upstream: Arc::clone(&self.settings.upstreams[at]),
             endpoint: Arc::clone(&member.endpoint),
             inbound,
-            result_bytes_max: member.served.settings.result_bytes_max,
+            limits: self.read_limits(at, &client.head.principal),
         };
         let (shared, session) = (Arc::clone(self), Arc::clone(session));
         let (upstream, endpoint) = (Arc::clone(&handshake.upstream), Arc::clone(&handshake.endpoint));

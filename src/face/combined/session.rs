@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use futures_util::stream::{self, StreamExt as _};
 use http::{HeaderValue, Method, StatusCode};
+use tokio::sync::Semaphore;
 
 use super::admission::AnswerScope;
 use super::known_sessions::{ForgottenSession, SessionOwner};
@@ -29,9 +29,10 @@ use crate::dialect::initialize::own_identity;
 use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::session_results::initialize_result;
 use crate::face::answer::{Addressee, accepted, addressee, bare};
+use crate::face::array_answer;
 use crate::face::call_stream::request_answer::unanswered;
 use crate::face::headers;
-use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, full_body};
+use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound};
 use crate::face::idempotency_key;
 use crate::face::intake::{BatchItems, PathFaces as _};
 use crate::face::rewrite::{ClientInitialize, introduction_result};
@@ -39,6 +40,7 @@ use crate::face::sealed::{SessionToken, digest_of};
 use crate::face::session::in_flight::RequestStage;
 use crate::face::session::{self, SessionLookupError, refuse};
 use crate::task::Drafts;
+use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::{Notification, Request, Response};
 use crate::wire::{Message, Object, Payload, method};
 
@@ -386,31 +388,31 @@ impl CombinedUpstreams {
                 RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
             return refuse(&addressee, &complaint);
         }
-        let bytes_max = self.result_bytes_max;
-        let serving = batch.into_iter().map(|(read, text)| async move {
+        let share = self.common().engine.limits().answers_to(&inbound.principal);
+        let limits = ReadLimits::within(self.result_bytes_max, share);
+        let places = Arc::new(Semaphore::new(BATCH_PARALLEL));
+        let serving = batch.into_iter().map(|(read, text)| {
             let item = Inbound { body: text, accepted: AcceptedTypes::Json, is_counted: true, ..inbound.clone() };
-            let answer = match read {
-                Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
-                    let complaint = RequestError::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
-                    refuse(&Addressee { id: Some(request.id), ..addressee_of(&item) }, &complaint)
-                }
-                Ok(message) => Box::pin(self.post_in_session(Box::new(item), Box::new(message))).await,
-                Err(error) => {
-                    let (id, complaint) = crate::face::answer::unreadable(error);
-                    refuse(&Addressee { id, ..addressee_of(&item) }, &complaint)
-                }
-            };
-            whole(answer.into_body(), bytes_max).await.filter(|text| !text.is_empty())
+            let (shared, limits, places) = (Arc::clone(self), limits.clone(), Arc::clone(&places));
+            async move {
+                // It is never closed.
+                let _place = places.acquire().await;
+                let answer = match read {
+                    Ok(Message::Request(request)) if request.method == method::INITIALIZE => {
+                        let what = Cow::Borrowed("initialize stands alone, not in a batch");
+                        let complaint = RequestError::NotARequest(what);
+                        refuse(&Addressee { id: Some(request.id), ..addressee_of(&item) }, &complaint)
+                    }
+                    Ok(message) => Box::pin(shared.post_in_session(Box::new(item), Box::new(message))).await,
+                    Err(error) => {
+                        let (id, complaint) = crate::face::answer::unreadable(error);
+                        refuse(&Addressee { id, ..addressee_of(&item) }, &complaint)
+                    }
+                };
+                whole(answer.into_body(), &limits).await.filter(|text| !text.is_empty())
+            }
         });
-        let answers: Vec<Bytes> =
-            stream::iter(serving).buffered(BATCH_PARALLEL).filter_map(std::future::ready).collect().await;
-        if answers.is_empty() {
-            return accepted();
-        }
-        let array = Bytes::from([b"[", answers.join(&b',').as_slice(), b"]"].concat());
-        let mut response = FaceResponse::new(full_body(array));
-        response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        response
+        array_answer::respond(serving).await
     }
 
     /// Opens the session's own stream, or takes up a stream that was lost.

@@ -14,7 +14,7 @@ use super::routing::RequestTarget;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::initialize::own_identity;
-use crate::dialect::lifecycle::{SessionServerDescription, discover_result, stateless_result};
+use crate::dialect::lifecycle::{SessionServerDescription, completed_result, discover_result};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::face::answer::Addressee;
 use crate::face::headers;
@@ -67,7 +67,7 @@ impl CombinedUpstreams {
             RequestTarget::List(list) => {
                 let cursor = request.params.object().and_then(|params| params.get("cursor"));
                 Ok(match self.page(&client, list, cursor.as_ref()).await? {
-                    Ok(page) => addressee.result(stateless_result(&request.method, &page, &own_identity())),
+                    Ok(page) => addressee.result(completed_result(&request.method, &page, &own_identity())),
                     Err(complaint) => addressee.complaint(&complaint),
                 })
             }

@@ -15,8 +15,9 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use futures_util::stream::{self, StreamExt, select_all};
+use futures_util::stream::{self, BoxStream, StreamExt, select_all};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
@@ -28,9 +29,11 @@ use super::known_tools::ServerTools;
 use super::message_check::vet;
 use super::session_cache::ClientSession;
 use super::{SessionFaceState, fallback, refuse};
+use crate::answer_budget::AnswerShare;
 use crate::dialect::RequestError;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::answer::{accepted, addressee, bare, event_stream, unreadable};
+use crate::face::array_answer;
 use crate::face::call_stream::replay::{BatchedMessage, ReplayStream};
 use crate::face::call_stream::replay_buffer::CallResult;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, events_body, full_body};
@@ -39,7 +42,7 @@ use crate::upstream::own_ids::is_own;
 use crate::upstream::session::own::PreferenceChange;
 use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
 use crate::wire::framing::BodyPart;
-use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
+use crate::wire::{JsonPieces, Message, Payload, RequestId, RpcError, envelope, method};
 
 pub(super) use bridge_stream::get;
 pub(super) use bridged_handshake::introduce;
@@ -96,6 +99,7 @@ pub(super) async fn post_batch(
     inbound: &Inbound,
 ) -> FaceResponse {
     let caller = || BridgedCaller::of(inbound);
+    let share = shared.served.engine.limits().answers_to(&inbound.principal);
     let (mut answers, mut calls, mut asked) = (BTreeMap::new(), Vec::new(), ServerTools::default());
     for (place, (read, _)) in batch.into_iter().enumerate() {
         if let Ok(Message::Request(request)) = &read
@@ -118,22 +122,40 @@ pub(super) async fn post_batch(
             None => (),
         }
     }
-    let mut calls = select_all(calls);
+    if !inbound.accepted.takes_stream() {
+        let first = answers.into_values().map(|answer| std::future::ready(Some(answer)).boxed());
+        let calls = calls.into_iter().map(|said| last_of(said, share.clone()).boxed());
+        return array_answer::respond(first.chain(calls)).await;
+    }
+    let mut calls = select_all(calls).map(move |(place, saying)| (place, saying.within(Some(&share))));
+    let mut bytes = 0;
     while let Some((place, saying)) = calls.next().await {
-        match saying {
-            BatchedMessage::Last(message) => {
+        let event = match saying {
+            BatchedMessage::Last(message) if bytes + message.len() <= array_answer::WAITING_MAX => {
+                bytes += message.len();
                 answers.insert(place, message);
+                continue;
             }
-            BatchedMessage::Event(event) => {
-                let first = answers.into_values().map(BodyPart::message).chain([event]);
-                let rest = calls.map(|(_, saying)| saying.into_event());
-                let events = stream::iter(first).chain(rest);
-                let frames = events.map(|event| Ok::<_, io::Error>(Frame::data(event)));
-                return event_stream(StreamBody::new(frames).boxed_unsync());
-            }
-        }
+            // A large answer does not wait for those before it.
+            saying => saying.into_event(),
+        };
+        let first = answers.into_values().map(BodyPart::message).chain([event]);
+        let rest = calls.map(|(_, saying)| saying.into_event());
+        let events = stream::iter(first).chain(rest);
+        let frames = events.map(|event| Ok::<_, io::Error>(Frame::data(event)));
+        return event_stream(StreamBody::new(frames).boxed_unsync());
     }
     together(answers.into_values().collect(), inbound.accepted)
+}
+
+/// The answer of one call; none if it was cancelled.
+async fn last_of(mut said: BoxStream<'static, (usize, BatchedMessage)>, share: AnswerShare) -> Option<Bytes> {
+    while let Some((_, saying)) = said.next().await {
+        if let BatchedMessage::Last(message) = saying.within(Some(&share)) {
+            return Some(message);
+        }
+    }
+    None
 }
 
 /// The answers to an array, once all of them are there.
@@ -185,6 +207,7 @@ fn batch_answer(
                 return Some(BatchReply::Subscribed(request.id, running));
             }
             if let Some(answering) = bridge_stream::subscription(shared, session, &request, &caller().principal) {
+                let answering = Box::pin(async move { answering.await.map(JsonPieces::from) });
                 return Some(BatchReply::Subscribed(request.id, answering));
             }
             match own_answer(shared, session, &request) {

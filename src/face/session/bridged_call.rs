@@ -353,14 +353,11 @@ impl BridgedCall {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
             self.shared.speak_of(task, self.nonce);
         }
-        self.shared.fallback_words().encode(TaskReply::Created(task))
+        self.shared.fallback_words().pieces(TaskReply::Created(task))
     }
 
     /// A tool list says which tools may be called as tasks, where tasks are offered, and names those of the gateway's own.
     fn offering(&self, result: Payload) -> Payload {
-        if self.method != method::TOOLS_LIST {
-            return result;
-        }
         if let Some(page) = Object::of(&result) {
             self.shared.served.unmatched_rules.look_at(&page);
         }
@@ -378,10 +375,13 @@ impl BridgedCall {
     pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
         match outcome {
             Outcome::Returned { result, .. } if self.speech == AnswerEra::Sessions && !self.is_of_another(&result) => {
-                Ok(result)
+                Ok(result.into())
             }
             Outcome::Faulted(Failure::Upstream(error)) if self.speech == AnswerEra::Sessions => Err(error),
-            Outcome::Returned { result, .. } => Ok(self.offering(session_result(&self.method, &result))),
+            Outcome::Returned { result, .. } if self.method == method::TOOLS_LIST => {
+                Ok(self.offering(session_result(&self.method, &result).whole()).into())
+            }
+            Outcome::Returned { result, .. } => Ok(session_result(&self.method, &result)),
             Outcome::Faulted(Failure::Upstream(error)) => Err(session_error(&error, self.uri.as_deref())),
             Outcome::Faulted(Failure::Gateway(fault)) => Err(gateway_error(&fault)),
             Outcome::Cancelled => fault(Reason::UpstreamClosed),
@@ -396,7 +396,7 @@ impl BridgedCall {
     /// The end of a call whose question cannot be put: a tool says so in words, so that a model reads why.
     pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> CallResult {
         let why = not_askable(needed, self.takes_stream);
-        if self.is_call { Ok(failed_result(&why)) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
+        if self.is_call { Ok(failed_result(&why).into()) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
     }
 
     /// Set once the client wants no answer any more.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::session_results::client_capabilities;
-use crate::engine::{Askable, QuestionFilter, ServiceSettings};
+use crate::engine::{Askable, QuestionFilter};
+use crate::face::served::Served;
 use crate::task::Principal;
 use crate::upstream::{CallContext, ForwardedHeaders};
 use crate::wire::meta::CLIENT_CAPABILITIES;
@@ -36,11 +37,13 @@ impl BridgedClient {
     pub(in crate::face::session) fn context(
         &self,
         (principal, forwarded): (&Principal, &ForwardedHeaders),
-        settings: &ServiceSettings,
+        served: &Served,
     ) -> CallContext {
+        let settings = &served.settings;
+        let share = Some(served.engine.limits().answers_to(principal));
         let (timeouts, result_bytes_max) = (settings.timeouts, settings.result_bytes_max);
         let context = CallContext::new(principal.clone(), self.capabilities(), timeouts, result_bytes_max);
-        CallContext { forwarded: forwarded.of_credential(), ..context }
+        CallContext { forwarded: forwarded.of_credential(), share, ..context }
     }
 
     /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (GW-23).

@@ -197,7 +197,7 @@ async fn open_stream(
     let (source, taken_up) = match shared.own.stream_for_client(&session.own, last_event).await {
         Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
-            (shared.edits(&session).apply(response.body, shared.served.settings.result_bytes_max), taken_up)
+            (shared.edits(&session).apply(response.body, &shared.read_limits(&session)), taken_up)
         }
         Err(StreamRefusal::Unreachable) => return status(StatusCode::SERVICE_UNAVAILABLE),
         Err(StreamRefusal::Refused(fault)) => {
@@ -364,7 +364,7 @@ impl PipedCall {
         accepted: AcceptedTypes,
         (pace, signs): (PipeTimeouts, Option<LifeSigns>),
     ) -> Result<RequestAnswer, GatewayFault> {
-        let edited_bytes_max = self.shared.served.settings.result_bytes_max;
+        let limits = self.shared.read_limits(&self.session);
         match response.content {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             BodyKind::Json if edits.tool_list.is_none() => {
@@ -380,7 +380,7 @@ impl PipedCall {
                 }
             }
             BodyKind::Events if accepted != AcceptedTypes::Json => {
-                let source = edits.apply(response.body, edited_bytes_max);
+                let source = edits.apply(response.body, &limits);
                 let form = BodyForm::Events;
                 let body = PipeBody::new(source, form, pace, Some(self)).with_signs(signs);
                 Ok(RequestAnswer::Events(body.boxed_unsync()))
@@ -400,17 +400,17 @@ impl PipedCall {
         accepted: AcceptedTypes,
         deadline: Option<Instant>,
     ) -> Result<RequestAnswer, GatewayFault> {
-        let limits = ReadLimits::of_bytes(self.shared.served.settings.result_bytes_max);
+        let limits = self.shared.read_limits(&self.session);
         let reading = async {
             let text = if response.content == BodyKind::Events {
                 // What was said before the answer has nowhere to go.
-                let answer = reply::answer(response, &self.id, limits).await?;
+                let answer = reply::answer(response, &self.id, &limits).await?;
                 match &answer.outcome {
                     Ok(result) => envelope::result(&self.id, result),
                     Err(error) => envelope::error(Some(&self.id), error),
                 }
             } else {
-                reply::read_whole(response.body, limits).await?
+                reply::read_whole(response.body, &limits).await?
             };
             several(edits.text(text.into()), accepted, &self.id)
         };
@@ -474,6 +474,12 @@ impl Drop for PipedCall {
 }
 
 impl SessionFaceState {
+    /// How much of an answer is read, within what its client's answers may hold.
+    pub(super) fn read_limits(&self, session: &ClientSession) -> ReadLimits {
+        let share = self.served.engine.limits().answers_to(&session.own.opened.owner);
+        ReadLimits::within(self.served.settings.result_bytes_max, share)
+    }
+
     /// What the client's version demands of its messages.
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let filter = ClientFilter::new(Arc::clone(self), session.clone());

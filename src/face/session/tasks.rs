@@ -49,7 +49,7 @@ use crate::task::{
 };
 use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
-use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
+use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use result::OutcomeRequest;
 use task_requests::TaskRequests;
 use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
@@ -384,7 +384,7 @@ impl SessionFaceState {
 
     fn answer_method(
         &self,
-        answered: Result<Payload, TaskMethodError>,
+        answered: Result<impl Into<JsonPieces>, TaskMethodError>,
         principal: &Principal,
         addressee: &Addressee,
     ) -> FaceResponse {
@@ -450,6 +450,7 @@ fn answer_refused(refused: TaskMethodError, addressee: &Addressee) -> FaceRespon
     match refused {
         TaskMethodError::Complaint(complaint) => refuse(addressee, &complaint),
         TaskMethodError::Error(error) => addressee.error(StatusCode::OK, &error),
+        TaskMethodError::Fault(fault) => addressee.error(StatusCode::OK, &gateway_error(&fault)),
         TaskMethodError::Task(TaskError::Unknown) => refuse(addressee, &RequestError::UnknownTask),
         TaskMethodError::Task(error @ (TaskError::Contended | TaskError::Store(_))) => {
             tracing::error!(error = %CauseChain(&error), "a task could not be served");

@@ -179,7 +179,7 @@ impl SessionFaceState {
             return ToolTaskSupport::default();
         }
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context((principal, &session.own.forwarded), &self.served.settings);
+        let context = client.context((principal, &session.own.forwarded), &self.served);
         self.task_tools.support(tool, &context).await
     }
 

@@ -347,11 +347,12 @@ impl StatelessForward {
         call: StatelessPipedCall,
     ) -> Result<RequestAnswer, GatewayFault> {
         let bytes_max = self.served.settings.result_bytes_max;
+        let limits = ReadLimits::within(bytes_max, self.served.engine.limits().answers_to(&self.edits.asker.principal));
         match response.content {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             BodyKind::Events if accepted == AcceptedTypes::Json => {
                 // The client takes no stream: what was said before the answer has nowhere to go.
-                let reading = reply::answer(response, &call.id, ReadLimits::of_bytes(bytes_max));
+                let reading = reply::answer(response, &call.id, &limits);
                 let answer = in_time(&call, pin!(reading), None, pace.deadline).await?;
                 let text = match &answer.outcome {
                     Ok(result) => envelope::result(&call.id, result),
@@ -362,7 +363,7 @@ impl StatelessForward {
             BodyKind::Events => {
                 let leaving = (self.method == method::LISTEN).then(|| self.served.leaving.clone());
                 let (id, signs) = (call.id.clone(), self.signs);
-                let source = self.edits.events(response.body, bytes_max);
+                let source = self.edits.events(response.body, &limits);
                 let form = BodyForm::Events;
                 let body = PipeBody::new(source, form, pace, Some(call)).with_signs(signs);
                 Ok(RequestAnswer::Events(match leaving {
@@ -371,7 +372,7 @@ impl StatelessForward {
                 }))
             }
             BodyKind::Json => {
-                let sniffing = self.edits.sniff(response.body, bytes_max);
+                let sniffing = self.edits.sniff(response.body, &limits);
                 match in_time(&call, pin!(sniffing), pace.idle, pace.deadline).await? {
                     SniffedAnswer::Whole(message) => {
                         let message = self.edits.alone(message);

@@ -12,7 +12,7 @@ use crate::engine::TaskError;
 use crate::face::answer::missed;
 use crate::face::task_method_error::TaskMethodError;
 use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
-use crate::wire::{Payload, method};
+use crate::wire::{JsonPieces, method};
 
 /// What the outcomes of a task's parts may take of one answer about the task while it runs.
 const EARLY_BYTES_MAX: usize = 1 << 20;
@@ -34,6 +34,7 @@ impl StatelessFace {
             Ok(result) => inquiry.addressee.result(result),
             Err(TaskMethodError::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
             Err(TaskMethodError::Error(error)) => inquiry.addressee.error(http::StatusCode::OK, &error),
+            Err(TaskMethodError::Fault(fault)) => inquiry.addressee.fault(&fault),
             Err(TaskMethodError::Task(TaskError::Unknown)) => {
                 self.misses.note(&inquiry.principal);
                 let has_extension =
@@ -49,7 +50,7 @@ impl StatelessFace {
         }
     }
 
-    async fn answer(&self, inquiry: &StatelessRequestContext<'_>) -> Result<Payload, TaskMethodError> {
+    async fn answer(&self, inquiry: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
         let dialect = self.dialect();
         match dialect.decode(inquiry.method, inquiry.params) {
             Ok(command) => self.obey(command, inquiry, &dialect).await,
@@ -59,7 +60,7 @@ impl StatelessFace {
 
     /// Answers a client without the extension about a task that was made in a session, in the shape that it had there.
     /// Whatever else is named, be it a task or not, is refused for want of the extension: so no id is told from another.
-    async fn look_after(&self, inquiry: &StatelessRequestContext<'_>) -> Result<Payload, TaskMethodError> {
+    async fn look_after(&self, inquiry: &StatelessRequestContext<'_>) -> Result<JsonPieces, TaskMethodError> {
         let other = || TaskMethodError::Complaint(StatelessRequest::needs_extension());
         let dialect = CoreTasks::with_drafts(self.served.settings.drafts);
         let command = dialect.decode(inquiry.method, inquiry.params).map_err(|_| other())?;
@@ -84,7 +85,7 @@ impl StatelessFace {
             let task = engine.as_seen(task).await?;
             dialect.encode(TaskReply::Snapshot(&task))?
         };
-        Ok(stateless_result(inquiry.method, &result, &self.identity()))
+        Ok(stateless_result(inquiry.method, &result, &self.identity()).into())
     }
 
     async fn obey(
@@ -92,7 +93,7 @@ impl StatelessFace {
         command: TaskCommand,
         inquiry: &StatelessRequestContext<'_>,
         dialect: &ExtTasks,
-    ) -> Result<Payload, TaskMethodError> {
+    ) -> Result<JsonPieces, TaskMethodError> {
         let key = |id| TaskKey { owner: inquiry.principal.clone(), id };
         let engine = &self.served.engine;
         let result = match command {
@@ -104,7 +105,8 @@ impl StatelessFace {
                     false => engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX).await?,
                     true => Vec::new(),
                 };
-                Ok(dialect.snapshot_with(&task, &settled))
+                let task = engine.share(task)?;
+                Ok(engine.within_budget(&inquiry.principal, dialect.snapshot_with(&task, &settled))?)
             }
             TaskCommand::Answer(id, answers) => {
                 // What a question wants as its answer never changes: keys are not used again.
@@ -112,11 +114,11 @@ impl StatelessFace {
                     inputs::check(open, &answers)?;
                 }
                 engine.answer(&key(id), answers).await?;
-                dialect.encode(TaskReply::Answered)
+                dialect.pieces(TaskReply::Answered)
             }
             TaskCommand::Cancel(id) => {
                 let cancelled = engine.cancel(&key(id)).await?;
-                dialect.encode(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
+                dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
             // The dialect reads none of these out of any method.
             TaskCommand::Await(_) | TaskCommand::Fetch(_) | TaskCommand::Delete(_) | TaskCommand::List(_) => {

@@ -10,27 +10,28 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::ConnectionState;
+use crate::wire::framing::BodyPart;
 
 /// Largest piece of an answer: what one frame holds unless the peer allows more (RFC 9113, 4.2).
-const PIECE_MAX: usize = 16 << 10;
+pub(super) const PIECE_MAX: usize = 16 << 10;
 /// From this size on the last byte of an answer is a piece of its own. A piece is taken as soon as there is room
 /// for its first byte, so only then is it sure that all before it has left. Smaller rests may stay behind
 /// unnoticed; they are no more than what an idle connection costs.
 const REST_MAX: usize = 1 << 10;
 
 /// Cuts the next piece off `data`.
-pub(super) fn next_piece(data: &mut Bytes) -> Bytes {
+pub(super) fn next_piece(data: &mut BodyPart) -> Bytes {
     let length = match data.len() {
         length if length > PIECE_MAX => PIECE_MAX,
         length if length > REST_MAX => length - 1,
         length => length,
     };
-    data.split_to(length)
+    data.copy_to_bytes(length)
 }
 
 /// Which answers of a connection wait for their peer, and since when. As many entries as open streams.
@@ -115,7 +116,7 @@ mod tests {
             (PIECE_MAX, vec![PIECE_MAX - 1, 1]),
             (2 * PIECE_MAX + 7, vec![PIECE_MAX, PIECE_MAX, 7]),
         ] {
-            let mut data = Bytes::from(vec![0; length]);
+            let mut data = BodyPart::Bytes(Bytes::from(vec![0; length]));
             let mut pieces = Vec::new();
             while !data.is_empty() {
                 pieces.push(next_piece(&mut data).len());

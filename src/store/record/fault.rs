@@ -104,11 +104,13 @@ pub(super) const fn reason_code(reason: Reason) -> u8 {
         Reason::ReplicaAway => 28,
         Reason::ReplicaLost => 29,
         Reason::StoreLost => 30,
+        Reason::TooMuchUnread => 31,
+        Reason::AnswersFull => 32,
     }
 }
 
 /// Every reason that has a number; the tests see that none is missing.
-pub(super) const REASONS: [Reason; 31] = [
+pub(super) const REASONS: [Reason; 33] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
     Reason::UpstreamHttpStatus,
@@ -140,4 +142,6 @@ pub(super) const REASONS: [Reason; 31] = [
     Reason::ReplicaAway,
     Reason::ReplicaLost,
     Reason::StoreLost,
+    Reason::TooMuchUnread,
+    Reason::AnswersFull,
 ];

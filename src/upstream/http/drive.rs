@@ -146,7 +146,7 @@ impl HttpCall {
             home,
             timeouts: context.timeouts,
             forwarded: context.forwarded.clone(),
-            limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
+            limits: ReadLimits::of_call(context),
             began,
             deadline: context.native_task.deadline().and_then(|deadline| began.checked_add(deadline)),
             is_watched: context.native_task.is_watched(),
@@ -225,7 +225,7 @@ impl HttpCall {
         session: &UpstreamSession,
         response: Response<AnswerBody>,
     ) -> Result<AcceptedResponse, ResponseRefusal> {
-        let opened = session.open(response, &self.call.id, self.limits).await;
+        let opened = session.open(response, &self.call.id, &self.limits).await;
         if let (SessionSource::Own(lease), Err(ResponseRefusal::Gateway(fault))) = (&self.home, &opened) {
             Box::pin(lease.refused(fault)).await;
         }
@@ -293,7 +293,7 @@ impl HttpCall {
     }
 
     fn awaited(&self) -> AwaitedRequest<'_> {
-        AwaitedRequest { id: &self.call.id, limits: self.limits, places: &self.places, call: Some(&self.call) }
+        AwaitedRequest { id: &self.call.id, limits: self.limits.clone(), places: &self.places, call: Some(&self.call) }
     }
 
     async fn resume(&self) -> Result<RpcResult, GatewayFault> {
@@ -325,7 +325,7 @@ impl HttpCall {
             let handed_over = HandedOver::default();
             let head = tokio::time::timeout(RESUME_WINDOW, session.link.transport.send(&get, &handed_over));
             let Ok(Ok(response)) = head.await else { continue };
-            match reply::open(response, ErrorAddressee::Request(awaited.id), awaited.limits).await {
+            match reply::open(response, ErrorAddressee::Request(awaited.id), &awaited.limits).await {
                 Ok(AcceptedResponse::Events(events)) => return Ok(events),
                 // A credential that expired meanwhile comes to life no more.
                 Err(ResponseRefusal::Gateway(fault)) if fault.reason == Reason::UpstreamAuth => return Err(fault),

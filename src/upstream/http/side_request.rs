@@ -86,10 +86,10 @@ impl HttpCall {
                 (head.map_err(|_| BodyReadError::Idle.into_fault())??, Some(SILENCE_MAX), TAKE_UP_MAX)
             }
         };
-        let limits = ReadLimits { idle, ..self.limits };
+        let limits = ReadLimits { idle, ..self.limits.clone() };
         let places = Mutex::default();
-        let awaited = AwaitedRequest { id: &id, limits, places: &places, call: None };
-        match session.open(response, &id, limits).await {
+        let awaited = AwaitedRequest { id: &id, limits: limits.clone(), places: &places, call: None };
+        match session.open(response, &id, &limits).await {
             Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
             Ok(AcceptedResponse::Events(mut events)) => loop {
                 match self.hear(&mut events, &awaited, &mut 0).await? {

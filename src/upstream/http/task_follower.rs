@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,8 +52,9 @@ struct TaskFollower<'a> {
     message: Option<Arc<str>>,
     /// The word and the message that were told last, unless a poll failed since.
     shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
-    /// The subtasks that the owner was told of.
-    children: HashSet<Arc<str>>,
+    /// The subtasks that the owner was told of, by hashes: a server may name thousands by long ids.
+    children: HashSet<u64>,
+    hashing: RandomState,
     /// Answers in a row that are none, to polls and to requests for the outcome.
     odd_polls: u32,
     odd_outcomes: u32,
@@ -95,6 +97,7 @@ impl HttpCall {
             message: None,
             shown: None,
             children: HashSet::new(),
+            hashing: RandomState::new(),
             odd_polls: 0,
             odd_outcomes: 0,
         }
@@ -172,6 +175,9 @@ impl TaskFollower<'_> {
     }
 
     async fn get(&self) -> TaskPollResult {
+        let link = Arc::clone(&self.http_call.session().link);
+        // It is never closed.
+        let _turn = link.polls.acquire().await;
         let answer = self.http_call.aside(method::TASKS_GET, &self.params, AnswerWait::Short).await?;
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
         match answer {
@@ -235,8 +241,8 @@ impl TaskFollower<'_> {
     async fn learn_children(&mut self, named: &[Arc<str>]) {
         let room = CHILDREN_MAX.saturating_sub(self.children.len());
         let mut fresh: Vec<Arc<str>> =
-            named.iter().filter(|id| !self.children.contains(*id)).take(room).cloned().collect();
-        self.children.extend(fresh.iter().cloned());
+            named.iter().filter(|id| !self.children.contains(&self.hashing.hash_one(id))).take(room).cloned().collect();
+        self.children.extend(fresh.iter().map(|id| self.hashing.hash_one(id)));
         let above: Arc<[Arc<str>]> = std::iter::once(&self.id).chain(&*self.http_call.above).cloned().collect();
         let named = fresh.len();
         fresh.retain(|id| !above.contains(id));
@@ -291,6 +297,8 @@ impl TaskFollower<'_> {
             | Reason::TooManyListeners
             | Reason::TooManyWaiters
             | Reason::TooMuchStored
+            | Reason::TooMuchUnread
+            | Reason::AnswersFull
             | Reason::RateLimited
             | Reason::StoreFull
             | Reason::StoreFailed

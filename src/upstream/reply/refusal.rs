@@ -93,5 +93,5 @@ fn names_lost_session(text: &str) -> bool {
 
 /// A body of at most so many bytes; `None` if it is larger, or does not come in time.
 async fn small_body<B: WholeBody>(body: B, bytes_max: usize) -> Option<Bytes> {
-    tokio::time::timeout(ERROR_WAIT, read_whole(body, ReadLimits::of_bytes(bytes_max))).await.ok()?.ok()
+    tokio::time::timeout(ERROR_WAIT, read_whole(body, &ReadLimits::of_bytes(bytes_max))).await.ok()?.ok()
 }

@@ -105,12 +105,12 @@ impl GetStreamReader {
             }
             _ => (),
         }
-        let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
+        let limits = ReadLimits::of_bytes(EVENT_BYTES_MAX);
         // A stream has no id; what matters is whether the session is known.
         let nobody = RequestId::number(0);
         let in_session = self.was_open && self.credentials.session.is_some();
         let addressee = if in_session { ErrorAddressee::RequestInSession(&nobody) } else { ErrorAddressee::Handshake };
-        let events = match reply::open(response, addressee, limits).await {
+        let events = match reply::open(response, addressee, &limits).await {
             Ok(AcceptedResponse::Events(events)) => events,
             Err(ResponseRefusal::SessionLost) => return GetStreamResult::Lost,
             Ok(AcceptedResponse::Json(_)) | Err(ResponseRefusal::Gateway(_) | ResponseRefusal::Rpc(_)) => {

@@ -174,7 +174,7 @@ async fn initialize(
             return Err(unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
         }
     };
-    let answer = reply::answer(response, &id, ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await.map_err(unsent)?;
+    let answer = reply::answer(response, &id, &ReadLimits::of_bytes(ANSWER_BYTES_MAX)).await.map_err(unsent)?;
     answer.outcome.map_err(BeginError::Refused)?;
     let result = answer.result.ok_or_else(malformed)?;
     let version = result.get_string("protocolVersion").as_deref().and_then(ProtocolVersion::parse);

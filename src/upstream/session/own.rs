@@ -172,7 +172,7 @@ impl OwnSessions {
         let asking = async {
             match self.send(&binding, verb, &forwarded).await {
                 Ok(JudgedResponse::Fine(response)) if response.content == BodyKind::Events => PingVerdict::Alive,
-                Ok(JudgedResponse::Fine(response)) => match reply::answer(response, &id, limits).await {
+                Ok(JudgedResponse::Fine(response)) => match reply::answer(response, &id, &limits).await {
                     Err(fault) if fault.reason == Reason::UpstreamMalformed => PingVerdict::Refused,
                     Ok(_) | Err(_) => PingVerdict::Alive,
                 },

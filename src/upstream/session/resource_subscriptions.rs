@@ -138,9 +138,9 @@ impl UpstreamSession {
 
     async fn agrees(&self, id: &RequestId, message: bytes::Bytes) -> bool {
         let Ok(response) = self.post(message, &HandedOver::default()).await else { return false };
-        let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };
-        match self.open(response, id, limits).await {
-            Ok(AcceptedResponse::Json(body)) => match reply::read_whole(body, limits).await {
+        let limits = ReadLimits::of_bytes(ANSWER_BYTES_MAX);
+        match self.open(response, id, &limits).await {
+            Ok(AcceptedResponse::Json(body)) => match reply::read_whole(body, &limits).await {
                 Ok(text) => self.answer_in(&text, id) == Some(true),
                 Err(_) => false,
             },

@@ -93,7 +93,7 @@ impl SseTransport {
             self.seen.set(false);
             return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
         }
-        let limits = ReadLimits { bytes_max: self.event_bytes_max, idle: None };
+        let limits = ReadLimits::of_bytes(self.event_bytes_max);
         let mut events = EventStream::new(response.into_body().reporting_to(None), limits);
         loop {
             match events.next().await.map_err(BodyReadError::into_fault)? {
@@ -232,8 +232,8 @@ impl SsePost {
         // Whoever asked may be gone.
         let _ = judge.send(verdict);
         if let Some(body) = rest {
-            let limits = ReadLimits { bytes_max: REST_BYTES_MAX, idle: Some(REST_WAIT) };
-            let _ = reply::read_whole(body.reporting_to(None), limits).await;
+            let limits = ReadLimits { idle: Some(REST_WAIT), ..ReadLimits::of_bytes(REST_BYTES_MAX) };
+            let _ = reply::read_whole(body.reporting_to(None), &limits).await;
         }
     }
 

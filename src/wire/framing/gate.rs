@@ -128,6 +128,12 @@ enum GateState {
 }
 
 impl EventGate {
+    /// Bytes of the event under way that are held.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
     #[must_use]
     pub fn new(primers: PrimerPolicy, whole: HoldPolicy, event_bytes_max: usize) -> Self {
         Self {

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut as _, Bytes, BytesMut};
 
 use crate::wire::MessageText;
 
@@ -199,6 +199,18 @@ impl Buf for BodyPart {
                 let pieces = event.unwritten.iter().filter(|piece| !piece.is_empty());
                 let filled = slices.iter_mut().zip(pieces).map(|(slice, piece)| *slice = IoSlice::new(piece));
                 filled.count()
+            }
+        }
+    }
+
+    /// Bytes are shared; of an event these are copied.
+    fn copy_to_bytes(&mut self, count: usize) -> Bytes {
+        match self {
+            Self::Bytes(bytes) => bytes.split_to(count),
+            Self::Event(_) => {
+                let mut copied = BytesMut::with_capacity(count);
+                copied.put((&mut *self).take(count));
+                copied.freeze()
             }
         }
     }

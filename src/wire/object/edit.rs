@@ -5,6 +5,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use super::{Member, Object, Payload};
+use crate::wire::JsonPieces;
 use crate::wire::payload::write_string;
 
 /// Changes to top-level members, applied at once by [`ObjectEdit::finish`]. A later change of the same
@@ -70,6 +71,15 @@ impl<'a> ObjectEdit<'a> {
             }
             None => vec![object.payload().bytes().clone()],
         }
+    }
+
+    /// The edited text, in pieces where a large part of it stays.
+    #[must_use]
+    pub fn finish_pieces(self) -> JsonPieces {
+        if self.object.payload().len() < JsonPieces::SHARED_MIN {
+            return self.finish().into();
+        }
+        JsonPieces::Pieces(self.pieces(JsonPieces::SHARED_MIN))
     }
 
     /// `None` if the edit changes nothing.

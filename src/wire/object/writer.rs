@@ -1,6 +1,9 @@
 //! Writes small objects of our own, member by member.
 
+use bytes::Bytes;
+
 use super::Payload;
+use crate::wire::JsonPieces;
 use crate::wire::payload::write_string;
 
 /// Room for an object without large members.
@@ -14,7 +17,10 @@ const SLACK: usize = 64;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ObjectWriter {
+    /// Pieces in front of `text`: there where a large value is shared.
+    pieces: Vec<Bytes>,
     text: Vec<u8>,
+    is_empty: bool,
 }
 
 impl Default for ObjectWriter {
@@ -27,7 +33,7 @@ impl ObjectWriter {
     pub fn new() -> Self {
         let mut text = Vec::with_capacity(ROOM);
         text.push(b'{');
-        Self { text }
+        Self { pieces: Vec::new(), text, is_empty: true }
     }
 
     /// A member with a value as it stands.
@@ -52,12 +58,13 @@ impl ObjectWriter {
         self
     }
 
-    /// A member that is `object` with one more member in front, in a single copy. The caller knows that
+    /// A member that is `object` with one more member in front: in a single copy, or shared where it is large. The caller knows that
     /// `object` has no such member: the text is not searched for it.
     pub fn member_led_by(mut self, key: &str, (lead, value): (&str, &str), object: &Payload) -> Self {
         let rest = object.bytes().strip_prefix(b"{").unwrap_or(b"}").trim_ascii_start();
         self.key(key);
-        self.text.reserve(rest.len() + lead.len() + value.len() + SLACK);
+        let is_shared = rest.len() >= JsonPieces::SHARED_MIN;
+        self.text.reserve(if is_shared { 0 } else { rest.len() } + lead.len() + value.len() + SLACK);
         self.text.push(b'{');
         write_string(&mut self.text, lead);
         self.text.push(b':');
@@ -65,18 +72,33 @@ impl ObjectWriter {
         if !rest.starts_with(b"}") {
             self.text.push(b',');
         }
-        self.text.extend_from_slice(rest);
+        if is_shared {
+            self.pieces.push(std::mem::take(&mut self.text).into());
+            self.pieces.push(object.bytes().slice_ref(rest));
+        } else {
+            self.text.extend_from_slice(rest);
+        }
         self
     }
 
     #[must_use]
-    pub fn finish(mut self) -> Payload {
+    pub fn finish(self) -> Payload {
+        self.finish_pieces().whole()
+    }
+
+    /// The object, in pieces where a large member is shared.
+    #[must_use]
+    pub fn finish_pieces(mut self) -> JsonPieces {
         self.text.push(b'}');
-        Payload::from_scanned(self.text.into())
+        if self.pieces.is_empty() {
+            return JsonPieces::Whole(Payload::from_scanned(self.text.into()));
+        }
+        self.pieces.push(self.text.into());
+        JsonPieces::Pieces(self.pieces)
     }
 
     fn key(&mut self, key: &str) {
-        if self.text.len() > 1 {
+        if !std::mem::take(&mut self.is_empty) {
             self.text.push(b',');
         }
         write_string(&mut self.text, key);

@@ -1,6 +1,5 @@
 //! The way from one replica to another, without the replica that goes it.
 
-use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -42,7 +41,7 @@ impl Way {
         let address = first.gateway.replica_address().unwrap();
         let peer = ReplicaPeer { incarnation: first.incarnation, address };
         let others = PrincipalLimits { places: PlaceShare::percent(1).unwrap(), ..PrincipalLimits::default() };
-        let limits = SharedLimits::new(Arc::new(PrincipalLimitTable { others, own: HashMap::new() }));
+        let limits = SharedLimits::new(Arc::new(PrincipalLimitTable { others, ..PrincipalLimitTable::default() }));
         Self {
             link: Http2ReplicaLink::new(None, life, limits).reaching_within(REACH_MAX),
             peer,

@@ -335,6 +335,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("limits.tasks_per_principal_max", "[limits]\ntasks_per_principal_max = 77"),
     ("limits.stored_bytes_max", "[limits]\nstored_bytes_max = \"7GiB\""),
     ("limits.stored_bytes_per_principal_max", "[limits]\nstored_bytes_per_principal_max = \"77MiB\""),
+    ("limits.answer_bytes_max", "[limits]\nanswer_bytes_max = \"77MiB\""),
+    ("limits.answer_bytes_per_principal_max", "[limits]\nanswer_bytes_per_principal_max = \"77MiB\""),
     ("limits.requests_per_second", "[limits]\nrequests_per_second = 7"),
     ("limits.requests_burst", "[limits]\nrequests_burst = 7"),
     ("limits.polls_per_task", "[limits]\npolls_per_task = 7"),
@@ -343,6 +345,10 @@ const OTHERS: &[(&str, &str)] = &[
     (
         "auth.api_keys.limits.requests_per_second",
         "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.requests_per_second = 7",
+    ),
+    (
+        "auth.api_keys.limits.answer_bytes_per_principal_max",
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\"\nlimits.answer_bytes_per_principal_max = \"7MiB\"",
     ),
     (
         "auth.api_keys.limits.requests_burst",

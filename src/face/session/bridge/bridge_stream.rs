@@ -58,7 +58,7 @@ impl BridgedUpstream {
         let served = &shared.served;
         let upstream = Arc::clone(&served.stateless);
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        Self { upstream, context: client.context((principal, &session.own.forwarded), &served.settings) }
+        Self { upstream, context: client.context((principal, &session.own.forwarded), served) }
     }
 
     /// What the server declares; `None` where it does not say in time.

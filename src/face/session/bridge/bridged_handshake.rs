@@ -26,7 +26,7 @@ pub(in crate::face::session) async fn introduce(
     introduction: &ClientInitialize,
 ) -> Result<Object, RpcError> {
     let client = BridgedClient::of(introduction.version, &introduction.capabilities);
-    let context = client.context(whose, &shared.served.settings);
+    let context = client.context(whose, &shared.served);
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let asking = tokio::time::timeout(FACTS_MAX, shared.served.stateless.facts(&context));
     let facts = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {

@@ -5,16 +5,18 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::FutureExt as _;
 use futures_util::stream::{self, BoxStream, StreamExt};
-use http::{HeaderValue, StatusCode, header};
+use http::StatusCode;
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use hyper::body::Frame;
 
 use super::{OneWayKind, PipeForward, PipedCall, PipedMessage, PipedRequest, note, one_way_messages};
+use crate::answer_budget::AnswerShare;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, addressee, bare, event_stream};
+use crate::face::array_answer;
 use crate::face::call_stream;
 use crate::face::call_stream::replay::BatchedMessage;
 use crate::face::call_stream::request_answer::{AnswerContent, LateAnswer, RequestAnswer};
@@ -68,10 +70,14 @@ pub(in crate::face) async fn post_batch(
         PipeForward { shared: Arc::clone(shared), session: session.clone(), request: Box::new(request), signs }
     });
     if accepted == AcceptedTypes::Json || (pipings.len() == 0 && driven.is_empty()) {
-        return array(pipings, driven, sorted.refusals, shared.served.settings.result_bytes_max).await;
+        return array(pipings, driven, sorted.refusals, shared.read_limits(&session)).await;
     }
     let refused = stream::iter(sorted.refusals).map(|error| Ok(BodyPart::message(error))).boxed();
-    let driven = driven.into_iter().map(|said| said.map(|saying| Ok(saying.into_event())).boxed());
+    let share = shared.read_limits(&session).share;
+    let driven = driven.into_iter().map(|said| {
+        let share = share.clone();
+        said.map(move |saying| Ok(saying.within(share.as_ref()).into_event())).boxed()
+    });
     let answers = pipings.map(events).chain(driven).chain([refused]);
     let merged = stream::select_all(answers).map(|event| event.map(Frame::data));
     let source = StreamBody::new(merged).boxed_unsync();
@@ -101,33 +107,29 @@ async fn array(
     pipings: impl Iterator<Item = PipeForward>,
     driven: Vec<DrivenMessages>,
     refusals: Vec<Bytes>,
-    bytes_max: usize,
+    limits: ReadLimits,
 ) -> FaceResponse {
-    let answers = pipings.map(|piping| async move {
-        let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Json);
-        message(piping.run(AcceptedTypes::Json).await, &addressee, bytes_max).await
+    let answers = pipings.map(|piping| {
+        let limits = limits.clone();
+        let answering = async move {
+            let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Json);
+            message(piping.run(AcceptedTypes::Json).await, &addressee, &limits).await
+        };
+        answering.boxed()
     });
-    let driven = join_all(driven.into_iter().map(last));
-    let (answers, driven) = futures_util::join!(join_all(answers), driven);
-    let answers = answers.into_iter().chain(driven).flatten();
-    let all: Vec<Bytes> = answers.chain(refusals).collect();
-    if all.is_empty() {
-        return bare(StatusCode::ACCEPTED);
-    }
-    let mut text = Vec::with_capacity(all.iter().map(|message| message.len() + 1).sum::<usize>() + 2);
-    text.push(b'[');
-    text.extend_from_slice(&all.join(&b','));
-    text.push(b']');
-    let mut response = FaceResponse::new(full_body(Bytes::from(text)));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
+    let driven = driven.into_iter().map(|said| last(said, limits.share.clone()).boxed());
+    let refusals = refusals.into_iter().map(|refusal| std::future::ready(Some(refusal)).boxed());
+    array_answer::respond(answers.chain(driven).chain(refusals)).await
 }
 
 /// The answer of a driven call; none if it was cancelled.
-async fn last(mut said: DrivenMessages) -> Option<Bytes> {
+async fn last(mut said: DrivenMessages, share: Option<AnswerShare>) -> Option<Bytes> {
     while let Some(saying) = said.next().await {
         match saying {
-            BatchedMessage::Last(message) => return Some(message),
+            last @ BatchedMessage::Last(_) => match last.within(share.as_ref()) {
+                BatchedMessage::Last(message) => return Some(message),
+                BatchedMessage::Event(_) => (),
+            },
             BatchedMessage::Event(_) => (),
         }
     }
@@ -135,10 +137,10 @@ async fn last(mut said: DrivenMessages) -> Option<Bytes> {
 }
 
 /// One answer as a message; none to a request that was cancelled.
-async fn message(answer: RequestAnswer, addressee: &Addressee, bytes_max: usize) -> Option<Bytes> {
+async fn message(answer: RequestAnswer, addressee: &Addressee, limits: &ReadLimits) -> Option<Bytes> {
     let fault = match answer.written(addressee) {
         AnswerContent::Message(message) => return Some(message),
-        AnswerContent::Json(body) => match reply::read_whole(body, ReadLimits::of_bytes(bytes_max)).await {
+        AnswerContent::Json(body) => match reply::read_whole(body, limits).await {
             Ok(message) => return Some(message),
             Err(fault) => fault,
         },
@@ -153,25 +155,30 @@ async fn message(answer: RequestAnswer, addressee: &Addressee, bytes_max: usize)
 fn events(piping: PipeForward) -> BoxStream<'static, io::Result<BodyPart>> {
     let bytes_max = piping.shared.served.settings.result_bytes_max;
     let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
-    let (whole, signs) = (addressee.clone(), piping.signs.clone());
+    let (whole, signs, limits) = (addressee.clone(), piping.signs.clone(), piping.shared.read_limits(&piping.session));
+    let share = limits.share.clone();
     let answering = async move {
         let answer = piping.run(AcceptedTypes::Both).await;
         if matches!(answer, RequestAnswer::Events(_)) {
             return answer;
         }
-        let message = message(answer, &whole, bytes_max).await;
+        let message = message(answer, &whole, &limits).await;
         message.map_or_else(|| RequestAnswer::Events(empty_body()), |message| RequestAnswer::Json(full_body(message)))
     };
     let late = LateAnswer { answering: Box::pin(answering), signs };
-    whole_events(call_stream::stream(late, addressee, None), bytes_max).boxed()
+    whole_events(call_stream::stream(late, addressee, None), bytes_max, share).boxed()
 }
 
 /// Nothing but events: comments, and whatever else says nothing, have no place among others.
-fn whole_events(body: ResponseBody, bytes_max: usize) -> impl futures_util::Stream<Item = io::Result<BodyPart>> {
+fn whole_events(
+    body: ResponseBody,
+    bytes_max: usize,
+    share: Option<AnswerShare>,
+) -> impl futures_util::Stream<Item = io::Result<BodyPart>> {
     let gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Messages, bytes_max);
     // What breaks off in the middle of an event has no place either.
     let body = StreamBody::new(BodyStream::new(body).take_while(|frame| std::future::ready(frame.is_ok())));
-    stream::unfold(GatedBody::new(body, gate), |mut events| async move {
+    stream::unfold(GatedBody::new(body, gate).within(share), |mut events| async move {
         loop {
             match events.next().await? {
                 Ok(GatedPart::Event(event)) => return Some((Ok(event), events)),

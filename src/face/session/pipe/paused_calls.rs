@@ -174,7 +174,7 @@ pub(super) async fn kept_answer(
     let opening = shared.own.stream_for_client(&session.own, last_event);
     match tokio::time::timeout_at(deadline, opening).await {
         Ok(Ok((response, ResumedStreamKind::Same))) if response.content == BodyKind::Events => {
-            let source = shared.edits(session).apply(response.body, shared.served.settings.result_bytes_max);
+            let source = shared.edits(session).apply(response.body, &shared.read_limits(session));
             let pace = PipeTimeouts { idle: None, deadline: Some(deadline) };
             events_until_leaving(shared, PipeBody::resumed(source, call, pace))
         }

@@ -11,6 +11,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::body::edited_events;
 use crate::upstream::raw_channel::RawBody;
 use crate::upstream::reply;
+use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::{BATCH_READ_MAX, is_batch, split_batch};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{MessageText, ProtocolVersion, RequestId, ScanLimits};
@@ -61,12 +62,12 @@ impl StreamEdits {
     }
 
     /// An event stream with these edits.
-    pub(super) fn apply(self, source: RawBody, event_bytes_max: usize) -> RawBody {
+    pub(super) fn apply(self, source: RawBody, limits: &ReadLimits) -> RawBody {
         let is_list = self.tool_list.is_some() || self.tools.are_narrowed();
         let whole = if is_list { HoldPolicy::Messages } else { HoldPolicy::Asking };
-        let gate = EventGate::new(self.primers, whole, event_bytes_max);
+        let gate = EventGate::new(self.primers, whole, limits.bytes_max);
         // Whatever an event is called, some client takes it for a message.
-        edited_events(source, gate, move |event| self.text(event.data.clone()))
+        edited_events(source, gate, limits.share.clone(), move |event| self.text(event.data.clone()))
     }
 
     /// A JSON body with these edits; nothing, if nothing of it is for the client.

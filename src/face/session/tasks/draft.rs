@@ -23,7 +23,7 @@ use crate::face::session::session_cache::ClientSession;
 use crate::face::task_method_error::TaskMethodError;
 use crate::task::{ChosenId, ListFilter, Principal, SessionScope, Task, TaskId, TaskKey, Timestamp};
 use crate::wire::envelope::{Notification, Request};
-use crate::wire::{Object, Payload, RequestId};
+use crate::wire::{JsonPieces, Object, Payload, RequestId};
 
 /// What a face keeps of a call under a chosen id until it is answered.
 pub(super) struct DraftCall {
@@ -110,10 +110,12 @@ impl SessionFaceState {
         asking: &TaskRequestContext<'_>,
         method: &str,
         params: &Object,
-    ) -> Option<Result<Payload, TaskMethodError>> {
+    ) -> Option<Result<JsonPieces, TaskMethodError>> {
         let dialect = DraftTasks::for_request(SessionScope(asking.session.token.nonce), params);
         let answered = match dialect.decode(method, params) {
-            Ok(TaskCommand::List(cursor)) => self.draft_list(asking, &dialect, cursor, params).await.transpose()?,
+            Ok(TaskCommand::List(cursor)) => {
+                self.draft_list(asking, &dialect, cursor, params).await.transpose()?.map(JsonPieces::from)
+            }
             Ok(command) => self.draft_command(asking, &dialect, command).await,
             Err(complaint) => Err(complaint.into()),
         };
@@ -129,7 +131,7 @@ impl SessionFaceState {
         asking: &TaskRequestContext<'_>,
         dialect: &DraftTasks,
         command: TaskCommand,
-    ) -> Result<Payload, TaskMethodError> {
+    ) -> Result<JsonPieces, TaskMethodError> {
         let key = |id| TaskKey { owner: asking.principal.clone(), id };
         let engine = &self.served.engine;
         let reply = match command {
@@ -141,12 +143,14 @@ impl SessionFaceState {
                     self.line(&key, asking.session.token.nonce, None);
                 }
                 engine.count_poll(&task);
-                dialect.encode(TaskReply::Snapshot(&task))
+                dialect.pieces(TaskReply::Snapshot(&task))
             }
             TaskCommand::Fetch(id) => {
                 let task = engine.get(&key(id)).await?;
                 record_shown(&task);
-                dialect.encode(TaskReply::Fetched(&task))
+                let task = engine.share(task)?;
+                let said = dialect.pieces(TaskReply::Fetched(&task))?;
+                return Ok(engine.within_budget(asking.principal, said)?);
             }
             TaskCommand::Cancel(id) => {
                 let key = key(id);
@@ -154,10 +158,10 @@ impl SessionFaceState {
                 if let Some(line) = self.tasks.lines.get(&key) {
                     line.mute();
                 }
-                dialect.encode(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
+                dialect.pieces(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
             TaskCommand::Delete(id) => match engine.delete(&key(id)).await? {
-                DeleteResult::Deleted => dialect.encode(TaskReply::Deleted),
+                DeleteResult::Deleted => dialect.pieces(TaskReply::Deleted),
                 DeleteResult::Unsettled => Err(not_deletable()),
             },
             // The dialect reads none of these out of any method but the list.

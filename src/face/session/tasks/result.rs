@@ -27,7 +27,7 @@ use crate::face::http::FaceResponse;
 use crate::face::session::{SessionFaceState, refuse};
 use crate::task::{ChosenId, Executed, GatewayFault, Reason, Task, TaskKey};
 use crate::wire::framing::BodyPart;
-use crate::wire::{Payload, ProtocolVersion, RpcError};
+use crate::wire::{JsonPieces, ProtocolVersion, RpcError};
 
 /// How long a client waits for a store that cannot be read, and is told nothing.
 const STORE_WAIT_MAX: Duration = Duration::from_secs(300);
@@ -53,15 +53,16 @@ impl OutcomeRequest {
     /// Answers at once where the task has settled, else as an event stream as soon as there is anything to
     /// say: a message, or a sign of life (L25-22, L25-23).
     pub(super) async fn answer(self) -> FaceResponse {
-        match self.shared.served.engine.get(&self.key).await {
-            Ok(task) if !task.is_settled() => (),
+        // The task is let go of at once: its result may be large, and is read again for the answer.
+        match self.shared.served.engine.get(&self.key).await.map(|task| task.is_settled()) {
+            Ok(false) => (),
             Err(TaskError::Unknown) => return refuse(&self.addressee, &RequestError::UnknownTask),
             Err(error) => {
                 tracing::warn!(error = %CauseChain(&error), "an outcome cannot be read, and is waited for");
                 let addressee = self.addressee.clone();
                 return respond(OutcomeWait { is_unread: true, ..OutcomeWait::new(self, None, None) }, addressee).await;
             }
-            Ok(_) => return self.whole().await,
+            Ok(true) => return self.whole().await,
         }
         let listener = match self.listen() {
             Ok(listener) => listener,
@@ -94,14 +95,18 @@ impl OutcomeRequest {
         RequestAnswer::from(self.outcome(&mut StoreWait::default()).await).into_response(&self.addressee)
     }
 
-    async fn outcome(&self, wait: &mut StoreWait) -> Result<Payload, RpcError> {
+    async fn outcome(&self, wait: &mut StoreWait) -> Result<JsonPieces, RpcError> {
         match wait.for_task(self).await {
             Ok(task) if task.is_settled() => {
                 record_shown(&task);
-                match &self.call {
-                    Some(call) => DraftTasks::for_call(&call.chosen).encode(TaskReply::Outcome(&task)),
-                    None => self.shared.tasks.codec().encode(TaskReply::Outcome(&task)),
-                }
+                let engine = &self.shared.served.engine;
+                let refused = |fault: GatewayFault| gateway_error(&fault);
+                let task = engine.share(task).map_err(refused)?;
+                let said = match &self.call {
+                    Some(call) => DraftTasks::for_call(&call.chosen).pieces(TaskReply::Outcome(&task)),
+                    None => self.shared.tasks.codec().pieces(TaskReply::Outcome(&task)),
+                };
+                engine.within_budget(&self.key.owner, said?).map_err(refused)
             }
             // Nobody watches the task, so nobody can say when it ends.
             Ok(_) => Err(too_many()),

@@ -251,21 +251,20 @@ impl AnswerEdits {
     }
 
     /// An event stream with these edits.
-    pub(super) fn events(self, source: RawBody, event_bytes_max: usize) -> RawBody {
-        let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, event_bytes_max);
+    pub(super) fn events(self, source: RawBody, limits: &ReadLimits) -> RawBody {
+        let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, limits.bytes_max);
         let gate = match self.aim {
             EditTarget::Discovery | EditTarget::ToolList => gate,
             EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
         };
-        edited_events(source, gate, move |event| self.event(event))
+        edited_events(source, gate, limits.share.clone(), move |event| self.event(event))
     }
 
     /// Looks at a JSON body.
     ///
     /// # Errors
     /// If it breaks, or is too large where it must be read whole.
-    pub(super) async fn sniff(&self, mut body: RawBody, bytes_max: usize) -> Result<SniffedAnswer, GatewayFault> {
-        let limits = ReadLimits::of_bytes(bytes_max);
+    pub(super) async fn sniff(&self, mut body: RawBody, limits: &ReadLimits) -> Result<SniffedAnswer, GatewayFault> {
         if self.aim != EditTarget::Other {
             return reply::read_whole(body, limits).await.map(SniffedAnswer::whole);
         }

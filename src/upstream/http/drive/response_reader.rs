@@ -51,7 +51,7 @@ impl HttpCall {
         body: AnswerBody,
         awaited: &AwaitedRequest<'_>,
     ) -> Result<RpcResult, GatewayFault> {
-        let text = reply::read_whole(body, awaited.limits).await?;
+        let text = reply::read_whole(body, &awaited.limits).await?;
         let answer = self.answer_in(&text.into(), awaited.id).await;
         match answer {
             Some(_) => self.session().took(),

@@ -157,7 +157,7 @@ impl StatelessSender {
             first_byte: context.timeouts.first_byte,
             forwarded: context.forwarded.clone(),
             principal: context.principal.clone(),
-            limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
+            limits: ReadLimits::of_call(context),
         }
     }
 
@@ -238,9 +238,9 @@ impl StatelessSender {
             }),
         };
         let response = response.map_err(RequestFailure::Lost)?;
-        let result = match reply::open(response, ErrorAddressee::Alone(&id), self.limits).await {
+        let result = match reply::open(response, ErrorAddressee::Alone(&id), &self.limits).await {
             Ok(AcceptedResponse::Json(body)) => {
-                let text = reply::read_whole(body, self.limits).await.map_err(RequestFailure::Lost)?;
+                let text = reply::read_whole(body, &self.limits).await.map_err(RequestFailure::Lost)?;
                 reply::answer_in(&text, &id).ok_or_else(|| malformed(Executed::Yes))?.outcome
             }
             Ok(AcceptedResponse::Events(events)) => {

@@ -58,7 +58,12 @@ pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<()
 /// Makes a request about a task.
 async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
-    let answer = tokio::time::timeout(REQUEST_MAX, line.answer(draft, None)).await.unwrap_or(late);
+    let asking = async {
+        // It is never closed.
+        let _turn = line.link.polls.acquire().await;
+        line.answer(draft, None).await
+    };
+    let answer = tokio::time::timeout(REQUEST_MAX, asking).await.unwrap_or(late);
     answer.map_err(|ending| match ending {
         RequestFailure::Faulted(error) => TaskRequestError::Refused(error),
         RequestFailure::Lost(fault) => TaskRequestError::Lost(ExchangeError(fault)),

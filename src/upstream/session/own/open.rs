@@ -126,7 +126,8 @@ impl OwnSessions {
         });
         let response = sent.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         // Only a session that has answered is sure to have done what it was told.
-        let answer = reply::read_whole(response.body, ReadLimits::of_bytes(ANSWER_BYTES_MAX));
+        let limits = ReadLimits::of_bytes(ANSWER_BYTES_MAX);
+        let answer = reply::read_whole(response.body, &limits);
         let _ = tokio::time::timeout(END_MAX, answer).await;
         Ok(())
     }

@@ -351,7 +351,7 @@ impl OwnSessions {
     fn filtered(self: &Arc<Self>, session: &OwnSession, source: RawBody, consumer: StreamConsumer) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.event_bytes_max);
         let (sessions, session) = (Arc::clone(self), session.clone());
-        edited_events(source, gate, move |event| {
+        edited_events(source, gate, None, move |event| {
             let is_shown = !event.is_message() || sessions.is_for_client(&session, &event.data, &consumer);
             is_shown.then(|| event.data.clone()).into_iter().collect()
         })

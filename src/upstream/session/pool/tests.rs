@@ -1,6 +1,7 @@
 //! What the pool keeps and what it lets go of, without a network.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -9,6 +10,7 @@ use crate::metric::tests::shown;
 use crate::task::Principal;
 use crate::upstream::ClientCredential;
 use crate::upstream::latencies::ExchangeLatencies;
+use crate::upstream::session::POLLS_MAX;
 use crate::upstream::transport::Transport;
 use crate::upstream::transport::http_client::{ClientTls, HttpClient, ProxySettings};
 use crate::upstream::version_choice::VersionChoice;
@@ -32,6 +34,7 @@ fn pool() -> Arc<SessionPool> {
         versions: VersionChoice::new(None),
         tracker: TaskTracker::new(),
         stop: CancellationToken::new(),
+        polls: Semaphore::new(POLLS_MAX),
     };
     SessionPool::new(Arc::new(link))
 }

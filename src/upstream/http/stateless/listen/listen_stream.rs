@@ -58,11 +58,11 @@ impl UpstreamListenStream {
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
         let post = line.post(&DraftRequest::new(method::LISTEN, Some(params)), &id);
         let response = line.link.transport.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
-        let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
-        let events = match reply::open(response, ErrorAddressee::Handshake, limits).await {
+        let limits = ReadLimits::of_bytes(EVENT_BYTES_MAX);
+        let events = match reply::open(response, ErrorAddressee::Handshake, &limits).await {
             Ok(AcceptedResponse::Events(events)) => events,
             Ok(AcceptedResponse::Json(body)) => {
-                let text = reply::read_whole(body, limits).await.map_err(ListenError::Failed)?;
+                let text = reply::read_whole(body, &limits).await.map_err(ListenError::Failed)?;
                 return Err(match envelope::read(&text, ScanLimits::UPSTREAM) {
                     Ok(Message::Response(response)) => response.outcome.err().map_or(MALFORMED, refused),
                     Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => MALFORMED,

@@ -1,0 +1,134 @@
+//! Checks what answers hold, which of them wait, and what is refused meanwhile.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use super::*;
+
+const MIB: usize = 1 << 20;
+
+fn budget(bytes_max: usize) -> AnswerBudget {
+    let budget = AnswerBudget::default();
+    budget.resize(bytes_max);
+    budget
+}
+
+fn held(budget: &AnswerBudget) -> usize {
+    budget.0.counts.lock().all.bytes
+}
+
+fn is_pending(future: std::pin::Pin<&mut impl Future>) -> bool {
+    matches!(future.poll(&mut Context::from_waker(Waker::noop())), Poll::Pending)
+}
+
+fn text(bytes: usize) -> Bytes {
+    Bytes::from(vec![b'x'; bytes])
+}
+
+#[tokio::test]
+async fn an_answer_holds_its_bytes_until_its_last_buffer_is_dropped() {
+    let (budget, ada) = (budget(8 * MIB), Principal::holding("ada"));
+    let share = budget.share(&ada, 4 * MIB);
+    let mut permit = AnswerPermit::default();
+    share.grow(&mut permit, FREE_BYTES).await.unwrap();
+    assert_eq!(held(&budget), 0, "small answers are not counted");
+    share.grow(&mut permit, MIB + 1).await.unwrap();
+    assert_eq!(held(&budget), 2 * MIB, "a large one takes a step more than it has");
+    let held_text = permit.attach(text(MIB + 1));
+    assert_eq!(held(&budget), MIB + 1);
+    let piece = held_text.slice(7..8);
+    drop(held_text);
+    assert_eq!(held(&budget), MIB + 1, "a piece of it is still to be written");
+    drop(piece);
+    assert_eq!(held(&budget), 0);
+    assert!(budget.0.counts.lock().shares.is_empty(), "principals without answers are forgotten");
+}
+
+#[tokio::test]
+async fn one_answer_may_exceed_the_share_and_the_next_waits_for_it() {
+    let (budget, ada) = (budget(8 * MIB), Principal::holding("ada"));
+    let share = budget.share(&ada, 2 * MIB);
+    let (mut first, mut second, mut third) = <(AnswerPermit, AnswerPermit, AnswerPermit)>::default();
+    share.grow(&mut first, 2 * MIB).await.unwrap();
+    share.grow(&mut second, 3 * MIB).await.unwrap();
+    let mut waiting = Box::pin(share.grow(&mut third, MIB));
+    assert!(is_pending(waiting.as_mut()));
+    let bob = budget.share(&Principal::holding("bob"), 2 * MIB);
+    bob.grow(&mut AnswerPermit::default(), MIB).await.unwrap();
+    drop(first);
+    assert!(is_pending(waiting.as_mut()), "the share is still exceeded");
+    drop(second);
+    waiting.await.unwrap();
+    drop(third);
+    assert_eq!(held(&budget), 0);
+}
+
+#[tokio::test]
+async fn the_whole_is_exceeded_by_one_answer_of_all_principals() {
+    let budget = budget(2 * MIB);
+    let share = |name: &str| budget.share(&Principal::holding(name), 2 * MIB);
+    let (mut ada, mut bob, mut zoe) = <(AnswerPermit, AnswerPermit, AnswerPermit)>::default();
+    share("ada").grow(&mut ada, 2 * MIB).await.unwrap();
+    share("bob").grow(&mut bob, MIB).await.unwrap();
+    assert!(share("zoe").hold(text(MIB)).is_err_and(|fault| fault.reason == Reason::AnswersFull));
+    let zoes = share("zoe");
+    let mut waiting = pin!(zoes.grow(&mut zoe, MIB));
+    assert!(is_pending(waiting.as_mut()));
+    drop((ada, bob));
+    waiting.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_answer_that_leaves_while_it_waits_takes_nothing_along() {
+    let (budget, ada) = (budget(MIB), Principal::holding("ada"));
+    let share = budget.share(&ada, MIB);
+    let (mut first, mut second, mut third) = <(AnswerPermit, AnswerPermit, AnswerPermit)>::default();
+    share.grow(&mut first, MIB).await.unwrap();
+    share.grow(&mut second, MIB).await.unwrap();
+    {
+        let mut waiting = Box::pin(share.grow(&mut third, MIB));
+        assert!(is_pending(waiting.as_mut()));
+    }
+    drop((first, second));
+    assert_eq!(held(&budget), 0);
+    share.grow(&mut AnswerPermit::default(), MIB).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_waits_for_too_long_has_run_and_one_that_is_kept_waits_on() {
+    let (budget, ada) = (budget(MIB), Principal::holding("ada"));
+    let share = budget.share(&ada, MIB);
+    let (mut first, mut second) = <(AnswerPermit, AnswerPermit)>::default();
+    share.grow(&mut first, MIB).await.unwrap();
+    share.grow(&mut second, MIB).await.unwrap();
+    let (mut third, mut fourth) = <(AnswerPermit, AnswerPermit)>::default();
+    let kept = share.clone().until_deadline();
+    let mut kept = pin!(kept.grow(&mut fourth, MIB));
+    assert!(is_pending(kept.as_mut()));
+    let fault = share.grow(&mut third, MIB).await.unwrap_err();
+    assert_eq!((fault.reason, fault.executed), (Reason::TooMuchUnread, Executed::Yes));
+    assert!(is_pending(kept.as_mut()));
+    drop((first, second));
+    kept.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn new_requests_are_refused_while_nothing_becomes_free_for_an_answer_that_waits() {
+    let (budget, ada, bob) = (budget(8 * MIB), Principal::holding("ada"), Principal::holding("bob"));
+    let share = budget.share(&ada, MIB);
+    let (mut first, mut second, mut third) = <(AnswerPermit, AnswerPermit, AnswerPermit)>::default();
+    share.grow(&mut first, MIB).await.unwrap();
+    share.grow(&mut second, MIB).await.unwrap();
+    let mut waiting = Box::pin(share.grow(&mut third, MIB));
+    assert!(is_pending(waiting.as_mut()));
+    assert!(budget.refusal(&ada, || MIB).is_none(), "it has only begun to wait");
+    tokio::time::advance(STALLED_AFTER).await;
+    let refusal = budget.refusal(&ada, || MIB).unwrap();
+    assert_eq!((refusal.fault.reason, refusal.fault.executed), (Reason::TooMuchUnread, Executed::No));
+    assert_eq!((refusal.key(), refusal.bytes_max), ("answer_bytes_per_principal_max", MIB));
+    assert!(budget.refusal(&bob, || MIB).is_none(), "it is another's share");
+    drop((first, second));
+    waiting.await.unwrap();
+    assert!(budget.refusal(&ada, || MIB).is_none());
+}

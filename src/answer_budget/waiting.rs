@@ -1,0 +1,95 @@
+//! Keeps the answers that wait for bytes, in their order.
+
+use std::collections::{HashSet, VecDeque};
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::{AnswerPermit, FullBound};
+use crate::task::Principal;
+
+/// One answer that waits.
+#[derive(Debug)]
+pub(super) struct WaitingAnswer {
+    pub(super) principal: Principal,
+    pub(super) more: usize,
+    pub(super) share_max: usize,
+    since: Instant,
+    /// The bound that left no bytes at the last look.
+    full: FullBound,
+    granted: oneshot::Sender<AnswerPermit>,
+}
+
+impl WaitingAnswer {
+    pub(super) fn new(principal: Principal, more: usize, share_max: usize) -> (Self, oneshot::Receiver<AnswerPermit>) {
+        let (granted, receiver) = oneshot::channel();
+        (Self { principal, more, share_max, since: Instant::now(), full: FullBound::Share, granted }, receiver)
+    }
+}
+
+/// All answers that wait.
+#[derive(Debug, Default)]
+pub(super) struct WaitingAnswers(VecDeque<WaitingAnswer>);
+
+impl WaitingAnswers {
+    pub(super) fn push(&mut self, answer: WaitingAnswer) {
+        self.0.push_back(answer);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether another answer of the principal waits, which comes first.
+    pub(super) fn is_behind(&self, principal: &Principal) -> bool {
+        self.0.iter().any(|answer| answer.principal == *principal && !answer.granted.is_closed())
+    }
+
+    /// Asks `take` for the bytes of each answer in turn. Behind an answer for which the whole is full, and behind one of the
+    /// same principal that gets none, nobody is served. Permits whose answers are gone end in `unwanted`.
+    pub(super) fn grant(
+        &mut self,
+        mut take: impl FnMut(&WaitingAnswer) -> Result<AnswerPermit, FullBound>,
+        unwanted: &mut Vec<AnswerPermit>,
+    ) {
+        let mut passed = HashSet::new();
+        let (mut is_full, mut left) = (false, VecDeque::with_capacity(self.0.len()));
+        let now = Instant::now();
+        let mut served = HashSet::new();
+        for mut answer in self.0.drain(..) {
+            if answer.granted.is_closed() {
+                continue;
+            }
+            if is_full || passed.contains(&answer.principal) {
+                left.push_back(answer);
+                continue;
+            }
+            match take(&answer) {
+                Ok(permit) => {
+                    served.insert(answer.principal.clone());
+                    if let Err(permit) = answer.granted.send(permit) {
+                        unwanted.push(permit);
+                    }
+                }
+                Err(full) => {
+                    answer.full = full;
+                    is_full = full == FullBound::Whole;
+                    passed.insert(answer.principal.clone());
+                    left.push_back(answer);
+                }
+            }
+        }
+        for answer in left.iter_mut().filter(|answer| served.contains(&answer.principal)) {
+            answer.since = now;
+        }
+        self.0 = left;
+    }
+
+    /// The bound for which an answer of the principal has waited since `then` without another one being served, or an answer
+    /// of any principal where the whole is full.
+    pub(super) fn stalled_since(&self, then: Instant, principal: &Principal) -> Option<FullBound> {
+        let stalled = self.0.iter().filter(|answer| answer.since <= then && !answer.granted.is_closed());
+        let mut bounds = stalled.filter(|answer| answer.full == FullBound::Whole || answer.principal == *principal);
+        bounds.next().map(|answer| answer.full)
+    }
+}

@@ -1,0 +1,91 @@
+//! Shares the text of a stored result among all answers that show it, and counts it once among the bytes of its owner's answers.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::Engine;
+use super::call::CallSpec;
+use crate::answer_budget::AnswerShare;
+use crate::shared_limits::SharedLimits;
+use crate::task::{GatewayFault, Outcome, Phase, Plan, Principal, Task, TaskKey};
+use crate::wire::{JsonPieces, Payload};
+
+/// The results that answers show now.
+#[derive(Debug)]
+pub(super) struct SharedResults {
+    limits: SharedLimits,
+    /// As many as the bytes of all answers allow, each of them large.
+    shown: Mutex<HashMap<TaskKey, Weak<Bytes>>>,
+}
+
+/// One answer's part in a shared text.
+struct SharedText(Arc<Bytes>);
+
+impl AsRef<[u8]> for SharedText {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl SharedResults {
+    pub(super) fn new(limits: SharedLimits) -> Self {
+        Self { limits, shown: Mutex::default() }
+    }
+
+    /// The buffer of a settled task's result that other answers have, or this one from now on.
+    fn text(&self, key: &TaskKey, result: &Payload) -> Result<Bytes, GatewayFault> {
+        let mut shown = self.shown.lock();
+        if let Some(text) = shown.get(key).and_then(Weak::upgrade).filter(|text| text.len() == result.len()) {
+            return Ok(Bytes::from_owner(SharedText(text)));
+        }
+        let text = Arc::new(self.limits.answers_to(&key.owner).hold(result.bytes().clone())?);
+        shown.retain(|_, text| text.strong_count() > 0);
+        shown.insert(key.clone(), Arc::downgrade(&text));
+        Ok(Bytes::from_owner(SharedText(text)))
+    }
+}
+
+impl Engine {
+    /// A task whose large result is in the one buffer that all answers share.
+    ///
+    /// # Errors
+    /// `TooMuchUnread` or `AnswersFull` if the answers under way leave no bytes for it.
+    pub fn share(&self, task: Arc<Task>) -> Result<Arc<Task>, GatewayFault> {
+        let Phase::Settled(Outcome::Returned { result, is_error }) = &task.phase else { return Ok(task) };
+        if result.len() < JsonPieces::SHARED_MIN {
+            return Ok(task);
+        }
+        let result = result.clone().in_buffer(self.results.text(&task.key, result)?);
+        let phase = Phase::Settled(Outcome::Returned { result, is_error: *is_error });
+        Ok(Arc::new(Task { phase, ..Task::clone(&task) }))
+    }
+
+    /// What is said to a principal, with the bytes that it takes where it is large and shares nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::share`].
+    pub fn within_budget(&self, principal: &Principal, said: JsonPieces) -> Result<JsonPieces, GatewayFault> {
+        match said {
+            JsonPieces::Whole(text) if text.len() >= JsonPieces::SHARED_MIN => {
+                let held = self.results.limits.answers_to(principal).hold(text.bytes().clone())?;
+                Ok(text.in_buffer(held).into())
+            }
+            said => Ok(said),
+        }
+    }
+
+    /// What the answers of a call may hold. Where its outcome is kept, an answer waits as long as the call may run.
+    pub(super) fn share_of(&self, call: &CallSpec) -> AnswerShare {
+        let share = self.limits().answers_to(&call.owner);
+        if call.plan == Plan::Direct { share } else { share.until_deadline() }
+    }
+
+    /// The bounds of principals.
+    #[must_use]
+    pub const fn limits(&self) -> &SharedLimits {
+        &self.results.limits
+    }
+}

@@ -1,0 +1,67 @@
+//! Carries one JSON value in pieces, so that a large text inside it is shared and not copied.
+
+use bytes::Bytes;
+
+use super::Payload;
+
+/// One JSON value: whole, or in pieces that follow each other.
+#[derive(Clone, Debug)]
+pub enum JsonPieces {
+    Whole(Payload),
+    Pieces(Vec<Bytes>),
+}
+
+impl JsonPieces {
+    /// A text of so many bytes is a piece of its own.
+    pub const SHARED_MIN: usize = 64 << 10;
+
+    /// Bytes of text.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Whole(payload) => payload.len(),
+            Self::Pieces(pieces) => pieces.iter().map(Bytes::len).sum(),
+        }
+    }
+
+    /// Never true for a JSON value; here because `len` is.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it is so large that its text is sent in pieces.
+    #[must_use]
+    pub fn is_large(&self) -> bool {
+        self.len() >= Self::SHARED_MIN
+    }
+
+    /// The value in one piece. Copies pieces.
+    #[must_use]
+    pub fn whole(self) -> Payload {
+        match self {
+            Self::Whole(payload) => payload,
+            Self::Pieces(pieces) => Payload::from_scanned(pieces.concat().into()),
+        }
+    }
+
+    /// A copy that holds no other buffer; a small value is shared as it is.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        if self.is_large() { Self::Whole(self.clone().whole().detached()) } else { self.clone() }
+    }
+
+    #[must_use]
+    pub fn into_pieces(self) -> Vec<Bytes> {
+        match self {
+            Self::Whole(payload) => vec![payload.into_bytes()],
+            Self::Pieces(pieces) => pieces,
+        }
+    }
+}
+
+impl From<Payload> for JsonPieces {
+    fn from(payload: Payload) -> Self {
+        Self::Whole(payload)
+    }
+}

@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
@@ -156,7 +156,11 @@ impl ServerVoice {
         let (head, mut body) = answer.into_parts();
         let first = match body.frame().await {
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
-            Some(Err(_)) | None => BodyPart::default(),
+            Some(Err(error)) => {
+                let broken = futures_util::stream::iter([Err::<Frame<BodyPart>, _>(error)]);
+                return FaceResponse::from_parts(head, StreamBody::new(broken).boxed_unsync());
+            }
+            None => BodyPart::default(),
         };
         if !body.is_end_stream() {
             let body = JsonAnswer { voice: self, look: MessageClassifier::default(), held: Some(first), source: body };

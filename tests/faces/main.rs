@@ -1,6 +1,7 @@
 //! Suites of one flavour of client each: they write to the socket of its face, and read what comes back.
 
 mod combined_wire;
+mod endpoint_twin;
 mod listen_wire;
 mod replicas;
 mod session_bridge;

@@ -3,6 +3,7 @@
 //! With [`TWIN`] in the environment [`TestGateway::open`](crate::session_client::TestGateway::open) does so, under the same path
 //! and the same names, so that the test itself does not know.
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 
 use crate::scripted::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer};
@@ -13,6 +14,17 @@ pub const TWIN: &str = "TASKGATE_TEST_TWIN";
 /// Whether this process runs tests at an endpoint.
 pub fn is_wanted() -> bool {
     std::env::var_os(TWIN).is_some()
+}
+
+/// A call of a client's, with the prefix of its server in front of the tool's name: tests call tools that no list has, too.
+pub fn prefixed(body: Bytes) -> Bytes {
+    if !is_wanted() {
+        return body;
+    }
+    let Ok(message) = serde_json::from_slice::<Value>(&body) else { return body };
+    let name = message["params"]["name"].as_str().filter(|_| message["method"] == "tools/call");
+    let (Some(name), Ok(text)) = (name, std::str::from_utf8(&body)) else { return body };
+    text.replacen(&format!("\"name\":\"{name}\""), &format!("\"name\":\"up__{name}\""), 1).into()
 }
 
 /// The largest id of a request that is forged an answer to. Tests begin to count at small numbers.

@@ -185,7 +185,7 @@ impl Client {
 
     pub async fn post(&self, body: impl Into<Bytes>) -> Reply {
         let request = self.request("POST").header("content-type", "application/json");
-        self.send(request.body(Full::new(body.into())).unwrap()).await
+        self.send(request.body(Full::new(hostile_twin::prefixed(body.into()))).unwrap()).await
     }
 
     pub async fn get(&self, last_event: Option<&str>) -> Reply {

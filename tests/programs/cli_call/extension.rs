@@ -181,6 +181,16 @@ async fn a_task_is_polled_until_it_settles() {
     }
 }
 
+/// GW-34: a stream that began with progress may end in a handle.
+#[tokio::test]
+async fn progress_may_come_before_a_handle() {
+    let progress = json!({ "progressToken": 1, "progress": 2, "total": 4, "message": "half" });
+    let Step::Result(task) = handle() else { panic!("a handle is a result") };
+    let script = [Step::Stream(vec![progress], task), completed(text("done"))];
+    let run = check(of(script), CallExit::Returned, &["done"], &[CALL, GET]).await;
+    assert!(run.user.shown.iter().any(|shown| format!("{shown:?}").contains("half")), "{:?}", run.user.shown);
+}
+
 #[tokio::test]
 async fn progress_of_a_plain_call_is_shown() {
     let progress = json!({ "progressToken": 1, "progress": 2, "total": 4, "message": "half" });

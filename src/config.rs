@@ -336,14 +336,21 @@ fn parse_as(
             report.blame((key.place.key.trim_end_matches(&key.key).to_owned() + near).into());
         }
     }
+    let mut unusable = BTreeMap::new();
     if purpose == FilePurpose::Host {
         wrapped::check(&lines, &mut report);
+        unusable = wrapped::set_aside(&mut raw, &mut report);
         wrapped::complete(&mut raw, &mut report);
     }
     let mut keys = KeyFileReader { env, report, lines };
     let key_files = keys.read(&mut raw.auth, Path::new(name).parent().unwrap_or_else(|| Path::new("")));
     let KeyFileReader { mut report, lines, .. } = keys;
-    let config = Config { key_files, ..resolve::resolve(&raw, &mut report) };
+    let mut config = Config { key_files, ..resolve::resolve(&raw, &mut report) };
+    for upstream in &mut config.upstreams {
+        if let ServerSettings::Stdio(program) = &mut upstream.server {
+            program.unusable = unusable.remove(&*upstream.name);
+        }
+    }
     report.seen(look(&config), &lines);
     Ok(LoadedConfig { warnings: report.into_result()?, config })
 }

@@ -7,7 +7,10 @@ use crate::upstream::transport::stdio::ProgramError;
 
 /// What is likely to be a mistake, each with the key of the configuration that names it.
 pub fn warnings(config: &Config) -> impl Iterator<Item = (String, String)> {
-    missing(config).map(|(name, error)| (format!("upstreams.{name}.command"), error.to_string()))
+    let said = |error: &ProgramError| matches!(error, ProgramError::Unusable { .. });
+    missing(config)
+        .filter(move |(_, error)| !said(error))
+        .map(|(name, error)| (format!("upstreams.{name}.command"), error.to_string()))
 }
 
 /// The programs that are not there, each with the name of its upstream.

@@ -17,7 +17,7 @@ use super::program::{Signals, missing_program, refused};
 use super::reload::ServedUpstream;
 use super::served_endpoint::ServedEndpoint;
 use super::task_store::{self, OpenedStore, StoreOpening};
-use super::{GatewayKeys, GatewayParts, files};
+use super::{GatewayKeys, GatewayParts, files, upstream_programs};
 use crate::config::{Config, LoadedConfig, StoreSettings};
 use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{Engine, changes_elsewhere};
@@ -53,7 +53,11 @@ const PAGE: usize = 100;
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let read = PreparedConfig::new(loaded);
-    if let Some(code) = missing_program(&read.config) {
+    // Of several servers the others are served.
+    let missing = upstream_programs::missing(&read.config).count();
+    if missing == read.config.upstreams.len()
+        && let Some(code) = missing_program(&read.config)
+    {
         return code;
     }
     ReportedWarnings::default().tell(&read);

@@ -106,6 +106,8 @@ pub(super) struct MistakeCollector {
     /// The keys of the mistakes.
     blamed: BTreeSet<KeyPlace>,
     warnings: Vec<Mistake>,
+    /// Mistakes that only the environment makes: a variable is not set.
+    unset: Vec<Mistake>,
 }
 
 impl MistakeCollector {
@@ -116,6 +118,7 @@ impl MistakeCollector {
             mistakes: Vec::new(),
             blamed: BTreeSet::new(),
             warnings: Vec::new(),
+            unset: Vec::new(),
         }
     }
 
@@ -128,6 +131,31 @@ impl MistakeCollector {
         let found = self.found(Some(place.line), place.place(), message.into());
         self.mistakes.push(found);
         self.blamed.insert(place.place());
+    }
+
+    /// A mistake, unless what it is about is [set aside](Self::set_aside).
+    pub(super) fn unset_variable(&mut self, place: &ConfigLocation, message: impl Into<String>) {
+        let found = self.found(Some(place.line), place.place(), message.into());
+        self.unset.push(found);
+        self.blamed.insert(place.place());
+    }
+
+    /// Makes warnings of the unset variables below a table, and says what they are; `None` where all are set there.
+    pub(super) fn set_aside(&mut self, table: &str) -> Option<String> {
+        let is_below = |key: &str| key.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'));
+        let below = self.unset.extract_if(.., |one| one.key.as_deref().is_some_and(is_below));
+        let below: Vec<Mistake> = in_order(&self.file, below.collect());
+        let mut messages: Vec<&str> = below.iter().map(|one| one.message.as_str()).collect();
+        messages.dedup();
+        let why = (!messages.is_empty()).then(|| messages.join("; "));
+        self.warnings.extend(below);
+        why
+    }
+
+    /// Whether a variable below a table is not set.
+    pub(super) fn has_unset(&self, table: &str) -> bool {
+        let is_below = |key: &str| key.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'));
+        self.unset.iter().any(|one| one.key.as_deref().is_some_and(is_below))
     }
 
     /// Notes that nothing follows from the absence of a key.
@@ -156,7 +184,7 @@ impl MistakeCollector {
     /// Notes what was found outside the file at what its keys name. Beside mistakes in the file itself only what the file
     /// says counts: a default may be none once they are mended.
     pub(super) fn seen(&mut self, seen: Findings, lines: &BTreeMap<KeyPlace, usize>) {
-        let is_clean = self.mistakes.is_empty();
+        let is_clean = self.mistakes.is_empty() && self.unset.is_empty();
         let is_of_store = |place: &KeyPlace| place.key.starts_with("store");
         let is_store_blamed = self.blamed.iter().any(is_of_store);
         for (place, message) in seen.mistakes {
@@ -193,11 +221,14 @@ impl MistakeCollector {
     /// # Errors
     /// The mistakes, if there is one.
     pub(super) fn into_result(self) -> Result<Vec<Mistake>, ConfigError> {
-        if self.mistakes.is_empty() { Ok(in_order(&self.file, self.warnings)) } else { Err(self.into_error()) }
+        match self.mistakes.is_empty() && self.unset.is_empty() {
+            true => Ok(in_order(&self.file, self.warnings)),
+            false => Err(self.into_error()),
+        }
     }
 
     pub(super) fn into_error(self) -> ConfigError {
-        ConfigError { mistakes: in_order(&self.file, self.mistakes) }
+        ConfigError { mistakes: in_order(&self.file, [self.mistakes, self.unset].concat()) }
     }
 }
 

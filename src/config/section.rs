@@ -12,7 +12,7 @@ use toml::de::{DeArray, DeTable, DeValue};
 
 use super::error::{ConfigLocation, MistakeCollector};
 use super::toml_writer;
-use super::value::{self, Environment, StringFormat, ValueError};
+use super::value::{self, Environment, StringFormat, ValueError, VariableMistake};
 use crate::server::api_keys::KeyPlace;
 
 /// A value and where it was written.
@@ -394,8 +394,11 @@ impl<'s, 'a> Section<'s, 'a> {
         match value::fill_in(written, self.source.env) {
             Ok(text) => Some(text),
             Err(wrong) => {
-                for message in wrong {
-                    self.source.report.mistake(place, message);
+                for mistake in wrong {
+                    match mistake {
+                        VariableMistake::Form(message) => self.source.report.mistake(place, message),
+                        VariableMistake::Unset(message) => self.source.report.unset_variable(place, message),
+                    }
                 }
                 None
             }

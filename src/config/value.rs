@@ -365,11 +365,20 @@ pub(super) fn word_list<T>(words: &[(&str, Option<T>)]) -> String {
     }
 }
 
+/// What is wrong with a `${VAR}`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum VariableMistake {
+    /// The text has to be written in another way.
+    Form(String),
+    /// The variable is not set.
+    Unset(String),
+}
+
 /// Replaces each `${VAR}` by what the environment holds; `$${` stands for `${`.
 ///
 /// # Errors
 /// One message for each variable that is missing or badly named. None shows a variable's content.
-pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec<String>> {
+pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec<VariableMistake>> {
     let mut text = String::with_capacity(written.len());
     let mut wrong = Vec::new();
     let mut rest = written;
@@ -384,19 +393,21 @@ pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec
         }
         text.push_str(before);
         let Some((name, tail)) = after.split_once('}') else {
-            wrong.push("has a ${ without its }; write $${ for the characters themselves".to_owned());
+            wrong.push(VariableMistake::Form(
+                "has a ${ without its }; write $${ for the characters themselves".to_owned(),
+            ));
             return Err(wrong);
         };
         rest = tail;
         if !is_variable_name(name) {
-            wrong.push(format!(
+            wrong.push(VariableMistake::Form(format!(
                 "${{{}}} is no variable's name; write $${{ for the characters themselves",
                 name.escape_debug()
-            ));
+            )));
         } else if let Some(value) = env(name) {
             text.push_str(&value);
         } else {
-            wrong.push(format!("the environment has no variable {name}"));
+            wrong.push(VariableMistake::Unset(format!("the environment has no variable {name}")));
         }
     }
     text.push_str(rest);
@@ -593,7 +604,10 @@ mod tests {
             "ODD" => Some("${HOST}".to_owned()),
             _ => None,
         };
-        let badly_named = |name| format!("${{{name}}} is no variable's name; write $${{ for the characters themselves");
+        let form = |text: String| VariableMistake::Form(text);
+        let unset = |name| VariableMistake::Unset(format!("the environment has no variable {name}"));
+        let badly_named =
+            |name| form(format!("${{{name}}} is no variable's name; write $${{ for the characters themselves"));
         for (written, filled) in [
             ("plain $5 and }", Ok("plain $5 and }")),
             ("http://${HOST}/", Ok("http://mcp.example/")),
@@ -601,14 +615,11 @@ mod tests {
             ("${ODD}", Ok("${HOST}")),
             ("$${HOST}", Ok("${HOST}")),
             ("$$${HOST}", Ok("$${HOST}")),
-            (
-                "${A}${B}",
-                Err(vec!["the environment has no variable A".into(), "the environment has no variable B".into()]),
-            ),
+            ("${A}${B}", Err(vec![unset("A"), unset("B")])),
             ("${}", Err(vec![badly_named("")])),
             ("${1A}", Err(vec![badly_named("1A")])),
             ("${A-B}", Err(vec![badly_named("A-B")])),
-            ("${HOST", Err(vec!["has a ${ without its }; write $${ for the characters themselves".into()])),
+            ("${HOST", Err(vec![form("has a ${ without its }; write $${ for the characters themselves".into())])),
         ] {
             assert_eq!(fill_in(written, &env), filled.map(str::to_owned), "{written:?}");
         }

@@ -2,10 +2,11 @@
 //! listeners need is a mistake there, and several upstreams are one endpoint.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::command_line::choose_ports;
 use super::error::{ConfigLocation, MistakeCollector};
-use super::raw::{RawConfig, RawEndpoint, StoreKind};
+use super::raw::{RawConfig, RawEndpoint, RawUpstream, StoreKind};
 use super::section::LocatedValue;
 use crate::server::api_keys::KeyPlace;
 
@@ -38,6 +39,26 @@ pub(super) fn check(lines: &BTreeMap<KeyPlace, usize>, report: &mut MistakeColle
             report.mistake(&place, format!("{why}; leave it out, or serve the file by `taskgate serve`"));
         }
     }
+}
+
+/// Keeps servers with unset variables from the host, so that the others are served: says why, by their names. They stay
+/// mistakes where no other server is left.
+pub(super) fn set_aside(raw: &mut RawConfig, report: &mut MistakeCollector) -> BTreeMap<String, Arc<str>> {
+    let mut aside = BTreeMap::new();
+    if raw.upstreams.iter().all(|upstream| report.has_unset(&upstream.place.key)) {
+        return aside;
+    }
+    for upstream in &mut raw.upstreams {
+        let Some(why) = report.set_aside(&upstream.place.key) else { continue };
+        let mut unreached = RawUpstream::unreached(&upstream.name, upstream.place.clone());
+        let place = upstream.place.clone();
+        unreached.command.command = Some(LocatedValue { value: vec![upstream.name.clone()], place });
+        unreached.tools = std::mem::take(&mut upstream.tools);
+        unreached.tasks = upstream.tasks.clone();
+        aside.insert(upstream.name.clone(), Arc::from(why));
+        *upstream = unreached;
+    }
+    aside
 }
 
 /// Fills in what is usual for a host: tasks in memory unless a store is written, and one endpoint for all upstreams unless one

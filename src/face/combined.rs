@@ -45,9 +45,10 @@ use crate::upstream::circular_lists::CircularLists;
 use crate::upstream::own_ids;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::envelope::Request;
-use crate::wire::{Message, RequestId};
+use crate::wire::{Message, RequestId, one_line};
 use admission::REFUSALS_MAX;
 use lists::ListOwners;
+use member_answer::MemberRefusal;
 use member_request::EndpointClient;
 pub use member_session::CombinedSessions;
 use merge::ServerSummary;
@@ -237,6 +238,32 @@ impl CombinedUpstreams {
         if self.members[at].away_logged.is_due() {
             tracing::warn!(endpoint = %path, %upstream, why, "an upstream is away: what it offers is missing at the endpoint");
         }
+    }
+
+    /// Why the upstream at `at` failed last. `None` if it answers, and for remote clients: the cause may name files of
+    /// this machine.
+    fn cause_for(&self, client: &EndpointClient, at: usize) -> Option<String> {
+        let health = self.members[at].served.channel.health().filter(|_| *client.principal() == Principal::local())?;
+        health.look().is_failing().then(|| health.last()).flatten().map(|failure| one_line::name(&failure.cause))
+    }
+
+    /// Asks an upstream that failed last whether it is there again, before a call goes to it.
+    ///
+    /// # Errors
+    /// What the client is to hear of an upstream that is not.
+    async fn check_available(self: &Arc<Self>, client: &EndpointClient, at: usize) -> Result<(), MemberRefusal> {
+        if self.members[at].summary.read().is_some() || self.cause_for(client, at).is_none() {
+            return Ok(());
+        }
+        let refusal = match self.in_time(at, INTRODUCTION_MAX, self.introduced(client, at)).await {
+            None | Some(Ok(_)) => return Ok(()),
+            Some(Err(refusal)) => refusal,
+        };
+        let name = &self.settings.upstreams[at];
+        Err(match self.cause_for(client, at) {
+            Some(cause) => refusal.saying(&format!("The server {name} is not available: {cause}")),
+            None => refusal,
+        })
     }
 
     /// Waits for what the upstream at `at` says of itself, for as long as it may take, `limit` at most; `None` if that is over.

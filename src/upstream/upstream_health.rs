@@ -131,6 +131,14 @@ pub struct LastFailure {
     pub at: String,
 }
 
+impl HealthReport {
+    /// Whether the last answers were none.
+    #[must_use]
+    pub fn is_failing(&self) -> bool {
+        ["failing", "refused"].contains(&self.state)
+    }
+}
+
 impl std::fmt::Display for HealthReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, address, state, last_failure } = self;
@@ -213,9 +221,14 @@ impl UpstreamHealth {
         state.last = Some((trouble, SystemClock.now()));
     }
 
-    /// Notes a good answer.
+    /// Whether the last answer was a good one.
+    pub(crate) fn is_ok(&self) -> bool {
+        self.now.load(Ordering::Relaxed) == OK
+    }
+
+    /// Notes a good answer: a message of MCP.
     pub(crate) fn answered(&self) {
-        if self.now.load(Ordering::Relaxed) == OK {
+        if self.is_ok() {
             return;
         }
         let mut state = self.state.lock();

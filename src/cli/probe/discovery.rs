@@ -446,6 +446,7 @@ fn program(
     let mut words = words.iter().cloned();
     StdioUpstreamSettings {
         apart: DedicatedProcessRules::default(),
+        unusable: None,
         name,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),

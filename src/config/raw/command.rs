@@ -186,6 +186,7 @@ pub(in crate::config) fn resolve(
         line_bytes_max,
         protocol,
         apart: calls_apart(raw, names),
+        unusable: None,
     })
 }
 

@@ -30,6 +30,12 @@ impl MemberRefusal {
         Self(Arc::new(RefusedAnswer { status, headers, error }))
     }
 
+    /// The same in other words.
+    pub(super) fn saying(&self, words: &str) -> Self {
+        let error = self.0.error.as_ref().map(|error| RpcError { message: words.into(), ..error.clone() });
+        Self::of(self.0.status, self.0.headers.clone(), error)
+    }
+
     fn fault(reason: Reason) -> Self {
         let error = gateway_error(&GatewayFault::new(reason, Executed::No));
         Self::of(StatusCode::OK, HeaderMap::new(), Some(error))

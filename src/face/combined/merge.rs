@@ -28,6 +28,12 @@ impl ServerSummary {
         }
     }
 
+    /// What the host hears in place of a server that is not there.
+    pub(super) fn absent(cause: &str) -> Self {
+        let text = format!("This server is not available, so its tools are missing here: {cause}");
+        Self { capabilities: Payload::empty_object(), instructions: Some(text) }
+    }
+
     /// Whether the server says that it has something: `tools`, `prompts`, `resources`.
     pub(super) fn has(&self, capability: &str) -> bool {
         Object::of(&self.capabilities).is_some_and(|all| all.contains(capability))

@@ -155,6 +155,9 @@ impl CombinedUpstreams {
             Ok(target) => target,
             Err(complaint) => return Ok(AskedMember::Answered(refuse(addressee, &complaint))),
         };
+        if let (RequestTarget::Member(at, _), method::TOOLS_CALL) = (&target, request.method.as_str()) {
+            self.check_available(&client, *at).await?;
+        }
         Ok(AskedMember::Answered(match target {
             RequestTarget::List(list) => {
                 let cursor = request.params.object().and_then(|params| params.get("cursor"));
@@ -334,7 +337,7 @@ impl CombinedUpstreams {
     }
 
     /// What the upstream at `at` says of itself to this client.
-    async fn introduced(
+    pub(super) async fn introduced(
         self: &Arc<Self>,
         client: &EndpointClient,
         at: usize,
@@ -361,19 +364,24 @@ impl CombinedUpstreams {
             let asked = self.in_time(at, INTRODUCTION_MAX, self.introduced(client, at)).await;
             (at, asked.unwrap_or_else(|| Err(MemberRefusal::late())))
         });
-        let (mut summaries, mut refused) = (Vec::new(), None);
+        let (mut summaries, mut absent, mut refused) = (Vec::new(), Vec::new(), None);
         for (at, summary) in join_all(asking).await {
             match summary {
                 Ok(summary) => summaries.push((Arc::clone(&self.settings.upstreams[at]), summary)),
                 Err(refusal) => {
-                    self.note_absence(client, at, &refusal.words());
+                    let cause = self.cause_for(client, at);
+                    self.note_absence(client, at, cause.as_deref().unwrap_or(&refusal.words()));
+                    if let Some(cause) = cause {
+                        absent
+                            .push((Arc::clone(&self.settings.upstreams[at]), Arc::new(ServerSummary::absent(&cause))));
+                    }
                     refused = refused.or(Some(refusal));
                 }
             }
         }
         match refused {
             Some(refusal) if summaries.is_empty() => Err(refusal),
-            Some(_) | None => Ok(summaries),
+            Some(_) | None => Ok([summaries, absent].concat()),
         }
     }
 

@@ -63,6 +63,9 @@ impl CombinedUpstreams {
             Ok(target) => target,
             Err(complaint) => return Ok(addressee.complaint(&complaint)),
         };
+        if let (RequestTarget::Member(at, _), method::TOOLS_CALL) = (&target, request.method.as_str()) {
+            self.check_available(&client, *at).await?;
+        }
         match target {
             RequestTarget::List(list) => {
                 let cursor = request.params.object().and_then(|params| params.get("cursor"));

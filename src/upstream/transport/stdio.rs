@@ -77,6 +77,8 @@ pub struct StdioUpstreamSettings {
     pub protocol: Option<ProtocolVersion>,
     /// Calls that have a process of their own.
     pub apart: DedicatedProcessRules,
+    /// Why the configuration does not say how the program is started.
+    pub unusable: Option<Arc<str>>,
 }
 
 impl StdioUpstreamSettings {
@@ -192,6 +194,7 @@ impl MessageTransport for StdioTransport {
                 .failed(UpstreamFailure::new(Reason::UpstreamUnreachable, format!("it cannot be started: {error}")));
             GatewayFault::new(Reason::UpstreamUnreachable, Executed::No)
         };
+        self.settings.find_program().map_err(std::io::Error::other).map_err(failed)?;
         let secrets = self.secrets().await.map_err(failed)?;
         let mut child = self.command(secrets).and_then(|mut command| command.spawn()).map_err(failed)?;
         let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())

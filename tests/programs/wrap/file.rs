@@ -109,15 +109,49 @@ async fn what_the_file_says_of_endpoint_and_tools_holds() {
     }
 }
 
-/// A program that is away is no server, and the others are served; one that is nowhere is a mistake of whoever wrote it.
+/// The host hears of them in the instructions, in the answer to a call, and in the log.
 #[tokio::test]
-async fn a_program_of_the_file_that_is_not_there_is_named_and_ends_it() {
+async fn a_server_that_cannot_be_started_takes_nothing_from_the_others() {
     let missing = "[upstreams.gone]\ncommand = [\"/nowhere/to-be-found\"]\n";
-    let file = HostFile::new(&format!("{}{missing}", demo("one")));
+    let unset = "[upstreams.secret]\nurl = \"http://127.0.0.1:1/mcp\"\n[upstreams.secret.auth]\nauthorization = \"Bearer ${TASKGATE_TEST_UNSET}\"\n";
+    let file = HostFile::new(&format!("{}{missing}{unset}", demo("one")));
     let mut host = file.host();
-    let (status, said) = host.ended().await;
-    assert_eq!((status.code(), said.as_str()), (Some(69), ""), "{}", host.log());
-    assert!(host.log().contains("/nowhere/to-be-found: is not found"), "{}", host.log());
+    let introduction = host.initialize().await;
+    let told = introduction["instructions"].as_str().unwrap_or_default();
+    let tools = names(&host.result(1, "tools/list", json!({})).await);
+    assert!(tools.contains(&"one__greet".to_owned()), "{tools:?}");
+    assert_eq!(text(&host.result(2, "tools/call", named("one__greet", greet())).await), "Hello, Ada!");
+    for (id, name, why) in [
+        (3, "gone", "/nowhere/to-be-found: is not found"),
+        (4, "secret", "the environment has no variable TASKGATE_TEST_UNSET"),
+    ] {
+        assert!(told.contains(&format!("# {name}\n\nThis server is not available")) && told.contains(why), "{told}");
+        host.ask(id, "tools/call", named(&format!("{name}__read"), json!({ "arguments": {} }))).await;
+        let answer = host.answer(id).await;
+        let words = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(words.contains(&format!("The server {name} is not available")) && words.contains(why), "{answer}");
+        assert!(host.log().contains(why), "{}", host.log());
+    }
+    assert!(host.log().contains("key `upstreams.secret.auth.authorization`"), "{}", host.log());
+    host.leave();
+    assert_eq!(host.ended().await.0.code(), Some(0), "{}", host.log());
+}
+
+/// Where no server is left, there is nothing to serve.
+#[tokio::test]
+async fn a_file_none_of_whose_servers_can_be_started_ends_it() {
+    let missing = "[upstreams.gone]\ncommand = [\"/nowhere/to-be-found\"]\n";
+    let unset = "[upstreams.secret]\nurl = \"http://${TASKGATE_TEST_UNSET}/mcp\"\n";
+    for (configuration, code, words) in [
+        (missing, 69, "/nowhere/to-be-found: is not found"),
+        (unset, 64, "wrap.toml:2: key `upstreams.secret.url`: the environment has no variable TASKGATE_TEST_UNSET"),
+    ] {
+        let file = HostFile::new(configuration);
+        let mut host = file.host();
+        let (status, said) = host.ended().await;
+        assert_eq!((status.code(), said.as_str()), (Some(code), ""), "{}", host.log());
+        assert!(host.log().contains(words), "{}", host.log());
+    }
 }
 
 #[tokio::test]

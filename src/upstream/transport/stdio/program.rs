@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::StdioUpstreamSettings;
 
@@ -23,6 +24,8 @@ pub enum ProgramError {
     NotFound { file: PathBuf },
     #[error("{}: is no file that may be run", .file.display())]
     NotRunnable { file: PathBuf },
+    #[error("{why}")]
+    Unusable { why: Arc<str> },
 }
 
 impl StdioUpstreamSettings {
@@ -32,6 +35,9 @@ impl StdioUpstreamSettings {
     /// # Errors
     /// If a start would fail for want of it, or of its folder. A start may fail for other reasons.
     pub fn find_program(&self) -> Result<PathBuf, ProgramError> {
+        if let Some(why) = &self.unusable {
+            return Err(ProgramError::Unusable { why: Arc::clone(why) });
+        }
         let folder = self.folder.as_deref().unwrap_or_else(|| Path::new(""));
         if let Some(folder) = self.folder.as_ref().filter(|folder| !folder.is_dir()) {
             return Err(ProgramError::NoFolder { folder: folder.clone() });

@@ -3,7 +3,7 @@
 use std::env;
 use std::fmt::Display;
 use std::io::Write as _;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,6 +26,7 @@ use super::sockets::{SocketError, Sockets};
 use super::successor::Successor;
 use super::task_store::{LifeEnd, StoreRefusal};
 use super::{EXIT_CONFIG, EXIT_UNAVAILABLE, Gateway, service_manager, task_store, upstream_programs};
+use crate::cause::CauseChain;
 use crate::config::{CommandLineConfig, CommandLineServer, Config, ConfigError, StoreSettings};
 use crate::console;
 use crate::demo::DemoServer;
@@ -250,27 +251,35 @@ async fn demo_server(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow:
 }
 
 /// Starts a configuration that no file holds. Here, and only here, a taken port is replaced by a free one, unless somebody
-/// asked for this very port.
+/// asked for this very port. Ports are found before the store is opened, which no second try is to find open.
 async fn start_on_free_ports(
     mut config: Config,
     metrics: PrometheusHandle,
     asked: Option<u16>,
 ) -> anyhow::Result<Gateway> {
-    loop {
-        let error = match Gateway::start(config.clone(), metrics.clone()).await {
-            Ok(gateway) => return Ok(gateway),
-            Err(error) => error,
-        };
-        let Some(StartError::Bind { address: taken, .. }) = error.downcast_ref() else { return Err(error) };
-        if asked == Some(taken.port()) {
-            bail!("--port: {error:#}; write another one, or leave it out to have a free one taken");
-        }
-        let mut addresses = [&mut config.listen.address, &mut config.admin.address].into_iter();
-        match addresses.find(|address| *address == taken && address.port() != 0) {
-            Some(address) => address.set_port(0),
-            None => return Err(error),
-        }
+    let sockets = Sockets {
+        clients: Some(free_socket(&mut config.listen.address, asked)?),
+        admin: Some(free_socket(&mut config.admin.address, asked)?),
+        ..Sockets::default()
+    };
+    Gateway::start_on(config, metrics, sockets).await
+}
+
+/// Binds an address, or another port of it where that one is taken.
+fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<TcpListener> {
+    let taken = match TcpListener::bind(*address) {
+        Ok(socket) => return Ok(socket),
+        Err(source) => StartError::Bind { address: *address, source },
+    };
+    if asked == Some(address.port()) {
+        let taken = CauseChain(&taken).to_string();
+        bail!("--port: {taken}; write another one, or leave it out to have a free one taken");
     }
+    if address.port() == 0 {
+        return Err(taken.into());
+    }
+    address.set_port(0);
+    TcpListener::bind(*address).map_err(|source| StartError::Bind { address: *address, source }.into())
 }
 
 /// SIGINT and SIGTERM.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::departed_client::Arrival;
 use super::forwarded::network;
-use super::notices::Notices;
+use super::notices::{Notices, RefusedAsker};
 use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
 use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
@@ -168,7 +168,8 @@ impl DispatchState {
         let (endpoint, accepted) = match self.admit(&request, &asker.principal) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                self.notices.refused(&refusal, asker.client, request.uri(), request.headers());
+                let refused = RefusedAsker { client: asker.client, principal: Some(&asker.principal) };
+                self.notices.refused(&refusal, refused, request.uri(), request.headers());
                 return refusal.answer(position);
             }
         };
@@ -179,7 +180,8 @@ impl DispatchState {
                 Ok(_) => return FaceResponse::new(empty_body()),
                 Err(_) if arrival.is_alone() => return FaceResponse::new(empty_body()),
                 Err(refusal) => {
-                    self.notices.refused(&refusal, asker.client, request.uri(), request.headers());
+                    let refused = RefusedAsker { client: asker.client, principal: Some(&asker.principal) };
+                    self.notices.refused(&refusal, refused, request.uri(), request.headers());
                     return refusal.answer(position.after_body());
                 }
             }

@@ -12,6 +12,8 @@ use tokio::time::Instant;
 
 use super::ListenerRole;
 use super::refusal::{HeadPart, Refusal};
+use crate::task::Principal;
+use crate::task::reference::principal_reference;
 
 /// Further refusals for the same reason are counted meanwhile.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -32,6 +34,14 @@ struct RefusalNotice {
     since: u64,
 }
 
+/// Who sent a refused request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RefusedAsker<'a> {
+    pub(super) client: IpAddr,
+    /// Whose credential the request bears, once that is known.
+    pub(super) principal: Option<&'a Principal>,
+}
+
 impl Notices {
     pub(super) const fn new(listener: ListenerRole) -> Self {
         Self { listener, by_reason: Mutex::new(BTreeMap::new()) }
@@ -44,7 +54,7 @@ impl Notices {
 
     /// Tells of a refused request, unless the same was told within the last minute, or there is nothing to do about it: of
     /// the operators' listener nothing of the kind can be set.
-    pub(super) fn refused(&self, refusal: &Refusal, client: IpAddr, target: &Uri, headers: &HeaderMap) {
+    pub(super) fn refused(&self, refusal: &Refusal, asker: RefusedAsker<'_>, target: &Uri, headers: &HeaderMap) {
         let Some(advice) = refusal.advice().filter(|_| self.listener == ListenerRole::Clients) else { return };
         let Some(more) = self.due(advice.reason) else { return };
         let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
@@ -57,7 +67,9 @@ impl Notices {
         };
         let (reason, key, sentence) = (advice.reason, advice.key, advice.sentence);
         let value = LoggedText(value.unwrap_or_default());
-        tracing::warn!(listener = self.listener.name(), reason, key, %value, %client, more, "refused: {sentence}");
+        let RefusedAsker { client, principal } = asker;
+        let principal = principal.map(principal_reference);
+        tracing::warn!(listener = self.listener.name(), reason, key, %value, %client, principal, more, "refused: {sentence}");
     }
 
     /// Whether it is time to speak of this reason, and of how many more than the last.

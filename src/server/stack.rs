@@ -16,7 +16,7 @@ use super::dispatch::{Asker, Dispatch};
 use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
-use super::notices::Notices;
+use super::notices::{Notices, RefusedAsker};
 use super::principal::{AuthenticatedCaller, PrincipalGuard};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use crate::face::http::{FaceResponse, empty_body};
@@ -151,7 +151,8 @@ impl Layers {
     }
 
     fn refuse(&self, refusal: Refusal, request: &Request<Incoming>, client: IpAddr) -> FaceResponse {
-        self.notices.refused(&refusal, client, request.uri(), request.headers());
+        let asker = RefusedAsker { client, principal: None };
+        self.notices.refused(&refusal, asker, request.uri(), request.headers());
         refusal.answer(StreamPosition::of(request))
     }
 

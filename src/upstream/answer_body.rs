@@ -67,8 +67,8 @@ impl AnswerMessages {
 /// The body of an answer.
 #[derive(Debug)]
 pub(crate) enum AnswerBody {
-    /// With where it is to be reported that it breaks off.
-    Http(Incoming, Option<Arc<UpstreamHealth>>),
+    /// With where it is to be reported what it says of the upstream.
+    Http(Incoming, Option<AnswerReporter>),
     /// Messages as they come; an error breaks the body off.
     Messages(AnswerMessages),
     /// All of it, until it is taken.
@@ -83,17 +83,17 @@ impl Body for AnswerBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<BodyPart>, io::Error>>> {
         match self.get_mut() {
-            Self::Http(body, health) => Pin::new(body).poll_frame(cx).map(|frame| {
-                let frame = frame?.map(|frame| frame.map_data(BodyPart::Bytes)).map_err(|error| {
-                    if let Some(health) = health.take() {
-                        health.failed(UpstreamFailure::new(
-                            Reason::UpstreamClosed,
-                            "the connection broke before an answer was whole",
-                        ));
+            Self::Http(body, reporter) => Pin::new(body).poll_frame(cx).map(|frame| {
+                let frame = frame?.map_err(|error| {
+                    if let Some(reporter) = reporter.take() {
+                        reporter.broke_off();
                     }
                     io::Error::other(error)
                 });
-                Some(frame)
+                if let (Ok(frame), Some(reporter)) = (&frame, reporter) {
+                    reporter.look_at(frame.data_ref());
+                }
+                Some(frame.map(|frame| frame.map_data(BodyPart::Bytes)))
             }),
             Self::Messages(messages) => {
                 let event = |text| Frame::data(BodyPart::message(text));
@@ -123,6 +123,60 @@ impl Body for AnswerBody {
     }
 }
 
+/// Reports what the body of an answer says of its upstream.
+#[derive(Debug)]
+pub(crate) struct AnswerReporter {
+    health: Arc<UpstreamHealth>,
+    /// Set while an answer of MCP is news.
+    search: Option<MessageSearch>,
+}
+
+impl AnswerReporter {
+    /// `is_success` is whether the status lets the body be an answer that counts.
+    pub(crate) fn new(health: &Arc<UpstreamHealth>, is_success: bool) -> Self {
+        let search = (is_success && !health.is_ok()).then(MessageSearch::default);
+        Self { health: Arc::clone(health), search }
+    }
+
+    fn look_at(&mut self, data: Option<&Bytes>) {
+        if let (Some(search), Some(data)) = (&mut self.search, data)
+            && search.is_found_in(data)
+        {
+            self.search = None;
+            self.health.answered();
+        }
+    }
+
+    fn broke_off(&self) {
+        let cause = "the connection broke before an answer was whole";
+        self.health.failed(UpstreamFailure::new(Reason::UpstreamClosed, cause));
+    }
+}
+
+/// Looks for the member that each message of MCP has, piece by piece.
+#[derive(Debug, Default)]
+struct MessageSearch {
+    matched: usize,
+}
+
+impl MessageSearch {
+    const MEMBER: &'static [u8] = b"\"jsonrpc\"";
+
+    fn is_found_in(&mut self, piece: &[u8]) -> bool {
+        for byte in piece {
+            // The first byte stands at the end too, and nowhere else.
+            self.matched = match *byte == Self::MEMBER[self.matched] {
+                true => self.matched + 1,
+                false => usize::from(*byte == Self::MEMBER[0]),
+            };
+            if self.matched == Self::MEMBER.len() {
+                return true;
+            }
+        }
+        false
+    }
+}
+
 /// What a body is, as far as anybody cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyKind {
@@ -136,4 +190,26 @@ pub enum BodyKind {
 pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
     let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     BodyBreakError::known_in(error).unwrap_or(closed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// UPC-30: a page of HTML and a keep-alive are no answers.
+    #[test]
+    fn an_answer_counts_once_it_holds_a_message_of_mcp() {
+        for (pieces, is_found) in [
+            (&["{\"jsonrpc\":\"2.0\""][..], true),
+            (&["{\"result\":{}", ",\"json", "rpc\":\"2.0\"}"], true),
+            (&["\"", "\"jsonrpc", "\""], true),
+            (&[": keep-alive\n\n", "data: {\"jsonrpc\":"], true),
+            (&["<html>jsonrpc</html>", "{\"ok\":true}"], false),
+            (&[": keep-alive\n\n"], false),
+            (&[], false),
+        ] {
+            let mut search = MessageSearch::default();
+            assert_eq!(pieces.iter().any(|piece| search.is_found_in(piece.as_bytes())), is_found, "{pieces:?}");
+        }
+    }
 }

@@ -70,7 +70,8 @@ impl Transport {
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         match self {
             Self::Http(client) => {
-                Ok(client.send(outgoing, handed_over).await?.map(|body| client.body_of(outgoing, body)))
+                let response = client.send(outgoing, handed_over).await?;
+                Ok(client.answer_of(outgoing, response))
             }
             Self::Either(fallback) => fallback.send(outgoing, handed_over).await,
             Self::Adapted(adapter) => adapter.send(outgoing, handed_over).await,

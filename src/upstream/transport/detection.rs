@@ -50,9 +50,9 @@ impl TransportDetection {
         let response = self.http.try_send(outgoing, handed_over).await?;
         let is_another = is_first && is_unlike_http(response.status()) && is_initialize(outgoing);
         if !is_another {
-            self.http.note(outgoing, &response);
+            self.http.note_failure(outgoing, &response);
         }
-        let mut response = response.map(|body| self.http.body_of(outgoing, body));
+        let mut response = self.http.answer_of(outgoing, response);
         let is_in_session = outgoing.session().is_some() && outgoing.method() == Method::POST;
         if is_in_session && response.status() == StatusCode::METHOD_NOT_ALLOWED {
             // What takes no POST has no sessions any more, and did not look at the message.
@@ -78,7 +78,7 @@ impl TransportDetection {
         }
         tracing::info!(upstream = %self.name, "the server speaks HTTP+SSE no more; streamable HTTP is tried");
         let response = self.http.send(outgoing, handed_over).await?;
-        Ok(response.map(|body| self.http.body_of(outgoing, body)))
+        Ok(self.http.answer_of(outgoing, response))
     }
 
     /// Tries the other way after `initialize` was refused. If there is none, the refusal stands.
@@ -90,7 +90,7 @@ impl TransportDetection {
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let answer = self.sse.send(outgoing, handed_over).await;
         if !self.seen.is() {
-            self.http.note(outgoing, &refused);
+            self.http.note_failure(outgoing, &refused);
             return Ok(refused);
         }
         tracing::info!(upstream = %self.name, status = refused.status().as_u16(), "the server speaks HTTP+SSE");

@@ -27,7 +27,7 @@ use super::failure_cause::{self, causes};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::TlsFileError;
-use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 use crate::upstream::breaker::{AnswerHealth, Breaker};
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope, SESSION_ID, common_headers};
 use crate::upstream::reply;
@@ -155,28 +155,20 @@ impl HttpClient {
         &self.health
     }
 
-    /// The body of an answer to this request, which reports if it breaks off. Streams that belong to no request of the
-    /// gateway's end as their servers like.
-    pub(crate) fn body_of(&self, outgoing: &OutgoingRequest, body: PooledBody) -> AnswerBody {
-        let is_answer = outgoing.method() == Method::POST;
-        body.reporting_to(is_answer.then(|| Arc::clone(&self.health)))
+    /// An answer whose body reports what it says of the upstream: that it breaks off, or that it is one of MCP. Streams that
+    /// belong to no request of the gateway's end as their servers like.
+    pub(crate) fn answer_of(&self, outgoing: &OutgoingRequest, response: Response<PooledBody>) -> Response<AnswerBody> {
+        let (is_answer, is_success) = (outgoing.method() == Method::POST, response.status().is_success());
+        let reporter = is_answer.then(|| AnswerReporter::new(&self.health, is_success));
+        response.map(|body| body.reporting_to(reporter))
     }
 
-    /// Notes what the head of an answer says of the upstream.
-    pub(crate) fn note<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
-        if self.note_failure(outgoing, response) {
-            self.health.answered();
-        }
-    }
-
-    /// Notes what is wrong by the head of an answer. Returns whether nothing is, which does not count as an answer yet.
-    pub(crate) fn note_failure<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) -> bool {
+    /// Notes what is wrong by the head of an answer. A good head is no answer yet.
+    pub(crate) fn note_failure<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let trouble = failure_cause::of_head(&self.uri, outgoing, response)
             // It asks a client to log in, as it should.
             .filter(|trouble| trouble.reason != Reason::UpstreamAuth || !outgoing.is_let_in_by_client());
-        let is_well = trouble.is_none();
         trouble.into_iter().for_each(|trouble| self.health.failed(trouble));
-        is_well
     }
 
     /// As [`HttpClient::try_send`], with what the head of the answer says noted.
@@ -189,7 +181,7 @@ impl HttpClient {
         handed_over: &HandedOver,
     ) -> Result<Response<PooledBody>, GatewayFault> {
         let response = self.try_send(outgoing, handed_over).await?;
-        self.note(outgoing, &response);
+        self.note_failure(outgoing, &response);
         Ok(response)
     }
 

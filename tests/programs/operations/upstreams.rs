@@ -145,3 +145,47 @@ async fn an_ill_upstream_is_ill_no_more_once_a_reload_has_put_another_in_its_pla
     program.says("the configuration was read again", 1).await;
     assert_eq!((program.counted(OPEN).await, state(&program).await["state"].as_str()), (0, Some("untried")));
 }
+
+/// UPC-30: only an answer of MCP ends a failure.
+#[tokio::test]
+async fn an_upstream_that_answers_nothing_of_mcp_stays_failing() {
+    let no_message = || {
+        let mut reply = whole("{\"ok\":true}");
+        reply.headers_mut().insert("content-type", HeaderValue::from_static("application/json"));
+        reply
+    };
+    for (server, what, expected) in [
+        (ScriptedServer::start(|_| Some(status(404))).await, "404", "failing"),
+        // Another opening might be understood, so it is no failure yet either.
+        (ScriptedServer::start(move |_| Some(no_message())).await, "JSON that is no message", "untried"),
+    ] {
+        let folder = Folder::new();
+        folder.write(&format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n", server.address));
+        let program = Program::serve(&folder).await;
+        for _ in 0..3 {
+            Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+        }
+        assert_eq!(state(&program).await["state"], expected, "{what}");
+        assert!(!program.log().contains("answers again"), "{what}: {}", program.log());
+    }
+}
+
+/// The line names whose key it was.
+#[tokio::test]
+async fn a_refused_key_at_an_upstream_of_others_is_named_in_the_log() {
+    let (key, folder) = ("tg_ada1_0011223344556677889900aabbccddee", Folder::new());
+    let auth = format!(
+        "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"{key}\"\nupstreams = [\"one\"]\n"
+    );
+    let up = |name: &str| format!("[upstreams.{name}]\nurl = \"http://127.0.0.1:1/mcp\"\n");
+    folder.write(&format!("{auth}{}{}", up("one"), up("two")));
+    let program = Program::serve(&folder).await;
+    let bearer = format!("Bearer {key}");
+    let headers = [("authorization", bearer.as_str()), ("content-type", "application/json")];
+    assert_eq!(send(program.clients, "POST", "/two/mcp", &headers, "{}").await.status, 404);
+    program.says("path_withheld", 1).await;
+    let log = program.log();
+    let line = log.lines().find(|line| line.contains("path_withheld")).unwrap();
+    let fields = &serde_json::from_str::<Value>(line).unwrap()["fields"];
+    assert_eq!((&fields["principal"], &fields["value"]), (&json!("ada"), &json!("/two/mcp")), "{line}");
+}

@@ -23,8 +23,7 @@ use tokio::time::Instant;
 
 use super::connector::{Connector, KEEP_ALIVE, Stream};
 use super::{BoxError, SinglePieceBody};
-use crate::upstream::answer_body::AnswerBody;
-use crate::upstream::upstream_health::UpstreamHealth;
+use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 
 /// Most interim answers to one request (U13).
 const INTERIM_MAX: usize = 16;
@@ -161,9 +160,9 @@ pub(crate) struct PooledBody {
 }
 
 impl PooledBody {
-    /// The same as the body of an answer; where it breaks off, that is reported.
-    pub(crate) fn reporting_to(self, health: Option<Arc<UpstreamHealth>>) -> AnswerBody {
-        let body = AnswerBody::Http(self.incoming, health);
+    /// The same as the body of an answer, which reports what it says of the upstream.
+    pub(crate) fn reporting_to(self, reporter: Option<AnswerReporter>) -> AnswerBody {
+        let body = AnswerBody::Http(self.incoming, reporter);
         match self.lease {
             Some(lease) => AnswerBody::Kept { body: Box::new(body), _kept: Box::new(lease) },
             None => body,

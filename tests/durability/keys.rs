@@ -281,12 +281,15 @@ impl KeyCourse {
             // Its calls come close together, so that a kill meets first ones and repetitions.
             let key = format!("key-{}", call / CALLS_UNDER_A_KEY);
             let caller = &mut callers[call % KINDS.len()];
+            // An answer may be lost with the gateway that it came by, whatever became of the call: the key is asked again.
+            let mut is_unsure = false;
             let learnt = loop {
                 let at = {
                     let places = places.wait_for(|places| !places.is_empty()).await.unwrap();
                     places[call % places.len()]
                 };
                 match caller.call(at, &key).await {
+                    Some(Learnt::MayHaveRun) if !is_unsure => is_unsure = true,
                     Some(learnt) if learnt != Learnt::Again => break learnt,
                     _ => sleep(Duration::from_millis(20)).await,
                 }

@@ -78,7 +78,10 @@ pub fn contradicts(http_status: Option<u16>, error: Option<&RpcError>) -> bool {
         Some(error) if error.code == UNSUPPORTED_VERSION => era_of_refusal(error) == Era::Session,
         // What servers with sessions say to a request without one.
         Some(error) => http_status == Some(400) && matches!(error.code, TRANSPORT_ERROR | INVALID_REQUEST),
-        None => matches!(http_status, Some(400 | 404 | 405 | 406 | 415)),
+        // Servers refuse so in many words. These statuses speak of credentials or of load.
+        None => http_status.is_some_and(|status| {
+            matches!(status, 400..=499 | 501) && !matches!(status, 401 | 403 | 407 | 408 | 425 | 429)
+        }),
     }
 }
 

@@ -34,24 +34,36 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Calls of one client that may fail once the server listens again.
 const FAILED_MAX: usize = 3;
 
-/// A server: its name, the program in the folder of the peers, and what that is started with.
-type Restarted = (&'static str, &'static str, &'static [&'static str]);
+/// A server that is started again.
+#[derive(Clone, Copy)]
+struct Restarted {
+    name: &'static str,
+    /// In the folder of the peers.
+    program: &'static str,
+    arguments: &'static [&'static str],
+    path: &'static str,
+}
+
+const fn of(name: &'static str, program: &'static str, arguments: &'static [&'static str]) -> Restarted {
+    Restarted { name, program, arguments, path: "/mcp" }
+}
 
 const INSTALLED: [Restarted; 3] = [
-    ("mcp 1", "py-legacy/bin/python", &["restarted_server.py"]),
-    ("FastMCP 4", "py-modern/bin/python", &["restarted_server.py", "--fastmcp"]),
-    ("TypeScript 1", "node", &["restarted_server.mjs"]),
+    of("mcp 1", "py-legacy/bin/python", &["restarted_server.py"]),
+    of("FastMCP 4", "py-modern/bin/python", &["restarted_server.py", "--fastmcp"]),
+    of("TypeScript 1", "node", &["restarted_server.mjs"]),
 ];
 
 const OTHERS: [Restarted; 8] = [
-    ("mcp 1.8", "earlier/mcp-1.8/bin/python", &["restarted_server.py"]),
-    ("mcp 1.16", "earlier/mcp-1.16/bin/python", &["restarted_server.py"]),
-    ("mcp 1.22", "earlier/mcp-1.22/bin/python", &["restarted_server.py"]),
-    ("mcp 2", "py-modern/bin/python", &["restarted_server.py"]),
-    ("FastMCP 2", "py-fastmcp2/bin/python", &["restarted_server.py", "--fastmcp"]),
-    ("FastMCP 3", "py-legacy/bin/python", &["restarted_server.py", "--fastmcp"]),
-    ("TypeScript 1.12", "node", &["earlier/ts-1.12/restarted_server.mjs"]),
-    ("TypeScript 1.20", "node", &["earlier/ts-1.20/restarted_server.mjs"]),
+    // It leads from `/mcp` to `/mcp/`.
+    Restarted { path: "/mcp/", ..of("mcp 1.8", "earlier/mcp-1.8/bin/python", &["restarted_server.py"]) },
+    of("mcp 1.16", "earlier/mcp-1.16/bin/python", &["restarted_server.py"]),
+    of("mcp 1.22", "earlier/mcp-1.22/bin/python", &["restarted_server.py"]),
+    of("mcp 2", "py-modern/bin/python", &["restarted_server.py"]),
+    of("FastMCP 2", "py-fastmcp2/bin/python", &["restarted_server.py", "--fastmcp"]),
+    of("FastMCP 3", "py-legacy/bin/python", &["restarted_server.py", "--fastmcp"]),
+    of("TypeScript 1.12", "node", &["earlier/ts-1.12/restarted_server.mjs"]),
+    of("TypeScript 1.20", "node", &["earlier/ts-1.20/restarted_server.mjs"]),
 ];
 
 /// What one client was told of its calls, by nonce.
@@ -124,7 +136,7 @@ async fn settled(client: &WireClient, address: SocketAddr, task: &str) -> Value 
 }
 
 async fn launch(server: Restarted, peers: &Peers, address: SocketAddr, ledger: &Path) -> Child {
-    let (name, program, arguments) = server;
+    let Restarted { name, program, arguments, .. } = server;
     let port = address.port().to_string();
     let ledger = ledger.display().to_string();
     let all = arguments.iter().copied().chain(["--ledger", &ledger, "--port", &port]);
@@ -135,11 +147,11 @@ async fn launch(server: Restarted, peers: &Peers, address: SocketAddr, ledger: &
 }
 
 async fn check(server: Restarted, peers: &Peers, long: Duration) -> String {
-    let name = server.0;
+    let name = server.name;
     let (folder, address) = (tempfile::tempdir().unwrap(), reserved_address());
     let ledger = folder.path().join("ledger");
     let mut child = launch(server, peers, address, &ledger).await;
-    let gate = TestGateway::with(address, "").await;
+    let gate = TestGateway::open("", &format!("http://{address}{}", server.path), "").await;
     let (listens, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let clients = [
         ("modern", Flavour::Extension, false),

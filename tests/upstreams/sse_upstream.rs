@@ -7,6 +7,7 @@ mod fallback;
 mod faults;
 mod server;
 mod unreadable;
+mod verdicts;
 
 use support::scripted;
 use support::standalone::client;

@@ -28,12 +28,14 @@ pub(crate) struct Habits {
     pub(crate) tells_late: bool,
     /// The server speaks streamable HTTP instead.
     pub(crate) is_streamable: bool,
+    /// It does so without sessions, as servers of 2026-07-28 alone do.
+    pub(crate) is_stateless: bool,
 }
 
 impl Default for Habits {
     fn default() -> Self {
         let endpoint = Some("/message".to_owned());
-        Self { endpoint, get: None, refuses: None, tells_late: false, is_streamable: false }
+        Self { endpoint, get: None, refuses: None, tells_late: false, is_streamable: false, is_stateless: false }
     }
 }
 
@@ -99,6 +101,11 @@ async fn answer(seen: SeenRequest, world: Arc<ScriptedState>, state: Arc<State>)
     let habits = state.habits.lock().clone();
     if habits.is_streamable {
         return Some(match (seen.rpc(), seen.body["params"]["name"].as_str().unwrap_or_default()) {
+            ("server/discover", _) if habits.is_stateless => {
+                let versions = json!({ "supportedVersions": ["2026-07-28"], "capabilities": { "tools": {} } });
+                result_of(&seen, &versions)
+            }
+            ("initialize", _) if habits.is_stateless => status(404),
             ("tools/list", _) => result_of(&seen, &tools()),
             ("tools/call", "echo") => result_of(&seen, &text_of(&seen.body["params"]["arguments"])),
             ("tools/call", "broken") => said_over_http(&seen),

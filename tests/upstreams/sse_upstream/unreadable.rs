@@ -9,7 +9,7 @@ use super::gate::{GatewayProcess, faulty_demo};
 use super::server::{Sse, both};
 
 /// What is said in place of an answer, a byte for each character.
-fn unreadable() -> Vec<(&'static str, String)> {
+pub(super) fn unreadable() -> Vec<(&'static str, String)> {
     let of = |text: &str| text.to_owned();
     let result = |value: &str| format!(r#"{{"jsonrpc":"2.0","id":{{id}},"result":{value}}}"#);
     let fine = result(r#"{"content":[]}"#);
@@ -55,7 +55,7 @@ async fn check(transport: &str, client: &StandaloneClient, extra: Value, next: (
     }
 }
 
-fn stdio() -> (TempDir, String) {
+pub(super) fn stdio() -> (TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let upstream = faulty_demo("", dir.path().to_str().unwrap());
     (dir, upstream)

@@ -235,11 +235,11 @@ impl StandaloneClient {
         self.ask_verbatim(id, "tools/call", json!({ "name": tool, "arguments": arguments })).await
     }
 
-    /// Makes a request; what is answered, as it came.
+    /// Makes a request; what is answered, as it came, but for bytes that are no text.
     pub async fn ask_verbatim(&self, id: u32, method: &str, params: Value) -> String {
         let reply = self.ask(id, method, params).await;
         let body = in_time(reply.response.collect()).await.unwrap();
-        String::from_utf8(body.to_bytes().into()).unwrap()
+        String::from_utf8_lossy(&body.to_bytes()).into_owned()
     }
 
     /// Calls a tool as a task: its id.

@@ -22,6 +22,9 @@ use crate::upstream::raw_channel::RawBody;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{RequestId, envelope};
 
+/// How long a stream goes on behind its answer where its server does not end it.
+const BEHIND_ANSWER_MAX: Duration = Duration::from_secs(1);
+
 /// How long a body may take.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct PipeTimeouts {
@@ -96,6 +99,8 @@ pub(in crate::face) struct PipeBody<C> {
     tail: Option<StreamTail>,
     /// Whether the stream may go on when the call is over.
     is_resumed: bool,
+    /// Whether the call has had its answer, and holds nothing any more.
+    is_settled: bool,
     is_over: bool,
 }
 
@@ -127,6 +132,7 @@ impl<C: AnsweredRequest> PipeBody<C> {
             signs: None,
             tail,
             is_resumed: false,
+            is_settled: false,
             is_over: false,
         }
     }
@@ -256,6 +262,18 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
+    /// Gives back what a call holds whose answer has come, though its server keeps the stream open: a permit ends with its
+    /// message. Looked for only while nothing comes: most streams end behind their answer.
+    fn settle(&mut self) {
+        let is_answered =
+            !self.is_resumed && self.is_between_events() && self.tail.as_mut().is_some_and(StreamTail::brought_answer);
+        if is_answered {
+            (self.call, self.tail, self.timer) = (None, None, None);
+            self.pace = PipeTimeouts { idle: None, deadline: Some(Instant::now() + BEHIND_ANSWER_MAX) };
+            self.is_settled = true;
+        }
+    }
+
     /// The stream has ended in order. A client whose answer did not come, and that cannot come back for it, would
     /// wait for ever (U22).
     fn end(&mut self) -> Option<Result<Frame<BodyPart>, io::Error>> {
@@ -313,9 +331,14 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
                 this.last_frame = Instant::now();
                 return Poll::Ready(Some(Ok(this.watched(frame))));
             }
+            // The client has what it waited for.
+            Poll::Ready(Some(Err(_))) if this.is_settled => {
+                this.is_over = true;
+                return Poll::Ready(None);
+            }
             Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),
             Poll::Ready(None) => return Poll::Ready(this.end()),
-            Poll::Pending => (),
+            Poll::Pending => this.settle(),
         }
         if let Some(ended) = this.ends_with_gateway(cx) {
             // As if its server had broken off: who can come back for the rest does, to the next process.
@@ -326,6 +349,10 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next)));
             if timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
+            }
+            if this.is_settled && this.pace.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                this.is_over = true;
+                return Poll::Ready(None);
             }
             if let Some(frame) = this.timed() {
                 return Poll::Ready(Some(frame));

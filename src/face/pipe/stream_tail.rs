@@ -59,6 +59,11 @@ impl StreamTail {
         self.was_answered || self.is_lost
     }
 
+    /// Whether the answer has come for certain.
+    pub(super) fn brought_answer(&mut self) -> bool {
+        self.is_answered() && self.was_answered
+    }
+
     /// Whether an event had an id that a client can name; `None` once nobody can tell. What is no id to a decoder of
     /// event streams is none (U21).
     pub(super) fn gave_id(&self) -> Option<bool> {

@@ -433,3 +433,31 @@ async fn a_stream_waits_for_an_upstream_that_is_away() {
     assert_eq!(reply.until("\n\n").await, "data: {}\n\n");
     assert_eq!(server.world.count("initialize"), 1, "in a session of the new server");
 }
+
+/// A permit ends with its message, not with its transport.
+#[tokio::test]
+async fn a_call_gives_its_permit_back_with_its_answer_though_its_server_keeps_the_stream_open() {
+    let open = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let kept = Arc::clone(&open);
+    let server = ScriptedServer::start(move |seen| {
+        seen.is_call().then(|| {
+            let (events, reply) = BodySender::open();
+            events.result(seen, &json!({ "n": seen.body["id"] }));
+            kept.lock().push(events);
+            reply
+        })
+    })
+    .await;
+    let gate = TestGateway::with(server.address, "in_flight_max = 1\n").await;
+    let client = gate.client().await;
+    let mut replies = Vec::new();
+    for id in 1..=3 {
+        let mut reply = client.post(call(id)).await;
+        assert!(reply.until("\n\n").await.contains(&format!("\"n\":{id}")));
+        replies.push(reply);
+    }
+    for reply in replies {
+        assert_eq!(reply.text().await, "", "it ends in order, with nothing behind the answer");
+    }
+    assert_eq!(open.lock().len(), 3);
+}

@@ -2,6 +2,7 @@
 //!
 //! Under a refusing status a body that names the request is the answer; the status alone means that the request was refused.
 
+mod comment_rate;
 mod refusal;
 
 use std::collections::VecDeque;
@@ -22,6 +23,7 @@ use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
+use comment_rate::CommentRate;
 
 /// Most room that is taken for an answer before it has come.
 const RESERVE_MAX: usize = 1024 * 1024;
@@ -394,12 +396,13 @@ pub(crate) struct EventStream<B = AnswerBody> {
     /// What the event under way holds, and how many bytes of it are there.
     held: AnswerPermit,
     pending: usize,
+    comments: CommentRate,
 }
 
 impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
     pub(crate) fn new(body: B, limits: ReadLimits) -> Self {
-        let decoder = SseDecoder::new(limits.bytes_max);
-        Self { body, decoder, ready: VecDeque::new(), limits, held: AnswerPermit::default(), pending: 0 }
+        let (decoder, comments) = (SseDecoder::new(limits.bytes_max), CommentRate::default());
+        Self { body, decoder, ready: VecDeque::new(), limits, held: AnswerPermit::default(), pending: 0, comments }
     }
 
     /// The next event; `None` when the stream ended in order. Cancel safe.
@@ -415,7 +418,9 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
             }
             // An event that has come so far has more to come.
             self.limits.grow(&mut self.held, self.pending).await.map_err(BodyReadError::Known)?;
+            self.comments.wait().await;
             let part = next_part(&mut self.body, self.limits.idle).await?;
+            let before = self.decoder.held();
             // The decoder hands out what came before an event that is too large, and refuses then.
             let is_end = part.is_none();
             let part = part.unwrap_or_default();
@@ -423,7 +428,10 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
             if is_end {
                 return Ok(None);
             }
-            self.pending = if events.is_empty() { self.pending + part.len() } else { part.len() };
+            self.pending = self.decoder.held();
+            if events.is_empty() {
+                self.comments.count(part.len().saturating_sub(self.pending.saturating_sub(before)));
+            }
             self.ready.extend(events);
         }
     }

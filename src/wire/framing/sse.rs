@@ -144,7 +144,9 @@ impl SseDecoder {
         Ok(event.clone())
     }
 
-    fn held(&self) -> usize {
+    /// Bytes of an event that is not complete yet.
+    #[must_use]
+    pub fn held(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         self.partial.len() + self.block.data.len() + text(&self.block.name) + text(&self.last_id)
     }

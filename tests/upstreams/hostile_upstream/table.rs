@@ -118,7 +118,7 @@ fn bodies() -> Vec<Row> {
         row(
             "U08 array",
             json(r#"[{"jsonrpc":"2.0","id":{id},"result":{"structuredContent":{"n":1}}}]"#),
-            [FINE[0], FINE[1], "200 as it came"],
+            [FINE[0], FINE[1], "200 fine {\"n\":1}"],
         ),
         row(
             "U08 an error that is null",

@@ -22,9 +22,6 @@ use crate::upstream::raw_channel::RawBody;
 use crate::wire::framing::{BodyPart, SseDecoder};
 use crate::wire::{RequestId, envelope};
 
-/// How long a stream goes on behind its answer where its server does not end it.
-const BEHIND_ANSWER_MAX: Duration = Duration::from_secs(1);
-
 /// How long a body may take.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct PipeTimeouts {
@@ -268,10 +265,20 @@ impl<C: AnsweredRequest> PipeBody<C> {
         let is_answered =
             !self.is_resumed && self.is_between_events() && self.tail.as_mut().is_some_and(StreamTail::brought_answer);
         if is_answered {
-            (self.call, self.tail, self.timer) = (None, None, None);
-            self.pace = PipeTimeouts { idle: None, deadline: Some(Instant::now() + BEHIND_ANSWER_MAX) };
-            self.is_settled = true;
+            if let Some(end) = self.call.as_ref().and_then(AnsweredRequest::calls_end) {
+                self.calls_end.get_or_insert_with(|| Box::pin(end.token().clone().cancelled_owned()));
+            }
+            (self.call, self.tail, self.is_settled) = (None, None, true);
         }
+    }
+
+    /// Whether a stream that goes on behind its answer has gone on for long enough: until its call would have ended, or the
+    /// gateway does.
+    fn is_done(&mut self, cx: &mut Context<'_>) -> bool {
+        let now = Instant::now();
+        let is_late = self.pace.deadline.is_some_and(|deadline| now >= deadline)
+            || self.pace.idle.is_some_and(|idle| now >= self.last_frame + idle);
+        self.is_settled && (is_late || self.calls_end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready()))
     }
 
     /// The stream has ended in order. A client whose answer did not come, and that cannot come back for it, would
@@ -344,13 +351,17 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
             // As if its server had broken off: who can come back for the rest does, to the next process.
             return Poll::Ready(Some(this.broke(io::Error::other(BodyBreakError(ended)))));
         }
+        if this.is_done(cx) {
+            this.is_over = true;
+            return Poll::Ready(None);
+        }
         loop {
             let next = this.next_time();
             let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next)));
             if timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            if this.is_settled && this.pace.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if this.is_done(cx) {
                 this.is_over = true;
                 return Poll::Ready(None);
             }

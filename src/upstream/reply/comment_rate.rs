@@ -37,6 +37,7 @@ impl CommentRate {
 mod tests {
     use super::*;
 
+    /// U47.
     #[tokio::test(start_paused = true)]
     async fn comments_without_end_are_read_at_a_rate() {
         let (mut rate, began) = (CommentRate::default(), Instant::now());

@@ -290,7 +290,7 @@ async fn a_request_that_cannot_be_read_is_answered_under_its_id_where_that_can_b
     assert_eq!(text(&host.result(7, "tools/call", greet()).await), "Hello, Ada!");
 }
 
-/// A pipe of a few lines ends before the first answer.
+/// T-84: a pipe of a few lines ends before the first answer.
 #[tokio::test]
 async fn what_was_read_before_the_input_ended_is_answered() {
     for is_alone in [false, true] {

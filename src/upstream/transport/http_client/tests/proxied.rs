@@ -73,6 +73,7 @@ fn at(url: &url::Url, credentials_file: Option<std::path::PathBuf>) -> ProxySett
     ProxySettings::At { url: url.clone(), credentials_file }
 }
 
+/// UPC-31.
 #[tokio::test]
 async fn a_server_that_only_the_proxy_knows_is_reached_through_it() {
     let (authority, config) = vouched_for("up.invalid");

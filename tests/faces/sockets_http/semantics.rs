@@ -142,7 +142,7 @@ async fn paths_match_exactly_and_methods_are_few() {
         ("B55", "CONNECT localhost:80 HTTP/1.1\r\nHost: localhost:80\r\n\r\n".to_owned(), "405 -32600 close", 0),
         ("B57", posted("/mcp?a=b", host), "200", 1),
     ];
-    for target in ["/", "/mcp/", "/mcp/../admin", "/%6dcp", "//mcp", "/mcp;x", "/MCP"] {
+    for target in ["/", "/mcp//", "/mcp/../admin", "/%6dcp", "//mcp", "/mcp;x", "/MCP"] {
         rows.push(("B56", posted(target, host), "404 -32600 close", 0));
     }
     for target in ["/mcp#x", "/mcp#", "/#/mcp", "#", "/mcp?a#b", "http://localhost/mcp#x"] {

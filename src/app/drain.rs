@@ -29,7 +29,7 @@ impl Gateway {
     /// Ends at once: of what is in progress nothing can be written any more. Servers hear nothing of it, as others go on in the
     /// same sessions. The next start refuses a store that lost what it acknowledged.
     pub(super) async fn end_life(mut self, ended: LifeEnd) {
-        if let Some(shared) = self.shared.as_mut().filter(|_| ended == LifeEnd::StoreLost) {
+        if let Some(shared) = self.shared.as_ref().filter(|_| ended == LifeEnd::StoreLost) {
             shared.remember_loss();
         }
         let why = match ended {
@@ -99,6 +99,9 @@ impl Gateway {
         self.parts.life.stop.cancel();
         self.parts.life.tracker.close();
         self.parts.store.close().await;
+        if let Some(shared) = self.shared.filter(|_| kind == GatewayEnd::Drained) {
+            shared.remember();
+        }
         // The operators' listeners go last: until here they say that the gateway drains.
         let operators = self.metrics.into_iter().chain([self.admin]);
         Box::pin(join_all(operators.map(|listener| listener.drain(DrainPlan::at_once())))).await;

@@ -2,7 +2,7 @@
 //! same replica out.
 //!
 //! Whoever has the lock knows that the life before has ended, so that its tasks are taken over at once; and finds out if the
-//! database is another one than before.
+//! database is another one than before, or older than the last beat that the file names.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -46,6 +46,8 @@ impl ReplicaFileError {
 pub(super) struct ReplicaFile {
     path: PathBuf,
     file: File,
+    /// Whether it says that the store lost what it acknowledged, which stays.
+    is_loss: bool,
 }
 
 impl ReplicaFile {
@@ -70,16 +72,19 @@ impl ReplicaFile {
             "" => None,
             text => Some(read(text).ok_or_else(|| ReplicaFileError::Content { path: path.clone() })?),
         };
-        Ok((Self { path, file }, prior))
+        Ok((Self { path, file, is_loss: false }, prior))
     }
 
-    /// Writes down which life it has now. Where that fails, or the machine ends before it rests, the next life knows of an
-    /// earlier one, or of none, and the lease decides.
+    /// Writes down which life it has now, and its last acknowledged beat. Where that fails, or the machine ends before it rests, the next
+    /// life knows of an earlier one, or of none, and the lease decides; or of an earlier beat.
     ///
     /// # Errors
     /// If it cannot be written.
     pub(super) fn remember(&mut self, life: PriorLife) -> Result<(), ReplicaFileError> {
-        let text = format!("{} {}\n", Uuid::from_u128(life.generation.0), life.holder);
+        if self.is_loss {
+            return Ok(());
+        }
+        let text = format!("{} {} {}\n", Uuid::from_u128(life.generation.0), life.holder, life.beat);
         let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));
         let written = written.and_then(|()| self.file.set_len(text.len() as u64));
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
@@ -91,20 +96,23 @@ impl ReplicaFile {
         if let Err(error) = self.remember(PriorLife { holder: UNKNOWN, ..life }) {
             tracing::warn!(error = %CauseChain(&error), "the next start may go on with a store that lost what it acknowledged");
         }
+        self.is_loss = true;
     }
 }
 
 fn read(text: &str) -> Option<PriorLife> {
-    let (generation, holder) = text.split_once(' ')?;
+    let (generation, life) = text.split_once(' ')?;
     let generation = StoreGeneration(Uuid::parse_str(generation).ok()?.as_u128());
-    Some(PriorLife { generation, holder: Incarnation(holder.parse().ok()?), beat: 0 })
+    // Earlier versions wrote no beat.
+    let (holder, beat) = life.split_once(' ').unwrap_or((life, "0"));
+    Some(PriorLife { generation, holder: Incarnation(holder.parse().ok()?), beat: beat.parse().ok()? })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LIFE: PriorLife = PriorLife { generation: StoreGeneration(7), holder: Incarnation(41), beat: 0 };
+    const LIFE: PriorLife = PriorLife { generation: StoreGeneration(7), holder: Incarnation(41), beat: 17 };
 
     #[test]
     fn the_next_process_finds_the_life_that_was_written_down() {
@@ -125,6 +133,25 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_that_was_written_down_is_not_written_over_by_the_same_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut file, _) = ReplicaFile::lock(folder.path(), "a").unwrap();
+        file.remember_loss(LIFE);
+        file.remember(LIFE).unwrap();
+        drop(file);
+        let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1.unwrap();
+        assert!(prior.holder > LIFE.holder, "{prior:?}");
+    }
+
+    #[test]
+    fn a_file_of_an_earlier_version_says_no_beat() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.replica"), "00000000-0000-0000-0000-000000000007 41\n").unwrap();
+        let prior = ReplicaFile::lock(folder.path(), "a").unwrap().1;
+        assert_eq!(prior, Some(PriorLife { beat: 0, ..LIFE }));
+    }
+
+    #[test]
     fn a_folder_without_room_for_it_is_told_from_a_file_that_is_wrong() {
         let of = |kind: io::ErrorKind| ReplicaFileError::File { path: PathBuf::from("a.replica"), source: kind.into() };
         assert!(of(io::ErrorKind::ReadOnlyFilesystem).is_lack_of_a_place());
@@ -136,7 +163,13 @@ mod tests {
     #[test]
     fn what_no_gateway_wrote_is_refused_and_left() {
         let folder = tempfile::tempdir().unwrap();
-        for text in ["x", "00000000-0000-0000-0000-000000000007", "00000000-0000-0000-0000-000000000007 -1", "7 7 7"] {
+        for text in [
+            "x",
+            "00000000-0000-0000-0000-000000000007",
+            "00000000-0000-0000-0000-000000000007 -1",
+            "00000000-0000-0000-0000-000000000007 1 x",
+            "7 7 7",
+        ] {
             let path = folder.path().join("a.replica");
             std::fs::write(&path, text).unwrap();
             assert!(matches!(ReplicaFile::lock(folder.path(), "a"), Err(ReplicaFileError::Content { .. })), "{text}");

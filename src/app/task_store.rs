@@ -4,11 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::replica_file::{ReplicaFile, ReplicaFileError};
 use super::shared_store::{self, SharedStoreError, SharedStoreOpening};
 use crate::boot_clock::since_boot;
+use crate::cause::CauseChain;
 use crate::config::{Config, StoreSettings};
 use crate::face::sealed::KeyPrint;
 use crate::replica::OwnStanding;
@@ -54,7 +56,18 @@ pub(super) struct SharedLife {
     /// Cancelled once it has ended.
     replaced: CancellationToken,
     /// Locked as long as it lasts, where there is a place for it.
-    file: Option<ReplicaFile>,
+    file: Option<Arc<Mutex<ReplicaFile>>>,
+}
+
+/// How often the last acknowledged beat is written down: a database that is older by more than that is noticed at the next start, also
+/// after a kill.
+const REMEMBER_EVERY: Duration = Duration::from_secs(60);
+
+/// Writes down which life this is, and its last acknowledged beat.
+fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
+    if let Err(error) = file.lock().remember(store.life()) {
+        tracing::debug!(error = %CauseChain(&error), "the last beat was not written down");
+    }
 }
 
 /// Waits until the others have looked, where there are any: a session whose home they have not seen is taken for one whose home is
@@ -89,9 +102,16 @@ impl SharedLife {
     }
 
     /// Has the next start refuse this store.
-    pub(super) fn remember_loss(&mut self) {
-        if let Some(file) = &mut self.file {
-            file.remember_loss(self.store.life());
+    pub(super) fn remember_loss(&self) {
+        if let Some(file) = &self.file {
+            file.lock().remember_loss(self.store.life());
+        }
+    }
+
+    /// Has the next start refuse this store if it is older than it is now.
+    pub(super) fn remember(&self) {
+        if let Some(file) = &self.file {
+            remember(file, &self.store);
         }
     }
 }
@@ -174,7 +194,16 @@ fn join(
     life.tracker.spawn(async move {
         stop.run_until_cancelled(shared_store::watch(&watched, &readiness, &told)).await;
     });
-    let shared = SharedLife { store: Arc::clone(&store), replaced, file: opening.into_file() };
+    let file = opening.into_file().map(|file| Arc::new(Mutex::new(file)));
+    if let Some(file) = file.clone() {
+        let (store, stop) = (Arc::clone(&store), life.stop.clone());
+        life.tracker.spawn(async move {
+            while stop.run_until_cancelled(tokio::time::sleep(REMEMBER_EVERY)).await.is_some() {
+                remember(&file, &store);
+            }
+        });
+    }
+    let shared = SharedLife { store: Arc::clone(&store), replaced, file };
     OpenedStore { clock: store.clock(), store, shared: Some(shared) }
 }
 

@@ -135,6 +135,29 @@ async fn f80_a_database_that_is_older_than_what_it_acknowledged_ends_the_gateway
     }
 }
 
+/// F80: so does a start, where the database was put back to what it was while no gateway ran.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f80_a_database_that_was_put_back_while_its_gateway_was_stopped_ends_the_next_start_with_74() {
+    let Some(server) = postgres::shared() else { return };
+    let mut site = Site::of(1, "put_back", server, Terms::default()).await;
+    let tables = site.tables;
+    until("it has beaten", async || tables.count("tg_replica WHERE beat > 2") == 1).await;
+    // As a dump has it that was made while the gateway ran.
+    tables.sql("CREATE TABLE dump AS SELECT * FROM tg_replica");
+    until("it goes on", async || tables.count("tg_replica r JOIN dump d ON r.beat > d.beat + 1") == 1).await;
+    let replica = &mut site.replicas[0];
+    replica.keeper.signal(Signal::TERM);
+    assert_eq!(replica.keeper.ends().await, Some(0), "{}", replica.keeper.said());
+    tables.sql("UPDATE tg_replica r SET beat = d.beat, dead = d.dead, died = d.died FROM dump d WHERE r.incarnation = d.incarnation");
+    let said = refused(replica, 74).await;
+    assert!(said.contains("the database is another one than before, or was brought back from a backup"), "{said}");
+    tables.sql("UPDATE tg_replica SET beat = beat + 1000");
+    replica.start().await;
+    until("it is ready", async || replica.is_ready().await).await;
+    replica.kill().await;
+    replica.keeper.forget_log();
+}
+
 /// F79: files that are written anew while it is to begin anew do not end a gateway, as they end no gateway that serves. The first
 /// start refuses them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -42,7 +42,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{Engine, changes_elsewhere, sweeper};
+use crate::engine::{Engine, changes_elsewhere, rows_without_runner, sweeper};
 use crate::face::client_login::{ClientLogin, PublicAddress};
 use crate::face::combined::CombinedSessions;
 use crate::face::listen_permits::ListenPermits;
@@ -228,6 +228,11 @@ impl Gateway {
         readiness.clear(STARTING);
         // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
+        parts.life.tracker.spawn(rows_without_runner::run(
+            Arc::clone(&parts.engine),
+            targets.clone(),
+            parts.life.stop.clone(),
+        ));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
         if let Some(follower) = follower {
             parts.life.tracker.spawn(parts.life.stop.clone().run_until_cancelled_owned(follower.run()));

@@ -15,6 +15,7 @@ mod list_all;
 pub mod recovery;
 mod refused_inserts;
 pub mod retry_delays;
+pub mod rows_without_runner;
 pub mod runner;
 mod shared_results;
 mod subtask_tree;
@@ -23,11 +24,13 @@ mod target;
 mod task_metrics;
 mod unstored_tasks;
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -69,6 +72,8 @@ pub struct Engine {
     /// Woken once the server of a cancelled task was told, which no client sees.
     told: ChangeSubscribers,
     live: runner::LiveRunners,
+    /// Rows that recovery will look at again, since the store kept them from being settled.
+    retried: Mutex<BTreeSet<TaskKey>>,
     runners: TaskTracker,
     changes: change::RunningChanges,
     doubts: doubtful_writes::DoubtfulWrites,
@@ -108,6 +113,7 @@ impl Engine {
             watchers: ChangeSubscribers::default(),
             told: ChangeSubscribers::default(),
             live: runner::LiveRunners::default(),
+            retried: Mutex::default(),
             runners: TaskTracker::new(),
             changes: change::RunningChanges::default(),
             doubts: doubtful_writes::DoubtfulWrites::default(),
@@ -156,6 +162,12 @@ impl Engine {
     #[must_use]
     pub fn usage(&self) -> crate::store::Usage {
         self.store.usage()
+    }
+
+    /// How many bytes the store may hold for new tasks to be taken.
+    #[must_use]
+    pub fn stored_bytes_max(&self) -> usize {
+        self.store.bytes_max()
     }
 
     /// Unsettled tasks of one principal, calls that may yet become one included; those of all gateways, where others have the store

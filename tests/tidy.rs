@@ -321,7 +321,8 @@ fn nothing_that_a_request_awaits_applies_an_event_by_itself() {
             let body = body.split("\npub(super) async fn ").next().unwrap_or_default();
             assert!(!method.starts_with("apply"), "{}: `apply` is for the engine alone", source.path);
             // The sweeper is a task of its own.
-            for (at, _) in body.match_indices(".apply(").filter(|_| !source.path.ends_with("/sweeper.rs")) {
+            let uses = body.match_indices(".apply(").chain(body.match_indices(".apply_with_room("));
+            for (at, _) in uses.filter(|_| !source.path.ends_with("/sweeper.rs")) {
                 applies += 1;
                 assert!(body[..at].contains("self.finish("), "{}: {}", source.path, body.lines().next().unwrap_or(""));
             }

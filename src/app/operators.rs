@@ -52,6 +52,7 @@ impl OperatorsView {
             let tasks = TaskTotals {
                 kept: usage.tasks,
                 bytes: usage.bytes,
+                bytes_max: of.stored_bytes_max(),
                 unsettled: usage.unsettled,
                 places_taken: of.places_taken(),
             };

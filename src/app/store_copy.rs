@@ -97,7 +97,9 @@ impl StoreCopyReport {
     pub const fn exit_code(&self) -> u8 {
         match &self.ended {
             Some(CopyEnd::Stopped) => EXIT_STOPPED,
-            Some(CopyEnd::Failed(CopyError::Source(_) | CopyError::Target(StoreError::Full { .. }))) => EXIT_IO,
+            Some(CopyEnd::Failed(
+                CopyError::Source(_) | CopyError::Target(StoreError::Full { .. } | StoreError::NoRoom),
+            )) => EXIT_IO,
             Some(CopyEnd::Failed(CopyError::Target(_))) => EXIT_UNAVAILABLE,
             None if self.left() > 0 => EXIT_IO,
             None => 0,

@@ -20,7 +20,7 @@ use super::task_store::{self, OpenedStore, StoreOpening};
 use super::{GatewayKeys, GatewayParts, files, upstream_programs};
 use crate::config::{Config, LoadedConfig, StoreSettings};
 use crate::engine::recovery::{self, CallTargets};
-use crate::engine::{Engine, changes_elsewhere};
+use crate::engine::{Engine, changes_elsewhere, rows_without_runner};
 use crate::face::combined::CombinedEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::http::Endpoint;
@@ -158,7 +158,8 @@ impl WrappedGateway {
             (None, Some(only)) => host(Arc::<UpstreamEndpoint>::clone(only.endpoint()), only.older()),
             (None, None) => bail!("there is no server"),
         };
-        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets, parts.life.stop.clone()));
+        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
+        parts.life.tracker.spawn(rows_without_runner::run(Arc::clone(&parts.engine), targets, parts.life.stop.clone()));
         parts.life.tracker.spawn(changes_elsewhere::run(Arc::clone(&parts.engine), parts.life.stop.clone()));
         Ok(Self { parts, upstreams, served, _combined: combined, ending, _stop: unless_ended })
     }

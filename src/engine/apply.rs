@@ -9,7 +9,7 @@ use super::Engine;
 use super::doubtful_writes::DoubtfulWrite;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;
-use crate::store::{Revision, StoreError, StoredTask, WriteRole};
+use crate::store::{StoreError, StoredTask, WriteRole};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task, TaskKey, TaskVisibility, Timestamp,
@@ -42,7 +42,7 @@ impl TaskError {
     #[must_use]
     pub const fn reason(&self) -> Reason {
         match self {
-            Self::Store(StoreError::Full { .. }) => Reason::StoreFull,
+            Self::Store(StoreError::Full { .. } | StoreError::NoRoom) => Reason::StoreFull,
             Self::Store(StoreError::OwnerFull) => Reason::TooMuchStored,
             Self::Store(
                 StoreError::Io(_)
@@ -56,10 +56,10 @@ impl TaskError {
         }
     }
 
-    /// Whether the store may do it when it is asked again.
+    /// Whether the store may make the same change when it is asked again. The insert of a new task is refused all the same.
     pub(super) const fn is_passing(&self) -> bool {
         match self {
-            Self::Contended | Self::Store(StoreError::Io(_) | StoreError::Unsure(_)) => true,
+            Self::Contended | Self::Store(StoreError::NoRoom | StoreError::Io(_) | StoreError::Unsure(_)) => true,
             Self::Unknown
             | Self::Store(
                 StoreError::Conflict
@@ -151,7 +151,7 @@ impl Engine {
             if task.is_settled() && !before.is_settled() && !before.tree.children.is_empty() {
                 self.settle_children(&before, &task, role).await?;
             }
-            match self.replace((revision, role), &before, &task).await {
+            match self.store.replace(revision, role, &task).await {
                 Ok(_) => {
                     self.unstored.changed();
                     self.decided_by(key, revision);
@@ -160,7 +160,7 @@ impl Engine {
                 }
                 // Another writer was first: decide again from its state.
                 Err(StoreError::Conflict) => (),
-                Err(full @ (StoreError::Full { .. } | StoreError::OwnerFull)) => {
+                Err(full @ StoreError::Full { .. }) => {
                     let last = events.pop();
                     match last.as_ref().and_then(without_payload) {
                         Some(smaller) => events = vec![smaller],
@@ -168,7 +168,7 @@ impl Engine {
                         None => events = last.into_iter().collect(),
                     }
                 }
-                Err(error @ (StoreError::Io(_) | StoreError::Unsure(_))) => {
+                Err(error @ (StoreError::NoRoom | StoreError::Io(_) | StoreError::Unsure(_))) => {
                     if matches!(error, StoreError::Unsure(_)) {
                         self.doubt(key, DoubtfulWrite { before, upon: revision, written: task.clone(), effects });
                         own = Some((task, changed));
@@ -181,7 +181,9 @@ impl Engine {
                     failures += 1;
                     tokio::time::sleep(FAILURE_PAUSE).await;
                 }
-                Err(error @ (StoreError::Exists | StoreError::Fenced)) => return Err(error.into()),
+                Err(error @ (StoreError::OwnerFull | StoreError::Exists | StoreError::Fenced)) => {
+                    return Err(error.into());
+                }
             }
         }
         Err(TaskError::Contended)
@@ -252,23 +254,6 @@ impl Engine {
         let (seconds, bytes) = (age.as_secs_f64(), after.stored_bytes());
         // Without the call's span, which names the same.
         tracing::info!(parent: None, %task, ?id, %principal, %upstream, %tool, outcome = label, seconds, bytes, polls, "task settled");
-    }
-
-    /// Writes a task over the one that was read, within what its owner may have in the store.
-    async fn replace(
-        &self,
-        (read, role): (Revision, WriteRole),
-        before: &Task,
-        after: &Task,
-    ) -> Result<Revision, StoreError> {
-        let (old, new) = (before.stored_bytes(), after.stored_bytes());
-        if new > old {
-            let all = self.store.usage_of(&after.key.owner).bytes;
-            if !self.admission.has_room(&after.key.owner, all, all + new - old) {
-                return Err(StoreError::OwnerFull);
-            }
-        }
-        self.store.replace(read, role, after).await
     }
 
     /// Another gateway has taken a task over whose runner is here: it ends, and tells its upstream nothing.

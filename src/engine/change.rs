@@ -8,11 +8,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
+use super::apply::AppliedEvent;
+use super::retry_delays::RetryDelays;
 use super::{CancelResult, DeleteResult, Engine, TaskCursor, TaskError, TaskPage};
 use crate::cause::CauseChain;
 use crate::failpoint;
@@ -24,6 +28,11 @@ use crate::task::{
 
 /// Changes that are under way at a time; whoever comes then waits, and has changed nothing if it leaves meanwhile.
 const CHANGES_MAX: usize = 1_024;
+
+/// How long a change waits for a store without room, before the one who asks for it is refused.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(20);
+/// How often it is tried meanwhile, at first and at last.
+const ROOM_LOOKS: RetryDelays = RetryDelays::new(Duration::from_millis(100), Duration::from_secs(1));
 
 /// Changes under way.
 #[derive(Debug)]
@@ -160,7 +169,7 @@ impl Engine {
         self.finish(async move {
             engine.readable(engine.under_parent(visible(engine.present(&key).await?)?).await?)?;
             failpoint::hit("answer-heard");
-            let applied = engine.apply(&key, WriteRole::Command, Event::Answered { answers }).await?;
+            let applied = engine.apply_with_room(&key, Event::Answered { answers }).await?;
             if !applied.changed && !applied.task.recovery.undelivered.is_empty() {
                 engine.live.look_again(&key);
             }
@@ -279,6 +288,22 @@ impl Engine {
         self.apply(key, WriteRole::Command, Event::TtlElapsed).await.map(|applied| applied.task)
     }
 
+    /// Makes a change for a client or an operator. One that finds the store without room is kept and tried again, for a while: it is
+    /// refused where half of all changes that may be under way wait so.
+    async fn apply_with_room(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
+        let (until, mut pauses) = (Instant::now() + ROOM_WAIT_MAX, ROOM_LOOKS);
+        loop {
+            let applied = self.apply(key, WriteRole::Command, event.clone()).await;
+            let may_wait = Instant::now() < until && self.changes.places.available_permits() > CHANGES_MAX / 2;
+            if !matches!(applied, Err(TaskError::Store(StoreError::NoRoom))) || !may_wait {
+                return applied;
+            }
+            if self.leaving.run_until_cancelled(pauses.wait()).await.is_none() {
+                return applied;
+            }
+        }
+    }
+
     async fn cancelled(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         self.under_parent(visible(self.present(key).await?)?).await?;
         failpoint::hit("cancel-heard");
@@ -286,7 +311,7 @@ impl Engine {
     }
 
     async fn given_up(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
-        let applied = self.apply(key, WriteRole::Command, Event::CancelRequested).await?;
+        let applied = self.apply_with_room(key, Event::CancelRequested).await?;
         if !applied.changed && applied.task.recovery.is_untold {
             self.live.abandon(key);
         }

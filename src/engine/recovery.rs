@@ -127,6 +127,18 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     }
 }
 
+/// Looks at rows of this process that have no runner, as at those of an earlier process. One that is not done with is found again.
+pub(super) async fn take_up_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
+    // Each is counted among the tasks at work already.
+    let seen = |key| RecoveryCandidate { was_seen: true, ..RecoveryCandidate::new(key) };
+    let mut left = Vec::new();
+    look_at_all(engine, origins, rows.into_iter().map(seen).collect(), &mut left).await;
+    let mut retried = engine.retried.lock();
+    for row in left {
+        retried.remove(&row.key);
+    }
+}
+
 /// Rows that the store keeps from being done with.
 struct LeftRows {
     rows: Vec<RecoveryCandidate>,
@@ -192,6 +204,7 @@ impl RecoveryCandidate {
     /// Lets go of it, to look at it again later.
     fn put_back(mut self, engine: &Engine, error: &(dyn Error + 'static), what: &'static str) -> RecoveryProgress {
         self.tell(error, what);
+        engine.retried.lock().insert(self.key.clone());
         engine.live.remove(&self.key);
         RecoveryProgress::Again(self)
     }
@@ -238,7 +251,9 @@ enum RecoveryProgress {
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
     // Claimed before it is read: what is answered or cancelled from here on becomes an order. Whoever runs a call of
     // this life entered it before there was a row.
-    let Some(orders) = engine.live.claim(&found.key) else { return RecoveryProgress::NotOurs };
+    let claim = engine.live.claim(&found.key);
+    engine.retried.lock().remove(&found.key);
+    let Some(orders) = claim else { return RecoveryProgress::NotOurs };
     let mut orders = Some(orders);
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();

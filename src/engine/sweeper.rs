@@ -58,6 +58,7 @@ pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
         let usage = engine.store.usage();
         metrics::gauge!(metric::STORE_ROWS).set(usage.tasks as f64);
         metrics::gauge!(metric::STORE_BYTES).set(usage.bytes as f64);
+        metrics::gauge!(metric::STORE_BYTES_ABOVE).set(usage.bytes.saturating_sub(engine.store.bytes_max()) as f64);
         failed = failed.or(why);
         // Where nothing moves any more the next sweep tries again. How many a store frees at a time is up to the store.
         (is_overdue, is_gone) = (found >= BATCH && done > 0, freed > 0);

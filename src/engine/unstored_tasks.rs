@@ -27,7 +27,7 @@ impl UnstoredTaskLog {
     /// The store did not take one. That somebody's own share is full is counted, and said to whoever called.
     pub(super) fn refused(&self, error: &StoreError) {
         let is_news = match error {
-            StoreError::Full { .. } => !self.is_full.swap(true, Ordering::Relaxed),
+            StoreError::Full { .. } | StoreError::NoRoom => !self.is_full.swap(true, Ordering::Relaxed),
             StoreError::Io(_) | StoreError::Unsure(_) => !self.is_away.swap(true, Ordering::Relaxed),
             StoreError::OwnerFull => false,
             StoreError::Conflict | StoreError::Fenced | StoreError::Exists => true,
@@ -61,8 +61,8 @@ mod tests {
         for _ in 0..2 {
             log.refused(&StoreError::OwnerFull);
             assert_eq!(told(), [false, false]);
-            for _ in 0..2 {
-                log.refused(&full);
+            for error in [&full, &StoreError::NoRoom] {
+                log.refused(error);
                 assert_eq!(told(), [true, false]);
             }
             for error in [StoreError::Io(away()), StoreError::Unsure(away())] {

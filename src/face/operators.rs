@@ -101,6 +101,7 @@ pub struct ProcessStatus {
 pub struct TaskTotals {
     pub kept: usize,
     pub bytes: usize,
+    pub bytes_max: usize,
     pub unsettled: usize,
     pub places_taken: usize,
 }
@@ -114,8 +115,11 @@ impl std::fmt::Display for ProcessStatus {
             [] => writeln!(f, "ready")?,
             reasons => writeln!(f, "not ready: {}", reasons.join(", "))?,
         }
-        let TaskTotals { kept, bytes, unsettled, places_taken } = tasks;
-        writeln!(f, "tasks: {kept} kept in {bytes} bytes, {unsettled} unsettled, {places_taken} places taken\n")?;
+        let TaskTotals { kept, bytes, bytes_max, unsettled, places_taken } = tasks;
+        writeln!(
+            f,
+            "tasks: {kept} kept in {bytes} of {bytes_max} bytes, {unsettled} unsettled, {places_taken} places taken\n"
+        )?;
         for replica in replicas {
             writeln!(f, "{replica}")?;
         }

@@ -49,7 +49,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     the_sweeper_frees_only_what_is_gone(&*roomy().await).await;
     a_task_is_freed_by_its_key_only_if_it_is_gone(&*roomy().await).await;
     a_full_store_refuses_and_keeps_what_it_has(&*open(2 * ROW_BYTES_MIN).await).await;
-    an_outcome_without_room_is_refused_and_a_fault_is_not(&*open(2 * ROW_BYTES_MIN).await).await;
+    an_outcome_is_stored_above_the_bound_and_a_new_task_is_not(&*open(8 * ROW_BYTES_MIN).await).await;
     pages_hold_each_task_of_the_owner_once_in_order(&*roomy().await).await;
     surveys_hold_every_task_once_the_newest_first(&*roomy().await).await;
     a_reference_leads_to_its_task(&*roomy().await).await;
@@ -181,13 +181,25 @@ async fn a_full_store_refuses_and_keeps_what_it_has(store: &impl TaskStore) {
     store.insert(&task("a", 3)).await.unwrap();
 }
 
-async fn an_outcome_without_room_is_refused_and_a_fault_is_not(store: &impl TaskStore) {
+/// The bound in bytes decides on admission alone.
+async fn an_outcome_is_stored_above_the_bound_and_a_new_task_is_not(store: &impl TaskStore) {
+    let bytes_max = store.bytes_max();
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
+    let rest = u128::try_from(bytes_max / ROW_BYTES_MIN).unwrap();
+    for id in 2..=rest {
+        store.insert(&settled(task("a", id), "r")).await.unwrap();
+    }
+    assert_eq!(store.usage().bytes, bytes_max);
+    // In memory a quarter of the bound is all that rows may grow by.
     let large = settled(one.clone(), &"x".repeat(2 * ROW_BYTES_MIN));
-    assert!(matches!(store.replace(revision, WriteRole::Holder, &large).await, Err(StoreError::Full { .. })));
-    let (failed, _) = transition(one, Event::CancelRequested, START);
-    store.replace(revision, WriteRole::Holder, &failed).await.unwrap();
+    store.replace(revision, WriteRole::Holder, &large).await.unwrap();
+    assert!(store.usage().bytes > bytes_max);
+    for id in [rest, 1] {
+        assert!(matches!(store.insert(&task("b", id)).await, Err(StoreError::Full { .. })));
+        store.remove(&task("a", id).key).await.unwrap();
+    }
+    store.insert(&task("b", 1)).await.unwrap();
 }
 
 async fn pages_hold_each_task_of_the_owner_once_in_order(store: &impl TaskStore) {

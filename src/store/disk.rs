@@ -82,6 +82,7 @@ pub struct DiskStore {
     commits: Arc<AtomicU64>,
     doubt: Arc<DoubtfulRows>,
     earlier: EarlierRows,
+    bytes_max: usize,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// The check of the file, which goes on in the background.
     check: Arc<FileCheck>,
@@ -358,6 +359,10 @@ impl TaskStore for DiskStore {
         Ok(left.filter(|key| self.resident.is_open(key)).take(limit).collect())
     }
 
+    async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
+        Ok(self.resident.unsettled().into_iter().filter(|key| !self.earlier.holds(key)).collect())
+    }
+
     fn changes(&self) -> BoxStream<'static, StoreHint> {
         stream::pending().boxed()
     }
@@ -395,6 +400,10 @@ impl TaskStore for DiskStore {
             Some(key) => self.load(&key, now).await,
             None => Ok(None),
         }
+    }
+
+    fn bytes_max(&self) -> usize {
+        self.bytes_max
     }
 
     fn usage(&self) -> Usage {

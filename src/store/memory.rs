@@ -147,7 +147,7 @@ impl TaskStore for MemoryStore {
             let old = shard.rows.get(&task.key).map(|row| row.stored.clone());
             let old = written_over(old, role, (self.holder, expected))?;
             row.stored.holder = row.stored.holder.map(|own| old.holder.unwrap_or(own));
-            self.rows.take_bytes(task.stored_bytes().saturating_sub(old.task.stored_bytes()))?;
+            self.rows.grow_bytes(task.stored_bytes().saturating_sub(old.task.stored_bytes()))?;
             shard.leave(&old.task);
             shard.enter(task);
             shard.rows.insert(task.key.clone(), row);
@@ -274,6 +274,17 @@ impl TaskStore for MemoryStore {
         Ok(claimed)
     }
 
+    async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
+        let mut keys = Vec::new();
+        for shard in &self.rows.shards {
+            let shard = shard.lock();
+            let is_held =
+                |key: &&TaskKey| shard.rows.get(*key).is_some_and(|row| row.stored.holder == Some(self.holder));
+            keys.extend(shard.live.iter().map(|(_, key)| key).filter(is_held).cloned());
+        }
+        Ok(keys)
+    }
+
     fn changes(&self) -> BoxStream<'static, StoreHint> {
         self.rows.lives.changes(self.holder)
     }
@@ -306,6 +317,10 @@ impl TaskStore for MemoryStore {
         let from = (reference, first_key());
         let found = names.by_reference.range(from..).take_while(|(found, _)| *found == reference);
         Ok(found.take(limit).map(|(_, key)| key.clone()).collect())
+    }
+
+    fn bytes_max(&self) -> usize {
+        self.rows.stored_bytes_max
     }
 
     fn usage(&self) -> Usage {

@@ -436,6 +436,13 @@ impl TaskStore for PostgresStore {
         if let WriteOutcome::Claimed(keys) = claimed { Ok(keys) } else { Err(unreachable_outcome()) }
     }
 
+    async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
+        let holder = self.state.holder;
+        let mut held = self.lists.reader()?.read(async |link| lists::held(link, holder).await).await?;
+        held.retain(|key| !self.state.doubt.hides(key));
+        Ok(held)
+    }
+
     fn changes(&self) -> BoxStream<'static, StoreHint> {
         hints::stream(self.state.hints.subscribe())
     }
@@ -464,6 +471,10 @@ impl TaskStore for PostgresStore {
 
     fn reach(&self) -> Reach {
         Reach::Shared
+    }
+
+    fn bytes_max(&self) -> usize {
+        self.state.settings.stored_bytes_max
     }
 
     fn usage(&self) -> Usage {

@@ -138,9 +138,13 @@ pub enum StoreError {
     Fenced,
     #[error("a task with this key, or made under this idempotency key, exists")]
     Exists,
+    /// A bound of the gateway's own: the same write is refused for as long as the store holds as much.
     #[error("the store holds as many {what} as it may")]
     Full { what: &'static str },
-    /// Said by the engine, which knows the bound.
+    /// An outage that passes: nothing was written, and the same write is made once there is room.
+    #[error("the disk below the store is full")]
+    NoRoom,
+    /// Of a new task. Said by the engine, which knows the bound.
     #[error("the owner has as much in the store as it may")]
     OwnerFull,
     /// Nothing was read or written, and what was to be written will not be.
@@ -166,7 +170,7 @@ impl StoreError {
 pub struct StoreLimits {
     /// Unsettled tasks, reserved places included. Kept by the engine's admission.
     pub tasks_max: usize,
-    /// All rows, settled ones too. Kept by the store.
+    /// All rows, settled ones too, for a new one to be taken. Kept by the store.
     pub stored_bytes_max: usize,
 }
 
@@ -248,7 +252,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Exists` if the key is taken, or its owner has a task under the same idempotency key that
-    /// [`TaskStore::load`] would still find at this task's creation. `Full`. `Io`, after which the row is in no later life of
+    /// [`TaskStore::load`] would still find at this task's creation. `Full`, `NoRoom`. `Io`, after which the row is in no later life of
     /// the process either; `Unsure`, after which it may be.
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError>;
 
@@ -271,14 +275,15 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<Option<StoredTask>, StoreError>;
 
-    /// Writes a task over the revision that was read. A row that does not grow is never refused for
-    /// lack of room, so a task can always be settled with a fault.
+    /// Writes a task over the revision that was read. The bound in bytes decides on new tasks alone: a row may grow beyond it, as by an
+    /// outcome, in memory by a quarter of the bound at most. A row that does not grow is never refused by a bound, so a task can always
+    /// be settled with a fault.
     ///
     /// # Errors
     /// `Fenced` if a holder's write finds that another life holds the row, whatever its revision.
     /// `Conflict` if another writer got there first, the row is gone, or a holder's write finds that nobody has to do anything
     /// about it any more: reload, decide again.
-    /// `Full` if the row grows and there is no room for it. `Io`, `Unsure`.
+    /// `Full` if the row would be larger than any may be, or in memory grows beyond what rows may grow to. `NoRoom`, `Io`, `Unsure`.
     async fn replace(&self, expected: Revision, role: WriteRole, task: &Task) -> Result<Revision, StoreError>;
 
     /// A row as it certainly stands, after a write of which nobody knows whether it was made: no write before this can appear
@@ -359,6 +364,12 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io`. Rows that were taken over all the same come with a later answer, and rows with them that this life has held before.
     async fn claim(&self, limit: usize, upstreams: &[Arc<str>]) -> Result<Vec<TaskKey>, StoreError>;
 
+    /// The unsettled rows that this life holds, but for those that it has not taken over yet.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn held(&self) -> Result<Vec<TaskKey>, StoreError>;
+
     /// What others write, from now on. Hints may be lost where the stream says so by [`StoreHint::Missed`], or without a word: what
     /// somebody waits for is to be looked at now and then. Where nobody else writes the stream never yields anything.
     fn changes(&self) -> BoxStream<'static, StoreHint>;
@@ -391,6 +402,9 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     }
 
     fn reach(&self) -> Reach;
+
+    /// How many bytes it may hold for new tasks to be taken.
+    fn bytes_max(&self) -> usize;
 
     /// What the store holds, in all.
     fn usage(&self) -> Usage;

@@ -43,7 +43,7 @@ pub(super) struct MetricFamily {
 }
 
 /// In the order of [`metric`]; [`DATABASE_FAMILIES`] come behind them.
-pub(super) const FAMILIES: [MetricFamily; 51] = [
+pub(super) const FAMILIES: [MetricFamily; 52] = [
     MetricFamily {
         kind: MetricKind::Gauge,
         name: metric::BUILD_INFO,
@@ -364,6 +364,13 @@ pub(super) const FAMILIES: [MetricFamily; 51] = [
         name: metric::STORE_BYTES,
         unit: Unit::Bytes,
         text: "Bytes that kept tasks take, of all gateways that share a store",
+        first: FirstSeries::Process(&[]),
+    },
+    MetricFamily {
+        kind: MetricKind::Gauge,
+        name: metric::STORE_BYTES_ABOVE,
+        unit: Unit::Bytes,
+        text: "Bytes of these above stored_bytes_max: no new task is taken meanwhile",
         first: FirstSeries::Process(&[]),
     },
     MetricFamily {

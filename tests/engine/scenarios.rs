@@ -46,6 +46,7 @@ mod trees;
 mod unmarked;
 mod waiting;
 mod waiting_trees;
+mod without_room;
 mod world;
 
 use support::store_faults;

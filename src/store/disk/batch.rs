@@ -75,7 +75,7 @@ pub(super) enum InsertRefusal {
 impl InsertRefusal {
     pub(super) fn error(self) -> StoreError {
         match self {
-            Self::Full => StoreError::Full { what: "bytes on its disk" },
+            Self::Full => StoreError::NoRoom,
             Self::Failing => StoreError::Io(std::io::Error::other("writes fail; a probe has to succeed first")),
         }
     }
@@ -169,8 +169,8 @@ impl<'a> WriteBatch<'a> {
             return Ok(Err(StoreError::Conflict));
         }
         let bytes = task.stored_bytes();
-        let more = bytes.saturating_sub(before.bytes);
-        if more > 0 && (!self.has_room(more) || bytes > ROW_BYTES_MAX) {
+        // Its task was admitted: the bound of all rows is for new ones.
+        if bytes > before.bytes && bytes > ROW_BYTES_MAX {
             return Ok(Err(StoreError::Full { what: "bytes" }));
         }
         let revision = Revision(expected.0.max(found.columns.revision.0) + 1);

@@ -316,6 +316,11 @@ impl ResidentRows {
         sums.due.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone()).take(limit).collect()
     }
 
+    /// All unsettled rows.
+    pub(super) fn unsettled(&self) -> Vec<TaskKey> {
+        self.sums.lock().due.iter().map(|(_, key)| key.clone()).collect()
+    }
+
     /// Whether somebody has to do something about a row.
     pub(super) fn is_open(&self, key: &TaskKey) -> bool {
         self.sums.lock().open.contains(key)

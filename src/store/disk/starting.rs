@@ -95,6 +95,7 @@ impl DiskStore {
             commits,
             doubt,
             earlier,
+            bytes_max: settings.stored_bytes_max,
             writer: Mutex::new(Some(thread)),
             check,
             clock,

@@ -149,9 +149,21 @@ impl MemoryRows {
         &self.shards[low]
     }
 
-    /// Takes room for `more` bytes, or none at all.
-    pub(super) fn take_bytes(&self, more: usize) -> Result<(), StoreError> {
-        let fits = |now: usize| now.checked_add(more).filter(|sum| *sum <= self.stored_bytes_max);
+    /// Takes room for the bytes of a new row, or none at all.
+    pub(super) fn take_bytes(&self, new: usize) -> Result<(), StoreError> {
+        self.take_within(self.stored_bytes_max, new)
+    }
+
+    /// Takes room for what a row that is there grows by, or none at all. Its task was admitted, so that it may pass the bound of new rows.
+    pub(super) fn grow_bytes(&self, more: usize) -> Result<(), StoreError> {
+        if more == 0 {
+            return Ok(());
+        }
+        self.take_within(self.stored_bytes_max.saturating_add(self.stored_bytes_max / 4), more)
+    }
+
+    fn take_within(&self, bytes_max: usize, more: usize) -> Result<(), StoreError> {
+        let fits = |now: usize| now.checked_add(more).filter(|sum| *sum <= bytes_max);
         match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
             Ok(_) => Ok(()),
             Err(_) => Err(StoreError::Full { what: "bytes" }),

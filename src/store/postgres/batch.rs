@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tokio_postgres::{Row, Statement};
 
-use super::columns::{self, count, holder, holder_column, number, revision};
+use super::columns::{self, EncodedRow, count, holder, holder_column, number, revision};
 use super::row_arrays::{ReleasedNames, RowArrays, fits};
 use super::session::Session;
 use super::statements::WriterStatements;
@@ -44,18 +44,19 @@ pub(super) struct BatchPlan {
     names: BTreeSet<(Principal, Vec<u8>)>,
     writes: usize,
     bytes: usize,
-    /// What the rows may grow by, at most.
+    /// What the new rows take.
     size: usize,
     is_closed: bool,
 }
 
 impl BatchPlan {
-    /// Whether one more write can be of this batch; what cannot is the next one's. `room` is what is free in the store.
+    /// Whether one more write can be of this batch; what cannot is the next one's. `room` is what is free in the store for new rows.
     pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
         if self.is_closed || self.writes >= BATCH_WRITES_MAX || (write.is_alone() && self.writes > 0) {
             return false;
         }
-        let (bytes, size) = write.row().map_or((0, 0), |row| (row.bytes(), count(row.size)));
+        let bytes = write.row().map_or(0, EncodedRow::bytes);
+        let size = write.new_row().map_or(0, |row| count(row.size));
         let is_first = self.writes == 0;
         if !is_first && (self.bytes + bytes > BATCH_BYTES_MAX || (size > 0 && self.size.saturating_add(size) > room)) {
             return false;
@@ -256,8 +257,8 @@ impl GroupedWrites<'_> {
                     match write.judge(Some(GuardedRow { revision: there.revision.0, holder: there.holder })) {
                         WriteVerdict::Fenced => Err(StoreError::Fenced),
                         WriteVerdict::Conflict => Err(StoreError::Conflict),
-                        // Nothing else stands in its way.
-                        WriteVerdict::Made => full,
+                        // It became so since the batch looked at it.
+                        WriteVerdict::Made => Err(StoreError::Conflict),
                     }
                 }
                 (None, None) if count(row.size) > ROW_BYTES_MAX => full,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tokio_postgres::Error;
 
-use super::columns::{ListLine, at, count, holder, id_of, key_arrays, number, state, time};
+use super::columns::{ListLine, at, count, holder, holder_column, id_of, key_arrays, number, state, time};
 use super::readers::ReaderLink;
 use super::statements;
 use super::task_write::ClaimableRows;
@@ -126,6 +126,11 @@ pub(super) async fn referred(
     limit: usize,
 ) -> Result<Vec<TaskKey>, Error> {
     keys(link, "ref = $1 ORDER BY created LIMIT $2", &vec![&&reference.0[..], &number(limit)]).await
+}
+
+/// The unsettled rows of one life. By the index of holders alone.
+pub(super) async fn held(link: &mut ReaderLink, life: Incarnation) -> Result<Vec<TaskKey>, Error> {
+    keys(link, "holder = $1 AND NOT coalesce(settled, false)", &vec![&holder_column(life)]).await
 }
 
 pub(super) async fn overdue(link: &mut ReaderLink, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, Error> {

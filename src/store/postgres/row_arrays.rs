@@ -1,6 +1,6 @@
 //! Turns the writes of a batch into the arrays of its statement.
 
-use super::columns::{self, EncodedRow, count, number, revision_column};
+use super::columns::{self, EncodedRow, count, revision_column};
 use super::task_write::{ROW_BYTES_MAX, TaskWrite};
 use super::transaction::Parameters;
 use crate::store::tasks::WriteRole;
@@ -42,7 +42,6 @@ pub(super) struct RowArrays<'a> {
     owners: Vec<&'a [u8]>,
     expected: Vec<Option<i64>>,
     by_holder: Vec<bool>,
-    room: Vec<i64>,
     needs_holder: Vec<bool>,
     settled: Vec<bool>,
     state: Vec<i16>,
@@ -92,7 +91,6 @@ impl<'a> RowArrays<'a> {
         removed.sort_unstable_by_key(|(key, ..)| (columns::id(key), key.owner.as_str()));
         for (expected, by_holder, row) in rows {
             arrays.add(row, expected, by_holder);
-            arrays.room.push(number(room));
         }
         for (key, is_withdrawn, gone_at) in removed {
             arrays.removed_ids.push(columns::id(key).to_vec());
@@ -134,7 +132,6 @@ impl<'a> RowArrays<'a> {
             &self.owners,
             &self.expected,
             &self.by_holder,
-            &self.room,
             &self.needs_holder,
             &self.settled,
             &self.state,

@@ -62,10 +62,9 @@ const MOVING: [(&str, &str); 9] = [
 /// Those that stay as they were made.
 const STAYING: [(&str, &str); 5] =
     [("scope", "bytea"), ("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
-/// What stands beside them: the revision that a row must have, none for a new one; whether its holder writes; by how much it
-/// may grow; and whether it needs a holder from then on.
-const RULES: [(&str, &str); 4] =
-    [("expected", "int8"), ("by_holder", "bool"), ("room", "int8"), ("needs_holder", "bool")];
+/// What stands beside them: the revision that a row must have, none for a new one; whether its holder writes; and whether it needs a
+/// holder from then on.
+const RULES: [(&str, &str); 3] = [("expected", "int8"), ("by_holder", "bool"), ("needs_holder", "bool")];
 
 /// Writes rows over others and new ones, and removes some. `$1`, `$2` as [`GUARD`] has them; then the arrays of what is written:
 /// `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`]; then `id` and `owner` of what is removed, whether only if nobody has written it
@@ -94,7 +93,7 @@ pub(super) fn batch() -> String {
             UPDATE tg_task t SET rev = t.rev + 1, holder = CASE WHEN w.needs_holder THEN coalesce(t.holder, $1) END,
                 size_before = t.size, open_before = NOT t.settled, {moved}
             FROM w WHERE w.expected IS NOT NULL AND t.id = w.id AND t.owner = w.owner AND t.rev = w.expected
-                AND (NOT w.by_holder OR t.holder = $1) AND w.size - t.size <= greatest(w.room, 0)
+                AND (NOT w.by_holder OR t.holder = $1)
             RETURNING t.id, t.owner, t.rev, t.holder, 0 AS tasks, (NOT t.settled)::int - t.open_before::int AS unsettled,
                 t.size - t.size_before AS bytes),
         made AS (

@@ -238,7 +238,7 @@ impl PostgresWriter {
         let is_alone = writes.len() == 1;
         for pending in writes.into_iter().zip(replies).rev() {
             if is_alone {
-                let _ = pending.1.send(Err(StoreError::Full { what: "bytes on its database's disk" }));
+                let _ = pending.1.send(Err(StoreError::NoRoom));
             } else {
                 self.deferred.push_front(pending);
             }

@@ -130,6 +130,42 @@ async fn f71_calls_outlive_a_crash_of_the_database() {
     assert_eq!(site.judge().await, 16);
 }
 
+/// What a server without room on its disk says to each row that is written.
+const NO_ROOM: &str = "CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        RAISE EXCEPTION USING ERRCODE = '53100', MESSAGE = 'could not extend file: No space left on device'; END $$;
+    CREATE TRIGGER no_room BEFORE INSERT OR UPDATE ON tg_task FOR EACH ROW EXECUTE FUNCTION no_room()";
+
+/// F87, L3, L8: the database has no room while calls end: new tasks are refused, each outcome is stored once there is room, and no row is
+/// left without a runner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f87_calls_outlive_a_full_disk_of_the_database() {
+    const AT_EACH: usize = 40;
+    let Some(server) = postgres::shared() else { return };
+    let site = Site::of(2, "filled", server, Terms::default()).await;
+    site.hold_calls_at(0, AT_EACH).await;
+    site.hold_calls_at(1, AT_EACH).await;
+    site.show_only(&[0, 1]);
+    site.records_outage(true);
+    site.tables.sql(NO_ROOM);
+    for replica in &site.replicas {
+        let unwanted = json!({"name": "work", "arguments": job("unwanted-full-", 20).arguments});
+        let refused = replica.ask(PLAIN, "tools/call", unwanted).await;
+        assert_eq!(refused.status, Some(503), "{refused:?}");
+        assert_eq!(refused.json()["error"]["data"]["reason"], "store_full", "{refused:?}");
+    }
+    site.release_calls();
+    for replica in &site.replicas {
+        replica.says("an outcome is not stored yet", AT_EACH).await;
+    }
+    site.tables.sql("DROP TRIGGER no_room ON tg_task");
+    all_goes_on(&site).await;
+    assert_eq!(site.completed().await, 2 * AT_EACH, "no outcome is lost");
+    for replica in &site.replicas {
+        assert!(!replica.keeper.said().contains("without a runner"), "{}", replica.keeper.said());
+    }
+    assert_eq!(site.judge().await, 2 * AT_EACH);
+}
+
 /// A password that only this gateway may read.
 fn write_password(replica: &Replica, password: &str) -> PathBuf {
     let path = replica.keeper.folder().join("password");

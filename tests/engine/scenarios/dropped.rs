@@ -105,6 +105,9 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     ("holders", Stage::Running, Then::Same, |case| {
         Box::pin(async { drop(case.world.engine.holders(std::slice::from_ref(&case.key)).await) })
     }),
+    ("rows_without_runner", Stage::Running, Then::Same, |case| {
+        Box::pin(async { drop(case.world.engine.rows_without_runner().await) })
+    }),
     ("named_by", Stage::Overdue, Then::GivenUp, |case| {
         Box::pin(async { drop(case.world.engine.named_by(ShortReference::of(&case.key)).await) })
     }),

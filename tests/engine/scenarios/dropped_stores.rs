@@ -67,6 +67,7 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
         Box::pin(async { store.select(&task().key.owner, &ListFilter::default(), None, 10, NOW).await.map(drop) })
     }),
     ("claim", Holds::Live, Holds::Live, |store| Box::pin(async { store.claim(10, &[]).await.map(drop) })),
+    ("held", Holds::Live, Holds::Live, |store| Box::pin(async { store.held().await.map(drop) })),
     ("settle_doubt", Holds::Live, Holds::Live, |store| {
         Box::pin(async { store.settle_doubt(&task().key, NOW).await.map(drop) })
     }),

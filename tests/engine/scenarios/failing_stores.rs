@@ -165,7 +165,13 @@ async fn a_call_that_cannot_become_a_task_is_held() {
 /// L8: an outcome waits for its store, whether the store fails for a moment or for long.
 #[tokio::test(start_paused = true)]
 async fn an_outcome_outlasts_a_store_that_fails() {
-    for (fault, times) in [(StoreFault::Fails, 1), (StoreFault::Fails, 40), (StoreFault::AppliesAndFails, 1)] {
+    for (fault, times) in [
+        (StoreFault::Fails, 1),
+        (StoreFault::Fails, 40),
+        (StoreFault::NoRoom, 1),
+        (StoreFault::NoRoom, 40),
+        (StoreFault::AppliesAndFails, 1),
+    ] {
         let world = World::with(Rules::mode(TaskMode::Always), returns(5));
         let id = world.handle(&Ask::call()).await;
         tokio::time::sleep(seconds(4)).await;

@@ -145,6 +145,10 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.claim(limit, upstreams)).await
     }
 
+    async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
+        self.life.living(self.inner.held()).await
+    }
+
     fn changes(&self) -> BoxStream<'static, StoreHint> {
         self.inner.changes()
     }
@@ -180,6 +184,10 @@ impl TaskStore for Mortal<GatedStore> {
 
     fn holder(&self) -> Incarnation {
         self.inner.holder()
+    }
+
+    fn bytes_max(&self) -> usize {
+        self.inner.bytes_max()
     }
 
     fn usage(&self) -> Usage {

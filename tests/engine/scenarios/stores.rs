@@ -304,6 +304,10 @@ impl TaskStore for GatedStore {
         self.with(Method::Claim, self.inner().claim(limit, upstreams)).await
     }
 
+    async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
+        self.with(Method::Page, self.inner().held()).await
+    }
+
     fn changes(&self) -> BoxStream<'static, StoreHint> {
         if self.is_deaf.load(Ordering::Relaxed) { stream::pending().boxed() } else { self.inner().changes() }
     }
@@ -318,6 +322,10 @@ impl TaskStore for GatedStore {
 
     fn holder(&self) -> Incarnation {
         self.inner().holder()
+    }
+
+    fn bytes_max(&self) -> usize {
+        self.inner().bytes_max()
     }
 
     fn usage(&self) -> Usage {

@@ -45,6 +45,8 @@ async fn waiting(world: &World) -> (String, CallPermit) {
 pub(super) enum Trouble {
     /// No change is made.
     Away,
+    /// The same, since the disk below the store is full.
+    NoRoom,
     /// It is made, and nobody knows; then nothing can be read for a while.
     Made,
     /// The same, and then the store cannot say for long how the row stands.
@@ -54,12 +56,13 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    pub(super) const EACH: [Self; 4] = [Self::Away, Self::Made, Self::MadeAndInDoubt, Self::NotMade];
+    pub(super) const EACH: [Self; 5] = [Self::Away, Self::NoRoom, Self::Made, Self::MadeAndInDoubt, Self::NotMade];
 
     pub(super) fn strike(self, world: &World) {
         let faults = &world.store.faults;
         match self {
             Self::Away => faults.strike(Method::Replace, StoreFault::Fails, ALWAYS),
+            Self::NoRoom => faults.strike(Method::Replace, StoreFault::NoRoom, ALWAYS),
             Self::Made => {
                 world.store.blind_after.store(ALWAYS, Ordering::Relaxed);
                 faults.strike(Method::Replace, StoreFault::AppliesAndFails, 1);

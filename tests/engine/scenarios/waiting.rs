@@ -63,6 +63,7 @@ pub(super) async fn answer(world: &World, id: &str, key: &str) -> Value {
 pub(super) async fn ends(world: &World, id: &str) -> Value {
     for _ in 0..200 {
         let task = get(world, id).await;
+        world.every_row_is_run().await;
         if !matches!(task["status"].as_str(), Some("working" | "input_required")) {
             return task;
         }

@@ -30,6 +30,10 @@ pub enum StoreFault {
     Delays(Duration),
     /// It happens, and an error says that nobody knows.
     AppliesAndFails,
+    /// Nothing happens, since the disk below is full.
+    NoRoom,
+    /// Nothing happens, however small the write is, as by a bound that stays.
+    Refuses,
     /// Nothing happens, and an error says that nobody knows.
     FailsUnsure,
 }
@@ -69,6 +73,8 @@ impl StoreFaults {
         match self.next(method) {
             None => done.await,
             Some(StoreFault::Fails) => Err(failed()),
+            Some(StoreFault::NoRoom) => Err(StoreError::NoRoom),
+            Some(StoreFault::Refuses) => Err(StoreError::Full { what: "bytes" }),
             Some(StoreFault::Delays(span)) => {
                 tokio::time::sleep(span).await;
                 done.await

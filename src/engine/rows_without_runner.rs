@@ -1,0 +1,78 @@
+//! Takes up the unsettled rows of this process that have no runner, as recovery takes up those of an earlier process.
+//!
+//! The law: an unsettled row that this process holds has a runner, or its parent has one, or recovery tries it again. A runner that
+//! ends without settling its row breaks it, and the task would be at work until its `ttl`. Two looks in a row find such a row, since
+//! one look may come between a runner's last write and its end.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::Engine;
+use super::recovery::{self, CallTargets};
+use crate::cause::CauseChain;
+use crate::store::StoreError;
+use crate::task::TaskKey;
+
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// Rows that are taken up after one look.
+const TAKEN_UP_MAX: usize = 1_000;
+
+/// Looks until it is told to stop, or the engine drains: a runner that leaves its call to a later process ends with the row unsettled.
+pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
+    let leaving = engine.leaving.clone();
+    let looking = async {
+        let mut found = BTreeSet::new();
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            found = look(&engine, &origins, found).await;
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => (),
+        () = leaving.cancelled() => (),
+        never = looking => never,
+    }
+}
+
+/// Takes up the rows that the look before found, too; what this look found.
+async fn look(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<TaskKey>) -> BTreeSet<TaskKey> {
+    let found = match engine.rows_without_runner().await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::debug!(error = %CauseChain(&error), "rows without a runner were not looked for");
+            return before;
+        }
+    };
+    let rows: Vec<_> = found.intersection(&before).take(TAKEN_UP_MAX).cloned().collect();
+    if !rows.is_empty() {
+        tracing::error!(tasks = rows.len(), "tasks without a runner are taken up as those of an earlier process");
+        recovery::take_up_own(engine, origins, rows).await;
+    }
+    found
+}
+
+impl Engine {
+    /// The rows that break the law at this moment, those among them that are about to get a runner, or to lose one.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub async fn rows_without_runner(&self) -> Result<BTreeSet<TaskKey>, StoreError> {
+        let mut found = BTreeSet::new();
+        for key in self.store.held().await?.into_iter().filter(|key| !self.is_run(key)) {
+            let row = self.store.load(&key, self.clock.now()).await?;
+            let Some(task) = row.map(|row| row.task).filter(|task| !task.is_settled()) else { continue };
+            let parent = task.tree.parent.map(|id| TaskKey { owner: key.owner.clone(), id });
+            if !parent.is_some_and(|parent| self.is_run(&parent)) && !self.is_run(&key) {
+                found.insert(key);
+            }
+        }
+        Ok(found)
+    }
+
+    fn is_run(&self, key: &TaskKey) -> bool {
+        self.live.has(key) || self.retried.lock().contains(key)
+    }
+}

@@ -1,0 +1,120 @@
+//! A store without room is an outage that passes, for all but new tasks; and a row that lost its runner gets another one.
+
+use serde_json::{Value, json};
+use taskgate::engine::rows_without_runner;
+use taskgate::task::TaskMode;
+use tokio::time::timeout;
+
+use super::script::Script;
+use super::store_faults::{Method, StoreFault};
+use super::waiting::{answer, asking, asks, ends, task};
+use super::world::{Ask, Rules, World, millis, seconds};
+
+/// More than any test uses.
+const ALWAYS: usize = 1_000_000;
+
+fn rules() -> Rules {
+    Rules { durable: true, in_flight_max: 100, queue_max: 500, ..Rules::mode(TaskMode::Always) }
+}
+
+/// The disk is full: rows that are there can be read.
+fn is_full(world: &World) {
+    world.store.faults.strike(Method::Insert, StoreFault::NoRoom, ALWAYS);
+    world.store.faults.strike(Method::Replace, StoreFault::NoRoom, ALWAYS);
+}
+
+fn data(answer: &Value) -> &Value {
+    &answer["error"]["data"]
+}
+
+/// T1, L8: none of 200 tasks is lost or stays at work, whatever each was about to do when the disk became full, and a cancel that came
+/// meanwhile is kept.
+#[tokio::test(start_paused = true)]
+async fn l8_two_hundred_tasks_outlast_a_full_disk_and_a_cancel_is_kept() {
+    const TASKS: usize = 200;
+    // Half of them wait for their turn.
+    let world = World::with(rules(), Script::returns(seconds(4), "done"));
+    let mut ids = Vec::new();
+    for _ in 0..TASKS {
+        ids.push(world.handle(&Ask::call()).await);
+    }
+    tokio::time::sleep(seconds(1)).await;
+    is_full(&world);
+    let refused = world.send(&Ask::call()).await;
+    assert_eq!(refused.status, 503);
+    let refused = refused.json().await;
+    assert_eq!(data(&refused), &json!({ "source": "gateway", "reason": "store_full", "executed": "no" }));
+    let (cancelled, last) = (ids.remove(0), ids.pop().unwrap());
+    let cancels = [&cancelled, &last].map(|id| world.client(&Ask::task("tasks/cancel", id)));
+    tokio::time::sleep(seconds(8)).await;
+    assert!(cancels.iter().all(|cancel| !cancel.is_finished()), "they wait");
+    world.every_row_is_run().await;
+    world.store.faults.heal();
+    for cancel in cancels {
+        assert!(cancel.await.unwrap().json().await["result"].is_object());
+    }
+    for id in &ids {
+        let task = timeout(seconds(60), world.settled(id)).await.expect("it ends");
+        assert_eq!(task["result"]["content"][0]["text"], "done", "{task}");
+    }
+    for id in [&cancelled, &last] {
+        let status = world.settled(id).await["status"].take();
+        assert!(["cancelled", "completed"].contains(&status.as_str().unwrap()), "{status}");
+    }
+    world.is_idle().await;
+}
+
+/// A change that the store takes only after long is refused, and not made later.
+#[tokio::test(start_paused = true)]
+async fn a_change_waits_for_room_for_so_long_and_is_refused_then() {
+    let world = World::with(rules(), Script::returns(seconds(300), "done"));
+    let id = world.handle(&Ask::call()).await;
+    is_full(&world);
+    let refused = world.send(&Ask::task("tasks/cancel", &id)).await;
+    assert!((seconds(20)..seconds(22)).contains(&world.age()), "{:?}", world.age());
+    assert_eq!(refused.status, 503);
+    assert_eq!(data(&refused.json().await)["reason"], "store_full");
+    world.store.faults.heal();
+    assert_eq!(world.settled(&id).await["status"], "completed");
+    world.is_idle().await;
+}
+
+/// L5: an answer waits for room, and reaches the server once.
+#[tokio::test(start_paused = true)]
+async fn an_answer_waits_for_room() {
+    let world = World::with(rules(), asks());
+    let id = task(&world, Ask::call()).await;
+    let keys = asking(&world, &id).await;
+    is_full(&world);
+    let healed = async {
+        tokio::time::sleep(seconds(8)).await;
+        world.store.faults.heal();
+    };
+    let (answered, ()) = tokio::join!(answer(&world, &id, &keys[0]), healed);
+    assert!(answered["result"].is_object(), "{answered}");
+    assert_eq!(ends(&world, &id).await["status"], "completed");
+    assert_eq!(super::rounds::answers(&world).len(), 1);
+    world.is_idle().await;
+}
+
+/// L9: the engine's law, and the net below it: a store that refuses even a fault leaves a row without a runner, which two looks find.
+#[tokio::test(start_paused = true)]
+async fn l9_a_row_that_lost_its_runner_is_taken_up_again() {
+    let world = World::with(rules(), Script::returns(seconds(5), "done"));
+    let id = world.handle(&Ask::call()).await;
+    world.every_row_is_run().await;
+    world.store.faults.strike(Method::Replace, StoreFault::Refuses, 2);
+    let (engine, stop) = (std::sync::Arc::clone(&world.engine), world.ending.clone());
+    let looking = tokio::spawn(rows_without_runner::run(engine, world.origins(), stop));
+    tokio::time::sleep(seconds(6)).await;
+    let found = world.engine.rows_without_runner().await.unwrap();
+    assert_eq!(found.into_iter().map(|key| key.id.to_string()).collect::<Vec<_>>(), [id.clone()]);
+    tokio::time::sleep(seconds(60)).await;
+    let task = world.get(&id).await;
+    assert_eq!((&task["status"], &data(&task)["reason"]), (&json!("failed"), &json!("gateway_restart")), "{task}");
+    assert_eq!(data(&task)["executed"], "unknown");
+    assert_eq!(world.engine.unsettled_tasks("scripted"), 0, "it is counted once");
+    world.is_idle().await;
+    world.ending.cancel();
+    timeout(millis(10), looking).await.expect("it ends").unwrap();
+}

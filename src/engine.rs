@@ -174,11 +174,7 @@ impl Engine {
     /// open, as of the last look at it.
     #[must_use]
     pub fn unfinished_of(&self, owner: &Principal) -> usize {
-        let taken = self.admission.taken_by(owner);
-        match self.store.reach() {
-            Reach::Process | Reach::Machine => taken,
-            Reach::Shared => taken.max(self.store.usage_of(owner).unsettled),
-        }
+        self.admission.used_by(owner, self.unsettled_rows(owner))
     }
 
     /// When this life began.

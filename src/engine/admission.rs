@@ -26,18 +26,32 @@ pub struct TaskAdmission {
     principals: SharedLimits,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct AdmissionState {
     /// Of all together.
     tasks_max: usize,
     closed: bool,
     counts: PrincipalCounts,
+    /// Those among them that have a row in the store, or are about to get one.
+    stored: PrincipalCounts,
+}
+
+impl AdmissionState {
+    /// Places taken, and unsettled rows of other gateways. A place that has no row yet is in no sum of the store.
+    fn used(&self, stored: UnsettledRows) -> usize {
+        self.counts.all().max(stored.all + self.counts.all().saturating_sub(self.stored.all()))
+    }
+
+    fn used_by(&self, owner: &Principal, stored: UnsettledRows) -> usize {
+        let taken = self.counts.of(owner);
+        taken.max(stored.of_owner + taken.saturating_sub(self.stored.of(owner)))
+    }
 }
 
 impl TaskAdmission {
     #[must_use]
     pub fn new(tasks_max: usize, principals: SharedLimits) -> Self {
-        let taken = AdmissionState { tasks_max, closed: false, counts: PrincipalCounts::default() };
+        let taken = AdmissionState { tasks_max, closed: false, ..AdmissionState::default() };
         Self { taken: Mutex::new(taken), principals }
     }
 
@@ -87,8 +101,8 @@ impl TaskAdmission {
         let own_max = self.principals.of(owner).tasks_max;
         let mut taken = self.taken.lock();
         let limit = match () {
-            () if taken.counts.of(owner).max(stored.of_owner) + number.get() > own_max => Some("principal"),
-            () if taken.counts.all().max(stored.all) + number.get() > taken.tasks_max => Some("all"),
+            () if taken.used_by(owner, stored) + number.get() > own_max => Some("principal"),
+            () if taken.used(stored) + number.get() > taken.tasks_max => Some("all"),
             () => None,
         };
         if let Some(limit) = limit {
@@ -100,13 +114,16 @@ impl TaskAdmission {
             return Err(Reason::TooManyTasks);
         }
         taken.counts.add_many(owner, number);
-        Ok(TaskPermit { admission: Arc::clone(self), owner: owner.clone(), number })
+        Ok(TaskPermit { admission: Arc::clone(self), owner: owner.clone(), number, is_stored: false })
     }
 
     /// Takes a place for a task of an earlier life of the process, which is there whatever the bounds say by now.
     pub fn take_again(self: &Arc<Self>, owner: &Principal) -> TaskPermit {
-        self.taken.lock().counts.add(owner);
-        TaskPermit { admission: Arc::clone(self), owner: owner.clone(), number: NonZeroUsize::MIN }
+        let mut taken = self.taken.lock();
+        taken.counts.add(owner);
+        taken.stored.add(owner);
+        drop(taken);
+        TaskPermit { admission: Arc::clone(self), owner: owner.clone(), number: NonZeroUsize::MIN, is_stored: true }
     }
 
     /// Whether what one principal has in the store may grow from `before` to `after`; what shrinks always may.
@@ -143,6 +160,11 @@ impl TaskAdmission {
         self.taken.lock().counts.all()
     }
 
+    /// Places that one principal has taken, and what it has beside them at other gateways.
+    pub(super) fn used_by(&self, owner: &Principal, stored: UnsettledRows) -> usize {
+        self.taken.lock().used_by(owner, stored)
+    }
+
     /// Places that one principal has taken.
     #[must_use]
     pub fn taken_by(&self, owner: &Principal) -> usize {
@@ -156,19 +178,32 @@ pub struct TaskPermit {
     admission: Arc<TaskAdmission>,
     owner: Principal,
     number: NonZeroUsize,
+    is_stored: bool,
 }
 
 impl TaskPermit {
+    /// Its rows are about to be added to the store, which counts them from then on.
+    pub(super) fn is_being_stored(&mut self) {
+        if !std::mem::replace(&mut self.is_stored, true) {
+            self.admission.taken.lock().stored.add_many(&self.owner, self.number);
+        }
+    }
+
     /// One of its places, for a subtask; `None` where it has one only.
     pub fn take_one(&mut self) -> Option<Self> {
         self.number = NonZeroUsize::new(self.number.get() - 1)?;
-        Some(Self { admission: Arc::clone(&self.admission), owner: self.owner.clone(), number: NonZeroUsize::MIN })
+        let (admission, owner) = (Arc::clone(&self.admission), self.owner.clone());
+        Some(Self { admission, owner, number: NonZeroUsize::MIN, is_stored: self.is_stored })
     }
 }
 
 impl Drop for TaskPermit {
     fn drop(&mut self) {
-        self.admission.taken.lock().counts.remove_many(&self.owner, self.number);
+        let mut taken = self.admission.taken.lock();
+        taken.counts.remove_many(&self.owner, self.number);
+        if self.is_stored {
+            taken.stored.remove_many(&self.owner, self.number);
+        }
     }
 }
 
@@ -213,6 +248,31 @@ mod tests {
         assert_eq!(admission.taken(), 1);
         drop(tree);
         assert!(admission.taken.lock().counts.is_empty());
+    }
+
+    /// T5: a place without a row counts beside the rows of all gateways, and one with a row is among them.
+    #[test]
+    fn places_without_a_row_count_beside_the_rows_of_all_gateways() {
+        let owner = Principal::local();
+        for (places, stored_here, stored_elsewhere, fits) in [
+            (3, 3, 6, true),
+            (3, 3, 7, false),
+            (3, 0, 6, true),
+            (3, 0, 7, false),
+            (5, 2, 4, true),
+            (5, 2, 5, false),
+            (10, 10, 0, false),
+        ] {
+            let admission = admission(10, 10);
+            let mut taken: Vec<_> = (0..places).map(|_| admission.take(&owner).unwrap()).collect();
+            taken.iter_mut().take(stored_here).for_each(TaskPermit::is_being_stored);
+            let rows = stored_here + stored_elsewhere;
+            let rows = UnsettledRows { all: rows, of_owner: rows };
+            let next = admission.take_beside(&owner, NonZeroUsize::MIN, rows);
+            assert_eq!(next.is_ok(), fits, "{places} places, {stored_here} and {stored_elsewhere} rows");
+            drop((taken, next));
+            assert!(admission.taken.lock().stored.is_empty());
+        }
     }
 
     #[test]

@@ -132,6 +132,9 @@ impl Runner {
         // this claim on nobody else makes, runs or removes a row with this key.
         let orders = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
+        if let Some(place) = &mut self.place {
+            place.is_being_stored();
+        }
         let task = match self.store_tree(task, now).await {
             Ok(task) => task,
             Err(error) => {

@@ -18,6 +18,8 @@ use crate::wire::{JsonPieces, RequestId, RpcError};
 
 /// What waits for a client that reads slowly; above that the upstream is read no further.
 const UNREAD_MAX: usize = 16;
+/// The same in bytes: one event may be larger.
+const UNREAD_BYTES_MAX: usize = 256 * 1024;
 /// Events that one stream keeps for a client that comes back.
 const EVENTS_MAX: usize = 64;
 /// Bytes that all streams of one face keep so, and answers among them. Beyond them what is oldest is forgotten.
@@ -35,6 +37,11 @@ pub(in crate::face) type CallResult = Result<JsonPieces, RpcError>;
 /// The result of a call that a fault of the gateway ended.
 pub(in crate::face) fn fault(reason: Reason) -> CallResult {
     Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
+}
+
+/// The same answer in a buffer of its own: its bytes of the budget go with its reader.
+fn detached(ending: &CallResult) -> CallResult {
+    ending.as_ref().map(JsonPieces::detached).map_err(RpcError::clone)
 }
 
 /// One call's messages.
@@ -118,7 +125,9 @@ impl ReplayBuffer {
 
     /// Says something, once the reader has room. False if nobody is there to read it.
     async fn say(&self, part: BodyPart, unheard: UnreadPolicy) -> bool {
-        let has_room = |state: &ReplayState| state.reader.is_none() || state.unread() < UNREAD_MAX;
+        let has_room = |state: &ReplayState| {
+            state.reader.is_none() || (state.unread() < UNREAD_MAX && state.unread_bytes() < UNREAD_BYTES_MAX)
+        };
         // The other end of this is held here.
         let _ = self.state.subscribe().wait_for(has_room).await;
         let is_comment = part.is_comment();
@@ -129,6 +138,8 @@ impl ReplayBuffer {
                 state.size += part.len();
                 self.bytes.fetch_add(part.len(), Ordering::Relaxed);
                 let bears_id = part.event().is_some_and(|event| event.id.is_some());
+                // What is kept for a client that is away holds nothing of the budget of answers under way.
+                let part = if is_heard { part } else { part.detached() };
                 state.events.push_back(ReplayEvent { number: state.next, part, bears_id });
                 state.next += 1;
                 self.trim(state);
@@ -144,8 +155,8 @@ impl ReplayBuffer {
             let size = ending.as_ref().map_or(0, JsonPieces::len);
             state.size += size;
             self.bytes.fetch_add(size, Ordering::Relaxed);
-            state.last = Some(ending);
             is_heard = state.reader.is_some();
+            state.last = Some(if is_heard { ending } else { detached(&ending) });
         });
         is_heard
     }
@@ -178,6 +189,10 @@ impl ReplayState {
 
     fn unread(&self) -> usize {
         self.events.iter().rev().take_while(|event| event.number >= self.read).count()
+    }
+
+    fn unread_bytes(&self) -> usize {
+        self.events.iter().rev().take_while(|event| event.number >= self.read).map(|event| event.part.len()).sum()
     }
 }
 
@@ -268,6 +283,9 @@ impl ReplayReader {
             match at.and_then(|at| state.events.get(at).cloned().map(|event| (at, event))) {
                 Some((at, event)) => {
                     state.read = event.number + 1;
+                    if state.is_kept {
+                        state.events[at].part = event.part.detached();
+                    }
                     let is_comment = event.part.is_comment();
                     if is_comment {
                         state.size -= event.part.len();
@@ -290,11 +308,7 @@ impl ReplayReader {
                     word = match state.last.take() {
                         Some(last) => {
                             // Its reader takes the bytes of the budget along.
-                            state.last = Some(if state.is_kept {
-                                last.as_ref().map(JsonPieces::detached).map_err(RpcError::clone)
-                            } else {
-                                fault(Reason::Internal)
-                            });
+                            state.last = Some(if state.is_kept { detached(&last) } else { fault(Reason::Internal) });
                             is_new.then(|| ReplayItem::Last(last, number))
                         }
                         None if state.is_unwanted => None,
@@ -315,6 +329,11 @@ impl Drop for ReplayReader {
             if state.reader == Some(self.own) {
                 state.reader = None;
                 self.log.trim(state);
+                let read = state.read;
+                for event in state.events.iter_mut().filter(|event| event.number >= read) {
+                    event.part = event.part.detached();
+                }
+                state.last = state.last.take().map(|last| if state.is_kept { detached(&last) } else { last });
             }
         });
     }

@@ -4,7 +4,7 @@ use std::io::IoSlice;
 
 use bytes::{Buf, BufMut as _, Bytes, BytesMut};
 
-use crate::wire::MessageText;
+use crate::wire::{JsonPieces, MessageText};
 
 const MESSAGE_HEAD: &[u8] = b"event: message\ndata: ";
 const EVENT_END: &[u8] = b"\n\n";
@@ -153,6 +153,16 @@ impl BodyPart {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.has_remaining()
+    }
+
+    /// A copy that holds no other buffer; a small part is shared as it is.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        match self {
+            part if part.len() < JsonPieces::SHARED_MIN => part.clone(),
+            Self::Bytes(bytes) => Self::Bytes(Bytes::copy_from_slice(bytes)),
+            Self::Event(event) => Self::Bytes(event.unwritten.concat().into()),
+        }
     }
 
     /// What stands on the wire. Copies the text of an event.

@@ -54,6 +54,14 @@ impl ReadLimits {
         Self { bytes_max, idle: None, share: Some(share) }
     }
 
+    /// A copy of an answer that was read so, with the bytes that it takes.
+    pub(crate) fn rehold(&self, text: Bytes) -> Bytes {
+        match &self.share {
+            Some(share) => share.rehold(text),
+            None => text,
+        }
+    }
+
     /// Waits until an answer that has `bytes` by now may be read on. Cancel safe.
     async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
         match &self.share {

@@ -405,10 +405,10 @@ impl PipedCall {
             let text = if response.content == BodyKind::Events {
                 // What was said before the answer has nowhere to go.
                 let answer = reply::answer(response, &self.id, &limits).await?;
-                match &answer.outcome {
+                limits.rehold(match &answer.outcome {
                     Ok(result) => envelope::result(&self.id, result),
                     Err(error) => envelope::error(Some(&self.id), error),
-                }
+                })
             } else {
                 reply::read_whole(response.body, &limits).await?
             };

@@ -354,10 +354,10 @@ impl StatelessForward {
                 // The client takes no stream: what was said before the answer has nowhere to go.
                 let reading = reply::answer(response, &call.id, &limits);
                 let answer = in_time(&call, pin!(reading), None, pace.deadline).await?;
-                let text = match &answer.outcome {
+                let text = limits.rehold(match &answer.outcome {
                     Ok(result) => envelope::result(&call.id, result),
                     Err(error) => envelope::error(Some(&call.id), error),
-                };
+                });
                 Ok(RequestAnswer::Json(full_body(self.edits.text(GlancedMessage::of(text)))))
             }
             BodyKind::Events => {

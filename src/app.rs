@@ -209,7 +209,7 @@ impl Gateway {
         healths.set(upstreams.iter().map(ServedUpstream::health).collect());
         let metrics = operators::metrics(metrics, shared.as_ref());
         let callers_of_admin = files::operators(&config.admin)?;
-        let seen = OperatorsView { readiness: readiness.clone(), healths: healths.clone(), metrics: metrics.clone() };
+        let seen = OperatorsView::new(&readiness, &healths, &metrics, &parts.permits);
         let operators = seen.site((&config.admin, callers_of_admin), &parts.engine, shared.as_ref());
         let admin = Box::pin(listen(waiting.admin, operators.clone(), sockets.admin)).await?;
         let probes = (config.metrics, &readiness, metrics);

@@ -7,10 +7,11 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use super::task_store::SharedLife;
 use crate::engine::Engine;
 use crate::face::http::Endpoint;
-use crate::face::operators::{OperatorReplica, Operators, ProcessStatus, TaskTotals, UnopenedOperators};
+use crate::face::operators::{HeldCalls, OperatorReplica, Operators, ProcessStatus, TaskTotals, UnopenedOperators};
 use crate::server::admin::{self, MetricsSource, Readiness};
 use crate::server::{AdminSettings, Authenticator, ListenerSpec, Routes};
 use crate::store::PostgresStore;
+use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::UpstreamHealthList;
 
 /// The metrics, with those of a shared store that change with time alone.
@@ -25,12 +26,23 @@ pub(super) fn metrics(page: PrometheusHandle, shared: Option<&SharedLife>) -> Me
 /// What stands on the pages of the admin listener, beside the tasks.
 #[derive(Clone)]
 pub(super) struct OperatorsView {
-    pub(super) readiness: Readiness,
-    pub(super) healths: UpstreamHealthList,
-    pub(super) metrics: MetricsSource,
+    readiness: Readiness,
+    healths: UpstreamHealthList,
+    metrics: MetricsSource,
+    permits: Arc<CallPermitsByName>,
 }
 
 impl OperatorsView {
+    pub(super) fn new(
+        readiness: &Readiness,
+        healths: &UpstreamHealthList,
+        metrics: &MetricsSource,
+        permits: &Arc<CallPermitsByName>,
+    ) -> Self {
+        let (readiness, healths, metrics) = (readiness.clone(), healths.clone(), metrics.clone());
+        Self { readiness, healths, metrics, permits: Arc::clone(permits) }
+    }
+
     /// The admin listener's site.
     pub(super) fn site(
         &self,
@@ -38,14 +50,14 @@ impl OperatorsView {
         engine: &Arc<Engine>,
         shared: Option<&SharedLife>,
     ) -> ListenerSpec {
-        let Self { readiness, healths, metrics } = self.clone();
+        let Self { readiness, healths, metrics, .. } = self.clone();
         let mut site = admin::site(settings, callers, readiness, healths, metrics);
         site.routes = self.add_tasks(site.routes, engine, shared.map(|shared| Arc::clone(&shared.store)));
         site
     }
 
     fn add_tasks(&self, routes: Routes, engine: &Arc<Engine>, shared: Option<Arc<PostgresStore>>) -> Routes {
-        let Self { readiness, healths, .. } = self.clone();
+        let Self { readiness, healths, permits, .. } = self.clone();
         let (of, beside) = (Arc::clone(engine), shared.clone());
         let status = move || {
             let (usage, reasons) = (of.usage(), readiness.reasons());
@@ -59,7 +71,8 @@ impl OperatorsView {
             let version = env!("CARGO_PKG_VERSION");
             let replicas = beside.as_deref().map(OperatorReplica::all).unwrap_or_default();
             let ready = reasons.is_empty();
-            ProcessStatus { version, ready, reasons, tasks, replicas, upstreams: healths.looks() }
+            let held_calls = HeldCalls::of(&permits);
+            ProcessStatus { version, ready, reasons, tasks, held_calls, replicas, upstreams: healths.looks() }
         };
         let operators = Operators::new(Arc::clone(engine), Box::new(status));
         let operators = Arc::new(match shared {
@@ -85,7 +98,7 @@ pub(super) fn unopened_site(
 }
 
 fn add_pages(routes: Routes, operators: &Arc<dyn Endpoint>) -> Routes {
-    let exact = ["/", "/tasks", "/replicas"].into_iter();
+    let exact = ["/", "/tasks", "/calls", "/replicas"].into_iter();
     let routes = exact.fold(routes, |routes, path| routes.with(path, Arc::clone(operators)));
     ["/tasks/", "/replicas/"].into_iter().fold(routes, |routes, path| routes.below(path, Arc::clone(operators)))
 }

@@ -13,7 +13,7 @@ use crate::task::{
     Answer, CallOrigin, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, SubtaskLimits, Task,
     TaskKey, TaskTimes, TaskVisibility, Timestamp, ToolPolicy,
 };
-use crate::upstream::limits::CallPermits;
+use crate::upstream::limits::{CallInProgress, CallPermits};
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
 use crate::wire::{Payload, method};
 
@@ -59,6 +59,12 @@ pub struct CallSpec {
 }
 
 impl CallSpec {
+    /// Counts and lists the call at its upstream from now on; nothing of methods that need no place there.
+    pub(super) fn call_begins(&self) -> Option<CallInProgress> {
+        let permits = self.permits.as_ref()?;
+        Some(permits.call_begins(Arc::clone(&self.tool), self.owner.clone()))
+    }
+
     /// Whether the client can find the task by a name that it gave.
     pub(super) const fn is_named(&self) -> bool {
         self.idempotency.is_some() || self.chosen.is_some()

@@ -76,7 +76,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Starts a runner for one call.
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
-    let in_progress = spec.permits.as_ref().map(|permits| permits.call_begins());
+    let in_progress = spec.call_begins();
     let (spec, plan) = split_plan::split(spec);
     let (seat, stream) = CallStream::new();
     let span =
@@ -373,6 +373,7 @@ impl Runner {
     }
 
     async fn heard(&mut self, event: ExchangeEvent) -> RunnerFlow {
+        self.in_progress.iter().for_each(CallInProgress::heard);
         failpoint::hit("event-heard");
         if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
             && self.is_untaken(fault)

@@ -4,6 +4,7 @@
 //! Shown are digests, names, states and times; never an id, an argument, a question or a result (B165).
 
 mod entry;
+mod held_calls;
 mod replicas;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ use crate::task::reference::principal_reference;
 use crate::task::{ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
 use entry::{OperatorTaskDetails, OperatorTaskEntry, state};
+pub use held_calls::{HeldCallReport, HeldCalls};
 pub use replicas::OperatorReplica;
 use replicas::{ForgottenReplica, OperatorReplicaList};
 
@@ -50,6 +52,8 @@ const NOT_SHARED: &str = "this gateway shares its store with no other";
 enum OperatorRoute<'a> {
     Status,
     Tasks,
+    /// The calls of clients that wait for an answer.
+    Calls,
     /// A task is looked up by its id.
     Find,
     Show(&'a str),
@@ -63,6 +67,7 @@ impl<'a> OperatorRoute<'a> {
     fn of(path: &'a str) -> Self {
         match path.strip_prefix('/').unwrap_or_default().split_once('/') {
             None if path == "/tasks" => Self::Tasks,
+            None if path == "/calls" => Self::Calls,
             None if path == "/replicas" => Self::Replicas,
             None => Self::Status,
             Some(("tasks", "find")) => Self::Find,
@@ -90,6 +95,7 @@ pub struct ProcessStatus {
     /// Why it is not.
     pub reasons: Vec<&'static str>,
     pub tasks: TaskTotals,
+    pub held_calls: HeldCalls,
     /// Those that share the store; none where nobody does.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<OperatorReplica>,
@@ -109,17 +115,15 @@ pub struct TaskTotals {
 impl std::fmt::Display for ProcessStatus {
     /// Lines of text.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { version, reasons, tasks, replicas, upstreams, .. } = self;
+        let Self { version, reasons, tasks, replicas, upstreams, held_calls, .. } = self;
         writeln!(f, "taskgate {version}")?;
         match reasons.as_slice() {
             [] => writeln!(f, "ready")?,
             reasons => writeln!(f, "not ready: {}", reasons.join(", "))?,
         }
         let TaskTotals { kept, bytes, bytes_max, unsettled, places_taken } = tasks;
-        writeln!(
-            f,
-            "tasks: {kept} kept in {bytes} of {bytes_max} bytes, {unsettled} unsettled, {places_taken} places taken\n"
-        )?;
+        write!(f, "tasks: {kept} kept in {bytes} of {bytes_max} bytes, {unsettled} unsettled, ")?;
+        writeln!(f, "{places_taken} places taken\n{held_calls}")?;
         for replica in replicas {
             writeln!(f, "{replica}")?;
         }
@@ -127,7 +131,7 @@ impl std::fmt::Display for ProcessStatus {
             writeln!(f, "{upstream}")?;
         }
         let page = if replicas.is_empty() { "" } else { "/replicas " };
-        writeln!(f, "\n/tasks {page}/healthz /readyz /readyz?verbose /metrics")
+        writeln!(f, "\n/tasks /calls {page}/healthz /readyz /readyz?verbose /metrics")
     }
 }
 
@@ -436,6 +440,7 @@ impl Endpoint for Operators {
                 let all = self.store().map(|store| OperatorReplicaList { replicas: OperatorReplica::all(store) });
                 answer(all)
             }
+            OperatorRoute::Calls => json(StatusCode::OK, &(self.status)().held_calls),
             OperatorRoute::Status if wants_json(&request) => json(StatusCode::OK, &(self.status)()),
             OperatorRoute::Status => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.status)().to_string()),
             OperatorRoute::Nowhere => refusal(StatusCode::NOT_FOUND, "there is nothing here"),

@@ -22,7 +22,7 @@ use crate::metric;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use calls_in_progress::CallsInProgress;
-pub use calls_in_progress::{CallCounts, CallInProgress, CallProspect};
+pub use calls_in_progress::{CallCounts, CallInProgress, CallProspect, HeldCallEntry};
 use state::{CallPermitsState, PermitWaiter, PlaceDivision};
 
 /// The places of one upstream, resolved. They hold for `tools/call` only.
@@ -104,6 +104,18 @@ impl CallPermitsByName {
         let living = all.iter().filter_map(|(name, permits)| Some((Arc::clone(name), permits.upgrade()?)));
         let counted = living.map(|(name, permits)| (name, permits.in_progress.counts()));
         counted.filter(|(_, counts)| *counts != CallCounts::default()).collect()
+    }
+
+    /// The calls whose clients wait, each with its upstream, oldest first.
+    #[must_use]
+    pub fn held_calls(&self) -> Vec<(Arc<str>, HeldCallEntry)> {
+        let all: Vec<_> =
+            self.all.lock().iter().filter_map(|(name, permits)| Some((Arc::clone(name), permits.upgrade()?))).collect();
+        let held =
+            all.iter().flat_map(|(name, permits)| permits.in_progress.held().into_iter().map(move |call| (name, call)));
+        let mut held: Vec<_> = held.map(|(name, call)| (Arc::clone(name), call)).collect();
+        held.sort_by_key(|(_, call)| call.began);
+        held
     }
 
     fn shared(&self, upstream: &Arc<str>, make: impl FnOnce() -> CallPermits) -> CallPermits {
@@ -210,8 +222,8 @@ impl CallPermits {
     }
 
     /// Counts a call from its beginning: until something else is said, as one whose client waits for the answer.
-    pub fn call_begins(&self) -> CallInProgress {
-        CallInProgress::new(Arc::clone(&self.0))
+    pub fn call_begins(&self, tool: Arc<str>, owner: Principal) -> CallInProgress {
+        CallInProgress::new(Arc::clone(&self.0), tool, owner)
     }
 
     /// How many places `owner` has.

@@ -62,7 +62,7 @@ pub(in crate::engine) fn start(
     (task, orders): (Arc<Task>, RunnerCommands),
     (way, place): (RecoveryAction, TaskPermit),
 ) {
-    let in_progress = spec.permits.as_ref().map(|permits| permits.call_begins());
+    let in_progress = spec.call_begins();
     let (spec, stage) = match way {
         RecoveryAction::Watch => {
             let (spec, plan) = split_again(spec, task.tree.children.len());
@@ -98,7 +98,7 @@ pub(super) fn adopt(
     call: AdoptedCall,
 ) {
     let (concerned, span) = row_context(&task);
-    let in_progress = spec.permits.as_ref().map(|permits| permits.call_begins());
+    let in_progress = spec.call_begins();
     let mut runner = Runner::of_row(Arc::clone(engine), spec, (&task, orders), call, Arc::clone(&concerned));
     runner.in_progress = in_progress;
     let runner = Box::new(runner);

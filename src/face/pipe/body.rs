@@ -57,6 +57,9 @@ pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     /// Notes whether its client can come back for the rest, also to a later process.
     fn note_place(&mut self, _has_place: bool) {}
 
+    /// Notes that the upstream said something.
+    fn heard(&self) {}
+
     /// What the client is told where this takes the place of its answer.
     fn told_of(&self, fault: &GatewayFault) -> GatewayFault {
         *fault
@@ -336,6 +339,7 @@ impl<C: AnsweredRequest> Body for PipeBody<C> {
         match Pin::new(&mut this.source).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 this.last_frame = Instant::now();
+                this.call.iter().for_each(C::heard);
                 return Poll::Ready(Some(Ok(this.watched(frame))));
             }
             // The client has what it waited for.

@@ -1,10 +1,12 @@
 //! Holds what a `tools/call` in a pipe has while it is in progress: a permit, and a part in the count of calls; and ends it
 //! with the gateway.
 
+use std::sync::Arc;
+
 use crate::engine::CallsEnd;
 use crate::face::served::Served;
 use crate::task::{Executed, GatewayFault, Principal};
-use crate::upstream::limits::{CallInProgress, CallPermit, CallProspect};
+use crate::upstream::limits::{CallInProgress, CallPermit};
 
 /// A call at its upstream.
 #[derive(Debug)]
@@ -21,8 +23,9 @@ impl HeldCall {
     ///
     /// # Errors
     /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
-    pub(in crate::face) async fn begin(served: &Served, owner: &Principal) -> Result<Self, GatewayFault> {
-        let (in_progress, calls_end) = (served.permits.call_begins(), served.engine.calls_end());
+    pub(in crate::face) async fn begin(served: &Served, owner: &Principal, tool: &str) -> Result<Self, GatewayFault> {
+        let in_progress = served.permits.call_begins(Arc::from(tool), owner.clone());
+        let calls_end = served.engine.calls_end();
         let permit = match served.permits.try_acquire(owner) {
             Some(permit) => permit,
             None => {
@@ -35,7 +38,12 @@ impl HeldCall {
 
     /// Counts it anew: whether its client can come back for the rest, also to a later process.
     pub(in crate::face) fn note_place(&mut self, has_place: bool) {
-        self.in_progress.now(if has_place { CallProspect::Resumed } else { CallProspect::Held });
+        self.in_progress.now_held(has_place);
+    }
+
+    /// Notes that the upstream said something of the call.
+    pub(in crate::face) fn heard(&self) {
+        self.in_progress.heard();
     }
 
     /// Says when no call is waited for any more.

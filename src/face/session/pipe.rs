@@ -9,6 +9,7 @@ mod client_filter;
 mod inject;
 mod one_way_messages;
 mod paused_calls;
+mod piped_request;
 mod resumable;
 mod stream_edits;
 
@@ -88,14 +89,6 @@ pub(super) struct PipedRequest {
     progress_token: Option<Payload>,
     /// The page of a list that is wanted.
     cursor: Option<Payload>,
-}
-
-impl PipedRequest {
-    /// What silence is broken with, if it wants progress under a token that is one.
-    fn signs(&self) -> Option<LifeSigns> {
-        let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
-        Some(LifeSigns::new(self.id.clone(), token.payload().clone()))
-    }
 }
 
 /// Takes a request for the pipe, as it came and when.
@@ -318,7 +311,7 @@ async fn place(
     session: &ClientSession,
     request: &PipedRequest,
 ) -> Result<Option<HeldCall>, GatewayFault> {
-    let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner);
+    let beginning = HeldCall::begin(&shared.served, &session.own.opened.owner, request.tool_name());
     let request = (session.token.nonce, &request.id, request.arrived);
     shared.open.in_flight.before_it_is_sent(request, pin!(beginning)).await.transpose()
 }
@@ -429,6 +422,10 @@ impl AnsweredRequest for PipedCall {
 
     fn is_resumable(&self) -> bool {
         true
+    }
+
+    fn heard(&self) {
+        self.permit.iter().for_each(HeldCall::heard);
     }
 
     fn note_place(&mut self, has_place: bool) {

@@ -243,6 +243,10 @@ impl AnsweredRequest for StatelessPipedCall {
         self.permit.as_ref().map(HeldCall::calls_end)
     }
 
+    fn heard(&self) {
+        self.permit.iter().for_each(HeldCall::heard);
+    }
+
     /// There is nothing to name a place in a stream with.
     fn is_resumable(&self) -> bool {
         false
@@ -287,7 +291,8 @@ impl StatelessForward {
         let settings = &self.served.settings;
         let (permit, timeouts, deadline) = match self.deadline {
             Some(deadline) => {
-                let permit = HeldCall::begin(&self.served, &self.edits.asker.principal).await?;
+                let tool = self.edits.asker.params.get_str("name").unwrap_or_default();
+                let permit = HeldCall::begin(&self.served, &self.edits.asker.principal, &tool).await?;
                 (Some(permit), settings.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
             }
             None => (None, settings.timeouts, None),

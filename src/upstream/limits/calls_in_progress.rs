@@ -1,11 +1,18 @@
 //! Counts the calls that are in progress at an upstream, by what becomes of them if the gateway ends now.
 //!
-//! A call is counted from its beginning, whether it has a permit yet or not, until nobody goes on with it.
+//! A call is counted from its beginning, whether it has a permit yet or not, until nobody goes on with it. Held calls are
+//! also listed, for operators: no store has them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::CallPermitsInner;
+use crate::task::Principal;
 
 /// What becomes of a call if the gateway ends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +36,46 @@ pub struct CallCounts {
     pub resumed: usize,
 }
 
+/// A call whose client waits for its answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldCallEntry {
+    pub tool: Arc<str>,
+    pub owner: Principal,
+    pub began: Instant,
+    /// When the upstream last said something of it.
+    pub last_sign: Option<Instant>,
+}
+
+/// What is kept of one call for the list.
+#[derive(Debug)]
+struct CallRecord {
+    tool: Arc<str>,
+    owner: Principal,
+    began: Instant,
+    /// Milliseconds from `began` to the last sign of life, plus one; 0 before the first.
+    last_sign: AtomicU64,
+    is_held: AtomicBool,
+}
+
+impl CallRecord {
+    fn entry(&self) -> Option<HeldCallEntry> {
+        let sign = self.last_sign.load(Ordering::Relaxed).checked_sub(1);
+        self.is_held.load(Ordering::Relaxed).then(|| HeldCallEntry {
+            tool: Arc::clone(&self.tool),
+            owner: self.owner.clone(),
+            began: self.began,
+            last_sign: sign.map(|after| self.began + Duration::from_millis(after)),
+        })
+    }
+}
+
 #[derive(Debug, Default)]
-pub(super) struct CallsInProgress([AtomicUsize; 4]);
+pub(super) struct CallsInProgress {
+    counts: [AtomicUsize; 4],
+    records: Mutex<HashMap<u64, Arc<CallRecord>>>,
+    /// Names of records that were given out.
+    named: AtomicU64,
+}
 
 impl CallsInProgress {
     pub(super) fn counts(&self) -> CallCounts {
@@ -43,8 +88,13 @@ impl CallsInProgress {
         }
     }
 
+    /// The calls whose clients wait.
+    pub(super) fn held(&self) -> Vec<HeldCallEntry> {
+        self.records.lock().values().filter_map(|record| record.entry()).collect()
+    }
+
     const fn of(&self, prospect: CallProspect) -> &AtomicUsize {
-        let [held, lost, repeated, resumed] = &self.0;
+        let [held, lost, repeated, resumed] = &self.counts;
         match prospect {
             CallProspect::Held => held,
             CallProspect::Lost => lost,
@@ -60,17 +110,39 @@ impl CallsInProgress {
 pub struct CallInProgress {
     shared: Arc<CallPermitsInner>,
     prospect: CallProspect,
+    name: u64,
+    record: Arc<CallRecord>,
 }
 
 impl CallInProgress {
-    pub(super) fn new(shared: Arc<CallPermitsInner>) -> Self {
-        let prospect = CallProspect::Held;
-        shared.in_progress.of(prospect).fetch_add(1, Ordering::Relaxed);
-        Self { shared, prospect }
+    pub(super) fn new(shared: Arc<CallPermitsInner>, tool: Arc<str>, owner: Principal) -> Self {
+        let (prospect, all) = (CallProspect::Held, &shared.in_progress);
+        let (last_sign, is_held) = (AtomicU64::new(0), AtomicBool::new(true));
+        let record = Arc::new(CallRecord { tool, owner, began: Instant::now(), last_sign, is_held });
+        let name = all.named.fetch_add(1, Ordering::Relaxed);
+        all.of(prospect).fetch_add(1, Ordering::Relaxed);
+        all.records.lock().insert(name, Arc::clone(&record));
+        Self { shared, prospect, name, record }
     }
 
-    /// Counts it anew where its prospect has changed.
+    /// Notes that the upstream said something of the call.
+    pub fn heard(&self) {
+        let after = u64::try_from(self.record.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
+        self.record.last_sign.store(after + 1, Ordering::Relaxed);
+    }
+
+    /// Counts it anew where its prospect has changed. One that is a task is held no more.
     pub fn now(&mut self, prospect: CallProspect) {
+        self.record.is_held.store(prospect == CallProspect::Held, Ordering::Relaxed);
+        self.count_as(prospect);
+    }
+
+    /// Counts a held call by whether its client can come back for the answer, also to a later process.
+    pub fn now_held(&mut self, has_place: bool) {
+        self.count_as(if has_place { CallProspect::Resumed } else { CallProspect::Held });
+    }
+
+    fn count_as(&mut self, prospect: CallProspect) {
         if prospect != self.prospect {
             let all = &self.shared.in_progress;
             all.of(self.prospect).fetch_sub(1, Ordering::Relaxed);
@@ -82,6 +154,8 @@ impl CallInProgress {
 
 impl Drop for CallInProgress {
     fn drop(&mut self) {
-        self.shared.in_progress.of(self.prospect).fetch_sub(1, Ordering::Relaxed);
+        let all = &self.shared.in_progress;
+        all.of(self.prospect).fetch_sub(1, Ordering::Relaxed);
+        all.records.lock().remove(&self.name);
     }
 }

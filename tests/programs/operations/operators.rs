@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::program::{Folder, Program, Worker, block, send};
+use super::program::{Call, Folder, Program, Worker, block, send};
 
 async fn started() -> (Worker, Folder, Program) {
     let worker = Worker::start().await;
@@ -49,6 +49,28 @@ async fn b165_the_list_has_digests_and_states_and_never_an_id_an_argument_or_a_r
             assert!(!page.body.contains(secret), "{secret} in {}", page.body);
         }
     }
+}
+
+/// They are no tasks, so no list of tasks has them.
+#[tokio::test]
+async fn calls_of_clients_without_tasks_are_counted_and_listed() {
+    let (worker, _folder, program) = started().await;
+    let call = Call::plain(&json!({"key": "hush-hush"}));
+    let looking = async {
+        worker.calls(1).await;
+        program.task("/up/mcp", "k").await;
+        worker.calls(2).await;
+        let (listed, page) = (program.get("/calls").await, program.get("/").await.body);
+        let calls = listed.json();
+        let one = &calls["calls"][0];
+        assert_eq!((&calls["count"], &one["upstream"], &one["tool"]), (&1.into(), &"up".into(), &"work".into()));
+        assert!(one["age_seconds"].is_u64() && one["principal"].is_string(), "{one}");
+        assert!(page.contains("calls: 1 held for clients without tasks\n  up  work  "), "{page}");
+        assert!(!listed.body.contains("hush") && !page.contains("hush"), "{page}");
+        worker.answer_all();
+    };
+    let (answer, ()) = tokio::join!(call.send(program.clients, "/up/mcp"), looking);
+    assert!(answer.body.contains("done"), "{answer:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,18 @@
+//! Reads what the gateway needs of a piped request besides its text.
+
+use super::PipedRequest;
+use crate::face::call_stream::progress::LifeSigns;
+use crate::wire::RequestId;
+
+impl PipedRequest {
+    /// The life signs of a request that wants progress under a valid token.
+    pub(super) fn signs(&self) -> Option<LifeSigns> {
+        let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
+        Some(LifeSigns::new(self.id.clone(), token.payload().clone()))
+    }
+
+    /// The tool of a call; empty for other requests.
+    pub(super) fn tool_name(&self) -> &str {
+        self.tool.as_deref().unwrap_or_default()
+    }
+}

@@ -248,6 +248,11 @@ enum RecoveryProgress {
     Again(RecoveryCandidate),
 }
 
+/// Whether a settlement that was tried and not acknowledged is over: the task needs none, or was settled since.
+fn is_decided(verdict: &RecoveryDecision, task: &Task, before: &Task) -> bool {
+    *verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())
+}
+
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
     // Claimed before it is read: what is answered or cancelled from here on becomes an order. Whoever runs a call of
     // this life entered it before there was a row.
@@ -289,10 +294,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         let policy = policy.map(|reach| reach.settings.rules.policy_of(&task.origin.tool));
         let verdict = verdict(&task, policy.as_ref(), (now, engine.why_lost()));
         let verdict = if lets_clients_in(reach, &task) { without_credential(verdict, &task) } else { verdict };
-        let is_decided = |(before, _): &mut (Arc<Task>, RecoveryDecision)| {
-            verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())
-        };
-        if let Some((before, tried)) = found.tried.take_if(is_decided) {
+        if let Some((before, tried)) = found.tried.take_if(|(before, _)| is_decided(&verdict, &task, before)) {
             // It was stored after all.
             record(&before, &tried);
         }

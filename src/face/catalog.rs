@@ -122,7 +122,7 @@ impl ToolList {
     /// The same for a call. The server knows its tools best, unless a spelling of a hidden tool's name must not reach it.
     #[must_use]
     pub fn tool_to_call(&self, name: &str, hides_some: bool) -> Option<&ListedTool> {
-        self.tool(name).or((!hides_some).then_some(&UNLISTED))
+        self.tool(name).or_else(|| (!hides_some).then_some(&UNLISTED))
     }
 
     fn is_fresh(&self) -> bool {

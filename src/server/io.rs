@@ -212,14 +212,14 @@ impl<T: ResettableStream> WatchedSocket<T> {
     fn unless_gone<R>(&self, outcome: Poll<io::Result<R>>, all: R) -> Poll<io::Result<R>> {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
 
-        match outcome {
+        match &outcome {
             Poll::Ready(Err(error))
                 if self.frames.is_some()
                     && matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected) =>
             {
                 Poll::Ready(Ok(all))
             }
-            other => other,
+            Poll::Ready(_) | Poll::Pending => outcome,
         }
     }
 

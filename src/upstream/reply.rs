@@ -73,6 +73,10 @@ impl ReadLimits {
 
 /// An answer whose head is fine.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart at once, and a box would cost each answer an allocation"
+)]
 pub(crate) enum AcceptedResponse<B = AnswerBody> {
     Json(B),
     Events(EventStream<B>),

@@ -137,7 +137,7 @@ pub(super) async fn post_batch(
                 continue;
             }
             // A large answer does not wait for those before it.
-            saying => saying.into_event(),
+            saying @ (BatchedMessage::Event(_) | BatchedMessage::Last(_)) => saying.into_event(),
         };
         let first = answers.into_values().map(BodyPart::message).chain([event]);
         let rest = calls.map(|(_, saying)| saying.into_event());

@@ -66,7 +66,8 @@ pub(super) async fn respond(
     }
 }
 
-/// Where what is said comes from.
+/// The source of a stream's events.
+#[expect(clippy::large_enum_variant, reason = "it is moved once, into the task that reads it")]
 enum ResumableSource {
     Answer(LateAnswer, Addressee),
     Events(GatedEvents),

@@ -435,6 +435,7 @@ mod tests {
             line_bytes_max: 1024,
             protocol: None,
             apart: DedicatedProcessRules::default(),
+            unusable: None,
         };
         let shown = format!("{settings:?}");
         assert!(shown.contains("TOKEN") && !shown.contains("hidden"), "{shown}");

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use taskgate::engine::rows_without_runner;
 use taskgate::task::TaskMode;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::script::Script;
@@ -105,10 +106,11 @@ async fn l9_a_row_that_lost_its_runner_is_taken_up_again() {
     world.every_row_is_run().await;
     world.store.faults.strike(Method::Replace, StoreFault::Refuses, 2);
     let (engine, stop) = (std::sync::Arc::clone(&world.engine), world.ending.clone());
-    let looking = tokio::spawn(rows_without_runner::run(engine, world.origins(), stop));
+    let mut looking = JoinSet::new();
+    looking.spawn(rows_without_runner::run(engine, world.origins(), stop));
     tokio::time::sleep(seconds(6)).await;
     let found = world.engine.rows_without_runner().await.unwrap();
-    assert_eq!(found.into_iter().map(|key| key.id.to_string()).collect::<Vec<_>>(), [id.clone()]);
+    assert_eq!(found.into_iter().map(|key| key.id.to_string()).collect::<Vec<_>>(), std::slice::from_ref(&id));
     tokio::time::sleep(seconds(60)).await;
     let task = world.get(&id).await;
     assert_eq!((&task["status"], &data(&task)["reason"]), (&json!("failed"), &json!("gateway_restart")), "{task}");
@@ -116,5 +118,5 @@ async fn l9_a_row_that_lost_its_runner_is_taken_up_again() {
     assert_eq!(world.engine.unsettled_tasks("scripted"), 0, "it is counted once");
     world.is_idle().await;
     world.ending.cancel();
-    timeout(millis(10), looking).await.expect("it ends").unwrap();
+    timeout(millis(10), looking.join_all()).await.expect("it ends");
 }

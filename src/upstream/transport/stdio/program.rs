@@ -122,6 +122,7 @@ mod tests {
             line_bytes_max: 1024,
             protocol: None,
             apart: Default::default(),
+            unusable: None,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! `KEY_CALLS` is how many calls there are (240), ten under each key.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+#![allow(clippy::print_stdout, reason = "a run says how many of its calls ran")]
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -150,9 +151,9 @@ impl Caller {
         let mut headers = vec![("mcp-protocol-version", self.version().to_owned())];
         headers.extend(self.session.as_ref().map(|session| ("mcp-session-id", session.clone())));
         if matches!(self.kind, Kind::Stateless | Kind::StatelessTasks) {
-            let extensions = match self.kind {
-                Kind::StatelessTasks => json!({"io.modelcontextprotocol/tasks": {}}),
-                _ => json!({}),
+            let extensions = match self.kind == Kind::StatelessTasks {
+                true => json!({"io.modelcontextprotocol/tasks": {}}),
+                false => json!({}),
             };
             params["_meta"] = json!({
                 "io.modelcontextprotocol/protocolVersion": self.version(),
@@ -322,7 +323,7 @@ impl KeyCourse {
                 }
             }
         }
-        eprintln!(
+        println!(
             "{} calls under {keys} keys ran {} times; {unsure} keys say that theirs may have run",
             heard.len(),
             runs.len()

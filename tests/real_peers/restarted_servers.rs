@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::time::sleep;
+use tokio_util::task::TaskTracker;
 
 use support::peers::install::Peers;
 use support::peers::process::Child;
@@ -99,10 +100,11 @@ async fn calls(
             client.open(address).await;
         }
         let message = answer.json();
-        let outcome = match message["result"]["taskId"].as_str().or(message["result"]["task"]["taskId"].as_str()) {
-            Some(task) => settled(&client, address, task).await,
-            None => message,
-        };
+        let outcome =
+            match message["result"]["taskId"].as_str().or_else(|| message["result"]["task"]["taskId"].as_str()) {
+                Some(task) => settled(&client, address, task).await,
+                None => message,
+            };
         match outcome["error"]["data"]["executed"].as_str() {
             _ if outcome["result"].is_object() && outcome["result"]["isError"] != json!(true) => {
                 told.answered.push(nonce)
@@ -159,9 +161,10 @@ async fn check(server: Restarted, peers: &Peers, long: Duration) -> String {
         ("task", Flavour::Core(None), true),
     ];
     let names = clients.each_ref().map(|(name, ..)| *name);
+    let tracker = TaskTracker::new();
     let calling: Vec<_> = clients
         .into_iter()
-        .map(|client| tokio::spawn(calls(client, gate.gateway.address(), (Arc::clone(&listens), Arc::clone(&stop)))))
+        .map(|client| tracker.spawn(calls(client, gate.gateway.address(), (Arc::clone(&listens), Arc::clone(&stop)))))
         .collect();
     let made = |least: usize| {
         let ledger = ledger.clone();

@@ -1,5 +1,6 @@
 //! Keeps tasks. Knows `task`, not `dialect`. Read [`tasks`] first: what every store promises.
 
+mod clock_trust;
 mod condemned;
 #[cfg(test)]
 pub(crate) mod contract;

@@ -141,7 +141,7 @@ impl SharedStoreOpening {
         let address = replica.address.map(|address| address.to_string()).unwrap_or_default();
         let described = ReplicaDescription { name, address, ..description(config, prints) };
         Ok(Self {
-            settings: PostgresSettings { prior, ..settings(database, described) },
+            settings: PostgresSettings { prior, folder: Some(config.folder.clone()), ..settings(database, described) },
             tls: replica.tls.clone(),
             file,
             readiness: readiness.clone(),
@@ -273,6 +273,7 @@ pub(super) fn settings(database: &DatabaseSettings, replica: ReplicaDescription)
         stored_bytes_max: database.limits.stored_bytes_max,
         replica,
         prior: None,
+        folder: None,
     }
 }
 

@@ -66,6 +66,7 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     concurrent_tasks_of_one_name_are_one(roomy().await).await;
     lives::a_row_names_its_holder_while_somebody_has_to_do_something(&*roomy().await).await;
     lives::what_a_life_left_is_claimed_once(kind, roomy().await).await;
+    lives::a_clock_that_leapt_ahead_frees_nothing(kind, roomy().await).await;
     lives::a_settled_row_is_claimed_until_its_upstream_was_told(kind, roomy().await).await;
     lives::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
     lives::without_a_doubt_a_row_is_what_it_was(&*roomy().await).await;

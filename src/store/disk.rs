@@ -47,7 +47,6 @@ use tokio::time::Instant;
 
 use self::batch::{RowWrite, WriteResult};
 use self::check::FileCheck;
-use self::clock::ClockTrust;
 use self::doubtful_rows::DoubtfulRows;
 use self::earlier_rows::{EarlierRows, OWN};
 use self::folder::FolderLock;
@@ -59,6 +58,7 @@ use self::resident::ResidentRows;
 pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
 use self::writer::WriterRequest;
+use super::clock_trust::ClockTrust;
 use super::tasks::{
     NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };

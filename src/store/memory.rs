@@ -355,6 +355,10 @@ mod tests {
             Arc::new(ended.join())
         }
 
+        async fn next_life_ahead(&self, _: Arc<MemoryStore>) -> Option<(Arc<MemoryStore>, Timestamp)> {
+            None
+        }
+
         async fn beside(&self, store: &Arc<MemoryStore>) -> Option<Arc<MemoryStore>> {
             Some(Arc::new(store.join()))
         }

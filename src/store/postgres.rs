@@ -77,6 +77,7 @@ use self::shared_clock::{SharedClock, boot_time};
 use self::state::StoreState;
 use self::task_write::{ClaimableRows, TaskWrite};
 use self::writer::{PendingWrite, PostgresWriter, WriterLink};
+use super::clock_trust::ClockTrust;
 use super::tasks::{
     NewestCursor, Reach, Revision, StoreError, StoreHint, StoredTask, SummaryPage, TaskStore, Usage, WriteRole,
 };
@@ -101,6 +102,7 @@ pub struct PostgresStore {
     view: SharedReplicaView,
     content: watch::Sender<BeatContent>,
     clock: Arc<SharedClock>,
+    trust: ClockTrust,
     generation: StoreGeneration,
     tracker: TaskTracker,
     /// Ends beats and looks.
@@ -134,7 +136,8 @@ impl PostgresStore {
         let settings = Arc::new(settings);
         let tracker = TaskTracker::new();
         let connector = Arc::new(DatabaseConnector::new(Arc::clone(&settings), tracker.clone()));
-        let (Beginning { membership, generation, clock, state, view }, writer) = begin(&connector, &settings).await?;
+        let (beginning, writer) = begin(&connector, &settings).await?;
+        let Beginning { membership, generation, clock, trust, state, view } = beginning;
         let (state, clock) = (Arc::new(state), Arc::new(clock));
         tracing::info!(life = %state.holder, schema = settings.access.schema, "the database is open");
         let link = WriterLink::of(writer, &state).await?;
@@ -169,6 +172,7 @@ impl PostgresStore {
             state: Arc::clone(&state),
             view: view.clone(),
             clock: Arc::clone(&clock),
+            trust,
             membership,
             content: content.subscribe(),
             end: silence.clone(),
@@ -176,7 +180,7 @@ impl PostgresStore {
             dead: std::collections::BTreeSet::new(),
         };
         tracker.spawn(control.run());
-        tracker.spawn(upkeep::run(queue.clone(), Arc::clone(&state), end.clone()));
+        tracker.spawn(upkeep::run(queue.clone(), Arc::clone(&state), trust, end.clone()));
         Ok(Arc::new(Self {
             queue,
             rows,
@@ -186,6 +190,7 @@ impl PostgresStore {
             view,
             content,
             clock,
+            trust,
             generation,
             tracker,
             silence,
@@ -215,18 +220,6 @@ impl PostgresStore {
     #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<PostgresHealth> {
         self.state.watch()
-    }
-
-    /// All lives, as they were seen last.
-    #[must_use]
-    pub fn replicas(&self) -> Arc<ReplicaView> {
-        self.view.now()
-    }
-
-    /// Follows the same.
-    #[must_use]
-    pub fn watch_replicas(&self) -> ReplicaWatch {
-        self.view.watch()
     }
 
     /// Brings the metrics up to date that change with time alone.
@@ -368,15 +361,24 @@ impl TaskStore for PostgresStore {
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        if self.trust.is_distrusted() {
+            return Ok(0);
+        }
         let swept = self.write(TaskWrite::Sweep { now, limit }).await?;
         if let WriteOutcome::Freed(freed) = swept { Ok(freed) } else { Err(unreachable_outcome()) }
     }
 
     async fn sweep_one(&self, key: &TaskKey, now: Timestamp) -> Result<(), StoreError> {
+        if self.trust.is_distrusted() {
+            return Ok(());
+        }
         self.write(TaskWrite::SweepOne { key: key.clone(), now }).await.map(|_| ())
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        if self.trust.is_distrusted() {
+            return Ok(Vec::new());
+        }
         self.lists.reader()?.read(async |link| lists::overdue(link, now, limit).await).await
     }
 

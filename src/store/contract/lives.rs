@@ -9,7 +9,7 @@ use futures_util::StreamExt as _;
 use super::{NAME, START, TTL, known, named, settled, task};
 use crate::replica::Incarnation;
 use crate::store::{Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
-use crate::task::{Event, Task, TaskId, TaskKey, TreePlace, transition};
+use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreePlace, transition};
 
 /// How stores of one kind are opened.
 pub(crate) trait StoreOpener {
@@ -23,6 +23,10 @@ pub(crate) trait StoreOpener {
 
     /// Opens its rows for another life beside it; `None` where one has them open at a time.
     async fn beside(&self, store: &Arc<Self::Store>) -> Option<Arc<Self::Store>>;
+
+    /// Ends a life that was last used at [`START`], and opens its rows for the next one, under a clock that shows this time: it is ahead
+    /// by more than any task lives. `None` where nothing outlives a process.
+    async fn next_life_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
 
     /// Has a life declared ended by another one. It may go on, and not know.
     async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
@@ -51,6 +55,27 @@ pub(super) async fn a_row_names_its_holder_while_somebody_has_to_do_something(st
     let first = store.insert(&other).await.unwrap();
     store.replace(first, WriteRole::Holder, &settled(other.clone(), "r")).await.unwrap();
     assert_eq!(row(store, &other.key).await.holder, None);
+}
+
+/// F58, F88: however often it starts under such a clock, and whatever is made meanwhile.
+pub(super) async fn a_clock_that_leapt_ahead_frees_nothing<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
+    let (kept, live) = (settled(task("a", 1), "r"), task("a", 2));
+    store.insert(&kept).await.unwrap();
+    store.insert(&live).await.unwrap();
+    row(&*store, &kept.key).await;
+    let Some((mut store, mut shown)) = kind.next_life_ahead(store).await else { return };
+    for id in [3, 4] {
+        assert_eq!(store.sweep(shown, 9).await.unwrap(), 0);
+        store.sweep_one(&kept.key, shown).await.unwrap();
+        assert!(store.overdue(shown, 9).await.unwrap().is_empty());
+        let made = Task { created_at: shown, updated_at: shown, ..settled(task("b", id), "r") };
+        store.insert(&made).await.unwrap();
+        (store, shown) = kind.next_life_ahead(store).await.unwrap();
+    }
+    assert_eq!(store.sweep(shown, 9).await.unwrap(), 0);
+    assert_eq!(*row(&*store, &kept.key).await.task, kept);
+    assert_eq!(store.usage().tasks, 4);
+    store.close().await;
 }
 
 /// Until a row is claimed only commands change it, and its own holder is fenced from then on.

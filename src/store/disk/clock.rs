@@ -1,70 +1,13 @@
-//! Judges whether the machine's clock can be right, by the time that the store was last used at.
-//!
-//! A machine that starts with a wrong clock must not lose what it keeps: where the clock leapt ahead by more than any
-//! task here lives, and by more than a day, nothing is freed at first, and the time is not noted, so that the next life
-//! knows no more of it. Where a wrong time was noted after all, the operator takes it back: [`RESET`].
+//! Forgets the time that the store was last used at, where the operator wants that.
 
 use std::io;
 use std::path::Path;
-use std::time::Duration;
 
 use rusqlite::Connection;
-use tokio::time::Instant;
 
-use crate::task::Timestamp;
+use crate::store::clock_trust::RESET;
 
-/// A file of this name in the store's folder, made by the operator, has the next start forget the time that the store
-/// was last used at.
-const RESET: &str = "tasks.reset-clock";
-
-/// A difference that is worth a word.
-const DIFFERENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long a clock that leapt ahead frees nothing.
-pub(super) const DISTRUST: Duration = Duration::from_secs(10 * 60);
-
-/// What is known of the clock in this life.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ClockTrust {
-    distrusted_until: Option<Instant>,
-}
-
-impl ClockTrust {
-    pub(super) fn is_distrusted(&self) -> bool {
-        self.distrusted_until.is_some_and(|until| Instant::now() < until)
-    }
-
-    /// Judges what the machine's clock shows at the start, and says what the operator should know. `longest` is the
-    /// longest time to live of a task in the store.
-    pub(super) fn new(shown: Option<Timestamp>, seen: Timestamp, longest: Duration, distrust: Duration) -> Self {
-        let Some(shown) = shown.filter(|_| seen > Timestamp::from_millis(0)) else {
-            return Self { distrusted_until: None };
-        };
-        let (ahead, behind) = (shown.since(seen), seen.since(shown));
-        if behind > DIFFERENCE_MAX {
-            tracing::warn!(
-                clock = %shown, last_used = %seen,
-                "the clock shows an earlier time than the task store was last used at, and tasks go by the later one; if \
-                 the clock is right, stop the gateway, make an empty file `{RESET}` in the store's folder and start again"
-            );
-        }
-        if ahead <= DIFFERENCE_MAX {
-            return Self { distrusted_until: None };
-        }
-        let is_leap = ahead > longest && !longest.is_zero();
-        if is_leap {
-            tracing::warn!(
-                clock = %shown, last_used = %seen, ?distrust,
-                "the clock is ahead of the time that the task store was last used at by more than any task in it lives: \
-                 nothing is freed for now; if the clock is wrong, stop the gateway within that time"
-            );
-        } else {
-            tracing::warn!(clock = %shown, last_used = %seen, "the task store was last used more than a day ago");
-        }
-        Self { distrusted_until: is_leap.then(|| Instant::now() + distrust) }
-    }
-}
-
-/// Forgets the time that the store was last used at, where the operator wants that. Whether it did.
+/// Whether it did.
 pub(super) fn reset(conn: &Connection, folder: &Path) -> io::Result<bool> {
     let wish = folder.join(RESET);
     if !wish.try_exists()? {

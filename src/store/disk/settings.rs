@@ -4,9 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::clock;
 use super::folder::{self, DiskSpace};
 use crate::failpoint;
+use crate::store::clock_trust::DISTRUST;
 use crate::task::Timestamp;
 
 /// How long a predecessor that is about to end is waited for (B171).
@@ -41,7 +41,7 @@ impl DiskSettings {
             tick: TICK,
             check_first: None,
             check_log_bytes_max: None,
-            distrust: clock::DISTRUST,
+            distrust: DISTRUST,
         };
         Self { folder, stored_bytes_max, is_ephemeral: false, lock_wait: LOCK_WAIT, clock: None, tuning }
     }

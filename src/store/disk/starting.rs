@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::check::FileCheck;
-use super::clock::ClockTrust;
 use super::doubtful_rows::DoubtfulRows;
 use super::earlier_rows::EarlierRows;
 use super::folder::Ballast;
@@ -24,6 +23,7 @@ use super::resident::ResidentRows;
 use super::settings::{DiskTuning, FaultHooks};
 use super::writer::{self, DiskWriter, WriterRequest};
 use super::{DiskSettings, DiskStore, OpenError, QUEUE_MAX, SharedFolderLock, examine, folder, schema};
+use crate::store::clock_trust::ClockTrust;
 
 /// Warns of a folder that the store uses although it is unfit.
 fn warn_of(folder: &Path, unfit_medium: Option<&'static str>) {

@@ -110,6 +110,24 @@ impl contract::StoreOpener for OnDisk {
     }
 
     async fn next_life(&self, ended: Arc<DiskStore>) -> Arc<DiskStore> {
+        self.next_life_at(ended, None).await
+    }
+
+    async fn next_life_ahead(&self, ended: Arc<DiskStore>) -> Option<(Arc<DiskStore>, Timestamp)> {
+        let shown = START.after(Duration::from_secs(400 * 24 * 60 * 60));
+        Some((self.next_life_at(ended, Some(shown)).await, shown))
+    }
+
+    async fn beside(&self, _: &Arc<DiskStore>) -> Option<Arc<DiskStore>> {
+        None
+    }
+
+    async fn declare_ended(&self, _: &DiskStore, _: Incarnation) {}
+}
+
+impl OnDisk {
+    /// Under a machine's clock that shows this.
+    async fn next_life_at(&self, ended: Arc<DiskStore>, clock: Option<Timestamp>) -> Arc<DiskStore> {
         ended.close().await;
         let is_its =
             |(store, ..): &(Weak<DiskStore>, TempDir, usize)| std::ptr::eq(store.as_ptr(), Arc::as_ptr(&ended));
@@ -118,17 +136,11 @@ impl contract::StoreOpener for OnDisk {
             let at = all.iter().position(is_its).expect("it was opened here");
             all.swap_remove(at)
         };
-        let settings = DiskSettings { stored_bytes_max, ..settings(&folder) };
+        let settings = DiskSettings { stored_bytes_max, clock, ..settings(&folder) };
         let store = DiskStore::open_with(settings, roomy()).await.unwrap();
         self.0.lock().push((Arc::downgrade(&store), folder, stored_bytes_max));
         store
     }
-
-    async fn beside(&self, _: &Arc<DiskStore>) -> Option<Arc<DiskStore>> {
-        None
-    }
-
-    async fn declare_ended(&self, _: &DiskStore, _: Incarnation) {}
 }
 
 /// L1, L2.

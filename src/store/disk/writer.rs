@@ -17,7 +17,6 @@ use tokio::time::Instant;
 
 use super::batch::{InsertRefusal, RowWrite, WriteBatch, WriteResult};
 use super::check::FileCheck;
-use super::clock::ClockTrust;
 use super::columns::is_corrupt;
 use super::doubtful_rows::DoubtfulRows;
 use super::folder::{Ballast, DiskSpace};
@@ -26,6 +25,7 @@ use super::resident::ResidentRows;
 use super::{DiskTuning, FaultHooks, OpenError, failed, opening, rows, schema};
 use crate::failpoint;
 use crate::metric;
+use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 

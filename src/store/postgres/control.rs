@@ -14,11 +14,11 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_postgres::{Error, Notification, Statement};
 use tokio_util::sync::CancellationToken;
 
-use super::columns::{at, holder_column};
+use super::columns::holder_column;
 use super::health::PostgresHealth;
 use super::hints;
 use super::open_error::PostgresOpenError;
-use super::replica_lines::{LOOK, StoredReplica, declare_dead, generation_of, look_of};
+use super::replica_lines::{LOOK, StoredReplica, declare_dead, generation_of, line_time, look_of};
 use super::replica_watch::SharedReplicaView;
 use super::session::{DatabaseConnector, Session, back_off};
 use super::shared_clock::{SharedClock, boot_time};
@@ -28,6 +28,7 @@ use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
 use crate::metric;
 use crate::replica::membership::LOOK_EVERY;
 use crate::replica::{BeatAnswer, Incarnation, Membership, OwnStanding};
+use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
@@ -70,6 +71,7 @@ pub(super) struct ReplicaControl {
     pub(super) state: Arc<StoreState>,
     pub(super) view: SharedReplicaView,
     pub(super) clock: Arc<SharedClock>,
+    pub(super) trust: ClockTrust,
     pub(super) membership: Membership,
     pub(super) content: watch::Receiver<BeatContent>,
     pub(super) end: CancellationToken,
@@ -235,7 +237,7 @@ impl ReplicaControl {
 
     async fn beat(&mut self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let sent = boot_time();
-        let (me, now) = (holder_column(self.state.holder), at(self.clock.now()));
+        let (me, now) = (holder_column(self.state.holder), line_time(self.clock.now(), self.trust));
         let BeatContent { is_leaving, config_digest } = self.content.borrow().clone();
         let values: Parameters<'_> = vec![&me, &now, &is_leaving, &config_digest];
         // Why one found nothing to write is asked behind a barrier.

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::columns::{at, holder, holder_column, time};
+use super::columns::{holder, holder_column, time};
 use super::control::OTHERS_SUMS;
 use super::open_error::{PostgresOpenError, away};
 use super::pooling;
-use super::replica_lines::{ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, read_lines};
+use super::replica_lines::{
+    ReplicaView, StoredReplica, declare_dead, generation_of, generation_text, line_time, read_lines,
+};
 use super::schema;
 use super::session::{DatabaseConnector, Session, in_time};
 use super::settings::{KEY_PRINT_LEN, PostgresSettings, PriorLife, ReplicaDescription};
@@ -20,8 +22,9 @@ use super::sums::SumChange;
 use super::transaction::{CommitFailure, DURABILITY_PROOF, Parameters, transact};
 use crate::replica::membership::BEAT_EVERY_MAX;
 use crate::replica::{ClockStart, Incarnation, Membership, ReplicaLine, StoreGeneration};
+use crate::store::clock_trust::{ClockTrust, DISTRUST, RESET};
 use crate::store::record;
-use crate::task::{Clock as _, Timestamp};
+use crate::task::Clock as _;
 
 /// How often the others are looked at to see which of them live.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -41,15 +44,25 @@ const IDENTITY: &str = "SELECT generation::text, EXISTS (
         SELECT FROM tg_lane l WHERE l.incarnation = $1 OR l.incarnation > $1
             AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
     FROM tg_meta";
-/// What is known of the time beside the clocks of those that live.
-const TIMES: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
-    greatest((SELECT max(created) FROM tg_task), (SELECT max(now_ms) FROM tg_replica))";
+/// What is known of the time beside the clocks of those that live: that of the server, when the store was last used, and when the last of
+/// its tasks is gone. It was used at the last beat under a time that was not distrusted, and until a little later by what was written
+/// before the next one. A task of a later time was made under a clock that was wrong.
+const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WHERE now_ms > 0)
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
+        greatest(last, (SELECT max(created) FROM tg_task WHERE created <= last + 10000)),
+        greatest((SELECT max(expires) FROM tg_task WHERE settled AND created <= last + 10000),
+            (SELECT max(expires) FROM tg_task WHERE NOT settled AND created <= last + 10000))
+    FROM beat";
+/// Forgets that the store was used later than the server's clock shows.
+const RESET_TIMES: &str = "UPDATE tg_replica SET now_ms = (extract(epoch FROM clock_timestamp()) * 1000)::int8
+    WHERE now_ms > (extract(epoch FROM clock_timestamp()) * 1000)::int8 RETURNING 1";
 
 /// What a new life is told when it begins.
 pub(super) struct Beginning {
     pub(super) membership: Membership,
     pub(super) generation: StoreGeneration,
     pub(super) clock: SharedClock,
+    pub(super) trust: ClockTrust,
     pub(super) state: StoreState,
     pub(super) view: ReplicaView,
 }
@@ -92,15 +105,17 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     if living.iter().any(|one| one.line.name == settings.replica.name) {
         return Err(PostgresOpenError::NameTaken { name: settings.replica.name.clone() });
     }
-    let clock = SharedClock::beginning_at(clock_start(session, &living).await?.begin());
+    reset_clock(session, settings, &living).await?;
+    let (start, trust) = clock_start(session, &living).await?;
+    let clock = SharedClock::beginning_at(start.begin());
     let sent = boot_time();
-    let own = register(session, settings, clock.now()).await?;
+    let own = register(session, settings, line_time(clock.now(), trust)).await?;
     let membership = Membership::registered(settings.terms, own, generation, sent, boot_time());
     let state = StoreState::new(Arc::clone(settings), own);
     let view = ReplicaView::of(read_lines(session).await.map_err(away)?, boot_time());
     let sums = session.client.query(OTHERS_SUMS, &[&holder_column(own)]).await.map_err(away)?;
     state.sums.reset_others(SumChange::all(&sums).map_err(away)?);
-    Ok(Beginning { membership, generation, clock, state, view })
+    Ok(Beginning { membership, generation, clock, trust, state, view })
 }
 
 /// The line of the life before, if it is there still. A store that was brought back gives numbers anew, and another gateway may have
@@ -199,24 +214,56 @@ fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
     is_opened_there && is_opened_here
 }
 
-async fn clock_start(session: &Session, living: &[StoredReplica]) -> Result<ClockStart, PostgresOpenError> {
-    let row = session.client.query_one(TIMES, &[]).await.map_err(away)?;
-    let stored: Option<i64> = row.try_get(1).map_err(away)?;
-    Ok(ClockStart {
-        living: living.iter().map(|one| one.line.now).max(),
-        server: time(row.try_get(0).map_err(away)?),
-        stored: stored.map(time),
-    })
-}
-
-async fn register(
+/// Forgets a wrong time that the store was used at, where the operator wants that. Those that live go on by their time.
+async fn reset_clock(
     session: &Session,
     settings: &PostgresSettings,
-    now: Timestamp,
-) -> Result<Incarnation, PostgresOpenError> {
+    living: &[StoredReplica],
+) -> Result<(), PostgresOpenError> {
+    let Some(wish) = settings.folder.as_ref().map(|folder| folder.join(RESET)).filter(|wish| wish.exists()) else {
+        return Ok(());
+    };
+    if !living.is_empty() {
+        tracing::warn!(
+            "`{RESET}` changes nothing while other gateways live: stop all of them, and start this one first"
+        );
+        return Ok(());
+    }
+    let reset = session.client.prepare(RESET_TIMES).await.map_err(away)?;
+    transact(session, &[(&reset, vec![])]).await.map_err(unmade)?;
+    tracing::warn!("the time that the task store was last used at is forgotten, as `{RESET}` says");
+    // In this order: what is done twice does no harm.
+    if let Err(error) = std::fs::remove_file(&wish) {
+        tracing::warn!(%error, "`{RESET}` cannot be removed: take it away, or each start forgets the time");
+    }
+    Ok(())
+}
+
+/// What the clock begins by, and whether that can be right: the first one judges, and the others go by it.
+async fn clock_start(
+    session: &Session,
+    living: &[StoredReplica],
+) -> Result<(ClockStart, ClockTrust), PostgresOpenError> {
+    let row = session.client.query_one(TIMES, &[]).await.map_err(away)?;
+    let server = time(row.try_get(0).map_err(away)?);
+    let [stored, gone] = [row.try_get::<_, Option<i64>>(1), row.try_get(2)];
+    let (stored, gone) = (stored.map_err(away)?.map(time), gone.map_err(away)?.map(time));
+    let trust = match (living, stored) {
+        ([], Some(seen)) => {
+            let longest = gone.map_or(Duration::ZERO, |gone| gone.since(seen));
+            ClockTrust::new(Some(server), seen, longest, DISTRUST)
+        }
+        (living, _) if living.iter().any(|one| one.is_time_distrusted) => ClockTrust::withheld(DISTRUST),
+        _ => ClockTrust::given(),
+    };
+    let living = living.iter().map(|one| one.line.now).max();
+    Ok((ClockStart { living, server, stored }, trust))
+}
+
+async fn register(session: &Session, settings: &PostgresSettings, now: i64) -> Result<Incarnation, PostgresOpenError> {
     let line = session.client.prepare(REGISTER).await.map_err(away)?;
     let ReplicaDescription { name, address, version, config_digest, key_prints } = &settings.replica;
-    let (reads, now, prints) = (i32::from(record::VERSION), at(now), key_prints.concat());
+    let (reads, prints) = (i32::from(record::VERSION), key_prints.concat());
     let values: Parameters<'_> = vec![name, address, version, &reads, config_digest, &prints, &now];
     let made = transact(session, &[(&line, values)]).await.map_err(unmade)?;
     let row = made.row().ok_or_else(|| PostgresOpenError::away("no line was written"))?;

@@ -5,12 +5,14 @@ use std::io;
 
 use tokio_postgres::{Error, Row};
 
-use super::columns::{holder, holder_column, time};
+use super::columns::{at, holder, holder_column, time};
 use super::session::Session;
 use super::transaction::{CommitFailure, transact};
 use crate::replica::{BootTime, Incarnation, LeaseTerms, OwnStanding, ReplicaLine, ReplicaLook, StoreGeneration};
+use crate::store::clock_trust::ClockTrust;
 use crate::store::record;
 use crate::store::tasks::StoreError;
+use crate::task::Timestamp;
 
 /// All lines. A read alone: what it shows may be taken back, so nothing is lost by believing it.
 pub(super) const LOOK: &str =
@@ -21,26 +23,39 @@ pub(super) const LOOK: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredReplica {
     pub line: ReplicaLine,
+    /// Whether its time may be that of a clock that leapt ahead.
+    pub(super) is_time_distrusted: bool,
     /// Of the program.
     pub version: String,
     pub config_digest: Vec<u8>,
     pub key_print: Vec<u8>,
 }
 
+/// A time as a line has it: below zero as long as it is distrusted, so that it counts among those that live, and for no later life.
+pub(super) fn line_time(now: Timestamp, trust: ClockTrust) -> i64 {
+    if trust.is_distrusted() { -at(now) } else { at(now) }
+}
+
 impl StoredReplica {
     fn of(row: &Row) -> Result<Self, Error> {
-        let address: String = row.try_get(2)?;
+        let (address, now): (String, i64) = (row.try_get(2)?, row.try_get(6)?);
         let line = ReplicaLine {
             incarnation: holder(row.try_get(0)?),
             name: row.try_get(1)?,
             address: (!address.is_empty()).then_some(address),
             record_reads: u32::try_from(row.try_get::<_, i32>(4)?).unwrap_or(0),
             beat: u64::try_from(row.try_get::<_, i64>(5)?).unwrap_or(0),
-            now: time(row.try_get(6)?),
+            now: time(now.saturating_abs()),
             is_leaving: row.try_get(7)?,
             is_dead: row.try_get(8)?,
         };
-        Ok(Self { line, version: row.try_get(3)?, config_digest: row.try_get(9)?, key_print: row.try_get(10)? })
+        Ok(Self {
+            line,
+            is_time_distrusted: now < 0,
+            version: row.try_get(3)?,
+            config_digest: row.try_get(9)?,
+            key_print: row.try_get(10)?,
+        })
     }
 
     pub(super) fn all(rows: &[Row]) -> Result<Vec<Self>, Error> {
@@ -176,7 +191,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::task::Timestamp;
 
     fn line(life: u64, is_dead: bool) -> StoredReplica {
         let line = ReplicaLine {
@@ -189,7 +203,13 @@ mod tests {
             is_leaving: false,
             is_dead,
         };
-        StoredReplica { line, version: String::new(), config_digest: Vec::new(), key_print: Vec::new() }
+        StoredReplica {
+            line,
+            is_time_distrusted: false,
+            version: String::new(),
+            config_digest: Vec::new(),
+            key_print: Vec::new(),
+        }
     }
 
     #[test]

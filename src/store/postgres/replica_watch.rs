@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::sync::watch::error::RecvError;
 
+use super::PostgresStore;
 use super::replica_lines::ReplicaView;
 use crate::replica::OwnStanding;
 
@@ -40,6 +41,20 @@ impl SharedReplicaView {
             }
             is_new
         });
+    }
+}
+
+impl PostgresStore {
+    /// All lives, as they were seen last.
+    #[must_use]
+    pub fn replicas(&self) -> Arc<ReplicaView> {
+        self.view.now()
+    }
+
+    /// Follows the same.
+    #[must_use]
+    pub fn watch_replicas(&self) -> ReplicaWatch {
+        self.view.watch()
     }
 }
 

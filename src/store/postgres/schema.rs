@@ -3,6 +3,7 @@
 //! `tg_task` has a row for each task. Its record is the one that the disk store writes, with the checksum; the other columns are what
 //! statements must find, and a summary for lists. All text is `bytea`, as tasks may hold what is no text to PostgreSQL.
 //! `tg_lane` has a line for each replica's writer: see [`super::statements`].
+//! In `tg_replica` a time below zero is one that is distrusted: see [`super::replica_lines::line_time`].
 
 use std::time::Duration;
 

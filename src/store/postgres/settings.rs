@@ -85,6 +85,8 @@ pub struct PostgresSettings {
     pub replica: ReplicaDescription,
     /// A life of this gateway that has certainly ended.
     pub prior: Option<PriorLife>,
+    /// The gateway's folder, where the operator may want a wrong time forgotten.
+    pub folder: Option<PathBuf>,
 }
 
 /// Longer names, with what is put in front and behind, are no names for PostgreSQL.

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod bloat;
+mod clock;
 mod doubts;
 mod lives;
 mod metrics_page;
@@ -48,6 +49,7 @@ fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
         stored_bytes_max: 64 << 20,
         replica: ReplicaDescription { name: schema.to_owned(), ..ReplicaDescription::default() },
         prior: None,
+        folder: None,
     }
 }
 
@@ -91,6 +93,16 @@ impl StoreOpener for Postgres {
     async fn next_life(&self, ended: Arc<PostgresStore>) -> Arc<PostgresStore> {
         ended.close().await;
         open_with((*ended.state.settings).clone()).await.unwrap()
+    }
+
+    async fn next_life_ahead(&self, ended: Arc<PostgresStore>) -> Option<(Arc<PostgresStore>, Timestamp)> {
+        let schema = ended.state.settings.access.schema.clone();
+        ended.close().await;
+        // Long before the server's own clock.
+        clock::used_at(self.server, &schema, START);
+        let store = open_with((*ended.state.settings).clone()).await.unwrap();
+        let shown = store.clock().now();
+        Some((store, shown))
     }
 
     async fn beside(&self, store: &Arc<PostgresStore>) -> Option<Arc<PostgresStore>> {

@@ -14,6 +14,7 @@ use super::sums::StoreSums;
 use super::task_write::TaskWrite;
 use super::writer::PendingWrite;
 use crate::replica::Incarnation;
+use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreError;
 
 const PASS_EVERY: Duration = Duration::from_secs(60);
@@ -21,7 +22,12 @@ const PASS_EVERY: Duration = Duration::from_secs(60);
 const PORTIONS_MAX: usize = 16;
 
 /// Makes passes until the store is closed.
-pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, state: Arc<StoreState>, end: CancellationToken) {
+pub(super) async fn run(
+    queue: mpsc::Sender<PendingWrite>,
+    state: Arc<StoreState>,
+    trust: ClockTrust,
+    end: CancellationToken,
+) {
     let mut passes = tokio::time::interval(PASS_EVERY);
     passes.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first comes at once, when whoever opened the store has other things to do.
@@ -29,6 +35,10 @@ pub(super) async fn run(queue: mpsc::Sender<PendingWrite>, state: Arc<StoreState
     loop {
         let making = async {
             passes.tick().await;
+            // How long lives are dead goes by the server's clock, and their lines say when the store was last used.
+            if trust.is_distrusted() {
+                return Ok(());
+            }
             pass(&queue, None).await?;
             merge(&queue, &state.sums).await
         };

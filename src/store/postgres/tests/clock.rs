@@ -1,0 +1,80 @@
+//! Clocks of the server that are far off at a start: what is kept stays, and the operator has the last word.
+
+use super::lives::two;
+use super::*;
+use crate::task::SystemClock;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Has the store been used at another time than it was, as far as that was noted.
+pub(super) fn used_at(server: &PostgresServer, schema: &str, time: Timestamp) {
+    server.psql(&format!("UPDATE {schema}.tg_replica SET now_ms = {} WHERE now_ms > 0", time.as_millis()));
+}
+
+fn is_right(store: &PostgresStore) -> bool {
+    let (own, system) = (store.clock().now(), SystemClock.now());
+    own.since(system) + system.since(own) < DAY
+}
+
+/// A database whose server's clock is 400 days ahead of its use, and nothing else is.
+async fn used_long_ago(server: &PostgresServer, schema: &str) {
+    let store = open_with(settings(server, schema)).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+    store.close().await;
+    used_at(server, schema, START);
+}
+
+/// A gateway that joins goes by the time of those that live, and distrusts it as they do. None of their time is left once they are gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
+    let Some(server) = shared() else { return };
+    let schema = new_schema();
+    used_long_ago(server, &schema).await;
+    let both = two(server, &schema).await;
+    assert!(both.iter().all(|store| store.trust.is_distrusted()));
+    let [one, other] = both.each_ref().map(|store| store.clock().now());
+    assert!(one.since(other) + other.since(one) < DAY, "{one} and {other}");
+    let wrong = SystemClock.now().after(DAY * 400);
+    both[0].insert(&Task { created_at: wrong, updated_at: wrong, ..task("a", 2) }).await.unwrap();
+    until("both beat", || both.iter().all(|store| store.life().beat > 1)).await;
+    for store in both {
+        store.close().await;
+    }
+    // As if the server's clock had been wrong, and is right now.
+    server.psql(&format!(
+        "UPDATE {schema}.tg_replica SET now_ms = now_ms - {} WHERE now_ms < 0",
+        (DAY * 400).as_millis()
+    ));
+    used_at(server, &schema, SystemClock.now());
+    let store = open_with(settings(server, &schema)).await.unwrap();
+    assert!(is_right(&store) && !store.trust.is_distrusted(), "{}", store.clock().now());
+    store.close().await;
+}
+
+/// A wrong time that was noted all the same is taken back by the operator.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_resets_the_time_that_the_store_goes_by() {
+    let Some(server) = shared() else { return };
+    let (schema, folder) = (new_schema(), tempfile::tempdir().unwrap());
+    let own = PostgresSettings { folder: Some(folder.path().to_owned()), ..settings(server, &schema) };
+    let wish = folder.path().join("tasks.reset-clock");
+    open_with(own.clone()).await.unwrap().close().await;
+    used_at(server, &schema, SystemClock.now().after(DAY * 400));
+    let mut beside = settings(server, &schema);
+    beside.replica.name.push('+');
+    let other = open_with(beside).await.unwrap();
+    assert!(!is_right(&other), "it was noted");
+    std::fs::write(&wish, "").unwrap();
+    let store = open_with(own.clone()).await.unwrap();
+    assert!(!is_right(&store) && wish.exists(), "another gateway lives");
+    let shown = store.clock().now();
+    store.insert(&Task { created_at: shown, updated_at: shown, ..task("a", 1) }).await.unwrap();
+    store.close().await;
+    other.close().await;
+    for _ in 0..2 {
+        let store = open_with(own.clone()).await.unwrap();
+        assert!(is_right(&store) && !wish.exists(), "{}", store.clock().now());
+        assert_eq!(store.usage().tasks, 1);
+        store.close().await;
+    }
+}

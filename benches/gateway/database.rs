@@ -88,6 +88,7 @@ impl Database {
             stored_bytes_max: usize::MAX,
             replica: ReplicaDescription { name: schema.to_owned(), ..ReplicaDescription::default() },
             prior: None,
+            folder: None,
         }
     }
 

@@ -51,6 +51,29 @@ async fn f88_a_right_clock_counts_again_after_a_wrong_one() {
     store.close().await;
 }
 
+/// As where the only gateway fails over with the database, to a server whose clock is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_clock_is_400_days_ahead_loses_no_kept_result() {
+    let Some(right) = PostgresServer::start(&[]) else { return };
+    let schema = new_schema();
+    let store = open_with(settings(&right, &schema)).await.unwrap();
+    let made_at = store.clock().now();
+    let kept = Task { created_at: made_at, updated_at: made_at, ttl: DAY, ..contract::settled(task("a", 1), "r") };
+    store.insert(&kept).await.unwrap();
+    store.close().await;
+    let ahead = i64::try_from((DAY * 400).as_secs()).unwrap();
+    let wrong = tokio::task::block_in_place(|| PostgresServer::standby_with_clock(&right, "one", ahead));
+    wrong.promote();
+    for _ in 0..2 {
+        let store = open_with(settings(&wrong, &schema)).await.unwrap();
+        let shown = store.clock().now();
+        assert!(shown.since(made_at) > DAY * 399, "{shown}");
+        assert_eq!(store.sweep(shown, 9).await.unwrap(), 0);
+        assert_eq!(*store.load(&kept.key, made_at).await.unwrap().unwrap().task, kept);
+        store.close().await;
+    }
+}
+
 /// A wrong time that was noted all the same is taken back by the operator.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_resets_the_time_that_the_store_goes_by() {

@@ -153,12 +153,7 @@ impl Runner {
             self.say(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Unanswered)).await;
             return RunnerFlow::Continue;
         }
-        let askable = match (self.spec.questions)(&request) {
-            // A call that is kept under a key goes on without an answer, as a task does.
-            Askable::Required(_) if self.spec.is_held_by_key() => Askable::Undeclared,
-            askable @ (Askable::Declared | Askable::Undeclared | Askable::Required(_)) => askable,
-        };
-        match askable {
+        match self.askable(&request) {
             Askable::Declared => match self.put(&ask, &method, request).await {
                 Ok(next) => next,
                 Err(QuestionError(why)) => {
@@ -171,6 +166,14 @@ impl Runner {
                 self.say(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Undeclared)).await;
                 RunnerFlow::Continue
             }
+        }
+    }
+
+    /// Whether the client can be asked this. A call that is kept under a key goes on without an answer, as a task does.
+    pub(super) fn askable(&self, request: &Payload) -> Askable {
+        match (self.spec.questions)(request) {
+            Askable::Required(_) if self.spec.is_held_by_key() => Askable::Undeclared,
+            askable @ (Askable::Declared | Askable::Undeclared | Askable::Required(_)) => askable,
         }
     }
 

@@ -44,7 +44,8 @@ impl Runner {
         self.stage.rest();
         self.demand = Some(Box::new(UrlElicitation { error, open: Vec::new(), repeats: repeats + 1 }));
         for (number, request) in requests.into_iter().enumerate() {
-            let next = match (self.spec.questions)(&request) {
+            let askable = if self.is_unattended() { Askable::Undeclared } else { self.askable(&request) };
+            let next = match askable {
                 Askable::Declared => self.put_demanded(repeats, number, request).await,
                 Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
                 Askable::Undeclared | Askable::Required(_) => self.demand_refused().await,

@@ -7,11 +7,12 @@ use super::rounds::{EXTENSION, accept, again, answers, check_done, plain, result
 use super::script::{Happens, Script};
 use super::world::{Ask, Rules, World, seconds};
 
+const DEMAND: &str =
+    r#"{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a.example/","message":"go"}]}"#;
+
 /// T-49: an error that demands elicitations is read as questions, and the call is made again after them.
 #[tokio::test(start_paused = true)]
 async fn t_49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
-    const DEMAND: &str =
-        r#"{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a.example/","message":"go"}]}"#;
     let url = json!({ "elicitation": { "url": {} } });
     for (action, code) in [("accept", None), ("decline", Some(-32603))] {
         let demanded = std::sync::atomic::AtomicBool::new(false);
@@ -58,4 +59,24 @@ async fn t_49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
     let error = answer.json().await["error"].take();
     assert_eq!(error["data"], json!({ "requiredCapabilities": { "elicitation": { "url": {} } } }));
     world.is_idle().await;
+}
+
+/// GW-46: such an error is the outcome of a call under a key whose client cannot be asked, or has left; the call is not sent again.
+#[tokio::test(start_paused = true)]
+async fn a_demand_under_a_key_whose_client_cannot_be_asked_is_its_outcome() {
+    for leaves in [false, true] {
+        let script = Script::of([(seconds(2), Happens::FaultsWith(-32042, DEMAND))]);
+        let world = World::with(Rules::mode(TaskMode::Never), script);
+        let ask = plain().saying("io.taskgate/idempotency-key", "k");
+        let ask = if leaves { ask.declaring(json!({ "elicitation": { "url": {} } })) } else { ask };
+        if leaves {
+            assert!(tokio::time::timeout(seconds(1), world.sending(&ask)).await.is_err());
+        }
+        for _ in 0..2 {
+            let answer = world.send(&ask).await.json().await;
+            assert_eq!(answer["error"]["code"], -32603, "{leaves} {answer}");
+        }
+        assert_eq!((world.age(), world.upstream.calls().len()), (seconds(2), 1), "{leaves}");
+        world.is_idle().await;
+    }
 }

@@ -249,7 +249,10 @@ impl Runner {
             // It was stored after all, and is counted.
             Some(_) => self.engine.admission.take_again(&key.owner),
             None => match self.engine.take_place_of_running(&key.owner) {
-                Ok(place) => place,
+                Ok(mut place) => {
+                    place.is_being_stored();
+                    place
+                }
                 Err(_) => {
                     return Ok(Err("there are too many tasks (`tasks_per_principal_max`, or `tasks_max` for all)"));
                 }

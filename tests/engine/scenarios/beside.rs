@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
+use taskgate::store::TaskStore;
 use taskgate::task::{AfterCrash, Principal, TaskId, TaskKey, TaskMode};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
-use super::rounds::{accept, answers};
-use super::script::{Happens, Saw, Script, result};
+use super::rounds::{accept, answers, returns};
+use super::script::{Happens, Resumes, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, Rules, World, millis, seconds};
 use crate::random::Choices;
@@ -168,6 +169,18 @@ async fn gw_40_gateways_at_one_store_take_no_more_tasks_together_than_there_may_
     other.settled(&ids[0]).await;
     other.settled(&ids[1]).await;
     other.handle(&Ask::call()).await;
+}
+
+/// GW-40: a subtask that has a row is one task, and not two.
+#[tokio::test(start_paused = true)]
+async fn gw_40_a_subtask_counts_once_among_the_tasks_of_all_gateways() {
+    let script = Script::of([(seconds(1), Happens::Names(&["sub"])), returns(10)]).resumed(Resumes::Follows);
+    let one = World::with(Rules { tasks_max: 3, ..rules() }, script);
+    let _other = one.beside();
+    one.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(2)).await;
+    assert_eq!(one.store.usage().unsettled, 2);
+    one.handle(&Ask::call()).await;
 }
 
 /// F77, F78: a call that may be sent again is sent by whoever took it over, and by nobody else.

@@ -298,6 +298,8 @@ impl Runner {
             match store_new(&engine, &new.task).await {
                 // An earlier life ended between this and the next write.
                 Ok(()) | Err(StoreError::Exists) => Ok(()),
+                // An outage passes for all but new tasks: what the server says of the call is not kept from it meanwhile.
+                Err(StoreError::NoRoom) => Err(StoreError::Full { what: "bytes" }),
                 Err(error) => Err(error),
             }
         });

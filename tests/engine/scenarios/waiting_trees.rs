@@ -117,6 +117,18 @@ async fn f71_subtasks_that_are_named_while_the_store_is_away_become_tasks() {
     }
 }
 
+/// A disk without room takes no new tasks: the subtasks are left out, and the call ends as its server says.
+#[tokio::test(start_paused = true)]
+async fn subtasks_that_the_store_has_no_room_for_are_left_out() {
+    let world = World::with(rules(), names(Resumes::Follows));
+    let id = task(&world, Ask::call()).await;
+    world.store.faults.strike(Method::Insert, StoreFault::NoRoom, 1_000);
+    tokio::time::sleep(seconds(20)).await;
+    check_done(&world.get(&id).await["result"]);
+    assert!(row(&world, &key(&id)).await.unwrap().tree.children.is_empty());
+    world.is_idle().await;
+}
+
 /// Neither the call's time nor a cancel nor the end of the calls waits for subtasks that cannot be stored.
 #[tokio::test(start_paused = true)]
 async fn subtasks_that_wait_for_the_store_hold_up_no_end() {

@@ -70,7 +70,11 @@ impl ReplicaFile {
         (&file).take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
         let prior = match text.trim() {
             "" => None,
-            text => Some(read(text).ok_or_else(|| ReplicaFileError::Content { path: path.clone() })?),
+            // A process that was killed as it wrote may have left the end of a longer text behind the first line.
+            text => {
+                let life = text.lines().next().and_then(read);
+                Some(life.ok_or_else(|| ReplicaFileError::Content { path: path.clone() })?)
+            }
         };
         Ok((Self { path, file, is_loss: false }, prior))
     }

@@ -116,7 +116,6 @@ struct Runner {
     deadline: Option<Instant>,
     /// Set while something waits for the store.
     unstored: Option<Box<UnstoredSteps>>,
-    /// What waits for the grace period's end.
     /// What was last said of the call in its grace period: the first status of its task.
     grace_status: Option<Arc<str>>,
     place: Option<TaskPermit>,
@@ -154,7 +153,7 @@ impl Runner {
         client: AttachedClients,
         concerned: SharedBugRecipient,
     ) -> Self {
-        // Without a place `auto` runs plainly (T-58).
+        // Without a place `auto` runs plainly (T-58); a repetition under a key needs none.
         let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
         let place = match spec.plan {
             Plan::Direct if !spec.is_held_by_key() => None,
@@ -169,7 +168,7 @@ impl Runner {
             }
         };
         let grace_end = match spec.plan {
-            Plan::Grace(grace) if place.is_some() => Some(spec.arrived + grace),
+            Plan::Grace(grace) if place.is_some() || spec.idempotency.is_some() => Some(spec.arrived + grace),
             Plan::Grace(_) | Plan::Direct | Plan::Refuse | Plan::Task => None,
         };
         Self {

@@ -141,9 +141,10 @@ impl Runner {
     /// Answers a repetition with the outcome of the first call once there is one, or with its task at the end of the grace
     /// period, where the plan has any.
     async fn wait_for_first(&mut self, first: Arc<Task>) {
-        // The repetition needs neither a permit nor a place of its own.
+        // The repetition needs neither a permit nor a place of its own, and is no call at the upstream.
         self.stage.finish();
         self.place = None;
+        self.in_progress = None;
         let (engine, key) = (Arc::clone(&self.engine), first.key.clone());
         let unknown = |reason| lost(GatewayFault::new(reason, Executed::Unknown));
         let Ok(mut watcher) = engine.watchers().watch(&key) else {

@@ -61,7 +61,9 @@ impl BatchPlan {
         if !is_first && (self.bytes + bytes > BATCH_BYTES_MAX || (size > 0 && self.size.saturating_add(size) > room)) {
             return false;
         }
-        let name = write.new_row().and_then(|row| Some((row.key.owner.clone(), row.name.clone()?)));
+        // An empty one is none.
+        let name = |row: &EncodedRow| Some((row.key.owner.clone(), row.name.clone().filter(|name| !name.is_empty())?));
+        let name = write.new_row().and_then(name);
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
             && name.as_ref().is_none_or(|name| !self.names.contains(name));
         if !is_beside {

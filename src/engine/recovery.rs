@@ -102,6 +102,8 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
             Ok(keys) if keys.is_empty() && left.rows.is_empty() => return seen,
             Ok(keys) if keys.is_empty() => CLAIM_EVERY,
             Ok(keys) => {
+                // Until each is looked at: it is not without a runner, it waits for one.
+                engine.retried.lock().extend(keys.iter().cloned());
                 let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
                 seen += look_at_all(engine, origins, rows, &mut left.rows).await;
                 left.begin_anew();

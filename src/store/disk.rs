@@ -360,7 +360,7 @@ impl TaskStore for DiskStore {
     }
 
     async fn held(&self) -> Result<Vec<TaskKey>, StoreError> {
-        Ok(self.resident.unsettled().into_iter().filter(|key| !self.earlier.holds(key)).collect())
+        Ok(self.resident.unsettled().into_iter().filter(|key| !self.earlier.is_left(key)).collect())
     }
 
     fn changes(&self) -> BoxStream<'static, StoreHint> {

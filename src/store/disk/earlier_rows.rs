@@ -32,7 +32,12 @@ impl EarlierRows {
 
     /// Whether an earlier process holds a row still.
     pub(super) fn holds(&self, key: &TaskKey) -> bool {
-        !self.is_claimed.load(Ordering::SeqCst) && self.left.lock().contains(key)
+        !self.is_claimed.load(Ordering::SeqCst) && self.is_left(key)
+    }
+
+    /// Whether a row waits to be taken over.
+    pub(super) fn is_left(&self, key: &TaskKey) -> bool {
+        self.left.lock().contains(key)
     }
 
     /// A row with its holder.

@@ -364,6 +364,8 @@ impl Runner {
         tracing::warn!(reason, "the call could not become a task and is held");
         if self.row.is_none() {
             self.place = None;
+        }
+        if self.row.is_none() || self.spec.is_held_by_key() {
             self.queue_end = self.stage.is_waiting().then(|| self.spec.arrived + self.spec.queue_deadline);
         }
         self.spec.plan = Plan::Direct;

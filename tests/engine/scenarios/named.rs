@@ -9,6 +9,7 @@ use taskgate::upstream::BeginError;
 
 use super::rounds::{again, check_done, elicits, heard, plain, result_of, returns, round};
 use super::script::{Happens, Resumes, Script};
+use super::store_faults::{Method, StoreFault};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
 
 const UNREACHABLE: GatewayFault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
@@ -294,18 +295,36 @@ async fn a_repetition_at_another_gateway_waits_for_the_outcome() {
 /// GW-46: of a client that has tools in place of tasks.
 #[tokio::test(start_paused = true)]
 async fn a_key_holds_for_a_client_that_is_given_tools_in_place_of_tasks() {
-    let rules = Rules { fallback: FallbackPolicy::Tools, ..Rules::default() };
-    let world = World::with(rules, Script::returns(seconds(5), "done"));
-    let ask = named("k").without_extension();
-    let first = world.send(&ask).await;
-    assert_eq!(first.at, GRACE, "it is held for its grace period");
-    let told = first.json().await["result"]["content"].clone();
-    assert_eq!(world.send(&ask).await.json().await["result"]["content"], told, "the same task");
-    assert_eq!(world.age(), GRACE + GRACE);
-    tokio::time::sleep(seconds(5)).await;
-    check_done(&result_of(&world, &ask).await);
+    // A repetition needs no place.
+    for tasks_max in [2_000, 1] {
+        let rules = Rules { fallback: FallbackPolicy::Tools, tasks_max, ..Rules::default() };
+        let world = World::with(rules, Script::returns(seconds(5), "done"));
+        let ask = named("k").without_extension();
+        let first = world.send(&ask).await;
+        assert_eq!(first.at, GRACE, "it is held for its grace period");
+        let told = first.json().await["result"]["content"].clone();
+        assert_eq!(world.send(&ask).await.json().await["result"]["content"], told, "the same task");
+        assert_eq!(world.age(), GRACE + GRACE, "{tasks_max}");
+        tokio::time::sleep(seconds(5)).await;
+        check_done(&result_of(&world, &ask).await);
+        assert_eq!(world.upstream.calls().len(), 1);
+        world.is_idle().await;
+    }
+}
+
+/// GW-35: of a call under a key, too.
+#[tokio::test(start_paused = true)]
+async fn a_call_under_a_key_that_lost_its_handle_waits_no_longer_for_its_slot() {
+    let rules = Rules { fallback: FallbackPolicy::Tools, in_flight_max: 1, ..Rules::default() };
+    let world = World::with(rules, Script::silent());
+    let _held = world.client(&Ask::call());
+    tokio::time::sleep(millis(1)).await;
+    let waiting = world.client(&named("k").without_extension());
+    tokio::time::sleep(millis(1)).await;
+    world.store.faults.strike(Method::Load, StoreFault::Fails, 1);
+    let answer = tokio::time::timeout(seconds(60), waiting).await.expect("it is answered").unwrap().json().await;
+    assert_eq!(answer["error"]["data"]["reason"], "queue_deadline", "{answer}");
     assert_eq!(world.upstream.calls().len(), 1);
-    world.is_idle().await;
 }
 
 /// GW-47: nothing ran, so the repetition does.

@@ -8,6 +8,7 @@ use support::served;
 
 use std::net::Ipv4Addr;
 use std::process::{Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -154,10 +155,13 @@ async fn a_call_that_does_not_end_is_given_up_in_time() {
 #[tokio::test]
 async fn a_list_without_end_is_read_up_to_a_bound() {
     let (list, filling) = ("tools/list", "x".repeat(12 << 20));
+    let pages = AtomicUsize::new(0);
     let server = upstream::ScriptedServer::start(move |seen| {
         let page = || {
-            let tool = format!(r#"{{"name":"t","description":"{filling}","inputSchema":{{"type":"object"}}}}"#);
-            let result = format!(r#"{{"tools":[{tool}],"nextCursor":"on"}}"#);
+            // Each page has a new name and a new cursor (UPC-04).
+            let at = pages.fetch_add(1, Ordering::Relaxed);
+            let tool = format!(r#"{{"name":"t{at}","description":"{filling}","inputSchema":{{"type":"object"}}}}"#);
+            let result = format!(r#"{{"tools":[{tool}],"nextCursor":"on{at}"}}"#);
             upstream::json_text(format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, seen.body["id"]))
         };
         (seen.rpc() == list).then(page)

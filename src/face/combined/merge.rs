@@ -15,6 +15,7 @@ const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 #[derive(Clone, Debug)]
 pub(super) struct ServerSummary {
     pub(super) capabilities: Payload,
+    /// The text for models as the endpoint shows it: a server's own is quoted.
     pub(super) instructions: Option<String>,
 }
 
@@ -24,7 +25,10 @@ impl ServerSummary {
         let capabilities = result.get("capabilities").filter(|all| Object::of(all).is_some());
         Self {
             capabilities: capabilities.unwrap_or_else(Payload::empty_object).detached(),
-            instructions: result.get_string("instructions").filter(|text| !text.trim().is_empty()),
+            instructions: result
+                .get_string("instructions")
+                .filter(|text| !text.trim().is_empty())
+                .map(|text| quoted(&text[..text.floor_char_boundary(INSTRUCTIONS_BYTES_MAX)])),
         }
     }
 
@@ -108,16 +112,8 @@ fn quoted(text: &str) -> String {
 
 /// What the servers want models to know, each under its name; `None` where none says anything.
 pub(super) fn instructions<'a>(servers: impl Iterator<Item = (&'a str, &'a ServerSummary)>) -> Option<Payload> {
-    let told: Vec<String> = servers
-        .filter_map(|(name, server)| {
-            let text = server.instructions.as_deref()?;
-            let mut end = text.len().min(INSTRUCTIONS_BYTES_MAX);
-            while !text.is_char_boundary(end) {
-                end -= 1;
-            }
-            Some(format!("# {name}\n\n{}", quoted(&text[..end])))
-        })
-        .collect();
+    let told: Vec<String> =
+        servers.filter_map(|(name, server)| Some(format!("# {name}\n\n{}", server.instructions.as_deref()?))).collect();
     (!told.is_empty()).then(|| Payload::text(&told.join("\n\n")))
 }
 

@@ -201,7 +201,7 @@ impl HttpCall {
         match opened {
             // Boxed, as all that comes after the long wait for the head and is larger than it.
             Ok(AcceptedResponse::Json(body)) => Box::pin(self.read(body, &self.awaited())).await,
-            Ok(AcceptedResponse::Events(events)) => self.follow(events).await,
+            Ok(AcceptedResponse::Events(events)) => Box::pin(self.follow(events)).await,
             Err(ResponseRefusal::Rpc(error)) => Ok(Err(error)),
             Err(ResponseRefusal::Gateway(fault)) => Err(fault),
             // It was sent twice.

@@ -37,7 +37,7 @@ pub(super) enum PingVerdict {
 impl SessionRefusals {
     /// Counts a refusal; whether the server has to be asked now.
     pub(super) fn count(&self) -> bool {
-        let add = |count: u8| (count <= REFUSALS_MAX).then_some(count + 1);
+        let add = |count: u8| (count <= REFUSALS_MAX).then(|| count + 1);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) == Ok(REFUSALS_MAX - 1)
     }
 

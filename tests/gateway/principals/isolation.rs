@@ -168,9 +168,11 @@ async fn upc_23_a_tool_list_is_kept_for_its_principal_alone() {
     assert!(ada.starts_with("of-s-") && bob.starts_with("of-s-") && ada != bob, "{ada} {bob}");
     assert_eq!((own(ADA).await, own(BOB).await), (ada.clone(), bob), "each its own");
     assert_eq!(gate.server.world.count("tools/list"), 2, "and from memory");
-    // A name of the same length, as the answer repeats it.
-    let mut nowhere = gate.send(&Ask::call(BOB, &"x".repeat(ada.len()), &json!({}))).await;
-    nowhere.body = nowhere.body.replace(&"x".repeat(ada.len()), &ada);
-    let foreign = gate.send(&Ask::call(BOB, &ada, &json!({}))).await;
-    check_alike("a tool of another's list", &foreign, &nowhere, "200 -32602");
+    // The server knows its tools best: what no list names is asked of it with the caller's own credential (T-72).
+    let (foreign, nowhere) =
+        (gate.send(&Ask::call(BOB, &ada, &json!({}))).await, gate.send(&Ask::call(BOB, "nowhere", &json!({}))).await);
+    assert_eq!((foreign.summary(), nowhere.summary()), ("200 ok".to_owned(), "200 ok".to_owned()));
+    let asked = gate.server.world.all(|seen| seen.rpc() == "tools/call");
+    let names: Vec<_> = asked.iter().map(|seen| seen.body["params"]["name"].as_str().unwrap_or_default()).collect();
+    assert_eq!(names, [ada.as_str(), "nowhere"], "each was the server's to answer");
 }

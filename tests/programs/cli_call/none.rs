@@ -1,5 +1,7 @@
 //! Plain calls, of 2026-07-28 and in a session.
 
+use std::iter;
+
 use serde_json::{Value, json};
 use taskgate::cli::call::{CallExit, Flavour, QuestionPolicy};
 use taskgate::cli::ui::StepCount;
@@ -85,15 +87,17 @@ async fn any_other_answer_to_discover_leads_to_a_session() {
 
 #[tokio::test]
 async fn a_handshake_that_fails_is_a_lost_call() {
-    for answer in [
-        Step::Error(200, error(-32602)),
-        Step::Page(502),
-        Step::Result(json!({ "protocolVersion": "2026-07-28", "capabilities": {} })),
-        Step::Result(json!({ "protocolVersion": "1.0", "capabilities": {} })),
-        Step::Drop,
+    for (answer, handshakes) in [
+        // Each version of sessions in turn (UPC-22).
+        (Step::Error(200, error(-32602)), 4),
+        (Step::Page(502), 1),
+        (Step::Result(json!({ "protocolVersion": "2026-07-28", "capabilities": {} })), 1),
+        (Step::Result(json!({ "protocolVersion": "1.0", "capabilities": {} })), 1),
+        (Step::Drop, 1),
     ] {
-        let scenario = Scenario::of(Some(Flavour::None), [unknown(), answer]);
-        check(scenario, CallExit::Lost, &[], &[DISCOVER, INITIALIZE]).await;
+        let script = iter::once(unknown()).chain(iter::repeat_n(answer, handshakes));
+        let seen: Vec<_> = iter::once(DISCOVER).chain(iter::repeat_n(INITIALIZE, handshakes)).collect();
+        check(Scenario::of(Some(Flavour::None), script), CallExit::Lost, &[], &seen).await;
     }
 }
 

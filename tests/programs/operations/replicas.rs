@@ -99,7 +99,10 @@ async fn gateways_on_one_database_are_listed_with_whose_each_task_is_and_a_dead_
         assert!(page.contains(&format!("\n{series}")), "{series} in {page}");
     }
     let page = one.get("/").await.body;
-    assert!(page.contains("\nreplica b (life 2): living, version ") && page.contains("/tasks /replicas "), "{page}");
+    assert!(
+        page.contains("\nreplica b (life 2): living, version ") && page.contains("/tasks /calls /replicas "),
+        "{page}"
+    );
 
     for (name, why) in [
         ("b", "taskgate: the replica is alive; one that is dead can be forgotten"),

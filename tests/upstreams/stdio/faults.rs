@@ -89,7 +89,9 @@ async fn f45_a_program_that_does_not_exist_is_an_upstream_that_cannot_be_reached
     let dir = tempfile::tempdir().unwrap();
     let gate = GatewayProcess::start(dir, "command = \"taskgate-no-such-program\"\n").await;
     let error = StandaloneClient::try_session(&gate).await.unwrap_err();
-    assert_eq!((&fault(&error)["executed"], &fault(&error)["exitStatus"]), (&json!("no"), &json!(127)), "{error}");
+    // It is looked for before it is started, so nothing has an exit status.
+    let data = fault(&error);
+    assert_eq!((&data["executed"], &data["reason"]), (&json!("no"), &json!("upstream_unreachable")), "{error}");
     gate.until_logged("taskgate-no-such-program cannot be started").await;
     gate.until_logged(": key `upstreams.up.command`: taskgate-no-such-program: is not found in PATH").await;
 }

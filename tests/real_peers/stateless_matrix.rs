@@ -49,7 +49,10 @@ async fn failures(peers: &Peers, program: Program, balanced: Option<BalancerMode
     let server = PeerServer::start(program, peers, "stateless-matrix").await?;
     let tap = Tap::start(server.address).await?;
     let tasks = cases::tasks("up", "fastmcp");
-    let config = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n\n{tasks}", tap.address());
+    // A server with tasks of its own is spoken to so for all clients; before another, some would have sessions (UPC-28).
+    let protocol = if program == Program::FastMcp4Tasks { "auto" } else { "2026-07-28" };
+    let config =
+        format!("[upstreams.up]\nurl = \"http://{}/mcp\"\nprotocol = \"{protocol}\"\n\n{tasks}", tap.address());
     let front = Front::start(balanced, &format!("stateless-matrix-{}", program.name()), &config).await?;
     let url = front.url();
     let mut failures = Vec::new();

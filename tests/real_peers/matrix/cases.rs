@@ -92,13 +92,17 @@ enum Native {
 /// Outlived by slow calls. The tools of fast ones have a longer one ([`tasks`]), so that no answer depends on the machine's speed.
 const GRACE: &str = "1s";
 const POLL_INTERVAL: &str = "200ms";
+/// A tool that no server has.
+const NO_TOOL: &str = "nobody";
 
 /// The keys of an upstream's tasks, with rules for the tools that answer at once. `tools` is whose tools it has.
 pub(crate) fn tasks(upstream: &str, tools: &str) -> String {
     let mut keys = format!("[upstreams.{upstream}.tasks]\npoll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"\n");
     for case in [Fast, ToolError, ProtocolError] {
         let tool = call(tools, case).expect("every upstream has these").tool;
-        let _ = write!(keys, "[[upstreams.{upstream}.tools]]\nmatch = \"{tool}\"\ngrace = \"30s\"\n");
+        // A name that no list has is the server's to answer, unless it is hidden (T-72).
+        let hide = tool == NO_TOOL;
+        let _ = write!(keys, "[[upstreams.{upstream}.tools]]\nmatch = \"{tool}\"\ngrace = \"30s\"\nhide = {hide}\n");
     }
     keys
 }
@@ -136,12 +140,12 @@ const ROWS: [(&str, Case, &str, &str, Expected); 43] = [
         Expected::ToolError("Invalid resourceId: -1."),
     ),
     // Neither this server nor the next one has a tool that ends with a JSON-RPC error.
-    ("everything", ProtocolError, "nobody", "{}", Expected::ProtocolError(-32602, "Unknown tool")),
+    ("everything", ProtocolError, NO_TOOL, "{}", Expected::ProtocolError(-32602, "Unknown tool")),
     ("fastmcp", Fast, "greet", r#"{"name":"Ada"}"#, Expected::Result("Hello, Ada!")),
     ("fastmcp", Slow, "slow", r#"{"seconds":2}"#, Expected::Result("worked 2 s in 4 steps")),
     ("fastmcp", Cancel, "slow", r#"{"seconds":600,"steps":600}"#, Expected::Cancelled),
     ("fastmcp", ToolError, "fail", "{}", Expected::ToolError("it broke")),
-    ("fastmcp", ProtocolError, "nobody", "{}", Expected::ProtocolError(-32602, "Unknown tool")),
+    ("fastmcp", ProtocolError, NO_TOOL, "{}", Expected::ProtocolError(-32602, "Unknown tool")),
     ("demo", Elicitation, "confirm_delete", r#"{"path":"a.txt"}"#, Expected::Result("Deleted a.txt.")),
     ("demo", Declined, "confirm_delete", r#"{"path":"a.txt"}"#, Expected::Result("Kept a.txt.")),
     ("demo", Sampling, "summarise", r#"{"text":"long"}"#, Expected::Result("Summary: said by the model")),
@@ -161,7 +165,7 @@ const ROWS: [(&str, Case, &str, &str, Expected); 43] = [
     ("fastmcp_tasks", Slow, "slow", r#"{"seconds":2}"#, Expected::Result("worked 2 s in 4 steps")),
     ("fastmcp_tasks", Cancel, "slow", r#"{"seconds":600,"steps":600}"#, Expected::Cancelled),
     ("fastmcp_tasks", ToolError, "fail", "{}", Expected::ToolError("it broke")),
-    ("fastmcp_tasks", ProtocolError, "nobody", "{}", Expected::ProtocolError(-32602, "Unknown tool")),
+    ("fastmcp_tasks", ProtocolError, NO_TOOL, "{}", Expected::ProtocolError(-32602, "Unknown tool")),
     ("fastmcp_tasks", OnlyAsTask, "only_as_task", r#"{"seconds":2}"#, Expected::Result("worked 2 s as a task")),
     // Of both eras: asked for what works in sessions alone.
     ("fastmcp4", Fast, "greet", r#"{"name":"Ada"}"#, Expected::Result("Hello, Ada!")),

@@ -22,6 +22,8 @@ const TRANSPORT_ERROR: i64 = -32_000;
 const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
 /// Longest text without a type that is searched for these words.
 const PLAIN_REFUSAL_BYTES_MAX: usize = 256;
+/// How early versions of the Rust SDK refuse an unknown session, under 401.
+const EARLY_RUST_REFUSAL: &[u8] = b"Unauthorized: Session not found";
 
 /// What a refusing answer means.
 pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: ErrorAddressee<'_>) -> JudgedResponse<B> {
@@ -39,22 +41,21 @@ pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: Err
                 None => return refused(None, false),
             }
         }
-        BodyKind::Other if in_session && status == StatusCode::BAD_REQUEST => {
+        BodyKind::Other if in_session && matches!(status, StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED) => {
             let text = small_body(response.body, PLAIN_REFUSAL_BYTES_MAX).await.unwrap_or_default();
-            if names_lost_session(&String::from_utf8_lossy(&text)) {
-                return JudgedResponse::SessionLost;
-            }
-            return refused(None, false);
+            let is_answer = response_in(&text).is_some_and(|answer| addressee.is_named_by(&answer));
+            let is_lost = match status {
+                StatusCode::UNAUTHORIZED => text.trim_ascii() == EARLY_RUST_REFUSAL,
+                _ => names_lost_session(&String::from_utf8_lossy(&text)),
+            };
+            return if is_lost && !is_answer { JudgedResponse::SessionLost } else { refused(None, false) };
         }
         BodyKind::Json | BodyKind::Other if in_session && status == StatusCode::NOT_FOUND => {
             return JudgedResponse::SessionLost;
         }
         BodyKind::Json | BodyKind::Events | BodyKind::Other => return refused(None, false),
     };
-    let answer = match envelope::read(&text, ScanLimits::UPSTREAM) {
-        Ok(Message::Response(answer)) => Some(answer),
-        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => None,
-    };
+    let answer = response_in(&text);
     let is_answer = answer.as_ref().is_some_and(|answer| addressee.is_named_by(answer));
     match answer.map(|answer| answer.outcome) {
         Some(Ok(_)) if is_answer => JudgedResponse::Fine(RawResponse {
@@ -64,7 +65,7 @@ pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: Err
             session: response.session,
             body: B::whole(text),
         }),
-        Some(Err(error)) if in_session && refuses_session(status, &error) => JudgedResponse::SessionLost,
+        Some(Err(error)) if in_session && refuses_session(status, &error, is_answer) => JudgedResponse::SessionLost,
         Some(Err(error)) if is_answer => refused(Some(error), true),
         Some(_) | None if in_session && status == StatusCode::NOT_FOUND => JudgedResponse::SessionLost,
         Some(Err(error)) if takes_any => refused(Some(error), false),
@@ -73,9 +74,12 @@ pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: Err
 }
 
 /// Whether an error says that the session is unknown: the request was refused before it was looked at. Servers built after the
-/// SDKs' examples say so with 400. An error of another code that names the request is its answer, even under 404.
-fn refuses_session(status: StatusCode, error: &RpcError) -> bool {
+/// SDKs' examples say so with 400. An error that names the request is its answer, so the request may have run; only the
+/// specification's own code for an unknown session, under 404, is none.
+fn refuses_session(status: StatusCode, error: &RpcError, is_answer: bool) -> bool {
     match status {
+        StatusCode::NOT_FOUND if is_answer => error.code == SESSION_NOT_FOUND,
+        _ if is_answer => false,
         StatusCode::NOT_FOUND => match error.code {
             SESSION_NOT_FOUND | INVALID_REQUEST => true,
             TRANSPORT_ERROR => error.message.to_ascii_lowercase().contains("session"),
@@ -83,6 +87,13 @@ fn refuses_session(status: StatusCode, error: &RpcError) -> bool {
         },
         StatusCode::BAD_REQUEST => error.code == TRANSPORT_ERROR && names_lost_session(&error.message),
         _ => false,
+    }
+}
+
+fn response_in(text: &Bytes) -> Option<envelope::Response> {
+    match envelope::read(text, ScanLimits::UPSTREAM) {
+        Ok(Message::Response(response)) => Some(response),
+        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => None,
     }
 }
 

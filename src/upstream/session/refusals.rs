@@ -78,10 +78,11 @@ pub(super) fn ping() -> (RequestId, Bytes) {
     (id, message)
 }
 
-/// Whether a refusing status may be about the session. These speak of the server's load, or of a proxy before it.
+/// Whether a refusing status may be about the session. The statuses left out are about a credential, the server's load, or a
+/// proxy in front of the server.
 pub(super) const fn may_be_about_session(fault: &GatewayFault) -> bool {
     match fault.http_status {
-        Some(status) => status >= 400 && !matches!(status, 408 | 425 | 429 | 502 | 503 | 504),
+        Some(status) => status >= 400 && !matches!(status, 401 | 403 | 407 | 408 | 425 | 429 | 502 | 503 | 504),
         None => false,
     }
 }

@@ -45,8 +45,10 @@ async fn a_body_that_names_the_request_is_its_answer_whatever_the_status() {
         (400, json!({"result": {"n": 1}}), "returned {\"n\":1}", 1),
         (422, error(-32050, "too odd"), "faulted -32050 too odd", 1),
         (404, error(-32001, "Session not found"), "lost UpstreamSessionLost Unknown", 2),
-        (404, error(-32600, "Session not found"), "lost UpstreamSessionLost Unknown", 2),
-        (404, error(-32000, "Session not found"), "lost UpstreamSessionLost Unknown", 2),
+        // Servers that refuse a session with another code name no request: an error that does may come from a tool that ran.
+        (404, error(-32600, "Session not found"), "faulted -32600 Session not found", 1),
+        (404, error(-32000, "Session not found"), "faulted -32000 Session not found", 1),
+        (400, error(-32000, "Session not found"), "faulted -32000 Session not found", 1),
     ] {
         let body = outcome.clone();
         let server = ScriptedServer::answering(move |seen| {
@@ -121,6 +123,21 @@ async fn a_session_that_is_refused_twice_in_unknown_words_is_asked_and_opened_an
     }
 }
 
+/// A refused credential says nothing of the session, in which other calls go on.
+#[tokio::test]
+async fn a_session_outlives_refused_credentials() {
+    for code in [401, 403, 407] {
+        let server =
+            ScriptedServer::answering(move |_| refusal(code, Some("text/plain"), "the token has expired")).await;
+        let upstream = upstream(&server.url());
+        for _ in 0..4 {
+            let outcome = lines(&mut begin(&upstream).await).await;
+            assert!(matches!(outcome.as_slice(), [only] if only.starts_with("lost ")), "{code}: {outcome:?}");
+        }
+        assert_eq!((server.world.count("ping"), server.world.count("initialize")), (0, 1), "{code}");
+    }
+}
+
 #[tokio::test]
 async fn a_session_in_which_a_ping_is_answered_stays() {
     let server = restarted(|| refusal(400, Some("text/plain"), "busy"), true).await;
@@ -172,7 +189,7 @@ async fn servers_of_other_sdks_lose_at_most_two_calls_over_a_restart_and_run_non
         ("C#", 404, Some("application/json"), csharp, 0),
         ("Python from 1.23", 404, Some("application/json"), python, 0),
         ("mcp-go", 400, Some("text/plain; charset=utf-8"), "Invalid session ID\n", 0),
-        ("Rust, early", 401, Some("text/plain"), "Unauthorized: Session not found", 2),
+        ("Rust, early", 401, Some("text/plain"), "Unauthorized: Session not found", 0),
         ("a server of somebody's own", 422, Some("text/html"), "<p>try again</p>", 2),
     ] {
         let server = ScriptedServer::start(move |seen| {

@@ -147,6 +147,10 @@ impl AnswerBudget {
         let full = counts.waiting.stalled_since(stalled, principal)?;
         let bytes_max = match full {
             FullBound::Share => share_max(),
+            // A small answer needs no bytes, and this principal has no large one under way.
+            FullBound::Whole if !counts.shares.contains_key(principal) && !counts.waiting.is_behind(principal) => {
+                return None;
+            }
             FullBound::Whole => counts.bytes_max,
         };
         Some(BudgetRefusal { fault: refused(full, Executed::No), bytes_max })

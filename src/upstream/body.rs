@@ -171,6 +171,10 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
                 EventVerdict::Withheld => (),
             },
         }
+        if self.gate.held() <= FREE_BYTES {
+            // The event that it was for is complete, or passes as it comes.
+            self.held = AnswerPermit::default();
+        }
         Ok(())
     }
 

@@ -428,6 +428,10 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
                     _ => SseEvent { data: event.data.held_by(|text| held.attach(text)), ..event },
                 }));
             }
+            if self.pending <= FREE_BYTES {
+                // The event that it was for came to nothing.
+                self.held = AnswerPermit::default();
+            }
             // An event that has come so far has more to come.
             self.limits.grow(&mut self.held, self.pending).await.map_err(BodyReadError::Known)?;
             self.comments.wait().await;

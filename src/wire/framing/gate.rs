@@ -305,7 +305,10 @@ impl EventGate {
             return 0;
         }
         if !self.held.is_empty() {
-            self.held.extend_from_slice(b"\n");
+            // Unless its line was left out of the lead: then it would be an empty line.
+            if self.held.ends_with(b"\r") {
+                self.held.extend_from_slice(b"\n");
+            }
             self.begin_line();
         } else if self.state == GateState::Passing || !self.withheld {
             out.push(GateOutput::Through(bytes.slice(..1)));
@@ -579,7 +582,7 @@ mod tests {
         let event = "id: 7\ndata: [1]\n\n";
         for comment in [": still here\n", ":\n", "x: y\r\n", ": c\r", "odd\n"] {
             let comments = comment.repeat(200_000 / comment.len());
-            for pieces in [1_000, 60_000, usize::MAX] {
+            for pieces in [7, 1_000, 60_000, 65_537, usize::MAX] {
                 for whole in [HoldPolicy::Asking, HoldPolicy::Messages, HoldPolicy::Arrays] {
                     let mut gate = EventGate::new(PrimerPolicy::Pass, whole, 1 << 20);
                     let text = Bytes::from(format!("id: 7\n{comments}data: [1]\n\n"));

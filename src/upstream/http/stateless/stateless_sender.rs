@@ -96,6 +96,11 @@ impl DraftRequest {
         Self { method: Arc::from(method), params, progress: false }
     }
 
+    /// Whether it asks how a task stands.
+    pub(super) fn is_poll(&self) -> bool {
+        &*self.method == method::TASKS_GET
+    }
+
     /// Whether it goes on with a call that the server knows: a question that was answered, a task that was made.
     fn is_under_way(&self) -> bool {
         let answers =

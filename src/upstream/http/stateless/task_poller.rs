@@ -59,8 +59,8 @@ pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<()
 async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
     let asking = async {
-        // It is never closed.
-        let _turn = line.link.polls.acquire().await;
+        // Only polls take turns. The semaphore is never closed.
+        let _turn = if draft.is_poll() { line.link.polls.acquire().await.ok() } else { None };
         line.answer(draft, None).await
     };
     let answer = tokio::time::timeout(REQUEST_MAX, asking).await.unwrap_or(late);

@@ -179,10 +179,14 @@ fn read_credentials(path: PathBuf) -> Result<HeaderValue, ProxyError> {
 }
 
 fn is_this_machine(to: &Url) -> bool {
+    let is_own = |address: IpAddr| address.is_loopback() || address.is_unspecified();
     match to.host() {
-        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => address.to_canonical().is_loopback(),
+        Some(Host::Domain(name)) => {
+            let name = name.strip_suffix('.').unwrap_or(name);
+            name == "localhost" || name.ends_with(".localhost")
+        }
+        Some(Host::Ipv4(address)) => is_own(IpAddr::V4(address)),
+        Some(Host::Ipv6(address)) => is_own(address.to_canonical()),
         None => false,
     }
 }
@@ -321,6 +325,9 @@ mod tests {
             ("http://localhost:9000/mcp", "direct"),
             ("http://127.0.0.7/mcp", "direct"),
             ("https://[::1]/mcp", "direct"),
+            ("http://localhost.:9000/mcp", "direct"),
+            ("http://0.0.0.0:9000/mcp", "direct"),
+            ("http://[::]:9000/mcp", "direct"),
             ("http://10.1.2.3/mcp", "a:3128"),
         ] {
             assert_eq!(proxy_of(&both, to), expected, "{to}");

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use http::header::SET_COOKIE;
 use http::{HeaderMap, HeaderValue, Uri};
+use moka::policy::EvictionPolicy;
 use tokio::time::Instant;
 
 /// Cookies of one session; further ones are not kept.
@@ -20,6 +21,8 @@ const COOKIE_BYTES_MAX: usize = 4 * 1024;
 const BYTES_MAX: u64 = 4 << 20;
 /// What a cookie costs beside its text.
 const OVERHEAD_BYTES: usize = 128;
+/// How long the cookies of a session that sends no requests are kept.
+const KEPT_FOR: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The cookies of all sessions at one origin.
 #[derive(Clone, Debug)]
@@ -107,7 +110,9 @@ impl SessionCookies {
             let all = cookies.iter().map(|cookie| bytes(cookie) + OVERHEAD_BYTES).sum::<usize>();
             u32::try_from(all + session.len()).unwrap_or(u32::MAX)
         };
-        let by_session = moka::sync::Cache::builder().max_capacity(BYTES_MAX).weigher(weigh).build();
+        // By use alone: a new session has to be let in, however often the others are looked up.
+        let by_session = moka::sync::Cache::builder().max_capacity(BYTES_MAX).eviction_policy(EvictionPolicy::lru());
+        let by_session = by_session.weigher(weigh).time_to_idle(KEPT_FOR).build();
         Self { by_session, are_given: Arc::default() }
     }
 

@@ -194,7 +194,7 @@ impl EndpointClient {
 }
 
 /// The answer of the upstream at `at`. A session that has ended there is opened anew with the next request.
-async fn served(
+pub(super) async fn served(
     session: Option<&Arc<CombinedSession>>,
     upstreams: &Arc<CombinedUpstreams>,
     at: usize,

@@ -209,6 +209,8 @@ enum MemberNews {
         last_event: Option<String>,
         pause: Option<Duration>,
     },
+    /// The session at this upstream has ended: its stream is read once another one is opened there.
+    SessionOver(usize),
     /// Those that had refused a session were asked again.
     Retried,
 }
@@ -282,6 +284,9 @@ impl MergedStream {
             }
             // A server without such a stream has none later either; one that is away may.
             let status = answer.status();
+            if status == StatusCode::NOT_FOUND {
+                return MemberNews::SessionOver(at);
+            }
             let is_passing = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
             MemberNews::Over { at, last_event: None, pause: is_passing.then_some(pause) }
         };
@@ -299,6 +304,7 @@ impl MergedStream {
                 self.read.remove(&at);
                 self.read(at, last_event, pause, PAUSE_MAX.min(pause * 2));
             }
+            MemberNews::SessionOver(at) => _ = self.read.remove(&at),
             // It stays among those that are read: it is not asked again.
             MemberNews::Over { pause: None, .. } | MemberNews::Retried => (),
         }

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use super::admission::AnswerScope;
 use super::known_sessions::{ForgottenSession, SessionOwner};
 use super::member_answer::{MemberRefusal, whole};
-use super::member_request::EndpointClient;
+use super::member_request::{EndpointClient, served};
 use super::member_session::CombinedSession;
 use super::merge::{self, ServerSummary};
 use super::messages;
@@ -117,7 +117,7 @@ impl CombinedUpstreams {
                 match self.sessions.in_flight.before_it_is_sent((token.nonce, &id, arrived), asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
-                        let answer = self.members[at].endpoint.serve(*inbound).await;
+                        let answer = served(Some(&session), self, at, *inbound).await;
                         voice.at = at;
                         own_stream::shown(answer, voice, self.result_bytes_max, &addressee).await
                     }
@@ -277,12 +277,12 @@ impl CombinedUpstreams {
         let telling =
             open.filter_map(|(upstream, _)| self.position(upstream, client.principal())).map(|at| async move {
                 let inbound = client.inbound(self, at, (text.clone(), None)).await.ok()?;
-                Some(self.members[at].endpoint.serve(inbound).await)
+                Some(served(Some(session), self, at, inbound).await)
             });
         let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
         match answers.len() {
-            // As one server would: what only one hears is answered by it.
-            1 => answers.remove(0),
+            // As one server would: what only one hears is answered by it. Its 404 is about its own session, not about the endpoint's.
+            1 if answers[0].status() != StatusCode::NOT_FOUND => answers.remove(0),
             _ => accepted(),
         }
     }

@@ -6,9 +6,9 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
-use super::{combined, request, servers, text_of};
+use super::{combined, request, server, servers, text_of};
 use crate::combined_wire::client::{TestGateway, initialize};
-use crate::combined_wire::upstream::{ScriptedServer, SeenRequest};
+use crate::combined_wire::upstream::{ScriptedServer, SeenRequest, status};
 
 fn is_handshake(seen: &SeenRequest) -> bool {
     seen.rpc() == "initialize"
@@ -130,6 +130,26 @@ async fn a_session_ends_with_those_at_the_upstreams() {
         server.world.first(|seen| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-1")).await;
     }
     assert_eq!(client.post(request(1, "ping", &json!({}))).await.verdict().await, "404 -32001 id 1");
+}
+
+/// The server refuses in words that the gateway does not know: it is asked with a `ping`, and its session is over.
+#[tokio::test]
+async fn a_session_that_is_over_at_one_upstream_is_opened_anew_with_the_next_call() {
+    let one = server("one", |_| None).await;
+    let two = server("two", |seen| {
+        let is_refused = seen.is_call() || seen.rpc() == "ping";
+        (is_refused && seen.header("mcp-session-id") == Some("s-1")).then(|| status(400))
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let call = |id| request(id, "tools/call", &json!({"name": "two__shared", "arguments": {"n": id}}));
+    for id in 1..3 {
+        assert_eq!(client.post(call(id)).await.json().await["result"], json!(null), "{id}");
+    }
+    assert_eq!(client.post(call(3)).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(client.post(call(4)).await.json().await["result"]["n"], 4);
+    assert_eq!((one.world.all(is_handshake).len(), two.world.all(is_handshake).len()), (1, 2));
 }
 
 /// The id is all that there is of a session: what served it before has gone with its memory.

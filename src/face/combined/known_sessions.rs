@@ -3,6 +3,7 @@
 //! What is remembered of a session is lost with it: its sessions at upstreams. So a flood of one principal's sessions takes
 //! nothing from another's, and a session that is in use is never forgotten.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -102,13 +103,19 @@ impl<S: Default> SessionIndex<S> {
         session
     }
 
-    /// Forgets the session that the owner of most sessions used longest ago, of those that nothing is done in. Where all of
-    /// them are in use there is one more: their number is bounded by what is done in them.
+    /// Forgets the session that the owner of most sessions used longest ago, of those that nothing is done in. Where all sessions
+    /// of that owner are in use, the owner of the next most loses one. Where all sessions are in use there is one more: their
+    /// number is bounded by what is done in them.
     fn forget_one(&mut self) -> Option<ForgottenSession<S>> {
         let largest = self.by_owner.values().max_by_key(|uses| uses.len())?;
         let is_idle =
             |nonce: &&u128| self.by_nonce.get(nonce).is_some_and(|known| Arc::strong_count(&known.session) == 1);
-        let nonce = *largest.values().find(is_idle)?;
+        let idle = |uses: &BTreeMap<u64, u128>| uses.values().find(is_idle).copied();
+        let nonce = idle(largest).or_else(|| {
+            let mut owners: Vec<_> = self.by_owner.values().collect();
+            owners.sort_unstable_by_key(|uses| Reverse(uses.len()));
+            owners.into_iter().find_map(idle)
+        })?;
         let KnownSession { session, owner, .. } = self.remove(nonce)?;
         Some(ForgottenSession { session, principal: owner.principal })
     }
@@ -155,6 +162,19 @@ mod tests {
         }
         let index = known.index.lock();
         assert!(index.by_nonce.is_empty() && index.by_owner.is_empty());
+    }
+
+    #[test]
+    fn where_the_largest_owner_uses_all_of_its_sessions_another_one_makes_room() {
+        let known = KnownSessions::<u8>::with_room(5);
+        let _held: Vec<_> = (0..3).map(|nonce| known.get_or_default(nonce, || owner("key:ada")).0).collect();
+        for nonce in 10..20 {
+            known.get_or_default(nonce, || owner("key:grace"));
+        }
+        let index = known.index.lock();
+        let mut left: Vec<_> = index.by_nonce.keys().copied().collect();
+        left.sort_unstable();
+        assert_eq!(left, [0, 1, 2, 18, 19]);
     }
 
     #[test]

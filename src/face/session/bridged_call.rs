@@ -31,7 +31,7 @@ use crate::face::call_stream::replay_buffer::{CallResult, ReplayWriter, UnreadPo
 use crate::face::call_stream::silence::Silence;
 use crate::face::fallback::FallbackListing;
 use crate::face::http::{AcceptedTypes, Inbound};
-use crate::face::idempotency_key::{self, IdempotencyScope};
+use crate::face::idempotency_key;
 use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::session::message_check::tool_of;
@@ -198,7 +198,7 @@ fn checked(
 ) -> Result<Option<Idempotency>, RequestError> {
     let Some((tool, params)) = call else { return Ok(None) };
     argument_limits::check(&shared.served.settings.rules, tool, params)?;
-    let names = IdempotencyScope::of(&caller.principal, Some(session.token.nonce));
+    let names = session.idempotency_scope(&caller.principal);
     idempotency_key::read(&caller.key_header, params, names, shared.served.channel.name(), tool)
 }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 
+use crate::face::idempotency_key::IdempotencyScope;
 use crate::face::sealed::SessionToken;
 use crate::task::Principal;
 use crate::upstream::ForwardedHeaders;
@@ -24,6 +25,8 @@ pub(in crate::face) struct ClientSession {
     pub(in crate::face) token: Arc<SessionToken>,
     /// Its session at the server, and whose both are.
     pub(in crate::face) own: OwnSession,
+    /// Whether it is one request's alone: its nonce is drawn anew for each.
+    is_for_one_request: bool,
 }
 
 impl ClientSession {
@@ -34,7 +37,17 @@ impl ClientSession {
         let (capabilities, client_info) = (token.capabilities.clone(), token.client_info.clone());
         let opened = OpenedSession { nonce: token.nonce, owner, binding, version, tasks, capabilities, client_info };
         let own = OwnSession { opened: Arc::new(opened), forwarded: ForwardedHeaders::default() };
-        Self { token: Arc::new(token), own }
+        Self { token: Arc::new(token), own, is_for_one_request: false }
+    }
+
+    /// Of a request that names no session.
+    pub(super) fn for_one_request(token: SessionToken, owner: Principal) -> Self {
+        Self { is_for_one_request: true, ..Self::new(token, owner) }
+    }
+
+    /// Who else may mean a call in this session by its idempotency key.
+    pub(super) fn idempotency_scope(&self, principal: &Principal) -> IdempotencyScope {
+        IdempotencyScope::of(principal, (!self.is_for_one_request).then_some(self.token.nonce))
     }
 
     /// Whether the session is the gateway's alone: its server knows none.
@@ -161,6 +174,16 @@ mod tests {
         );
         assert!(sessions.open(SEALED, "files", &owner, || None).is_none(), "it was opened for another path");
         assert!(sessions.open("short", "reports", &owner, || Some(token(2))).is_none(), "a token is never that short");
+    }
+
+    #[test]
+    fn a_stranger_has_idempotency_keys_in_a_session_and_none_in_a_request_without_one() {
+        let (nobody, ada) = (Principal::anonymous(), Principal::new("key:ada"));
+        let session = ClientSession::new(token(7), nobody.clone());
+        let request = ClientSession::for_one_request(token(7), nobody.clone());
+        assert_eq!(session.idempotency_scope(&nobody), IdempotencyScope::Sessions(7));
+        assert_eq!(request.idempotency_scope(&nobody), IdempotencyScope::Nobodys);
+        assert_eq!(request.idempotency_scope(&ada), IdempotencyScope::Principals);
     }
 
     #[test]

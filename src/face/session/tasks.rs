@@ -177,7 +177,7 @@ impl SessionFaceState {
             TaskWish::Draft(wish) => Some(self.draft_call(&asking, &call.request, wish)),
             TaskWish::Core(_) => None,
         };
-        let names = idempotency_key::IdempotencyScope::of(asking.principal, Some(asking.session.token.nonce));
+        let names = asking.session.idempotency_scope(asking.principal);
         let idempotency =
             match idempotency_key::read(asking.headers, params, names, self.served.channel.name(), &call.tool) {
                 // The id that the client chose is a name already.

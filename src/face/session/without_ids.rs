@@ -47,5 +47,5 @@ pub(super) fn session(shared: &SessionFaceState, inbound: &Inbound) -> Option<Cl
         tasks: UpstreamTaskSupport::default(),
         declares_tasks: false,
     };
-    (!version.is_stateless()).then(|| ClientSession::new(token, inbound.principal.clone()))
+    (!version.is_stateless()).then(|| ClientSession::for_one_request(token, inbound.principal.clone()))
 }

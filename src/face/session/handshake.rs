@@ -134,11 +134,16 @@ impl SessionFaceState {
             self.is_ended(session);
             return bare(StatusCode::OK);
         }
+        self.sessions.begins_to_end(session.token.nonce);
         let status = self.own.end(&session.own).await.unwrap_or(StatusCode::OK);
         if status == StatusCode::METHOD_NOT_ALLOWED {
+            self.sessions.begins_again(session.token.nonce);
             return not_allowed(&http::Method::DELETE);
         }
-        self.is_ended(session);
+        // An endpoint may have opened another session under this nonce meanwhile: that one goes on.
+        if self.sessions.has_ended(session.token.nonce) {
+            self.is_ended(session);
+        }
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
     }
 

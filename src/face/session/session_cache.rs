@@ -113,6 +113,16 @@ impl ClientSessionCache {
         self.task_clients.remove(nonce);
     }
 
+    /// Marks a session as ended while its server is asked to end it.
+    pub(super) fn begins_to_end(&self, nonce: u128) {
+        self.ended.insert(nonce, ());
+    }
+
+    /// Whether a session has ended, and none was opened under its nonce since.
+    pub(super) fn has_ended(&self, nonce: u128) -> bool {
+        self.ended.contains(nonce)
+    }
+
     /// Takes back that a session has ended: the client of an endpoint, which keeps its session there, opened another one here.
     pub(super) fn begins_again(&self, nonce: u128) {
         self.ended.remove(nonce);

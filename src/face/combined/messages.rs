@@ -109,6 +109,8 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
         }
     }
     match &*text.read(ScanLimits::UPSTREAM).map_err(|_| RefusedMessage::NotGiven)? {
+        // Some clients go by the method alone, and take it for the notification.
+        Message::Request(request) if request.method.starts_with("notifications/") => Err(RefusedMessage::NotGiven),
         Message::Request(request) => {
             let marked = shown_request(upstream, request);
             marked.map(Some).ok_or_else(|| RefusedMessage::LongId(request.id.clone()))
@@ -120,7 +122,10 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
             let is_given = token.is_some_and(|token| given.may_report(&token));
             if is_given { Ok(None) } else { Err(RefusedMessage::NotGiven) }
         }
-        Message::Notification(notification) => Ok(shown_cancellation(upstream, notification)),
+        Message::Notification(notification) if notification.method == method::CANCELLED => {
+            shown_cancellation(upstream, notification).map(Some).ok_or(RefusedMessage::NotGiven)
+        }
+        Message::Notification(_) => Ok(None),
         // Its members are spelt so that readers may differ.
         Message::Response(response) => match &response.id {
             Some(id) if given.may_answer(id) => Ok(None),
@@ -166,7 +171,8 @@ fn marked_token(upstream: &str, params: &Object) -> Option<Payload> {
 
 fn shown_cancellation(upstream: &str, notification: &Notification) -> Option<Bytes> {
     let id = marked(upstream, &notification.cancelled()?)?;
-    let params = notification.params.object()?.edit().set("requestId", id.payload().clone()).finish();
+    let params = notification.params.object().filter(|params| params.case_variant(&["requestId"]).is_none())?;
+    let params = params.edit().set("requestId", id.payload().clone()).finish();
     Some(envelope::notification(&notification.method, Some(&params)))
 }
 
@@ -370,6 +376,13 @@ mod tests {
             r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":2}}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","ProgressToken":7}}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/progress"}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"notifications/progress","params":{"progressToken":"t"}}"#,
+            r#"{"jsonrpc":"2.0","id":1,"method":"notifications/cancelled","params":{"requestId":8}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"q","RequestId":8}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"RequestId":8}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":{}}}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":[8]}"#,
+            r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#,
         ] {
             check_refused(said, "");
         }

@@ -30,6 +30,7 @@ fn forgeries() -> Vec<String> {
         r#"{"jsonrpc":"2.0","id":6,"result":{"forged":true},"id":5}"#.to_owned(),
         progress(json!("t")).to_string(),
         progress(json!(5)).to_string(),
+        json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"RequestId": 5}}).to_string(),
         json!([{"jsonrpc": "2.0", "id": 5, "result": {"forged": true}}, progress(json!("t"))]).to_string(),
     ]
 }

@@ -1,5 +1,6 @@
 //! Runs the tests of a server's own path again at an endpoint of two servers, the other of which is hostile: what a client gets of
-//! its server is the same there. `endpoint_twin.txt` lists those that are left out, each under its reason.
+//! its server is the same there. `endpoint_twin.txt` lists those that are left out, each under its reason. Covers
+//! the tests of `session_tasks` alone so far.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 

@@ -28,7 +28,7 @@ impl ServerSummary {
             instructions: result
                 .get_string("instructions")
                 .filter(|text| !text.trim().is_empty())
-                .map(|text| quoted(&text[..text.floor_char_boundary(INSTRUCTIONS_BYTES_MAX)])),
+                .map(|text| quoted(beginning(&text))),
         }
     }
 
@@ -100,6 +100,15 @@ fn joined(objects: impl Iterator<Item = Object>, levels: usize) -> Payload {
         writer = writer.member(key, &value);
     }
     writer.finish()
+}
+
+/// As much of a server's text as is shown.
+fn beginning(text: &str) -> &str {
+    let mut end = text.len().min(INSTRUCTIONS_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
 }
 
 /// The text of a server with a mark in front of each line, so that none of them reads like a heading of the gateway's.

@@ -98,8 +98,8 @@ const NO_TOOL: &str = "nobody";
 /// The keys of an upstream's tasks, with rules for the tools that answer at once. `tools` is whose tools it has.
 pub(crate) fn tasks(upstream: &str, tools: &str) -> String {
     let mut keys = format!("[upstreams.{upstream}.tasks]\npoll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"\n");
-    for case in [Fast, ToolError, ProtocolError] {
-        let tool = call(tools, case).expect("every upstream has these").tool;
+    for tool in [Fast, ToolError, ProtocolError].into_iter().filter_map(|case| call(tools, case)).map(|call| call.tool)
+    {
         // A name that no list has is the server's to answer, unless it is hidden (T-72).
         let hide = tool == NO_TOOL;
         let _ = write!(keys, "[[upstreams.{upstream}.tools]]\nmatch = \"{tool}\"\ngrace = \"30s\"\nhide = {hide}\n");

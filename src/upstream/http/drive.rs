@@ -192,14 +192,14 @@ impl HttpCall {
     async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<RpcResult, GatewayFault> {
         let session = self.session();
         let response = self.head(&session, message.clone(), handed_over).await?;
-        let mut opened = self.open(&session, response).await;
+        // Boxed, as all that comes after the long wait for the head and is larger than it.
+        let mut opened = Box::pin(self.open(&session, response)).await;
         if matches!(opened, Err(ResponseRefusal::SessionLost)) {
             opened = Box::pin(self.post_anew(&session, message)).await?;
         }
         // Set once: this is the only place.
         let _ = self.head.set(());
         match opened {
-            // Boxed, as all that comes after the long wait for the head and is larger than it.
             Ok(AcceptedResponse::Json(body)) => Box::pin(self.read(body, &self.awaited())).await,
             Ok(AcceptedResponse::Events(events)) => Box::pin(self.follow(events)).await,
             Err(ResponseRefusal::Rpc(error)) => Ok(Err(error)),

@@ -92,7 +92,7 @@ async fn f45_a_program_that_does_not_exist_is_an_upstream_that_cannot_be_reached
     // It is looked for before it is started, so nothing has an exit status.
     let data = fault(&error);
     assert_eq!((&data["executed"], &data["reason"]), (&json!("no"), &json!("upstream_unreachable")), "{error}");
-    gate.until_logged("taskgate-no-such-program cannot be started").await;
+    gate.until_logged("it cannot be started: taskgate-no-such-program: is not found in PATH").await;
     gate.until_logged(": key `upstreams.up.command`: taskgate-no-such-program: is not found in PATH").await;
 }
 

@@ -3,7 +3,7 @@
 //! Every server with a handshake answers `initialize`, those that also speak 2026-07-28 included, so it
 //! is sent right away: no `server/discover` before it, which some servers take a minute to refuse. A
 //! server that has no handshake at all refuses `initialize` with the versions that it does speak, and
-//! that error is handed on ([`BeginError::Refused`](crate::upstream::BeginError::Refused)).
+//! that error is handed on ([`BeginError::Refused`]).
 
 use parking_lot::Mutex;
 

@@ -24,7 +24,7 @@ use waiting::{WaitingAnswer, WaitingAnswers};
 pub const FREE_BYTES: usize = 64 << 10;
 /// By so much a large answer grows.
 const STEP: usize = 1 << 20;
-/// How long an answer that nobody keeps waits for bytes.
+/// How long an answer waits for bytes where no store keeps it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// New requests are refused while an answer has waited for so long: its principal, or all together, read too slowly.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
@@ -236,7 +236,7 @@ fn refused(full: FullBound, executed: Executed) -> GatewayFault {
 }
 
 impl AnswerShare {
-    /// The same for a call whose outcome is kept: its answer waits until the call's deadline.
+    /// The share of a call that a store keeps: its answer waits until the call's deadline.
     #[must_use]
     pub fn until_deadline(self) -> Self {
         Self { wait_max: None, ..self }

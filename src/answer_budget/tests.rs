@@ -1,4 +1,4 @@
-//! Checks what answers hold, which of them wait, and what is refused meanwhile.
+//! Checks how many bytes answers hold, which answers wait, and which requests are refused meanwhile.
 
 use std::future::Future;
 use std::pin::pin;

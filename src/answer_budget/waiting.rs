@@ -46,7 +46,7 @@ impl WaitingAnswers {
     }
 
     /// Asks `take` for the bytes of each answer in turn. Behind an answer for which the whole is full, and behind one of the
-    /// same principal that gets none, nobody is served. Permits whose answers are gone end in `unwanted`.
+    /// same principal that gets none, no answer is served. Permits whose answers are gone end in `unwanted`.
     pub(super) fn grant(
         &mut self,
         mut take: impl FnMut(&WaitingAnswer) -> Result<AnswerPermit, FullBound>,

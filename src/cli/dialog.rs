@@ -241,7 +241,7 @@ pub(super) fn say_how_to_go_on(
     talk.note(&format!("follow it: {}", server.task_command("wait", id, flavour)));
 }
 
-/// Returns what was noted, once its moment has come.
+/// Returns the noted refusals once they are due.
 pub(super) async fn after<T>(noted: Option<(Instant, T)>) -> T {
     match noted {
         Some((moment, what)) => {

@@ -365,7 +365,7 @@ pub(super) fn word_list<T>(words: &[(&str, Option<T>)]) -> String {
     }
 }
 
-/// What is wrong with a `${VAR}`.
+/// The fault of a `${VAR}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum VariableMistake {
     /// The text has to be written in another way.

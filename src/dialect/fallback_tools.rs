@@ -288,7 +288,7 @@ impl FallbackTools {
         .into()
     }
 
-    /// A task's result as this client's version has it, without a copy of what is large.
+    /// Encodes a task's result for this client's version, without copying a large payload.
     fn returned(&self, result: &Payload) -> JsonPieces {
         match &self.identity {
             Some(server_info) => completed_result(method::TOOLS_CALL, result, server_info),

@@ -129,7 +129,7 @@ async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     }
 }
 
-/// Looks at rows of this process that have no runner, as at those of an earlier process. One that is not done with is found again.
+/// Takes up rows of this process that have no runner, by the code of recovery. A row that could not be taken up is found again.
 pub(super) async fn take_up_own(engine: &Arc<Engine>, origins: &CallTargets, rows: Vec<TaskKey>) {
     // Each is counted among the tasks at work already.
     let seen = |key| RecoveryCandidate { was_seen: true, ..RecoveryCandidate::new(key) };

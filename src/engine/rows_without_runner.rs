@@ -1,4 +1,4 @@
-//! Takes up the unsettled rows of this process that have no runner, as recovery takes up those of an earlier process.
+//! Takes up unsettled rows of this process that have no runner, as recovery takes up rows of an earlier process.
 //!
 //! The law: an unsettled row that this process holds has a runner, or its parent has one, or recovery tries it again. A runner that
 //! ends without settling its row breaks it, and the task would be at work until its `ttl`. Two looks in a row find such a row, since

@@ -116,7 +116,7 @@ struct Runner {
     deadline: Option<Instant>,
     /// Set while something waits for the store.
     unstored: Option<Box<UnstoredSteps>>,
-    /// What was last said of the call in its grace period: the first status of its task.
+    /// The last progress text of the grace period: the first status message of the task.
     grace_status: Option<Arc<str>>,
     place: Option<TaskPermit>,
     row: Option<RunnerRow>,

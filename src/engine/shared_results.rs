@@ -49,7 +49,7 @@ impl SharedResults {
 }
 
 impl Engine {
-    /// A task whose large result is in the one buffer that all answers share.
+    /// A task with its large result in the one buffer that all answers share.
     ///
     /// # Errors
     /// `TooMuchUnread` or `AnswersFull` if the answers under way leave no bytes for it.
@@ -63,7 +63,7 @@ impl Engine {
         Ok(Arc::new(Task { phase, ..Task::clone(&task) }))
     }
 
-    /// What is said to a principal, with the bytes that it takes where it is large and shares nothing.
+    /// Charges an answer to its principal where it is large and shares no buffer.
     ///
     /// # Errors
     /// As [`Engine::share`].

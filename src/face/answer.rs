@@ -90,7 +90,7 @@ impl Addressee {
         self.fault_in_words(fault, &gateway_error(fault))
     }
 
-    /// The same in words of its own.
+    /// The same with its own texts.
     pub(super) fn fault_in_words(&self, fault: &GatewayFault, error: &RpcError) -> FaceResponse {
         if fault.executed != Executed::No {
             return self.error(StatusCode::OK, error);

@@ -1,4 +1,4 @@
-//! Writes a JSON body as one event of a stream, piece by piece: what is large in it is not copied.
+//! Writes a JSON body as one event of a stream, piece by piece, without copying large payloads.
 
 use std::io;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ const LINES_MAX: usize = 64 << 10;
 pub(super) struct SingleEventBody {
     source: ResponseBody,
     at: SingleEventPart,
-    /// What is still to be written of a frame, or before the first one.
+    /// The rest of a frame, or the text before the first one.
     left: Bytes,
 }
 

@@ -1,4 +1,4 @@
-//! Finishes a request whose body has arrived though its client left, where that is what it is for.
+//! Finishes notifications, answers, cancels and keyed calls that arrived whole although their client left.
 //!
 //! hyper drops the future of a request as soon as it sees that the client is gone, perhaps before it was polled. A notification,
 //! an answer, a cancel or the end of a session is carried out all the same; a call ends with its client, unless it has an

@@ -38,7 +38,7 @@ struct RefusalNotice {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RefusedAsker<'a> {
     pub(super) client: IpAddr,
-    /// Whose credential the request bears, once that is known.
+    /// The principal of the request's credential, once known.
     pub(super) principal: Option<&'a Principal>,
 }
 

@@ -19,7 +19,7 @@ const DIFFERENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long a clock that leapt ahead frees nothing.
 pub(super) const DISTRUST: Duration = Duration::from_secs(10 * 60);
 
-/// What is known of the clock in this life.
+/// The trust in the clock in this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClockTrust {
     distrusted_until: Option<Instant>,

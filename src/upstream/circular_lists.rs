@@ -1,4 +1,4 @@
-//! Warns once of a server whose list cursors lead back to what it listed before.
+//! Warns once of a server with list cursors that lead back to pages it listed before.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

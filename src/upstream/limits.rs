@@ -106,7 +106,7 @@ impl CallPermitsByName {
         counted.filter(|(_, counts)| *counts != CallCounts::default()).collect()
     }
 
-    /// The calls whose clients wait, each with its upstream, oldest first.
+    /// The calls that clients wait for, each with its upstream, oldest first.
     #[must_use]
     pub fn held_calls(&self) -> Vec<(Arc<str>, HeldCallEntry)> {
         let all: Vec<_> =

@@ -12,7 +12,7 @@ pub enum JsonPieces {
 }
 
 impl JsonPieces {
-    /// A text of so many bytes is a piece of its own.
+    /// Payloads of at least so many bytes become a separate piece.
     pub const SHARED_MIN: usize = 64 << 10;
 
     /// Bytes of text.

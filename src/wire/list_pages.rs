@@ -19,10 +19,10 @@ pub enum PagedList {
 }
 
 impl PagedList {
-    /// The lists of what a server offers.
+    /// The lists of tools, prompts, resources and templates.
     const OFFERS: [Self; 4] = [Self::Tools, Self::Prompts, Self::Resources, Self::Templates];
 
-    /// The list of what a server offers that this method asks for.
+    /// The list that this method asks for.
     #[must_use]
     pub fn of_offers(name: &str) -> Option<Self> {
         Self::OFFERS.into_iter().find(|list| list.method() == name)

@@ -54,7 +54,7 @@ impl MessageText {
         }
     }
 
-    /// The text in another buffer, to be read anew; what was read in the old one holds that.
+    /// The text in another buffer, to be parsed again: parsed parts refer to the old buffer.
     #[must_use]
     pub(crate) fn held_by(self, attach: impl FnOnce(Bytes) -> Bytes) -> Self {
         attach(self.text).into()

@@ -6,7 +6,7 @@
 //! A client that takes a handle gets that of the first call. Any other client waits for the answer: its call has a task's row
 //! all the same, so that it outlives the client and the process. While the client is there the runner treats the call as one
 //! without a handle: progress and questions go to the client. Once it has left the call goes on as a task. A repetition waits
-//! until the row says how the call ended, whichever gateway runs it.
+//! until the row has the outcome of the call, on any gateway.
 //!
 //! An id that the client chose for its task is a name too (D86-06). The row's key follows from it, and a repetition is
 //! refused.
@@ -129,7 +129,7 @@ impl Runner {
         self.spec.is_held_by_key() && self.has_handle()
     }
 
-    /// The handle of a held call whose grace period is over.
+    /// The handle of a held call after its grace period.
     pub(super) async fn reveal_held(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
         let task = self.engine.held(key).await.map_err(|error| error.reason())?;
         // Otherwise the order that says so is on its way.

@@ -39,7 +39,7 @@ pub(in crate::face) fn fault(reason: Reason) -> CallResult {
     Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }
 
-/// The same answer in a buffer of its own: its bytes of the budget go with its reader.
+/// Copies the answer into a separate buffer, which returns its bytes to the budget when its reader drops it.
 fn detached(ending: &CallResult) -> CallResult {
     ending.as_ref().map(JsonPieces::detached).map_err(RpcError::clone)
 }
@@ -138,7 +138,7 @@ impl ReplayBuffer {
                 state.size += part.len();
                 self.bytes.fetch_add(part.len(), Ordering::Relaxed);
                 let bears_id = part.event().is_some_and(|event| event.id.is_some());
-                // What is kept for a client that is away holds nothing of the budget of answers under way.
+                // An answer that is kept for a client that is away holds no bytes of the budget.
                 let part = if is_heard { part } else { part.detached() };
                 state.events.push_back(ReplayEvent { number: state.next, part, bears_id });
                 state.next += 1;

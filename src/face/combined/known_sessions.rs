@@ -1,7 +1,7 @@
 //! Remembers clients' sessions at endpoints, with a share for each principal.
 //!
-//! What is remembered of a session is lost with it: its sessions at upstreams. So a flood of one principal's sessions takes
-//! nothing from another's, and a session that is in use is never forgotten.
+//! A forgotten session loses its sessions at upstreams. So the principal with the most sessions
+//! makes room first, a session in use is not forgotten, and an idle one of another principal goes only where all of the larger ones are in use.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -15,7 +15,7 @@ use crate::task::Principal;
 /// the one that it used longest ago.
 const REMEMBERED_MAX: usize = 20_000;
 
-/// The sessions at endpoints, by nonce; `S` is what is remembered of one.
+/// The sessions at endpoints, by nonce; `S` is the state of one.
 #[derive(Debug)]
 pub(super) struct KnownSessions<S> {
     sessions_max: usize,
@@ -105,7 +105,7 @@ impl<S: Default> SessionIndex<S> {
 
     /// Forgets the session that the owner of most sessions used longest ago, of those that nothing is done in. Where all sessions
     /// of that owner are in use, the owner of the next most loses one. Where all sessions are in use there is one more: their
-    /// number is bounded by what is done in them.
+    /// number is bounded by the calls and streams in them.
     fn forget_one(&mut self) -> Option<ForgottenSession<S>> {
         let largest = self.by_owner.values().max_by_key(|uses| uses.len())?;
         let is_idle =

@@ -63,7 +63,7 @@ pub(super) trait GivenRequests {
 pub(super) enum RefusedMessage {
     /// It answers, or reports on, a request that this server was not given; or readers may take it for such a message.
     NotGiven,
-    /// A request whose id has no room for the name of its upstream.
+    /// A request with an id too long for the name of its upstream.
     LongId(RequestId),
 }
 

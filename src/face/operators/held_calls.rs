@@ -20,7 +20,7 @@ pub struct HeldCalls {
     pub calls: Vec<HeldCallReport>,
 }
 
-/// One call whose client waits.
+/// One call that a client waits for.
 #[derive(Clone, Debug, Serialize)]
 pub struct HeldCallReport {
     pub upstream: String,
@@ -33,7 +33,7 @@ pub struct HeldCallReport {
 }
 
 impl HeldCalls {
-    /// What is held now.
+    /// The calls that are held now.
     #[must_use]
     pub fn of(permits: &CallPermitsByName) -> Self {
         let (held, now) = (permits.held_calls(), Instant::now());

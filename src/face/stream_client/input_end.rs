@@ -1,4 +1,4 @@
-//! Answers what was read of a client whose input has ended: it may still read.
+//! Answers the requests read before a client's input ended: the client may still read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{CompletedWork, StreamClientLoop};
 
-/// How long a client whose input has ended waits for the next answer. Hosts wait as long before they send a signal.
+/// How long the next answer may take after the input ended. Hosts send a signal after the same time.
 pub const NEXT_ANSWER_MAX: Duration = Duration::from_secs(2);
 
 impl StreamClientLoop {

@@ -199,7 +199,7 @@ impl Ballast {
     }
 
     pub(super) fn is_there(&self) -> bool {
-        // Not where a link leads: what is there is nobody's ballast.
+        // A link is not followed: its target is another file.
         fs::symlink_metadata(&self.path).is_ok_and(|found| found.is_file() && found.len() == BALLAST_BYTES)
     }
 

@@ -16,7 +16,7 @@ use crate::upstream::{BeginError, ServerFacts};
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::{Object, Payload};
 
-/// How soon a server whose handshake gave no verdict is asked for sessions again.
+/// How soon a server is asked for sessions again after a handshake without a verdict.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
 /// How a server that speaks 2026-07-28 can ask the clients of one call.

@@ -36,7 +36,7 @@ pub struct CallCounts {
     pub resumed: usize,
 }
 
-/// A call whose client waits for its answer.
+/// A call that a client waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldCallEntry {
     pub tool: Arc<str>,
@@ -46,7 +46,7 @@ pub struct HeldCallEntry {
     pub last_sign: Option<Instant>,
 }
 
-/// What is kept of one call for the list.
+/// The list's entry of one call.
 #[derive(Debug)]
 struct CallRecord {
     tool: Arc<str>,
@@ -88,7 +88,7 @@ impl CallsInProgress {
         }
     }
 
-    /// The calls whose clients wait.
+    /// The calls that clients wait for.
     pub(super) fn held(&self) -> Vec<HeldCallEntry> {
         self.records.lock().values().filter_map(|record| record.entry()).collect()
     }

@@ -115,7 +115,7 @@ fn facts_in(agreed: &AgreedSession) -> Option<ServerFacts> {
 /// after a refusal.
 ///
 /// # Errors
-/// The first refusal if all attempts fail: no call was sent, whatever the reason.
+/// The first refusal if all attempts fail: no call was sent.
 pub(super) async fn agree(
     channel: &dyn RawChannel,
     opener: SessionOpener<'_>,

@@ -14,7 +14,7 @@ use crate::wire::{RequestId, envelope, method};
 
 /// Refusals in a row after which the server is asked.
 const REFUSALS_MAX: u8 = 2;
-/// Stands for a session whose `ping` was refused.
+/// The count of a session after a refused `ping`.
 const OVER: u8 = u8::MAX;
 /// How long the answer to a `ping` may take. Without one the next refusal asks again.
 pub(super) const PING_MAX: Duration = Duration::from_secs(5);

@@ -163,7 +163,7 @@ impl HttpClient {
         response.map(|body| body.reporting_to(reporter))
     }
 
-    /// Notes what is wrong by the head of an answer. A good head is no answer yet.
+    /// Notes a failure that the head of an answer shows. A good head is no answer yet.
     pub(crate) fn note_failure<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let trouble = failure_cause::of_head(&self.uri, outgoing, response)
             // It asks a client to log in, as it should.

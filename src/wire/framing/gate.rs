@@ -369,7 +369,7 @@ impl EventGate {
         }
     }
 
-    /// Keeps the fields of an event whose data has not begun, which may have any number of comments in front of it.
+    /// Keeps the fields of an event before its data begins, however many comments precede it.
     fn shorten_lead(&mut self) -> Result<(), FramingError> {
         let lead = self.held.split();
         let (lines, last) = lead.split_at(self.line_start);

@@ -1,5 +1,5 @@
 //! B190: however many large answers a client asks for and does not read, resident memory stays below [`CONSTANT`] and the budget of
-//! `answer_bytes_max`, over every face and transport. Ten rows run with all tests; `make memory` runs the whole matrix.
+//! `answer_bytes_max`, for clients and servers over HTTP (stdio and HTTP+SSE have no rows yet). Ten rows run with all tests; `make memory` runs the whole matrix.
 
 use std::net::SocketAddr;
 use std::time::Duration;

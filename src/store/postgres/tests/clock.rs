@@ -1,4 +1,4 @@
-//! Clocks of the server that are far off at a start: what is kept stays, and the operator has the last word.
+//! Tests starts under a server's clock that is far off: kept results stay, and an operator can reset the time.
 
 use super::lives::two;
 use super::*;

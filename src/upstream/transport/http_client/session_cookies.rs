@@ -147,7 +147,7 @@ impl SessionCookies {
         self.are_given.store(true, Ordering::Relaxed);
     }
 
-    /// Forgets those of a session that ends.
+    /// Forgets the cookies of a session that ends.
     pub(super) fn forget(&self, session: &HeaderValue) {
         self.by_session.invalidate(session);
     }

@@ -13,7 +13,7 @@ use super::*;
 /// What the proxy does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProxyManner {
-    /// Has the server at this port answer, whatever name it is asked for.
+    /// Makes the server at this port answer for every name.
     Serves(u16),
     Refuses(u16),
     Silent,
@@ -59,7 +59,7 @@ async fn proxy(manner: ProxyManner) -> (url::Url, Arc<Mutex<Vec<String>>>) {
     (url, heads)
 }
 
-/// What comes of a request through a proxy, and how it is said.
+/// The outcome of a request through a proxy, and its text.
 async fn sent(to: &str, proxy: ProxySettings, tls: ClientTls, connect_max: Duration) -> (Option<u16>, String) {
     let client = HttpClient::new(&Arc::from("reports"), &to.parse().unwrap(), connect_max, tls, &proxy).unwrap();
     let outgoing = SessionHeaders::default().post(Bytes::from_static(b"{}"));

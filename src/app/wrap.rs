@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use futures_util::future::join_all;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -25,7 +26,7 @@ use crate::face::combined::CombinedEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::http::Endpoint;
 use crate::face::sse::SseServed;
-use crate::face::stdio;
+use crate::face::stdio::{self, StdioEnds};
 use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
 use crate::task::{Clock as _, Principal, Reason, SystemClock};
@@ -72,7 +73,8 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     // What a tool may give its host may be given to another tool.
     let line_bytes_max = body_bytes_max.max(wrapping.served.message_bytes_max);
     let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
-    let ends = (tokio::io::stdin(), tokio::io::stdout());
+    let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
+    let ends = StdioEnds { input, output, is_reader_gone: is_stdout_closed };
     let served = {
         let serving = stdio::serve(wrapping.served.clone(), line_bytes_max, ends, (leaving.clone(), &stop));
         tokio::pin!(serving);
@@ -101,6 +103,13 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     }
     served.context("the host cannot be served any more")?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether the reader of standard output has gone. A host that was killed is noticed so.
+fn is_stdout_closed() -> bool {
+    let output = std::io::stdout();
+    let mut ends = [PollFd::new(&output, PollFlags::empty())];
+    rustix::event::poll(&mut ends, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// A gateway without listeners.

@@ -1,7 +1,7 @@
 //! Serves a client at standard input and output: one message a line, over [`super::stream_client`].
 //!
-//! Nothing but messages is ever written there. Once its input ends, what was read of it is answered; the client is gone
-//! then, or when its end of the output is closed.
+//! Nothing but messages is ever written there. Requests that were read before the input ended are answered; a client has left
+//! once they are, or once nobody reads the output.
 
 use std::io;
 use std::time::Duration;
@@ -10,9 +10,10 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::stream_client::{self, ClientMessage, NEXT_ANSWER_MAX, OutgoingMessage, StreamClient};
+use super::stream_client::{self, ClientMessage, InputEnd, OutgoingMessage, StreamClient};
 use crate::wire::framing::MessageClassifier;
 use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{RequestId, RpcError, envelope};
@@ -23,8 +24,21 @@ const READ_BYTES: usize = 64 * 1024;
 const LINES_MAX: usize = 4;
 /// Messages that wait for the client to read.
 const MESSAGES_MAX: usize = 8;
-/// How long a client may take to read what is said to it at the end.
+/// How long a client may take to read the last messages once the program is to end.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
+/// How long a client whose input has ended may take to read one message.
+const MESSAGE_READ_MAX: Duration = Duration::from_secs(30);
+/// How often the output's reader is looked for once the input has ended.
+const READER_CHECK: Duration = Duration::from_millis(200);
+
+/// Both ends of a client.
+#[derive(Debug)]
+pub struct StdioEnds<I, O> {
+    pub input: I,
+    pub output: O,
+    /// Whether the output's reader has gone, as far as that can be told without a write.
+    pub is_reader_gone: fn() -> bool,
+}
 
 /// Why a client was not served to its own end.
 #[derive(Debug, thiserror::Error)]
@@ -35,17 +49,20 @@ pub struct StdioError(#[source] io::Error);
 /// `stop` ends it. A line of more than `line_bytes_max` bytes is refused, and the
 /// next one heard. The last one need not end.
 ///
-/// Returns once the client's session is ended, two seconds after its end at the latest, and what was said by then is
-/// written, if it takes it. Dropping the future leaves a session open.
+/// Input that ends is not a client that leaves: what was read of it is answered, within the bounds of each request.
+///
+/// Returns once the client's session is ended, two seconds after its end at the latest, and the messages are written, if the
+/// client reads them. Dropping the future leaves a session open.
 ///
 /// # Errors
 /// If the client could not be heard to its end.
 pub async fn serve(
     client: StreamClient,
     line_bytes_max: usize,
-    (input, output): (impl AsyncRead + Unpin + Send, impl AsyncWrite + Unpin + Send),
+    ends: StdioEnds<impl AsyncRead + Unpin + Send, impl AsyncWrite + Unpin + Send>,
     (leaving, stop): (CancellationToken, &CancellationToken),
 ) -> Result<(), StdioError> {
+    let StdioEnds { input, output, is_reader_gone } = ends;
     let (lines, spoken) = mpsc::channel(LINES_MAX);
     let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
     let refusals = outgoing.clone();
@@ -57,13 +74,21 @@ pub async fn serve(
             Ok(())
         })
     };
-    let over = CancellationToken::new();
+    let (input_over, gone, over) = (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let talking = async {
-        let served = stream_client::serve_and_answer(client, spoken, outgoing, leaving.clone(), NEXT_ANSWER_MAX);
+        let (answers, input_end) = (leaving.clone(), InputEnd::ClientReads);
+        let served = stream_client::serve_to_input_end(client, spoken, outgoing, answers, input_end);
         tokio::pin!(served);
         let read = tokio::select! {
             read = reading => {
-                served.await;
+                input_over.cancel();
+                tokio::select! {
+                    () = &mut served => (),
+                    () = reader_gone(is_reader_gone, stop) => {
+                        gone.cancel();
+                        served.await;
+                    }
+                }
                 read
             }
             // A client that hears nothing any more is gone, whether it still speaks or not.
@@ -75,15 +100,27 @@ pub async fn serve(
     let writing = async {
         let too_late = async {
             over.cancelled().await;
+            leaving.cancelled().await;
             tokio::time::sleep(LAST_WORDS_MAX).await;
         };
         tokio::select! {
-            () = write(output, messages) => (),
+            () = write(output, messages, &input_over) => (),
+            () = gone.cancelled() => (),
             () = too_late => (),
         }
     };
     let (read, ()) = tokio::join!(talking, writing);
     read
+}
+
+/// Waits until the output's reader has gone, or `stop` says that its answers are of no use any more.
+async fn reader_gone(is_reader_gone: fn() -> bool, stop: &CancellationToken) {
+    while !is_reader_gone() {
+        let _ = timeout(READER_CHECK, stop.cancelled()).await;
+        if stop.is_cancelled() {
+            return;
+        }
+    }
 }
 
 /// Hands over lines until the input ends or nobody takes them.
@@ -194,10 +231,24 @@ impl StdioClientLines {
 }
 
 /// Writes messages, each on a line of its own, until nobody reads them.
-async fn write(mut output: impl AsyncWrite + Unpin, mut messages: mpsc::Receiver<OutgoingMessage>) {
+async fn write(
+    mut output: impl AsyncWrite + Unpin,
+    mut messages: mpsc::Receiver<OutgoingMessage>,
+    input_over: &CancellationToken,
+) {
     while let Some(message) = messages.recv().await {
         let (text, _held) = message.into_parts();
-        if output.write_all(&line_of(text)).await.is_err() || output.flush().await.is_err() {
+        let line = line_of(text);
+        let writing = async { output.write_all(&line).await.is_ok() && output.flush().await.is_ok() };
+        let is_stuck = async {
+            input_over.cancelled().await;
+            tokio::time::sleep(MESSAGE_READ_MAX).await;
+        };
+        let is_written = tokio::select! {
+            is_written = writing => is_written,
+            () = is_stuck => false,
+        };
+        if !is_written {
             return;
         }
     }

@@ -46,7 +46,8 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use client_link::{ClientDisconnected, ClientLink};
-pub use input_end::NEXT_ANSWER_MAX;
+pub use input_end::InputEnd;
+use input_end::RequestKind;
 pub use outgoing_budget::{OutgoingMessage, OutgoingPermit};
 
 /// Requests at one time; further ones are refused.
@@ -118,17 +119,16 @@ pub async fn serve_until(
     outgoing: mpsc::Sender<OutgoingMessage>,
     leaving: CancellationToken,
 ) {
-    serve_and_answer(client, spoken, outgoing, leaving, Duration::ZERO).await;
+    serve_to_input_end(client, spoken, outgoing, leaving, InputEnd::ClientLeft).await;
 }
 
-/// The same for a client that may hear answers though it says nothing more: once `spoken` has ended, what was read of it is
-/// answered, as long as the next answer takes no longer than `next_answer_max`.
-pub async fn serve_and_answer(
+/// The same, where the end of `spoken` may leave a client that still reads: its requests are answered then.
+pub async fn serve_to_input_end(
     client: StreamClient,
     mut spoken: mpsc::Receiver<ClientMessage>,
     outgoing: mpsc::Sender<OutgoingMessage>,
     leaving: CancellationToken,
-    next_answer_max: Duration,
+    input_end: InputEnd,
 ) {
     let line = ClientLink::new(client, outgoing);
     let mut talk = StreamClientLoop::new(Arc::clone(&line));
@@ -141,8 +141,8 @@ pub async fn serve_and_answer(
                 Some(message) => talk.hear(message),
                 None => {
                     // A gateway that is leaving has ended the calls by now.
-                    if !leaving.is_cancelled() {
-                        talk.answer_what_was_read(next_answer_max).await;
+                    if input_end == InputEnd::ClientReads && !leaving.is_cancelled() {
+                        talk.answer_what_was_read().await;
                     }
                     break;
                 }
@@ -167,7 +167,7 @@ struct UnansweredRequest {
     serial: u64,
     /// One, or those of an array.
     ids: SmallVec<[RequestId; 1]>,
-    is_array: bool,
+    kind: RequestKind,
     face: Face,
     /// The client wants no answer any more.
     withdrawn: CancellationToken,
@@ -216,11 +216,6 @@ impl StreamClientLoop {
             is_noting: false,
             noting: 0,
         }
-    }
-
-    /// Whether everything that was asked has its answer, and no message waits.
-    fn is_answered(&self) -> bool {
-        self.asked.is_empty() && self.held.is_empty() && self.notes.is_empty() && !self.is_noting && self.noting == 0
     }
 
     /// Whether there is room for another message. Answers and cancellations are taken while all requests are under way.
@@ -301,7 +296,7 @@ impl StreamClientLoop {
         let Some(id) = cancelled(notification) else { return false };
         let says = |own: &RequestId| own.says(&id);
         let Some(asked) = self.asked.iter_mut().find(|asked| asked.ids.iter().any(says)) else { return false };
-        if asked.is_array {
+        if asked.kind == RequestKind::Array {
             // The others of the array go on.
             asked.ids.retain(|own| !own.says(&id));
             return false;
@@ -359,7 +354,7 @@ impl StreamClientLoop {
     }
 
     fn shake_hands(&mut self, id: RequestId, heard: ParsedMessage) {
-        let Some((serial, withdrawn)) = self.enter(&id, Face::Session) else { return };
+        let Some((serial, withdrawn)) = self.enter(&id, RequestKind::Single, Face::Session) else { return };
         self.shakes_hands = true;
         let line = Arc::clone(&self.line);
         let shaking = async move {
@@ -377,7 +372,7 @@ impl StreamClientLoop {
 
     /// Hands over a request.
     fn ask(&mut self, id: RequestId, face: Face, inbound: super::http::Inbound) {
-        let Some((serial, withdrawn)) = self.enter(&id, face) else { return };
+        let Some((serial, withdrawn)) = self.enter(&id, RequestKind::of(&inbound), face) else { return };
         let line = Arc::clone(&self.line);
         let asking = async move {
             let asking = async {
@@ -412,7 +407,7 @@ impl StreamClientLoop {
             Ok(Message::Request(request)) => Some(request.id),
             Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
         });
-        let (serial, _) = self.entered(ids.collect(), true, Face::Session);
+        let (serial, _) = self.entered(ids.collect(), RequestKind::Array, Face::Session);
         let line = Arc::clone(&self.line);
         let asking = async move {
             let response = line.serve(line.inside(heard)).await;
@@ -427,7 +422,7 @@ impl StreamClientLoop {
     }
 
     /// Notes a request that is to be answered; `None` if it was refused instead.
-    fn enter(&mut self, id: &RequestId, face: Face) -> Option<(u64, CancellationToken)> {
+    fn enter(&mut self, id: &RequestId, kind: RequestKind, face: Face) -> Option<(u64, CancellationToken)> {
         if self.is_full() {
             self.refuse_with(Some(id.clone()), full());
             return None;
@@ -437,13 +432,13 @@ impl StreamClientLoop {
             self.refuse(Some(id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
             return None;
         }
-        Some(self.entered(smallvec![id.clone()], false, face))
+        Some(self.entered(smallvec![id.clone()], kind, face))
     }
 
-    fn entered(&mut self, ids: SmallVec<[RequestId; 1]>, is_array: bool, face: Face) -> (u64, CancellationToken) {
+    fn entered(&mut self, ids: SmallVec<[RequestId; 1]>, kind: RequestKind, face: Face) -> (u64, CancellationToken) {
         self.serials += 1;
         let (serial, withdrawn) = (self.serials, CancellationToken::new());
-        self.asked.push(UnansweredRequest { serial, ids, is_array, face, withdrawn: withdrawn.clone() });
+        self.asked.push(UnansweredRequest { serial, ids, kind, face, withdrawn: withdrawn.clone() });
         (serial, withdrawn)
     }
 

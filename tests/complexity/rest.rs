@@ -12,7 +12,7 @@ use support::sample_task::working;
 use taskgate::engine::Engine;
 use taskgate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, full_body};
 use taskgate::face::operators::Operators;
-use taskgate::face::stdio;
+use taskgate::face::stdio::{self, StdioEnds};
 use taskgate::face::stream_client::StreamClient;
 use taskgate::shared_limits::SharedLimits;
 use taskgate::store::{MemoryStore, TaskStore as _};
@@ -172,7 +172,8 @@ pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
             let (stop, (output, mut heard)) = (CancellationToken::new(), tokio::io::duplex(1 << 20));
             // The input stays open until all is answered.
             let (mut host, gateway) = tokio::io::duplex(1 << 20);
-            let serving = stdio::serve(client, 1 << 20, (gateway, output), (CancellationToken::new(), &stop));
+            let ends = StdioEnds { input: gateway, output, is_reader_gone: || false };
+            let serving = stdio::serve(client, 1 << 20, ends, (CancellationToken::new(), &stop));
             let talking = async {
                 tokio::io::AsyncWriteExt::write_all(&mut host, input.as_bytes()).await.unwrap();
                 let (mut answers, mut lines) = (Vec::new(), 0);

@@ -30,6 +30,8 @@ const BYTES_MAX: usize = 4_096;
 /// What the endpoint does with one request.
 enum Act {
     Json(u16, String),
+    /// The same, after a while.
+    Later(Duration, String),
     /// Pieces of an event stream, which ends behind them.
     Events(Vec<&'static str>),
     /// The same, and the stream stays open.
@@ -73,6 +75,10 @@ impl Endpoint for Script {
         self.came.add_permits(1);
         match act {
             Act::Json(status, text) => json_answer(status, text),
+            Act::Later(pause, text) => {
+                tokio::time::sleep(pause).await;
+                json_answer(200, text)
+            }
             Act::Events(pieces) => events(stream::iter(pieces).boxed()),
             Act::Open(pieces) => events(stream::iter(pieces).chain(stream::pending()).boxed()),
             Act::Bare(status) => {

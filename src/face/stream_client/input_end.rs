@@ -1,33 +1,65 @@
 //! Answers the requests read before a client's input ended: the client may still read.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use tokio::time::{Instant, sleep_until};
 
-use super::{CompletedWork, StreamClientLoop};
+use super::StreamClientLoop;
+use crate::face::http::Inbound;
+use crate::wire::{Message, method};
 
-/// How long the next answer may take after the input ended. Hosts send a signal after the same time.
-pub const NEXT_ANSWER_MAX: Duration = Duration::from_secs(2);
+/// What the end of a client's input means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputEnd {
+    /// The client has left: its requests are cancelled.
+    ClientLeft,
+    /// The client sends no more requests, and still reads the answers.
+    ClientReads,
+}
+
+/// What answers a request has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum RequestKind {
+    Single,
+    Array,
+    /// Has no answer as long as its client listens.
+    Subscription,
+}
+
+impl RequestKind {
+    pub(super) fn of(inbound: &Inbound) -> Self {
+        match &inbound.message {
+            Some(Message::Request(request)) if request.method == method::LISTEN => Self::Subscription,
+            Some(_) | None => Self::Single,
+        }
+    }
+}
 
 impl StreamClientLoop {
-    /// Goes on until everything that was asked has its answer, the client has gone, or nothing more is answered.
-    pub(super) async fn answer_what_was_read(&mut self, next_answer_max: Duration) {
+    /// Returns once every request but subscriptions, which have no answer, is answered, or the client has left. Requests have
+    /// bounds of their own.
+    pub(super) async fn answer_what_was_read(&mut self) {
         let line = Arc::clone(&self.line);
-        let mut until = Instant::now() + next_answer_max;
-        while !next_answer_max.is_zero() && !self.is_answered() {
+        while !self.is_answered_but_for_subscriptions() && !self.work.is_empty() {
             tokio::select! {
                 biased;
-                Some(done) = self.work.next(), if !self.work.is_empty() => {
-                    if !matches!(done, CompletedWork::Said) {
-                        until = Instant::now() + next_answer_max;
-                    }
-                    self.done(done);
-                }
+                Some(done) = self.work.next() => self.done(done),
                 () = line.gone() => return,
-                () = sleep_until(until) => return,
             }
         }
+    }
+
+    fn is_answered_but_for_subscriptions(&self) -> bool {
+        self.asked.iter().all(|asked| asked.kind == RequestKind::Subscription) && self.is_idle()
+    }
+
+    /// Whether every request is answered, and no message waits.
+    pub(super) fn is_answered(&self) -> bool {
+        self.asked.is_empty() && self.is_idle()
+    }
+
+    /// Whether no message waits for its turn.
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.notes.is_empty() && !self.is_noting && self.noting == 0
     }
 }

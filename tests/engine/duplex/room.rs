@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,7 +15,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::json;
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
-use taskgate::face::stdio;
+use taskgate::face::stdio::{self, StdioEnds};
 use taskgate::face::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::task::Principal;
 use taskgate::wire::framing::BodyPart;
@@ -124,7 +125,7 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
             to.send(ClientMessage { text, headers: HeaderMap::new() }).await.unwrap();
         }
         // Everything that can go on has gone on once a timer fires in paused time.
-        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
         let held = taken.load(Ordering::SeqCst);
         assert!(held <= 24 << 20, "{sending:?}: {held} bytes are held");
         let mut answered = 0;
@@ -215,6 +216,10 @@ struct Piped {
 
 impl Piped {
     fn new(line_bytes_max: usize, acts: Vec<(&'static str, Act)>) -> Self {
+        Self::with(line_bytes_max, acts, || false)
+    }
+
+    fn with(line_bytes_max: usize, acts: Vec<(&'static str, Act)>, is_reader_gone: fn() -> bool) -> Self {
         let script = Arc::new(Script {
             acts: parking_lot::Mutex::new(acts.into()),
             seen: parking_lot::Mutex::default(),
@@ -233,7 +238,9 @@ impl Piped {
         let serving = TaskTracker::new().spawn(async move {
             let stop = tokio_util::sync::CancellationToken::new();
             let leaving = stop.clone();
-            stdio::serve(client, line_bytes_max, tokio::io::split(far), (leaving, &stop)).await.unwrap();
+            let (input, output) = tokio::io::split(far);
+            let ends = StdioEnds { input, output, is_reader_gone };
+            stdio::serve(client, line_bytes_max, ends, (leaving, &stop)).await.unwrap();
         });
         let (from, to) = tokio::io::split(near);
         Self { script, to, from: BufReader::new(from).lines(), serving }
@@ -288,4 +295,43 @@ async fn the_last_line_of_a_host_need_not_end() {
     host.to.shutdown().await.unwrap();
     tokio::time::timeout(super::PATIENCE, &mut host.serving).await.expect("it ends").unwrap();
     assert!(host.script.seen.lock().iter().any(|(_, _, body)| body.contains("tools/list")));
+}
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// T-84. A subscription has no answer, so it is not waited for.
+#[tokio::test(start_paused = true)]
+async fn a_request_is_answered_however_long_after_the_end_of_the_input() {
+    let acts = vec![("subscriptions/listen", Act::Hang), ("tools/call", Act::Later(HOUR, answer(1)))];
+    let mut host = Piped::new(1_000, acts);
+    for line in [stateless(1, "tools/call"), stateless(2, "subscriptions/listen")] {
+        host.write(&format!("{line}\n")).await;
+    }
+    host.to.shutdown().await.unwrap();
+    assert_eq!(tokio::time::timeout(HOUR * 2, host.from.next_line()).await.unwrap().unwrap().unwrap(), answer(1));
+    host.serving.await.unwrap();
+    assert_eq!(host.script.dropped.lock().len(), 1, "the subscription");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_closes_both_ends_is_gone() {
+    let mut host = Piped::with(1_000, vec![("tools/call", Act::Hang)], || true);
+    host.write(&format!("{}\n", stateless(1, "tools/call"))).await;
+    host.to.shutdown().await.unwrap();
+    tokio::time::timeout(super::PATIENCE, host.serving).await.expect("it ends").unwrap();
+    assert_eq!(host.script.dropped.lock().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_reads_answers_slowly_after_the_end_of_its_input_and_one_that_does_not_read_is_gone() {
+    let large = json!({"jsonrpc": "2.0", "id": 1, "result": {"text": "x".repeat(200_000)}}).to_string();
+    for (reads_after, reads) in [(Duration::from_secs(10), true), (Duration::from_secs(60), false)] {
+        let mut host = Piped::new(1_000, vec![("tools/call", Act::Json(200, large.clone()))]);
+        host.write(&format!("{}\n", stateless(1, "tools/call"))).await;
+        host.to.shutdown().await.unwrap();
+        tokio::time::sleep(reads_after).await;
+        let line = host.from.next_line().await.unwrap().unwrap_or_default();
+        assert_eq!(line == large, reads, "{reads_after:?}");
+        host.serving.await.unwrap();
+    }
 }

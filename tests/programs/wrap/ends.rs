@@ -36,11 +36,18 @@ async fn it_ends_with_its_host_in_the_midst_of_calls_and_leaves_no_process() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("tasks").display().to_string();
     for options in [vec!["--grace", "200ms"], vec!["--grace", "200ms", "--store", &store]] {
-        for how in ["eof", "TERM", "INT", "deaf"] {
+        for how in ["stdio closed", "stdin closed, TERM", "TERM", "INT", "deaf"] {
             let mut host = busy(&options, "").await;
             let began = Instant::now();
             match how {
-                "eof" => host.leave(),
+                "stdio closed" => {
+                    host.leave();
+                    host.deafen();
+                }
+                "stdin closed, TERM" => {
+                    host.leave();
+                    host.signal("TERM");
+                }
                 "deaf" => {
                     host.deafen();
                     // Nobody reads the answer to this. It may have noticed already that nobody hears of progress.
@@ -60,6 +67,7 @@ async fn it_ends_with_its_host_in_the_midst_of_calls_and_leaves_no_process() {
 async fn a_server_that_does_not_want_to_end_is_gone_soon_too_and_so_is_that_of_a_killed_wrap() {
     let mut host = busy(GRACE, "stubborn").await;
     host.leave();
+    host.deafen();
     assert_eq!(host.ended().await.0.code(), Some(0));
     host.until_nothing_is_left().await;
     let mut host = busy(GRACE, "").await;

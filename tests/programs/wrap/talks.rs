@@ -290,11 +290,13 @@ async fn a_request_that_cannot_be_read_is_answered_under_its_id_where_that_can_b
     assert_eq!(text(&host.result(7, "tools/call", greet()).await), "Hello, Ada!");
 }
 
-/// T-84: a pipe of a few lines ends before the first answer.
+/// T-84: a pipe of a few lines ends long before the first answer.
 #[tokio::test]
-async fn what_was_read_before_the_input_ended_is_answered() {
-    for is_alone in [false, true] {
-        let mut host = Host::new(GRACE);
+async fn what_was_read_before_the_input_ended_is_answered_though_the_program_starts_late() {
+    let late = ["--", "/bin/sh", "-c", "sleep 3; exec \"$0\" demo-server", env!("CARGO_BIN_EXE_taskgate")];
+    let late = late.map(str::to_owned);
+    let talk = async |is_alone: bool| {
+        let mut host = Host::with(GRACE, &late, &[]);
         let params = |params: Value| if is_alone { alone(params, false) } else { params };
         if !is_alone {
             let who = json!({ "name": "host", "version": "1" });
@@ -313,5 +315,6 @@ async fn what_was_read_before_the_input_ended_is_answered() {
             assert!(answer.get("error").is_none(), "{is_alone} {answer}");
         }
         assert_eq!(host.ended().await.0.code(), Some(0));
-    }
+    };
+    tokio::join!(talk(false), talk(true));
 }

@@ -20,6 +20,9 @@ use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageC
 use crate::task::principal::Principal;
 use crate::upstream::ForwardedHeaders;
 
+/// Paths that the answer to a request for an unknown one names.
+const PATHS_SHOWN: usize = 20;
+
 /// Which path is whose. Paths match byte for byte (B56), the query has no say in it (B57).
 #[derive(Clone, Default)]
 pub struct Routes {
@@ -68,6 +71,19 @@ impl Routes {
         let path = self.served_path(path);
         let below = || self.below.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, endpoint)| endpoint);
         self.exact.get(path).or_else(below)
+    }
+
+    /// The first paths of servers, for a client on this machine, whose user is the operator. Other clients are not told.
+    fn paths_for(&self, principal: &Principal) -> String {
+        if *principal != Principal::local() {
+            return String::new();
+        }
+        let serves = |endpoint: &Arc<dyn Endpoint>| endpoint.takes(&Method::POST) && !endpoint.is_public();
+        let all = self.exact.iter().filter(|(_, endpoint)| serves(endpoint));
+        let mut paths: Vec<_> = all.map(|(path, _)| path.as_str()).collect();
+        paths.sort_unstable();
+        paths.truncate(PATHS_SHOWN);
+        paths.join(", ")
     }
 }
 
@@ -202,7 +218,8 @@ impl DispatchState {
         request: &Request<Incoming>,
         principal: &Principal,
     ) -> Result<(&Arc<dyn Endpoint>, AcceptedTypes), Refusal> {
-        let endpoint = self.routes.find(request.uri().path()).ok_or(Refusal::PathUnknown)?;
+        let unknown = || Refusal::PathUnknown(self.routes.paths_for(principal));
+        let endpoint = self.routes.find(request.uri().path()).ok_or_else(unknown)?;
         if !endpoint.is_for(principal) {
             return Err(Refusal::PathWithheld);
         }

@@ -3,6 +3,8 @@
 //! Each is answered with its status and one sentence, as a JSON-RPC error without an id, and with no byte of the
 //! client's (GW-43). What the operator may do about it, [`Refusal::advice`] says to the log.
 
+use std::borrow::Cow;
+
 use http::header::{ALLOW, CONNECTION, WWW_AUTHENTICATE};
 use http::{HeaderValue, Request, StatusCode, Version};
 
@@ -28,7 +30,8 @@ pub(super) enum Refusal {
     Unauthorized,
     /// Where clients look for what says how to log in, and where they would register: nothing is there (RFC 8414, 9728).
     NoMetadata,
-    PathUnknown,
+    /// Carries the paths of servers, for a client that may know them; else it is empty.
+    PathUnknown(String),
     /// Something is there, but not for whoever asks, who is told what others are told of an unknown path.
     PathWithheld,
     /// Carries the methods that the path has.
@@ -162,7 +165,7 @@ impl Refusal {
             Self::OriginForeign => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
             Self::CredentialsUnclear => RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
             Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
-            Self::NoMetadata | Self::PathUnknown => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
+            Self::NoMetadata | Self::PathUnknown(_) => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
             Self::PathWithheld => RefusalResponse::new(S::NOT_FOUND, "path_withheld", GoesOn),
             Self::MethodUnknown(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
             Self::MediaType => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
@@ -205,7 +208,7 @@ impl Refusal {
                  operator gives keys out"
             }
             Self::NoMetadata => "There is no OAuth here: nothing to discover, and nowhere to register",
-            Self::PathUnknown | Self::PathWithheld => {
+            Self::PathUnknown(_) | Self::PathWithheld => {
                 "No server is here; each has a path of its own, such as /NAME/mcp, which the gateway's operator knows"
             }
             Self::MethodUnknown(_) => "This method is not served here; the header Allow says which are",
@@ -242,7 +245,9 @@ impl Refusal {
             Self::BodyTooLarge => {
                 ("limits.body_bytes_max", HeadPart::Length, "a body is too large; raise this key to take it")
             }
-            Self::PathUnknown => ("upstreams.NAME.path", HeadPart::Path, "no upstream has a path that was asked for"),
+            Self::PathUnknown(_) => {
+                ("upstreams.NAME.path", HeadPart::Path, "no upstream has a path that was asked for")
+            }
             Self::PathWithheld => (
                 "auth.api_keys.upstreams",
                 HeadPart::Path,
@@ -274,7 +279,13 @@ impl Refusal {
         let RefusalResponse { status, reason, then, code } = self.terms();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(reason, "request refused");
-        let mut response = refused(status, code, self.sentence());
+        let sentence = match &self {
+            Self::PathUnknown(paths) if !paths.is_empty() => {
+                Cow::from(format!("No server is here; there are servers at {paths}"))
+            }
+            _ => Cow::from(self.sentence()),
+        };
+        let mut response = refused(status, code, &sentence);
         response.extensions_mut().insert(RefusalMarker);
         let ends = match stream {
             StreamPosition::Multiplexed => false,
@@ -297,7 +308,7 @@ impl Refusal {
             | Self::OriginForeign
             | Self::CredentialsUnclear
             | Self::NoMetadata
-            | Self::PathUnknown
+            | Self::PathUnknown(_)
             | Self::PathWithheld
             | Self::MediaType
             | Self::ContentCoding

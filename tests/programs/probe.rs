@@ -198,6 +198,10 @@ async fn where_nothing_speaks_mcp_the_exit_code_and_the_words_say_so() {
         (vec!["--", "/nowhere/at/all"], "/nowhere/at/all: is not found"),
         (vec!["--", "true"], "exit code 0"),
         (vec!["--timeout", "2s", "--", "sleep", "60"], "no answer in time"),
+        (
+            vec!["--timeout", "11s", "--", "sleep", "60"],
+            "no answer yet after 10 s; the program has 11 s in all (--timeout)",
+        ),
     ] {
         let output = probe(&arguments).await;
         let said = String::from_utf8(output.stderr).unwrap();

@@ -10,11 +10,14 @@ use bytes::Bytes;
 
 use super::super::server_address::bearer;
 use super::super::{UNAVAILABLE, refuse, say};
-use super::ProbeCommand;
+use super::{ProbeCommand, ProbeReport};
 use crate::config::{ServerTarget, is_variable_name, server_headers};
 use crate::console;
 use crate::telemetry;
 use crate::wire::{Object, Payload, ScanLimits};
+
+/// How long a program may take before the user is told that it is waited for.
+const SLOW_START: Duration = Duration::from_secs(10);
 
 /// What can be said on the command line.
 #[derive(Debug, clap::Args)]
@@ -97,7 +100,7 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
         telemetry::install_logs(telemetry::LogFormat::Auto).context("cannot log")?;
     }
     let probe = ProbeCommand { target, call, env, timeout, ca, authorization, headers };
-    match super::run(&probe).await {
+    match probed(&probe).await {
         Ok(report) => {
             let text = if json { format!("{:#}\n", report.json()) } else { report.text() };
             console::stdout().write_all(text.as_bytes()).context("cannot print the report")?;
@@ -108,6 +111,23 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
             Ok(ExitCode::from(UNAVAILABLE))
         }
     }
+}
+
+/// Runs the probe, and tells the user of a program that takes long to answer.
+async fn probed(probe: &ProbeCommand) -> Result<ProbeReport, String> {
+    let probing = super::run(probe);
+    tokio::pin!(probing);
+    if matches!(probe.target, ServerTarget::Program(_)) {
+        tokio::select! {
+            found = &mut probing => return found,
+            () = tokio::time::sleep(SLOW_START) => say(format_args!(
+                "no answer yet after {} s; the program has {} s in all (--timeout)",
+                SLOW_START.as_secs(),
+                probe.timeout.as_secs(),
+            )),
+        }
+    }
+    probing.await
 }
 
 /// The token that a variable of the environment holds.

@@ -249,6 +249,16 @@ async fn a_slash_too_many_at_the_end_of_a_path_is_served_like_the_path() {
     assert_eq!(seen.iter().map(|seen| seen.path.as_str()).collect::<Vec<_>>(), ["/mcp"]);
 }
 
+/// The user of a client on this machine is the operator, where there are no keys and no other name.
+#[tokio::test]
+async fn a_client_on_this_machine_is_told_which_paths_there_are() {
+    let gate = gate().await;
+    let mut client = connect(gate.running.local_addr()).await;
+    client.send(posted("/", "Host: localhost\r\n").as_bytes()).await;
+    let body = String::from_utf8(client.answer().await.unwrap().body.clone()).unwrap();
+    assert!(body.contains("No server is here; there are servers at /flood, /hold, /mcp"), "{body}");
+}
+
 /// Whoever is refused is told in one sentence what would be right, with the operator's key where one decides it, and with
 /// nothing of what they sent (GW-43).
 #[tokio::test]
@@ -264,7 +274,7 @@ async fn a_refusal_says_in_a_sentence_what_would_be_right() {
                 "403",
                 "`listen.allowed_origins`",
             ),
-            (get("/canary"), "404", "/NAME/mcp"),
+            (get("/canary"), "404", "No server is here"),
             (get("/canary/.well-known/oauth-protected-resource"), "404", "no OAuth"),
             (posted("/register", host), "404", "no OAuth"),
             (bare("PUT", host), "405", "Allow"),

@@ -60,6 +60,7 @@ async fn a_path_that_a_key_does_not_open_is_like_one_that_nobody_serves() {
             let withheld = gate.send(&ask.clone().at(path)).await;
             assert_eq!(withheld, gate.send(&ask.clone().at("/nowhere")).await, "{} {path}", ask.verb);
             assert_eq!(withheld.status(), "404", "{} {path}", ask.verb);
+            assert!(!withheld.body.contains("servers at"), "{withheld:?}");
         }
     }
     assert_eq!(gate.send(&list.clone().at("/other/mcp")).await.status(), "503", "it is tried");

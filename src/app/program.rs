@@ -302,3 +302,25 @@ impl Signals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taken_port_is_replaced_by_a_free_one_unless_somebody_asked_for_it() {
+        let holder = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let taken = holder.local_addr().unwrap();
+        for asked in [None, Some(0), Some(taken.port() ^ 1)] {
+            let mut address = taken;
+            let socket = free_socket(&mut address, asked).unwrap();
+            assert_ne!(socket.local_addr().unwrap(), taken);
+            assert_eq!(address.port(), 0, "what the configuration has now: {asked:?}");
+        }
+        let refused = free_socket(&mut taken.clone(), Some(taken.port())).unwrap_err().to_string();
+        assert!(refused.contains(&format!("--port: cannot listen on {taken}: ")), "{refused}");
+        // Nothing is bound to an address of no machine, whatever its port.
+        let nowhere: SocketAddr = "192.0.2.1:0".parse().unwrap();
+        assert!(free_socket(&mut nowhere.clone(), None).unwrap_err().to_string().contains("192.0.2.1:0"));
+    }
+}

@@ -209,8 +209,11 @@ enum MemberNews {
         last_event: Option<String>,
         pause: Option<Duration>,
     },
-    /// The session at this upstream has ended: its stream is read once another one is opened there.
-    SessionOver(usize),
+    /// The session at this upstream, which was `asked`, has ended: the stream of the next one is read once it is open.
+    SessionOver {
+        at: usize,
+        asked: Option<HeaderValue>,
+    },
     /// Those that had refused a session were asked again.
     Retried,
 }
@@ -270,11 +273,13 @@ impl MergedStream {
         if !self.read.insert(at) {
             return;
         }
-        let (upstreams, client) = (Arc::clone(&self.upstreams), self.client.clone());
+        let (upstreams, client, session) =
+            (Arc::clone(&self.upstreams), self.client.clone(), Arc::clone(&self.session));
         let opening = async move {
             if !wait.is_zero() {
                 sleep(wait).await;
             }
+            let asked = session.open_member(&upstreams.settings.upstreams[at]);
             let answer = reopened(&upstreams, &client, at, last_event.as_deref()).await;
             if is_event_stream(&answer) {
                 let decoder = SseDecoder::new(upstreams.members[at].served.settings.result_bytes_max);
@@ -285,7 +290,7 @@ impl MergedStream {
             // A server without such a stream has none later either; one that is away may.
             let status = answer.status();
             if status == StatusCode::NOT_FOUND {
-                return MemberNews::SessionOver(at);
+                return MemberNews::SessionOver { at, asked };
             }
             let is_passing = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
             MemberNews::Over { at, last_event: None, pause: is_passing.then_some(pause) }
@@ -304,7 +309,14 @@ impl MergedStream {
                 self.read.remove(&at);
                 self.read(at, last_event, pause, PAUSE_MAX.min(pause * 2));
             }
-            MemberNews::SessionOver(at) => _ = self.read.remove(&at),
+            MemberNews::SessionOver { at, asked } => {
+                self.read.remove(&at);
+                let open = self.session.open_member(&self.upstreams.settings.upstreams[at]);
+                // Another one may have been opened while this one was asked.
+                if open.is_some() && open != asked {
+                    self.read(at, None, Duration::ZERO, PAUSE_MIN);
+                }
+            }
             // It stays among those that are read: it is not asked again.
             MemberNews::Over { pause: None, .. } | MemberNews::Retried => (),
         }

@@ -1,13 +1,15 @@
 //! Streams at an endpoint: questions of several servers, the session's own stream, taking one up again.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::{combined, request, server, servers};
 use crate::combined_wire::client::Reply;
-use crate::combined_wire::upstream::{BodySender, Once, ScriptedServer, SeenRequest};
+use crate::combined_wire::upstream::{BodySender, Once, ScriptedServer, SeenRequest, status};
 
 fn is_get(seen: &SeenRequest) -> bool {
     seen.method == "GET"
@@ -171,4 +173,43 @@ async fn an_own_stream_without_servers_that_speak_on_one_stays_open_until_its_se
     }
     client.delete().await;
     assert_eq!(own.text().await, "");
+}
+
+/// The server refuses in words that the gateway does not know: it is asked with a `ping`, and its session is over.
+#[tokio::test]
+async fn a_session_that_is_opened_anew_at_one_server_is_heard_on_the_sessions_own_stream() {
+    let ((before, first), (after, second)) = (Once::events(), Once::events());
+    let streams: [Arc<Once>; 2] = [first, second];
+    let refuses = Arc::new(AtomicBool::new(false));
+    let one = server("one", |_| None).await;
+    let two = server("two", {
+        let refuses = Arc::clone(&refuses);
+        move |seen| {
+            let is_first = seen.header("mcp-session-id") == Some("s-2");
+            let is_refused = is_first && refuses.load(Ordering::Relaxed) && !is_get(seen);
+            let stream = || is_get(seen).then(|| streams.iter().find_map(|stream| stream.take())).flatten();
+            if is_refused { Some(status(400)) } else { stream() }
+        }
+    })
+    .await;
+    let gate = combined(&one, &two, "").await;
+    gate.client().await;
+    let client = gate.client().await;
+    let call = |id| request(id, "tools/call", &json!({"name": "two__shared", "arguments": {"n": id}}));
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    let mut own = client.get(None).await;
+    client.post(call(1)).await;
+    before.message(&changed);
+    assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
+    refuses.store(true, Ordering::Relaxed);
+    for id in 2..4 {
+        assert_eq!(client.post(call(id)).await.json().await["result"], json!(null), "{id}");
+    }
+    drop(before);
+    // Meanwhile the stream of the session that is over is asked for again. Whenever that is done, the next one is read.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(client.post(call(4)).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(client.post(call(5)).await.json().await["result"]["n"], 5);
+    after.message(&changed);
+    assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
 }

@@ -316,6 +316,41 @@ async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
     assert_eq!(silent.world.all(|_| true).len(), 1, "nothing is said");
 }
 
+/// UPC-06: a server that answers no poll hears of a cancel all the same, though its client polls no further task meanwhile.
+#[tokio::test]
+async fn upc06_a_cancel_goes_ahead_of_the_polls_of_other_tasks() {
+    const POLLS_AT_ONCE: usize = 64;
+    let server = ScriptedServer::slow(|seen: SeenRequest, _| async move {
+        match seen.rpc() {
+            "tools/call" => Some(result(&seen, &handle().1)),
+            "tasks/get" => std::future::pending().await,
+            _ => Some(result(&seen, &json!({"resultType": "complete"}))),
+        }
+    })
+    .await;
+    let upstream = upstream(&server);
+    let mut exchanges = Vec::new();
+    for _ in 0..POLLS_AT_ONCE {
+        exchanges.push(begin(&upstream).await);
+    }
+    let polling = futures_util::future::join_all(exchanges.iter_mut().map(|exchange| exchange.next()));
+    tokio::select! {
+        _ = polling => panic!("no poll is answered"),
+        _ = server.world.nth(POLLS_AT_ONCE - 1, |seen| seen.rpc() == "tasks/get") => (),
+    }
+    let mut exchange = begin(&upstream).await;
+    in_time(async {
+        while exchange.resume_token().is_none() {
+            let event = tokio::time::timeout(Duration::from_millis(20), exchange.next()).await;
+            assert!(event.is_err(), "{event:?}");
+        }
+    })
+    .await;
+    in_time(exchange.cancel("enough")).await;
+    server.world.first(|seen| seen.rpc() == "tasks/cancel").await;
+    assert_eq!(server.world.count("tasks/get"), POLLS_AT_ONCE);
+}
+
 /// UPC-06: what ran before the cancel came is a task at the server, though its handle is still on its way.
 #[tokio::test]
 async fn upc06_a_cancel_that_crosses_the_handle_goes_to_the_task() {

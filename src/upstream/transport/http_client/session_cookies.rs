@@ -212,4 +212,25 @@ mod tests {
         assert_eq!(field.to_str().unwrap().split("; ").count(), COOKIES_MAX);
         assert!(!field.to_str().unwrap().contains("xx"));
     }
+
+    #[test]
+    fn a_new_session_has_its_cookies_however_often_those_of_others_are_looked_up() {
+        let from = Uri::from_static("http://up/mcp");
+        let large = format!("n={}", "x".repeat(COOKIE_BYTES_MAX - 1));
+        let cookies = SessionCookies::new();
+        let sessions = usize::try_from(BYTES_MAX).unwrap() / COOKIE_BYTES_MAX;
+        let session = |n: usize| HeaderValue::from_str(&format!("s-{n}")).unwrap();
+        for n in 0..sessions {
+            cookies.note(&session(n), &from, &told(&[&large]));
+            for _ in 0..8 {
+                cookies.field(&session(n), &from);
+            }
+        }
+        for n in sessions..sessions + 100 {
+            cookies.note(&session(n), &from, &told(&[&large]));
+            cookies.by_session.run_pending_tasks();
+            assert!(cookies.field(&session(n), &from).is_some(), "{n}");
+            assert!(cookies.by_session.weighted_size() <= BYTES_MAX);
+        }
+    }
 }

@@ -1,10 +1,12 @@
 // An upstream of both eras whose tools ask in mid-call: the server of the TypeScript SDK 2.
 //
-//   node asking_ts_server.mjs [--port N]      prints `listening http://127.0.0.1:PORT/mcp`
+//   node asking_ts_server.mjs [--ledger FILE] [--port N]      prints `listening http://127.0.0.1:PORT/mcp`
 //
+// With `--ledger` its tool `count` writes its argument into FILE, one a line: what ran twice stands there twice.
 // Requests of 2026-07-28 go to the SDK's handler, all others to sessions, as its authors wire both.
 
 import { randomUUID } from 'node:crypto';
+import { appendFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { parseArgs } from 'node:util';
 import { getRequestListener } from '@hono/node-server';
@@ -17,6 +19,7 @@ import {
 import * as z from 'zod/v4';
 
 const SESSIONS_MAX = 1024;
+const { values } = parseArgs({ options: { port: { type: 'string', default: '0' }, ledger: { type: 'string' } } });
 const sessions = new Map();
 const say = (text) => ({ content: [{ type: 'text', text }] });
 
@@ -33,6 +36,12 @@ function newServer() {
     const { content } = await mcpReq.requestSampling({ messages, maxTokens: 50 });
     return say(`model: ${content.text}`);
   });
+  if (values.ledger) {
+    server.registerTool('count', { inputSchema: z.object({ nonce: z.string() }) }, ({ nonce }) => {
+      appendFileSync(values.ledger, `${nonce}\n`);
+      return say(nonce);
+    });
+  }
   return server;
 }
 
@@ -52,7 +61,6 @@ async function session(request) {
   return transport.handleRequest(request);
 }
 
-const { values } = parseArgs({ options: { port: { type: 'string', default: '0' } } });
 const answer = async (request) => ((await isLegacyRequest(request)) ? session(request) : modern.fetch(request));
 const listener = createServer(getRequestListener(answer));
 listener.listen(Number(values.port), '127.0.0.1', () => {

@@ -55,7 +55,7 @@ const INSTALLED: [Restarted; 3] = [
     of("TypeScript 1", "node", &["restarted_server.mjs"]),
 ];
 
-const OTHERS: [Restarted; 8] = [
+const OTHERS: [Restarted; 9] = [
     // It leads from `/mcp` to `/mcp/`.
     Restarted { path: "/mcp/", ..of("mcp 1.8", "earlier/mcp-1.8/bin/python", &["restarted_server.py"]) },
     of("mcp 1.16", "earlier/mcp-1.16/bin/python", &["restarted_server.py"]),
@@ -65,6 +65,7 @@ const OTHERS: [Restarted; 8] = [
     of("FastMCP 3", "py-legacy/bin/python", &["restarted_server.py", "--fastmcp"]),
     of("TypeScript 1.12", "node", &["earlier/ts-1.12/restarted_server.mjs"]),
     of("TypeScript 1.20", "node", &["earlier/ts-1.20/restarted_server.mjs"]),
+    of("TypeScript 2", "node", &["asking_ts_server.mjs"]),
 ];
 
 /// What one client was told of its calls, by nonce.
@@ -84,7 +85,7 @@ async fn calls(
     (listens, stop): (Arc<AtomicBool>, Arc<AtomicBool>),
 ) -> Told {
     let mut client = WireClient { path: "/mcp", ..WireClient::new(flavour) };
-    assert!(client.open(address).await, "{name} has its session");
+    assert!(opened(&mut client, address).await, "{name} has its session");
     let mut told = Told::default();
     let mut count = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -97,7 +98,7 @@ async fn calls(
         }
         let answer = client.ask(address, "tools/call", params).await;
         if answer.status == Some(404) {
-            client.open(address).await;
+            opened(&mut client, address).await;
         }
         let message = answer.json();
         let outcome =
@@ -121,6 +122,15 @@ async fn calls(
         sleep(PAUSE).await;
     }
     told
+}
+
+/// Opens a session, and says so: a request before that ends earlier servers of the Python SDK.
+async fn opened(client: &mut WireClient, address: SocketAddr) -> bool {
+    let is_open = client.open(address).await;
+    if is_open && client.flavour != Flavour::Extension {
+        client.ask(address, "notifications/initialized", json!({})).await;
+    }
+    is_open
 }
 
 /// How a task ends, as its call would have been answered.

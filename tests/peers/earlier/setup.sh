@@ -11,7 +11,9 @@ is_done() { [ "$(cat "$1/.stamp" 2>/dev/null || true)" = "$2" ]; }
 
 for list in "$here"/*.txt "$here"/ts-*; do
     venv=$dir/$(basename "$list" .txt)
-    stamp=$(cat "$here/setup.sh" "$list" "$list/package-lock.json" 2>/dev/null | sha256sum | cut -d ' ' -f 1)
+    pins=$list
+    [ ! -d "$list" ] || pins=$list/package-lock.json
+    stamp=$(cat "$here/setup.sh" "$pins" | sha256sum | cut -d ' ' -f 1)
     is_done "$venv" "$stamp" && continue
     printf 'peers: installing %s\n' "$(basename "$venv")"
     rm -rf "$venv"

@@ -111,7 +111,7 @@ impl WireClient {
         is_open
     }
 
-    /// Makes a request; `params` gain what the flavour says with each.
+    /// Makes a request, or sends a notification; `params` gain what the flavour says with each.
     pub async fn ask(&self, address: SocketAddr, method: &str, mut params: Value) -> Answer {
         let mut request = Request::post(self.path)
             .header("host", "localhost")
@@ -135,8 +135,11 @@ impl WireClient {
             }
             Flavour::Core(None) => (),
         }
-        let body = json!({"jsonrpc": "2.0", "id": 7, "method": method, "params": params}).to_string();
-        let Ok(request) = request.body(Full::new(Bytes::from(body))) else { return Answer::default() };
+        let mut message = json!({"jsonrpc": "2.0", "method": method, "params": params});
+        if !method.starts_with("notifications/") {
+            message["id"] = json!(7);
+        }
+        let Ok(request) = request.body(Full::new(Bytes::from(message.to_string()))) else { return Answer::default() };
         send(address, request).await
     }
 }

@@ -72,7 +72,7 @@ class Bell {
   }
 }
 
-const textOf = (content = []) => content.filter(({ type }) => type === 'text').map(({ text }) => text).join('\n');
+export const textOf = (content = []) => content.filter(({ type }) => type === 'text').map(({ text }) => text).join('\n');
 const returned = ({ content, isError }) => ({ outcome: isError ? 'tool_error' : 'ok', text: textOf(content) });
 
 /** What the client answers when the server asks. */

@@ -57,6 +57,11 @@ fn the_typescript_sdk_calls_every_upstream_without_tasks() {
 }
 
 #[test]
+fn the_ai_sdk_calls_every_upstream_without_tasks() {
+    check(Client::AiSdk);
+}
+
+#[test]
 fn the_matrix_is_reported_and_the_page_shows_it() {
     let Some(rows) = CELLS.rows() else { return };
     report::publish("matrix", &run::table(rows));

@@ -16,6 +16,7 @@ pub(crate) enum Client {
     Rust,
     Python,
     TypeScriptPlain,
+    AiSdk,
 }
 
 /// What a driver says of a call.
@@ -29,8 +30,8 @@ pub(crate) struct Facts {
 }
 
 impl Client {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::FastMcp4, Self::TypeScript, Self::Rust, Self::Python, Self::TypeScriptPlain];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::FastMcp4, Self::TypeScript, Self::Rust, Self::Python, Self::TypeScriptPlain, Self::AiSdk];
 
     /// How the report calls it.
     pub(crate) fn title(self) -> String {
@@ -48,6 +49,7 @@ impl Client {
             Self::Rust => format!("rmcp {version}"),
             Self::Python => format!("Python SDK {version}, plain calls"),
             Self::TypeScriptPlain => format!("TypeScript client {version}, plain calls"),
+            Self::AiSdk => format!("@ai-sdk/mcp {version}, plain calls"),
         }
     }
 
@@ -57,6 +59,7 @@ impl Client {
             Self::TypeScript | Self::TypeScriptPlain => Pins::Npm.version("@modelcontextprotocol/client"),
             Self::Rust => rust_client::VERSION,
             Self::Python => Pins::PyModern.version("mcp"),
+            Self::AiSdk => Pins::Npm.version("@ai-sdk/mcp"),
         }
     }
 
@@ -68,6 +71,7 @@ impl Client {
             Self::Rust => "rmcp",
             Self::Python => "py2",
             Self::TypeScriptPlain => "ts-plain",
+            Self::AiSdk => "ai-sdk",
         }
     }
 
@@ -76,6 +80,8 @@ impl Client {
         match self {
             Self::FastMcp4 | Self::TypeScript | Self::Rust => call(upstream, case),
             Self::Python | Self::TypeScriptPlain => plain_call(upstream, case),
+            // It cannot be asked to sample.
+            Self::AiSdk => plain_call(upstream, case).filter(|_| case != Case::Sampling),
         }
     }
 
@@ -94,6 +100,7 @@ impl Client {
             Self::Python => ("py-modern/bin/python", "client_py2.py"),
             Self::TypeScript => ("node", "client_ts.mjs"),
             Self::TypeScriptPlain => ("node", "client_ts_plain.mjs"),
+            Self::AiSdk => ("node", "client_ai_sdk.mjs"),
         };
         let kind = match call.expected {
             Expected::Cancelled => "cancel",

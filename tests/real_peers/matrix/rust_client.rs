@@ -18,7 +18,7 @@ use super::cases::{Call, Expected};
 use super::client::Facts;
 
 /// What Cargo.toml pins; every call compares it with what rmcp says of itself.
-pub(crate) const VERSION: &str = "3.9.0";
+pub(crate) const VERSION: &str = "3.11.0";
 
 /// What a task gets if it suggests no pace of its own.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

@@ -48,7 +48,7 @@ struct BudgetCounts {
     waiting: WaitingAnswers,
 }
 
-/// What answers hold of a bound.
+/// Bytes of one bound that answers hold.
 #[derive(Clone, Copy, Debug, Default)]
 struct BytesInUse {
     bytes: usize,
@@ -129,14 +129,14 @@ impl AnswerBudget {
         self.grant();
     }
 
-    /// What a principal may have: at most `bytes_max`.
+    /// The share of a principal: at most `bytes_max` bytes.
     #[must_use]
     pub fn share(&self, principal: &Principal, bytes_max: usize) -> AnswerShare {
         AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, wait_max: Some(WAIT_MAX) }
     }
 
     /// Why a new request of a principal is refused: an answer waits for bytes, and none became free for a moment. `share_max`
-    /// is what the principal may have.
+    /// is the bound of the principal's share.
     #[must_use]
     pub fn refusal(&self, principal: &Principal, share_max: impl FnOnce() -> usize) -> Option<BudgetRefusal> {
         if self.0.waiting.load(Ordering::Relaxed) == 0 {

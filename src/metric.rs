@@ -100,7 +100,7 @@ pub const RATE_LIMITED: &str = "taskgate_rate_limited_total";
 pub const QUOTA_REFUSED: &str = "taskgate_quota_refused_total";
 /// Bytes that kept tasks take: with a shared store those of all replicas, the same at each.
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
-/// By how much these are above `stored_bytes_max`, through outcomes of tasks that were taken below it.
+/// Stored bytes above `stored_bytes_max`: outcomes of tasks that were admitted below it.
 pub const STORE_BYTES_ABOVE: &str = "taskgate_store_bytes_above_max";
 /// Kept tasks, counted as [`STORE_BYTES`] are.
 pub const STORE_ROWS: &str = "taskgate_store_rows";

@@ -71,13 +71,13 @@ impl SharedLimits {
         NonZeroUsize::MIN.saturating_add(self.0.beside.load(Ordering::Relaxed))
     }
 
-    /// What answers under way may hold, of all principals.
+    /// The budget of all answers under way.
     #[must_use]
     pub fn answers(&self) -> &AnswerBudget {
         &self.0.answers
     }
 
-    /// What answers to a principal may hold.
+    /// A principal's share of that budget.
     #[must_use]
     pub fn answers_to(&self, principal: &Principal) -> AnswerShare {
         self.0.answers.share(principal, self.of(principal).answer_bytes_max)

@@ -46,7 +46,7 @@ impl ReplicaFileError {
 pub(super) struct ReplicaFile {
     path: PathBuf,
     file: File,
-    /// Whether it says that the store lost what it acknowledged, which stays.
+    /// Whether the file says that the store lost acknowledged writes. Such a file is kept.
     is_loss: bool,
 }
 

@@ -133,14 +133,14 @@ impl MistakeCollector {
         self.blamed.insert(place.place());
     }
 
-    /// A mistake, unless what it is about is [set aside](Self::set_aside).
+    /// A mistake, unless its table is [set aside](Self::set_aside).
     pub(super) fn unset_variable(&mut self, place: &ConfigLocation, message: impl Into<String>) {
         let found = self.found(Some(place.line), place.place(), message.into());
         self.unset.push(found);
         self.blamed.insert(place.place());
     }
 
-    /// Makes warnings of the unset variables below a table, and says what they are; `None` where all are set there.
+    /// Turns mistakes about unset variables below a table into warnings, and returns their text; `None` where all variables are set.
     pub(super) fn set_aside(&mut self, table: &str) -> Option<String> {
         let is_below = |key: &str| key.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'));
         let below = self.unset.extract_if(.., |one| one.key.as_deref().is_some_and(is_below));

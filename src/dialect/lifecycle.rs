@@ -63,7 +63,7 @@ pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -
     completed(method, result, server_info, |edit| edit.finish()).unwrap_or_else(|| result.clone())
 }
 
-/// The same without a copy of what is large.
+/// The same in pieces, without a copy of the large ones.
 #[must_use]
 pub fn completed_result(method: &str, result: &Payload, server_info: &Payload) -> JsonPieces {
     match completed(method, result, server_info, |edit| edit.finish_pieces()) {

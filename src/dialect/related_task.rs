@@ -55,7 +55,7 @@ impl RelatedTask {
         self.on_shared(object).whole()
     }
 
-    /// The same without a copy of what is large.
+    /// The same in pieces, without a copy of the large ones.
     #[must_use]
     pub fn on_shared(&self, object: &Payload) -> JsonPieces {
         match Object::of(object) {

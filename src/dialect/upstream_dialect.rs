@@ -56,7 +56,7 @@ pub enum QuestionRefusal {
     TooMany,
 }
 
-/// What a server is told that asks more than one call may.
+/// The refusal of a question beyond those that one call may ask.
 pub const TOO_MANY_QUESTIONS: &str = "too many questions: one call may have 32 open, and ask 1,000 in all";
 
 /// The method of a question as [`UpstreamDialect::decode_question`] has read it; empty if it is none.

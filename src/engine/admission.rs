@@ -160,7 +160,7 @@ impl TaskAdmission {
         self.taken.lock().counts.all()
     }
 
-    /// Places that one principal has taken, and what it has beside them at other gateways.
+    /// Places that one principal has taken here, and its unsettled tasks at other gateways.
     pub(super) fn used_by(&self, owner: &Principal, stored: UnsettledRows) -> usize {
         self.taken.lock().used_by(owner, stored)
     }

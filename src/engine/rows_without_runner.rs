@@ -37,7 +37,7 @@ pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationTo
     }
 }
 
-/// Takes up the rows that the look before found, too; what this look found.
+/// Looks for rows without a runner, and takes up those that the look `before` found too. Returns the rows found.
 async fn look(engine: &Arc<Engine>, origins: &CallTargets, before: BTreeSet<TaskKey>) -> BTreeSet<TaskKey> {
     let found = match engine.rows_without_runner().await {
         Ok(found) => found,

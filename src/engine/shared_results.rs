@@ -77,7 +77,7 @@ impl Engine {
         }
     }
 
-    /// What the answers of a call may hold. Where its outcome is kept, an answer waits as long as the call may run.
+    /// The share of a call's answers. Where its outcome is kept, an answer waits as long as the call may run.
     pub(super) fn share_of(&self, call: &CallSpec) -> AnswerShare {
         let share = self.limits().answers_to(&call.owner);
         if call.plan == Plan::Direct { share } else { share.until_deadline() }

@@ -19,7 +19,7 @@ use crate::wire::framing::BodyPart;
 /// So many bytes of answers wait for those before them.
 pub(super) const WAITING_MAX: usize = 256 << 10;
 
-/// Answers with what each of `answers` comes to, which run side by side; a message without an answer comes to none.
+/// Runs `answers` side by side, and responds with the array of their results; a notification adds nothing to it.
 pub(super) async fn respond<A>(answers: impl IntoIterator<Item = A>) -> FaceResponse
 where
     A: Future<Output = Option<Bytes>> + Send + 'static,

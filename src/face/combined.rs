@@ -206,7 +206,7 @@ impl CombinedUpstreams {
         &self.members[0].served
     }
 
-    /// How much of an answer of the upstream at `at` is read, within what answers to a principal may hold.
+    /// The bounds on reading an answer of the upstream at `at`, within the principal's share of answers.
     fn read_limits(&self, at: usize, principal: &Principal) -> ReadLimits {
         let served = &self.members[at].served;
         ReadLimits::within(served.settings.result_bytes_max, served.engine.limits().answers_to(principal))
@@ -250,7 +250,7 @@ impl CombinedUpstreams {
     /// Asks an upstream that failed last whether it is there again, before a call goes to it.
     ///
     /// # Errors
-    /// What the client is to hear of an upstream that is not.
+    /// The refusal for the client, if the upstream is not available.
     async fn check_available(self: &Arc<Self>, client: &EndpointClient, at: usize) -> Result<(), MemberRefusal> {
         if self.members[at].summary.read().is_some() || self.cause_for(client, at).is_none() {
             return Ok(());

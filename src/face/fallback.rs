@@ -113,8 +113,8 @@ impl FallbackListing {
     /// names of the upstream's have passed. Many clients take an empty cursor for the end, so a page with one has them
     /// too; and a cursor that was just sent leads nowhere, so it ends the list.
     ///
-    /// A tool whose calls may be answered with a word of their task loses its output schema: clients check results
-    /// against it, and no schema of the upstream's is true of such an answer.
+    /// A tool loses its output schema if its calls may be answered with a text that names their task: clients validate results
+    /// against the schema, and that text does not match it.
     pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
         let service = &self.service;
         service.learn(list);
@@ -185,16 +185,24 @@ pub(super) struct FallbackCall<'a> {
     pub(super) life_signs: bool,
 }
 
+/// The client that asks for tasks.
+#[derive(Clone, Copy)]
+pub(super) struct TaskAsker<'a> {
+    pub(super) owner: &'a Principal,
+    /// Counts the unknown tasks that it asks for.
+    pub(super) misses: &'a UnknownTaskWatch,
+}
+
 /// Answers a call of one of the tools. Dropping the future changes nothing about a task.
 pub(super) async fn answer(
     engine: &Arc<Engine>,
-    whose: (&Principal, &UnknownTaskWatch),
+    asker: TaskAsker<'_>,
     call: FallbackCall<'_>,
     dialect: FallbackTools,
     addressee: Addressee,
 ) -> FaceResponse {
     let params = call.request.params.object();
-    let waiting = match run(engine, whose, (call.tool, params), dialect).await {
+    let waiting = match run(engine, asker, (call.tool, params), dialect).await {
         FallbackAnswer::Now(Ok(result)) => return addressee.result(result),
         FallbackAnswer::Now(Err(error)) => return addressee.error(StatusCode::OK, &error),
         FallbackAnswer::Missed(unknown) => {
@@ -214,7 +222,7 @@ pub(super) async fn answer(
 /// cancel.
 pub(super) async fn run(
     engine: &Arc<Engine>,
-    (owner, misses): (&Principal, &UnknownTaskWatch),
+    TaskAsker { owner, misses }: TaskAsker<'_>,
     (tool, params): (FallbackTool, Option<&Object>),
     dialect: FallbackTools,
 ) -> FallbackAnswer {
@@ -253,7 +261,7 @@ pub(super) async fn run(
     FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), key, asked.wait, dialect)))
 }
 
-/// Waits for a task to settle, and says what it came to, or how it stands by then.
+/// Waits for a task to settle, and returns its outcome, or its status when patience ends.
 async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> FallbackResult {
     let end = Instant::now() + patience;
     let Ok(mut watcher) = engine.watchers().watch(&key) else {
@@ -274,7 +282,7 @@ async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: Fa
     }
 }
 
-/// What a task came to, or how it stands.
+/// The outcome of a task, or its status so far.
 fn outcome(engine: &Engine, task: Arc<Task>, dialect: &FallbackTools) -> FallbackResult {
     let refused = |fault: GatewayFault| gateway_error(&fault);
     let task = engine.share(task).map_err(refused)?;

@@ -43,7 +43,7 @@ impl SingleEventBody {
     /// The next part of `left`, which is not empty.
     fn next_part(&mut self) -> Bytes {
         let Some(first) = memchr::memchr2(b'\r', b'\n', &self.left) else { return std::mem::take(&mut self.left) };
-        // What has no line end leaves as it is.
+        // Text without a line end is not changed.
         if first > LINES_MAX {
             return self.left.split_to(first);
         }

@@ -427,7 +427,7 @@ impl StatelessFace {
         }
     }
 
-    /// For what the gateway asks by itself so that it can answer this request.
+    /// The context of the gateway's own requests on behalf of this one.
     fn context(&self, inquiry: &StatelessRequestContext<'_>) -> CallContext {
         self.context_of(&inquiry.principal, &inquiry.said, inquiry.forwarded)
     }

@@ -56,7 +56,7 @@ impl Arrival {
             ArrivalState::Kept | ArrivalState::Served(_) => true,
             ArrivalState::Alone => outlives_its_client(body),
             ArrivalState::Reading => {
-                // Large bodies are those of calls, and no answer that is waited for keeps one.
+                // Only calls have large bodies, and a body is not kept while its answer is waited for.
                 *state = match has(body, method::TOOLS_CALL) {
                     true if has(body, IDEMPOTENCY_KEY) => ArrivalState::Kept,
                     true => ArrivalState::Served(None),

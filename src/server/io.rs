@@ -35,7 +35,7 @@ impl ResettableStream for TcpStream {
 /// A peer that takes fewer bytes a second, while bytes wait for it, is cut off like one that takes none.
 const READ_RATE_MIN: u128 = 1 << 10;
 
-/// What a peer took since bytes began to wait for it.
+/// Counts the bytes that a peer read since the first one waited for it.
 #[derive(Clone, Copy, Debug)]
 struct SlowReader {
     since: Instant,

@@ -41,7 +41,7 @@ impl ClockTrust {
         self.distrusted_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Judges what a clock shows at the start, and says what the operator should know. `longest` is how long tasks in the
+    /// Judges the time that a clock shows at the start, and logs a warning for the operator. `longest` is how long tasks in the
     /// store live at most after it was last used.
     pub(super) fn new(shown: Option<Timestamp>, seen: Timestamp, longest: Duration, distrust: Duration) -> Self {
         let Some(shown) = shown.filter(|_| seen > Timestamp::from_millis(0)) else {

@@ -67,7 +67,7 @@ impl AnswerMessages {
 /// The body of an answer.
 #[derive(Debug)]
 pub(crate) enum AnswerBody {
-    /// With where it is to be reported what it says of the upstream.
+    /// With the reporter that records the upstream's state by it.
     Http(Incoming, Option<AnswerReporter>),
     /// Messages as they come; an error breaks the body off.
     Messages(AnswerMessages),
@@ -123,7 +123,7 @@ impl Body for AnswerBody {
     }
 }
 
-/// Reports what the body of an answer says of its upstream.
+/// Records the state of an upstream by the body of its answer.
 #[derive(Debug)]
 pub(crate) struct AnswerReporter {
     health: Arc<UpstreamHealth>,

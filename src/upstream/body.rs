@@ -97,7 +97,7 @@ pub(crate) struct GatedBody<B> {
     /// What one part of the source became.
     ready: VecDeque<GatedPart>,
     share: Option<AnswerShare>,
-    /// What the event that the gate holds has of the share.
+    /// The share's bytes for the event in the gate.
     held: AnswerPermit,
     growing: Option<BoxFuture<'static, Result<AnswerPermit, GatewayFault>>>,
 }
@@ -107,7 +107,7 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
         Self { source, gate, ready: VecDeque::new(), share: None, held: AnswerPermit::default(), growing: None }
     }
 
-    /// The same within what answers to a principal may hold.
+    /// The same within a principal's share of answers.
     pub(crate) fn within(self, share: Option<AnswerShare>) -> Self {
         Self { share, ..self }
     }

@@ -192,7 +192,7 @@ impl EraCache {
         }
     }
 
-    /// The server says at 2026-07-28 what it is capable of.
+    /// Notes the server's capabilities at 2026-07-28.
     pub(super) fn discovered(&self, capabilities: &Payload) {
         self.questions.lock().discovered(capabilities);
     }

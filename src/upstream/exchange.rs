@@ -184,7 +184,7 @@ pub struct CallContext {
     pub timeouts: Timeouts,
     /// Largest answer or event that is read.
     pub result_bytes_max: usize,
-    /// What its answers may hold while they are under way.
+    /// The share of its answers while they are under way.
     pub share: Option<AnswerShare>,
     /// Whether the upstream may make a task of its own of this request.
     pub native_task: UpstreamTaskMode,
@@ -296,7 +296,7 @@ pub struct ServerFacts {
     pub capabilities: Payload,
     pub server_info: Option<Payload>,
     pub instructions: Option<Payload>,
-    /// Whether the server keeps a session of its client, by a name: what a call asks is answered there alone.
+    /// Whether the server has sessions with ids: a question in mid-call can be answered in one alone.
     pub has_session: bool,
 }
 

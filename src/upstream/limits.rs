@@ -291,7 +291,7 @@ impl PermitTurn {
             },
             None => place.await.ok(),
         };
-        // Whoever holds the sender hands out a place or finds this end gone.
+        // The sender is held until a permit is handed out, or until this receiver is gone.
         called.ok_or(GatewayFault::new(Reason::Internal, Executed::No))
     }
 }

@@ -44,12 +44,12 @@ impl ReadLimits {
         Self { bytes_max, idle: None, share: None }
     }
 
-    /// Those of a call's answers.
+    /// The limits of a call's answers.
     pub(crate) fn of_call(context: &CallContext) -> Self {
         Self { bytes_max: context.result_bytes_max, idle: context.timeouts.idle, share: context.share.clone() }
     }
 
-    /// A bound on the size, within what answers to a principal may hold.
+    /// A bound on the size, within a principal's share of answers.
     pub(crate) const fn within(bytes_max: usize, share: AnswerShare) -> Self {
         Self { bytes_max, idle: None, share: Some(share) }
     }
@@ -92,8 +92,8 @@ pub(crate) enum ResponseRefusal {
     SessionLost,
 }
 
-/// The message whose answer is judged: which body under a refusing status is its answer, and whether the status may be
-/// about its session.
+/// The message that a refusing status is judged for: decides which body is its answer, and whether the status may be about
+/// its session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ErrorAddressee<'a> {
     /// Only an error that names this id counts.
@@ -405,7 +405,7 @@ pub(crate) struct EventStream<B = AnswerBody> {
     decoder: SseDecoder,
     ready: VecDeque<SseEvent>,
     limits: ReadLimits,
-    /// What the event under way holds, and how many bytes of it are there.
+    /// The permit of the event under way, and how many bytes of it are there.
     held: AnswerPermit,
     pending: usize,
     comments: CommentRate,

@@ -1,7 +1,7 @@
 //! Runs calls in one session at a streamable HTTP upstream, after its handshake.
 //!
 //! A session never changes: where the upstream forgets it, another takes its place in the [`pool`], and
-//! comparing the two is how everybody notices. Read [`calls`] and [`route`] for what arrives in it, `refusals` for a session that
+//! callers notice by comparing the two. Read [`calls`] and [`route`] for what arrives in it, `refusals` for a session that
 //! the upstream forgot without saying so.
 
 pub(crate) mod calls;

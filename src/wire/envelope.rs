@@ -200,7 +200,7 @@ impl<'t> EnvelopeParts<'t> {
         if version.as_deref() != Some("2.0") {
             return Err("`jsonrpc` is not \"2.0\"");
         }
-        // Servers that write both members, one of them null, mean the other: SDKs read it so.
+        // Of `result` and `error` a null one counts as absent: SDKs read it so.
         let is_null = |span: &Range<usize>| &self.text[span.clone()] == b"null";
         let (result, error) = match (&self.result, &self.error) {
             (Some(result), Some(error)) if is_null(error) => (Some(result), None),

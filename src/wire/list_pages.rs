@@ -86,7 +86,7 @@ pub struct ListPages {
 pub enum ListEnd {
     /// The server named no cursor.
     Complete,
-    /// The server's cursors lead back to what it listed before.
+    /// The server's cursors lead back to earlier pages.
     Circular,
     TooManyPages,
 }

@@ -298,7 +298,7 @@ impl Runner {
             match store_new(&engine, &new.task).await {
                 // An earlier life ended between this and the next write.
                 Ok(()) | Err(StoreError::Exists) => Ok(()),
-                // An outage passes for all but new tasks: what the server says of the call is not kept from it meanwhile.
+                // Only writes of existing rows wait for room. A new row would hold up the events of the call.
                 Err(StoreError::NoRoom) => Err(StoreError::Full { what: "bytes" }),
                 Err(error) => Err(error),
             }

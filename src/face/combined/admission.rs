@@ -1,4 +1,4 @@
-//! Admits what one upstream says to a client of its endpoint, on streams and in whole answers.
+//! Admits the messages of one upstream to a client of its endpoint, on streams and in whole answers.
 //!
 //! The client has one session with several servers, and takes each message by its id alone. So a message passes only where it
 //! names a request that its own server was given: see [`admitted`].
@@ -35,7 +35,7 @@ use crate::wire::{MessageText, Object, RequestId, RpcError, rpc_error};
 /// Refusals that may be on their way to the servers of one endpoint.
 pub(super) const REFUSALS_MAX: usize = 64;
 
-/// The request whose answers a stream may bring.
+/// The requests that a stream may answer.
 #[derive(Clone, Debug)]
 pub(super) enum AnswerScope {
     /// The session's own stream, on which no server answers.
@@ -53,7 +53,7 @@ impl AnswerScope {
         Self::Asked { id: request.id.clone(), token: request.params.object().and_then(progress_token) }
     }
 
-    /// What the ids of the stream's events say of it.
+    /// The mark of the request in the ids of the stream's events.
     pub(super) fn mark(&self) -> Option<RequestMark> {
         match self {
             Self::None => None,
@@ -68,7 +68,7 @@ pub(super) fn progress_token(params: &Object) -> Option<RequestId> {
     RequestId::from_payload(&params.get_object(META)?.get(PROGRESS_TOKEN)?)
 }
 
-/// Admits what one upstream says on one stream, or in one answer.
+/// Admits the messages of one upstream on one stream, or in one answer.
 #[derive(Clone)]
 pub(super) struct ServerVoice {
     pub(super) upstreams: Arc<CombinedUpstreams>,

@@ -41,7 +41,7 @@ struct KnownSession<S> {
 #[derive(Clone, Debug)]
 pub(super) struct SessionOwner {
     pub(super) principal: Principal,
-    /// Whose sessions it is one of: strangers are told apart by their addresses.
+    /// The client that its session counts for: anonymous clients are told apart by their addresses.
     pub(super) counted_as: Principal,
 }
 

@@ -31,7 +31,7 @@ const KEPT_FOR: Duration = Duration::from_secs(300);
 /// The lists that all upstreams have a part in.
 pub(super) type MergedList = PagedList;
 
-/// What a server declares that has such a list.
+/// The capability of a server that has such a list.
 const fn capability(list: MergedList) -> &'static str {
     match list {
         MergedList::Tools => "tools",
@@ -143,8 +143,8 @@ impl CombinedUpstreams {
         self.gather(client, list).await.owners.get(name).cloned()
     }
 
-    /// The upstream one of whose templates an address may be made from: of several, the one with the longest literal text, and of
-    /// equals the first.
+    /// The upstream with a template that matches an address: of several, the one with the longest literal text, and of equals
+    /// the first.
     pub(super) async fn template_owner(self: &Arc<Self>, client: &EndpointClient, uri: &str) -> Option<usize> {
         let known = self.known_owners(client, MergedList::Templates).await;
         let owners = known.owners.iter().filter(|(template, _)| may_be_of(template, uri));

@@ -70,7 +70,7 @@ impl EndpointClient {
         upstreams.member_session(session, at, ClientWords { head: &self.head, token }).await
     }
 
-    /// Admits what the upstream at `at` says to this client about a request.
+    /// Admits the messages of the upstream at `at` to this client about a request.
     pub(super) fn voice(&self, upstreams: &Arc<CombinedUpstreams>, at: usize, request: AnswerScope) -> ServerVoice {
         let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.principal.clone()));
         ServerVoice { upstreams: Arc::clone(upstreams), at, request, session }

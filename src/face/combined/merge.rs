@@ -32,7 +32,7 @@ impl ServerSummary {
         }
     }
 
-    /// What the host hears in place of a server that is not there.
+    /// The instructions in place of those of a server that is not available.
     pub(super) fn absent(cause: &str) -> Self {
         let text = format!("This server is not available, so its tools are missing here: {cause}");
         Self { capabilities: Payload::empty_object(), instructions: Some(text) }
@@ -44,7 +44,7 @@ impl ServerSummary {
     }
 }
 
-/// What any of the servers can do and the endpoint routes.
+/// The capabilities of all servers, less those that the endpoint does not route.
 pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     let joined = union(capabilities);
     let all = Object::of(&joined);
@@ -63,7 +63,7 @@ pub(super) fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) ->
     writer.finish()
 }
 
-/// The capability that holds those of extensions.
+/// The capability with the extensions in it.
 const EXTENSIONS: &str = "extensions";
 
 /// All that any of the servers can do: capabilities of one name are one, and what one of them can within it is possible.

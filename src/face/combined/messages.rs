@@ -67,8 +67,8 @@ pub(super) enum RefusedMessage {
     LongId(RequestId),
 }
 
-/// Admits a message of the server of `upstream` to a client of several servers, as that is to see it. What is kept back of it
-/// is added to `refused`; `None` where nothing is left.
+/// Admits a message of the server of `upstream` to a client of several servers, with ids and names as the client knows them.
+/// Refused parts are counted in `refused`; `None` where nothing is left.
 pub(super) fn admitted(
     upstream: &str,
     given: &impl GivenRequests,
@@ -88,7 +88,7 @@ pub(super) fn admitted(
     }
 }
 
-/// Whether the answer that was looked at may come. What may be more than an answer is not judged by a look.
+/// Whether `look` has seen an answer to a request that this server was given. A message that may be a request is none.
 pub(super) fn is_given_answer(given: &impl GivenRequests, look: &MessageClassifier) -> bool {
     !look.may_be_request()
         && !look.has_odd_id()
@@ -313,7 +313,7 @@ mod tests {
         }
     }
 
-    /// The text with its message read, as what comes over stdio is; itself where it holds no one message.
+    /// The text with its message read, as over stdio; the text alone where it is not exactly one message.
     fn read_text(said: &str) -> MessageText {
         let bytes = Bytes::copy_from_slice(said.as_bytes());
         match envelope::read(&bytes, ScanLimits::UPSTREAM) {

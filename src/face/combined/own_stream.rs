@@ -80,7 +80,7 @@ impl ShownEvents {
         }
         for mut event in self.decoder.take(&part).map_err(io::Error::other)? {
             event.id = event.id.and_then(|id| self.event_id(&id));
-            // Whatever an event is called, some client takes it for a message.
+            // Some clients take an event of any name for a message.
             if !event.data.is_empty() {
                 let Some(data) = self.voice.admit(event.data) else { continue };
                 event.data = data;

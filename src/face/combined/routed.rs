@@ -1,12 +1,12 @@
-//! Lists what an endpoint routes, and so what it advertises of its servers' capabilities.
+//! Lists the capabilities that an endpoint routes, which are those that it advertises.
 //!
-//! Pure. One table for both: a client believes what it is told.
+//! Pure. One table for both: a client uses each capability that is advertised.
 
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::method;
 
-/// What an endpoint routes: the capabilities that it advertises, each with the methods behind it. A name that ends in a slash
-/// stands for all that begin with it. What is not here is neither advertised nor routed.
+/// The capabilities that an endpoint advertises, each with the methods that it routes. A name with a slash at its end is a
+/// prefix. A capability that is missing here is neither advertised nor routed.
 const ROUTED: [(&str, &[&str]); 6] = [
     ("tools", &[method::TOOLS_LIST, method::TOOLS_CALL]),
     ("prompts", &[method::PROMPTS_LIST, method::PROMPTS_GET]),

@@ -11,7 +11,7 @@ use super::routed::is_routed_method;
 use crate::dialect::RequestError;
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::face::answer::Addressee;
-use crate::face::fallback::{self, FallbackCall};
+use crate::face::fallback::{self, FallbackCall, TaskAsker};
 use crate::face::http::FaceResponse;
 use crate::face::served::Served;
 use crate::task::{Principal, TaskId, TaskKey};
@@ -96,8 +96,8 @@ impl CombinedUpstreams {
         }
     }
 
-    /// The tool of the gateway's own that a name stands for. Without a prefix such names are the gateway's wherever an upstream has
-    /// these tools: the upstreams' own tools of such names are published with their prefix, and called by that alone.
+    /// The gateway's own tool of this name. Without a prefix these names are the gateway's wherever an upstream has `fallback`:
+    /// the upstreams' tools of the same names are published and called with their prefix alone.
     pub(super) fn reserved(&self, list: MergedList, name: &str) -> Option<FallbackTool> {
         let named = FallbackTool::named(name).filter(|_| list == MergedList::Tools)?;
         self.members.iter().any(|member| member.offers_fallback).then_some(named.tool)
@@ -114,7 +114,8 @@ impl CombinedUpstreams {
     ) -> FaceResponse {
         let Served { engine, settings, .. } = self.common();
         let call = FallbackCall { tool, request, life_signs: settings.life_signs };
-        fallback::answer(engine, (principal, &self.misses), call, words, addressee.clone()).await
+        let asker = TaskAsker { owner: principal, misses: &self.misses };
+        fallback::answer(engine, asker, call, words, addressee.clone()).await
     }
 
     fn may_call(&self, client: &EndpointClient, at: usize, tool: &str) -> bool {

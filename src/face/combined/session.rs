@@ -281,7 +281,7 @@ impl CombinedUpstreams {
             });
         let mut answers: Vec<_> = join_all(telling).await.into_iter().flatten().collect();
         match answers.len() {
-            // As one server would: what only one hears is answered by it. Its 404 is about its own session, not about the endpoint's.
+            // A message for one server alone is answered by that server. Its 404 is about its own session, not the endpoint's.
             1 if answers[0].status() != StatusCode::NOT_FOUND => answers.remove(0),
             _ => accepted(),
         }

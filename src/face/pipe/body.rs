@@ -262,8 +262,8 @@ impl<C: AnsweredRequest> PipeBody<C> {
         }
     }
 
-    /// Gives back what a call holds whose answer has come, though its server keeps the stream open: a permit ends with its
-    /// message. Looked for only while nothing comes: most streams end behind their answer.
+    /// Returns the permit of an answered call though its server keeps the stream open. Checked only while the stream is silent:
+    /// most streams end behind their answer.
     fn settle(&mut self) {
         let is_answered =
             !self.is_resumed && self.is_between_events() && self.tail.as_mut().is_some_and(StreamTail::brought_answer);

@@ -16,7 +16,9 @@ use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
-use crate::face::fallback::{FallbackAnswer, FallbackCall, FallbackResult, FallbackToolService, answer, run};
+use crate::face::fallback::{
+    FallbackAnswer, FallbackCall, FallbackResult, FallbackToolService, TaskAsker, answer, run,
+};
 use crate::face::http::{FaceResponse, Inbound};
 use crate::task::{Principal, ToolRules};
 use crate::upstream::Upstream;
@@ -121,14 +123,14 @@ pub(super) async fn post(
     shared.learn_names(session, &inbound.principal).await;
     let Some(tool) = called(shared, session, &request) else { return Err(request) };
     let addressee = addressee(Some(&request.id), inbound.accepted);
-    let whose = (&inbound.principal, shared.tasks.misses());
+    let asker = TaskAsker { owner: &inbound.principal, misses: shared.tasks.misses() };
     let call = FallbackCall { tool, request: &request, life_signs: shared.served.settings.life_signs };
-    Ok(answer(&shared.served.engine, whose, call, shared.fallback_words(), addressee).await)
+    Ok(answer(&shared.served.engine, asker, call, shared.fallback_words(), addressee).await)
 }
 
 async fn errand(shared: &SessionFaceState, owner: &Principal, tool: FallbackTool, request: &Request) -> FallbackAnswer {
-    let (engine, misses) = (&shared.served.engine, shared.tasks.misses());
-    run(engine, (owner, misses), (tool, request.params.object()), shared.fallback_words()).await
+    let asker = TaskAsker { owner, misses: shared.tasks.misses() };
+    run(&shared.served.engine, asker, (tool, request.params.object()), shared.fallback_words()).await
 }
 
 /// The same for one call of an array.

@@ -471,13 +471,13 @@ impl Drop for PipedCall {
 }
 
 impl SessionFaceState {
-    /// How much of an answer is read, within what its client's answers may hold.
+    /// The bounds on reading an answer, within its client's share of answers.
     pub(super) fn read_limits(&self, session: &ClientSession) -> ReadLimits {
         let share = self.served.engine.limits().answers_to(&session.own.opened.owner);
         ReadLimits::within(self.served.settings.result_bytes_max, share)
     }
 
-    /// What the client's version demands of its messages.
+    /// The edits that the client's version needs in messages to it.
     fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let filter = ClientFilter::new(Arc::clone(self), session.clone());
         let tools = self.reachable_tools(session, &session.own.opened.owner);

@@ -81,8 +81,8 @@ impl ClientSessionCache {
         }
     }
 
-    /// The session that a sealed id stands for, opened for this upstream or endpoint by its owner; by `open` where it is not known
-    /// from before. `None` where `open` gives none, and for one that has ended.
+    /// The session of a sealed id, which its owner opened for this upstream or endpoint. An id that is not cached is unsealed by
+    /// `open`. `None` where `open` fails, and for a session that has ended.
     pub(in crate::face) fn open(
         &self,
         sealed: &str,

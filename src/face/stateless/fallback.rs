@@ -7,7 +7,7 @@ use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::engine::{CallEvent, CallStream};
-use crate::face::fallback::{FallbackCall, FallbackToolService, answer};
+use crate::face::fallback::{FallbackCall, FallbackToolService, TaskAsker, answer};
 use crate::task::{HandleSupport, TaskMode, ToolPolicy};
 use crate::wire::{Object, method};
 
@@ -77,8 +77,8 @@ impl StatelessFace {
             }
         }
         let tool = fallback.named(&inquiry.params.get_str("name")?)?;
-        let whose = (&inquiry.principal, &self.misses);
+        let asker = TaskAsker { owner: &inquiry.principal, misses: &self.misses };
         let call = FallbackCall { tool, request: inquiry.request, life_signs: self.served.settings.life_signs };
-        Some(answer(&self.served.engine, whose, call, self.fallback_words(), inquiry.addressee.clone()).await)
+        Some(answer(&self.served.engine, asker, call, self.fallback_words(), inquiry.addressee.clone()).await)
     }
 }

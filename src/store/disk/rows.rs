@@ -124,7 +124,7 @@ pub(super) fn update(
         }
         Some(_) | None => put_record(conn, task)?,
     };
-    // A task that is lost does not know its name, and keeps others from being made under it. One whose call did not run does not.
+    // A damaged record has no name, and its name stays taken. The name of a call that certainly did not run is free again.
     let kept = found.columns.name.filter(|_| !task.certainly_did_not_run());
     let summary = Summary::of(task);
     let columns = RowColumns::of(task, &summary, found.columns.reference, to, place);

@@ -154,7 +154,7 @@ impl MemoryRows {
         self.take_within(self.stored_bytes_max, new)
     }
 
-    /// Takes room for what a row that is there grows by, or none at all. Its task was admitted, so that it may pass the bound of new rows.
+    /// Takes all the room that an existing row grows by, or none. Its task was admitted, so it may pass the bound of new rows.
     pub(super) fn grow_bytes(&self, more: usize) -> Result<(), StoreError> {
         if more == 0 {
             return Ok(());

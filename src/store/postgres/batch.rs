@@ -44,13 +44,13 @@ pub(super) struct BatchPlan {
     names: BTreeSet<(Principal, Vec<u8>)>,
     writes: usize,
     bytes: usize,
-    /// What the new rows take.
+    /// Bytes of the new rows.
     size: usize,
     is_closed: bool,
 }
 
 impl BatchPlan {
-    /// Whether one more write can be of this batch; what cannot is the next one's. `room` is what is free in the store for new rows.
+    /// Whether one more write fits into this batch; one that does not is for the next batch. `room`: free bytes for new rows.
     pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
         if self.is_closed || self.writes >= BATCH_WRITES_MAX || (write.is_alone() && self.writes > 0) {
             return false;

@@ -232,14 +232,14 @@ async fn reset_clock(
     let reset = session.client.prepare(RESET_TIMES).await.map_err(away)?;
     transact(session, &[(&reset, vec![])]).await.map_err(unmade)?;
     tracing::warn!("the time that the task store was last used at is forgotten, as `{RESET}` says");
-    // In this order: what is done twice does no harm.
+    // In this order: a second run repeats both steps, which does no harm.
     if let Err(error) = std::fs::remove_file(&wish) {
         tracing::warn!(%error, "`{RESET}` cannot be removed: take it away, or each start forgets the time");
     }
     Ok(())
 }
 
-/// What the clock begins by, and whether that can be right: the first one judges, and the others go by it.
+/// The time that the clock begins with, and whether it is trusted: the first gateway judges, the others take its verdict.
 async fn clock_start(
     session: &Session,
     living: &[StoredReplica],

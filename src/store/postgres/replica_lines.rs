@@ -23,7 +23,7 @@ pub(super) const LOOK: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredReplica {
     pub line: ReplicaLine,
-    /// Whether its time may be that of a clock that leapt ahead.
+    /// Whether its time is distrusted: its clock may have leapt ahead.
     pub(super) is_time_distrusted: bool,
     /// Of the program.
     pub version: String,

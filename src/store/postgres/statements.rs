@@ -62,8 +62,8 @@ const MOVING: [(&str, &str); 9] = [
 /// Those that stay as they were made.
 const STAYING: [(&str, &str); 5] =
     [("scope", "bytea"), ("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
-/// What stands beside them: the revision that a row must have, none for a new one; whether its holder writes; and whether it needs a
-/// holder from then on.
+/// The further parameters: the revision that a row must have, none for a new one; whether its holder writes; and whether it needs
+/// a holder from then on.
 const RULES: [(&str, &str); 3] = [("expected", "int8"), ("by_holder", "bool"), ("needs_holder", "bool")];
 
 /// Writes rows over others and new ones, and removes some. `$1`, `$2` as [`GUARD`] has them; then the arrays of what is written:

@@ -35,7 +35,7 @@ pub(super) async fn run(
     loop {
         let making = async {
             passes.tick().await;
-            // How long lives are dead goes by the server's clock, and their lines say when the store was last used.
+            // Rows of dead replicas are deleted by the server's clock, and say when the store was last used.
             if trust.is_distrusted() {
                 return Ok(());
             }

@@ -4,7 +4,7 @@
 //! their tools ask in mid-call (`elicitation/create`), which works in sessions alone: at 2026-07-28 such a call fails. So
 //! clients that can be asked are served in sessions, unless the server is known to ask at 2026-07-28: it declares the
 //! tasks extension there, or has answered an `InputRequiredResult`. `server/discover` does not list the session versions
-//! that a server also serves, so a handshake is what tells whether there are sessions (UPC-28).
+//! that a server also serves, so only a handshake tells whether there are sessions (UPC-28).
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ enum SessionOffer {
     No,
 }
 
-/// What a client that can be asked is served with.
+/// How a client that can be asked is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionRoute {
     /// In sessions: only there may a call ask.
@@ -72,7 +72,7 @@ impl StatelessReason {
 }
 
 impl QuestionEra {
-    /// Takes what `server/discover` says of the server's capabilities.
+    /// Notes the capabilities in the answer to `server/discover`.
     pub fn discovered(&mut self, capabilities: &Payload) {
         let extensions = Object::of(capabilities).and_then(|all| all.get_object("extensions"));
         self.declares_tasks = extensions.is_some_and(|all| all.has_object(TASKS_EXTENSION));
@@ -88,7 +88,7 @@ impl QuestionEra {
     pub fn handshake(&mut self, outcome: Result<&ServerFacts, &BeginError>, now: Instant) {
         self.sessions = match (outcome, self.sessions) {
             (Ok(facts), _) if facts.has_session => SessionOffer::Yes,
-            // What such a server asks has no way back either.
+            // The answer to a question of such a server could not be routed either.
             (Ok(_), _) => SessionOffer::No,
             (Err(error), SessionOffer::Yes) if is_for_good(error) => SessionOffer::Unknown,
             (Err(_), SessionOffer::Yes) => SessionOffer::Yes,
@@ -118,7 +118,7 @@ impl QuestionEra {
     }
 }
 
-/// Whether a server that answers `server/discover` refused a session for what it is, not for the state that it is in.
+/// Whether a server that answers `server/discover` has no sessions at all, and does not refuse one by its present state.
 fn is_for_good(error: &BeginError) -> bool {
     match error {
         BeginError::Refused(_) => true,

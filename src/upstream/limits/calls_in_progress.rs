@@ -1,7 +1,7 @@
 //! Counts the calls that are in progress at an upstream, by what becomes of them if the gateway ends now.
 //!
-//! A call is counted from its beginning, whether it has a permit yet or not, until nobody goes on with it. Held calls are
-//! also listed, for operators: no store has them.
+//! A call is counted from its beginning, with or without a permit, until its runner ends. Held calls are also listed for
+//! operators: no store has them.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep_until};
 
 /// Bytes of comments that are read in a second, over [`BURST`].
 const BYTES_PER_SECOND: u32 = 1 << 20;
-/// What may come at once.
+/// How much of a rate may come at once.
 const BURST: Duration = Duration::from_secs(1);
 
 /// When the comments that were read are paid for.

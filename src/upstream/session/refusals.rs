@@ -25,7 +25,7 @@ pub(super) const PING_BYTES_MAX: usize = 64 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct SessionRefusals(AtomicU8);
 
-/// What a server says to a `ping` in a session.
+/// The verdict on a session by the server's answer to a `ping` in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PingVerdict {
     Alive,

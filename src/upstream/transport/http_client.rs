@@ -155,8 +155,8 @@ impl HttpClient {
         &self.health
     }
 
-    /// An answer whose body reports what it says of the upstream: that it breaks off, or that it is one of MCP. Streams that
-    /// belong to no request of the gateway's end as their servers like.
+    /// An answer with a body that records the upstream's state: that it broke off, or that it was MCP. A stream that answers no
+    /// request may end at any time.
     pub(crate) fn answer_of(&self, outgoing: &OutgoingRequest, response: Response<PooledBody>) -> Response<AnswerBody> {
         let (is_answer, is_success) = (outgoing.method() == Method::POST, response.status().is_success());
         let reporter = is_answer.then(|| AnswerReporter::new(&self.health, is_success));

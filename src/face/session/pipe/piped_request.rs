@@ -1,4 +1,4 @@
-//! Reads what the gateway needs of a piped request besides its text.
+//! Reads the members of a piped request that the gateway needs besides the text.
 
 use super::PipedRequest;
 use crate::face::call_stream::progress::LifeSigns;

@@ -39,7 +39,7 @@ pub(super) struct ToolListEdit {
     pub(super) fallback: Option<FallbackListing>,
 }
 
-/// What becomes of arrays of messages, which 2025-03-26 alone has.
+/// How arrays of messages are treated, which 2025-03-26 alone has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ArrayPolicy {
     /// The client takes them.
@@ -48,7 +48,7 @@ pub(super) enum ArrayPolicy {
 }
 
 impl StreamEdits {
-    /// What the client's version demands (GW-05, T-28).
+    /// The edits that the client's version needs (GW-05, T-28).
     pub(super) fn new(client: ProtocolVersion, filter: ClientFilter, tools: ReachableTools) -> Self {
         let knows_primers = client.traits().has_primers;
         Self {

@@ -87,7 +87,7 @@ impl OwnSessions {
         renewed.unwrap_or_else(|| session.opened.binding.clone())
     }
 
-    /// What is remembered of a session, if anything is.
+    /// The memory of a session, if there is any.
     pub(super) fn memory(&self, session: &OwnSession) -> Option<Arc<SessionMemory>> {
         self.remembered.get(session.opened.nonce)
     }

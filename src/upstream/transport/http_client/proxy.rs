@@ -29,7 +29,7 @@ use crate::secret_file::{self, SecretFileError};
 /// Largest file of credentials.
 const CREDENTIALS_BYTES_MAX: usize = 8 * 1024;
 
-/// What the operator says of the proxy for one server.
+/// The configured proxy of one server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ProxySettings {
     /// The environment decides: `HTTPS_PROXY` or `HTTP_PROXY`, and `NO_PROXY`.
@@ -117,7 +117,7 @@ impl ProxyVariables {
     }
 }
 
-/// A proxy, and what it lets the gateway in for.
+/// A proxy and the credentials for it.
 #[derive(Clone, Debug)]
 pub(super) struct Proxy {
     address: Uri,

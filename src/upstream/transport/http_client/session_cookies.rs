@@ -1,8 +1,8 @@
 //! Keeps the cookies that a server gives to a session of the gateway's, and sends them in that session alone (RFC 6265).
 //!
 //! A load balancer in front of a server names the node that knows a session by a cookie, and only the gateway hears of it:
-//! cookies of clients go no further (B75). They are kept by session id, in memory, so no session and no principal has
-//! those of another; and a client of one origin keeps them, so none is sent elsewhere.
+//! cookies of clients go no further (B75). They are kept in memory by session id, so no session or principal shares them, and
+//! by the HTTP client of one origin, so none is sent to another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,7 +1,7 @@
-//! Reads and writes JSON-RPC and MCP text: envelopes, payloads carried verbatim, the strict scan, event streams.
+//! Reads and writes JSON-RPC and MCP text: envelopes, verbatim payloads, the strict scan, event streams.
 //!
-//! Knows no tokio, no http, no clock. Read [`scan`] first: whatever passes it reads the same to
-//! every JSON parser, which is why its bytes may be forwarded as they came.
+//! Knows no tokio, no http, no clock. Read [`scan`] first: a text that passes it reads the same in every JSON parser, so its
+//! bytes are forwarded as they came.
 
 pub mod canonical;
 pub mod envelope;

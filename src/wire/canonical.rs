@@ -1,4 +1,4 @@
-//! Writes one spelling for equal JSON values, to compare them by.
+//! Writes equal JSON values as equal bytes, for comparisons.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -8,11 +8,11 @@ use super::payload::write_string;
 use super::scan::{self, StringPiece};
 use super::walk::{ValueWalk, WalkedKind};
 
-/// The value with its keys in order and no whitespace. Strings are written alike however they were
-/// escaped; numbers stay the text that they are, so `1.0` and `1` differ and no digit is lost.
+/// Writes the value with sorted keys and no whitespace. Equal strings are written alike however they were escaped; numbers keep
+/// their text, so `1.0` and `1` differ and no digit is lost.
 ///
-/// Reads the text once. Beside that, keys are sorted, and the members of an object that is not in order are copied once
-/// more for each object around them: a part of the time that reading takes, however deep the nesting.
+/// Reads the text once. Keys are sorted, and the members of an unsorted object are copied once more for each enclosing object: a
+/// fraction of the reading time, at any nesting.
 #[must_use]
 pub fn canonical(value: &Payload) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len());
@@ -20,7 +20,7 @@ pub fn canonical(value: &Payload) -> Vec<u8> {
     out
 }
 
-/// `spare` is room for members that change places.
+/// `spare` is scratch space for members that move.
 fn write(walk: &mut ValueWalk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
     match walk.kind() {
         WalkedKind::Object => {
@@ -37,7 +37,7 @@ fn write(walk: &mut ValueWalk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
                 members.push((key.name, start..out.len()));
             }
             put_in_order(members, from, out, spare);
-            // The last comma, where there is a member.
+            // Drops the last comma, if there is a member.
             out.truncate(out.len() - usize::from(out.len() > from));
             out.push(b'}');
         }
@@ -60,7 +60,7 @@ fn write_scalar(value: &[u8], out: &mut Vec<u8>) {
     match (scan::decode_string(value), scan::inside(value)) {
         (Some(text), _) => write_string(out, &text),
         (None, None) => out.extend_from_slice(value),
-        // A half of a surrogate pair has one spelling, which nothing else has: backslashes of text are doubled.
+        // A lone surrogate has one spelling, which no other text has: backslashes of text are doubled.
         (None, Some(raw)) => {
             out.push(b'"');
             scan::pieces(raw, |piece| match piece {
@@ -76,7 +76,7 @@ fn write_scalar(value: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Sorts the members that stand in `out` from `from` on, each with a comma behind it.
+/// Sorts the members in `out` from `from` on; a comma follows each.
 fn put_in_order(mut members: Vec<(Cow<'_, str>, Range<usize>)>, from: usize, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
     if members.is_sorted_by(|(one, _), (next, _)| one < next) {
         return;
@@ -136,7 +136,7 @@ mod tests {
         })
     }
 
-    /// The same value with the members of its objects turned round, spread over lines, and all that may be escaped.
+    /// The same value with its members reversed, spread over lines, and every character escaped.
     fn odd(value: &Value) -> String {
         let text = |text: &str| {
             let units = text.encode_utf16().map(|unit| format!("\\u{unit:04X}"));
@@ -154,7 +154,7 @@ mod tests {
     }
 
     proptest! {
-        /// `serde_json` sorts the members of a tree, and writes it without blanks.
+        /// `serde_json` sorts the members of a tree, and writes it without whitespace.
         #[test]
         fn a_value_is_spelt_as_its_tree_is(value in value()) {
             for text in [value.to_string(), odd(&value), serde_json::to_string_pretty(&value).unwrap()] {

@@ -1,4 +1,4 @@
-//! Reads one JSON-RPC message, located in one pass, then told apart; and writes one.
+//! Reads one JSON-RPC message in one pass, and writes one.
 //!
 //! Knows no method and no MCP rule beyond the envelope's. Read [`super::scan`] first.
 
@@ -23,12 +23,12 @@ pub use malformed::{MalformedMessage, asked_in, glimpse};
 /// Longest method name in bytes, decoded (B95).
 const METHOD_BYTES_MAX: usize = 128;
 
-/// Most messages of an array that are each acted upon.
+/// Most messages of a batch that are processed.
 pub const BATCH_MAX: usize = 100;
-/// Most messages of an array that is passed on or looked through. A longer one is not taken apart.
+/// Most messages of a batch that is forwarded or inspected. A longer one is not split.
 pub const BATCH_READ_MAX: usize = 1_000;
 
-/// A message, told apart by its members.
+/// A message, classified by its members.
 #[derive(Clone, Debug)]
 pub enum Message {
     Request(Request),
@@ -36,7 +36,7 @@ pub enum Message {
     Response(Response),
 }
 
-/// A call that wants an answer. `params` is located in the same pass as the envelope.
+/// A request. `params` is located in the same pass as the envelope.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub id: RequestId,
@@ -44,7 +44,7 @@ pub struct Request {
     pub params: Params,
 }
 
-/// A call that wants none.
+/// A notification.
 #[derive(Clone, Debug)]
 pub struct Notification {
     pub method: String,
@@ -52,21 +52,21 @@ pub struct Notification {
 }
 
 impl Notification {
-    /// The request that it calls off, if it is `notifications/cancelled`.
+    /// The cancelled request's id, if this is `notifications/cancelled`.
     #[must_use]
     pub fn cancelled(&self) -> Option<RequestId> {
         let params = self.params.object().filter(|_| self.method == method::CANCELLED)?;
         RequestId::from_payload(&params.get("requestId")?)
     }
 
-    /// Whether it says something of a request that is under way, and so nothing to a session that does not have it.
+    /// Whether it refers to a request in progress, and so means nothing to a session without that request.
     #[must_use]
     pub fn is_about_a_request(&self) -> bool {
         matches!(&*self.method, method::CANCELLED | method::PROGRESS)
     }
 }
 
-/// The member `params` as it stands.
+/// The member `params`, verbatim.
 #[derive(Clone, Debug)]
 pub enum Params {
     Absent,
@@ -85,21 +85,21 @@ impl Params {
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct Response {
-    /// `None` where the id is `null` or unusable: such an answer belongs to nobody.
+    /// `None` where the id is `null` or unusable: such a response matches no request.
     pub id: Option<RequestId>,
     pub outcome: Result<Payload, RpcError>,
-    /// The result with its members located in the same pass, where it is an object.
+    /// The result with its members located in the same pass, if it is an object.
     pub result: Option<Object>,
 }
 
 impl Response {
-    /// The outcome, whose result [`Object::of`] takes apart without another walk.
+    /// The outcome. [`Object::of`] splits its result without another walk.
     ///
     /// # Errors
-    /// The error that it is, if it is one.
+    /// The response's error, if it is one.
     pub fn into_outcome(self) -> Result<Payload, RpcError> {
         self.outcome.map(|result| self.result.map_or(result, |object| object.located_payload()))
     }
@@ -108,7 +108,7 @@ impl Response {
 /// Why a text is no message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
-    /// The text itself is refused.
+    /// The scan refused the text.
     #[error("{error}")]
     Scan { error: ScanError, id: Option<RequestId> },
     /// Well-formed JSON that is no JSON-RPC message; `what` names the member.
@@ -122,7 +122,7 @@ pub enum EnvelopeError {
 /// Reads one message in one pass.
 ///
 /// # Errors
-/// See [`EnvelopeError`]; the id is there where it could be read and may be echoed (B80 to B95).
+/// See [`EnvelopeError`]; the id is set if it could be read and may be echoed (B80 to B95).
 pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> {
     let outline = scan::scan(text, limits).map_err(|error| EnvelopeError::Scan { error, id: None })?;
     let parts = EnvelopeParts::gather(text, &outline.members);
@@ -142,7 +142,7 @@ pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> 
     told.map_err(|what| EnvelopeError::Shape { what: Cow::Borrowed(what), id: parts.usable_id() })
 }
 
-/// Where the members of an envelope stand.
+/// The positions of an envelope's members.
 #[derive(Debug)]
 struct EnvelopeParts<'t> {
     text: &'t Bytes,
@@ -152,7 +152,7 @@ struct EnvelopeParts<'t> {
     params: Option<Range<usize>>,
     result: Option<Range<usize>>,
     error: Option<Range<usize>>,
-    /// The first member that no envelope has, as it may be repeated.
+    /// The first unknown member, cut so that an error may quote it.
     unknown: Option<String>,
 }
 
@@ -194,7 +194,7 @@ impl<'t> EnvelopeParts<'t> {
         self.id.clone().and_then(|id| RequestId::from_payload(&self.payload(id)))
     }
 
-    /// The message, or what is wrong with it.
+    /// The message, or the fault in it.
     fn tell_apart(&self, members: &[Member]) -> Result<Message, &'static str> {
         let version = self.jsonrpc.clone().and_then(|span| self.string(span));
         if version.as_deref() != Some("2.0") {
@@ -283,7 +283,7 @@ pub fn notification(method: &str, params: Option<&Payload>) -> Bytes {
     call(None, method, params)
 }
 
-/// Writes a successful answer.
+/// Writes a successful response.
 #[must_use]
 pub fn result(id: &RequestId, result: &Payload) -> Bytes {
     let mut out = open(Some(id), result.len());
@@ -291,14 +291,14 @@ pub fn result(id: &RequestId, result: &Payload) -> Bytes {
     close(out)
 }
 
-/// As [`result`] for a result in pieces, in pieces that follow each other.
+/// As [`result`], for a result in pieces; returns consecutive pieces.
 pub fn result_of_pieces(id: &RequestId, result: Vec<Bytes>) -> impl Iterator<Item = Bytes> {
     let mut head = open(Some(id), 0);
     put(&mut head, "result", b"");
     std::iter::once(head.into()).chain(result).chain([Bytes::from_static(b"}")])
 }
 
-/// As [`result`], in two pieces, of which the second is the result's own text where nobody else holds that.
+/// As [`result`], in two pieces. The second is the result's own text if its buffer is not shared.
 #[must_use]
 pub fn result_in_pieces(id: &RequestId, result: Payload) -> (Bytes, Bytes) {
     let mut head = open(Some(id), 0);
@@ -308,7 +308,7 @@ pub fn result_in_pieces(id: &RequestId, result: Payload) -> (Bytes, Bytes) {
     (head.into(), tail.freeze())
 }
 
-/// Writes an error answer; without an id the member is left out (MCP has no null id).
+/// Writes an error response; without an id the member is left out (MCP has no null id).
 #[must_use]
 pub fn error(id: Option<&RequestId>, error: &RpcError) -> Bytes {
     let mut out = open(id, error.message.len() + error.data.as_ref().map_or(0, Payload::len) + 48);
@@ -333,7 +333,7 @@ fn call(id: Option<&RequestId>, method: &str, params: Option<&Payload>) -> Bytes
     close(out)
 }
 
-/// Begins an envelope; `room` is what the caller is about to write into it.
+/// Begins an envelope; `room` is the number of bytes that the caller will append.
 fn open(id: Option<&RequestId>, room: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(room + id.map_or(0, |id| id.as_json().len()) + 64);
     out.extend_from_slice(b"{\"jsonrpc\":\"2.0\"");
@@ -343,7 +343,7 @@ fn open(id: Option<&RequestId>, room: usize) -> Vec<u8> {
     out
 }
 
-/// Writes a member behind others; `key` needs no escapes.
+/// Appends a member; `key` needs no escapes.
 fn put(out: &mut Vec<u8>, key: &str, value: &[u8]) {
     out.extend_from_slice(b",\"");
     out.extend_from_slice(key.as_bytes());

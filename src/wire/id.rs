@@ -10,13 +10,13 @@ pub const ID_BYTES_MAX: usize = 256;
 
 /// A request id: a string without null characters, or a whole number; echoed byte for byte (`1` is not `"1"`, T-62).
 ///
-/// Equality is that of the text.
+/// Compared as text.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(Payload);
 
 impl RequestId {
-    /// Accepts a JSON string whose text has no null character and no half of a surrogate pair (B81), or an integer that
-    /// fits `i64` and is written as one (`1.0` is not).
+    /// Accepts a JSON string without null characters and lone surrogates (B81), or an integer that fits `i64` and is written as
+    /// one (`1.0` is not).
     #[must_use]
     pub fn from_payload(text: &Payload) -> Option<Self> {
         let raw = text.as_str();
@@ -30,22 +30,22 @@ impl RequestId {
         is_id.then(|| Self(text.detached()))
     }
 
-    /// An id that we mint: a string.
+    /// A string id that the gateway mints.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self(Payload::text(text))
     }
 
-    /// An id that we mint: a number.
+    /// A number id that the gateway mints.
     #[must_use]
     pub fn number(number: i64) -> Self {
         Self(Payload::of(&number))
     }
 
-    /// Whether two ids say the same, however they are escaped: servers write back what they read.
+    /// Whether two ids are equal once unescaped: servers write back the decoded id.
     #[must_use]
     pub fn says(&self, other: &Self) -> bool {
-        // Texts without escapes that differ say different things.
+        // Different texts without escapes are different ids.
         let is_escaped = |id: &Self| memchr::memchr(b'\\', id.0.bytes()).is_some();
         let text = |id: &Self| id.0.read::<String>().ok();
         self == other

@@ -1,10 +1,10 @@
-//! Carries one JSON value in pieces, so that a large text inside it is shared and not copied.
+//! Carries one JSON value in pieces, so that large texts inside it are shared.
 
 use bytes::Bytes;
 
 use super::Payload;
 
-/// One JSON value: whole, or in pieces that follow each other.
+/// One JSON value: whole, or in consecutive pieces.
 #[derive(Clone, Debug)]
 pub enum JsonPieces {
     Whole(Payload),
@@ -30,7 +30,7 @@ impl JsonPieces {
         self.len() == 0
     }
 
-    /// Whether it is so large that its text is sent in pieces.
+    /// Whether its text is large enough to be sent in pieces.
     #[must_use]
     pub fn is_large(&self) -> bool {
         self.len() >= Self::SHARED_MIN
@@ -45,7 +45,7 @@ impl JsonPieces {
         }
     }
 
-    /// A copy that holds no other buffer; a small value is shared as it is.
+    /// A copy that keeps no other buffer alive; a small value is shared.
     #[must_use]
     pub fn detached(&self) -> Self {
         if self.is_large() { Self::Whole(self.clone().whole().detached()) } else { self.clone() }

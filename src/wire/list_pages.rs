@@ -1,7 +1,7 @@
-//! Decides which pages of a list count, and where the list ends though its server still names a cursor.
+//! Decides which pages of a list count, and where a list with circular cursors ends.
 //!
-//! Only an absent or null cursor ends a list, and an empty string is a cursor (UPC-04). A server whose cursors lead nowhere
-//! would be asked for ever, so a page without a new name ends its list, and so does a cursor that was sent before.
+//! Only an absent or null cursor ends a list, and an empty string is a cursor (UPC-04). A server with circular cursors would be
+//! asked for ever, so a page without a new name ends its list, and so does a cursor that was sent before.
 
 use std::collections::HashSet;
 
@@ -39,7 +39,7 @@ impl PagedList {
         }
     }
 
-    /// The member of its result that has the items.
+    /// The member of the result that holds the items.
     #[must_use]
     pub const fn items(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl PagedList {
         }
     }
 
-    /// The member of an item that identifies it.
+    /// The member that identifies an item.
     #[must_use]
     pub const fn key(self) -> &'static str {
         match self {
@@ -74,14 +74,14 @@ pub fn next_cursor(page: &Object) -> Option<Payload> {
 pub struct ListPages {
     list: PagedList,
     pages_left: usize,
-    /// The items of all pages, by their names.
+    /// The names of all items so far.
     names: HashSet<String>,
-    /// Cursors that were named, in the order of their pages.
+    /// The cursors named so far, in the order of their pages.
     cursors: Vec<Payload>,
     end: Option<ListEnd>,
 }
 
-/// Why no further page is asked for.
+/// Why a list ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListEnd {
     /// The server named no cursor.
@@ -97,7 +97,7 @@ impl ListPages {
         Self { list, pages_left: pages_max, names: HashSet::new(), cursors: Vec::new(), end: None }
     }
 
-    /// What to ask for the next page with.
+    /// The params of the request for the next page.
     #[must_use]
     pub fn params(&self) -> Option<Payload> {
         let cursor = self.cursor()?;
@@ -110,7 +110,7 @@ impl ListPages {
         self.cursors.last()
     }
 
-    /// Reads a page. Returns whether its items count: not those of a page that lists only names of earlier pages.
+    /// Reads a page. Returns whether its items count: not if it lists only names of earlier pages.
     pub fn read(&mut self, page: &Object) -> bool {
         let next = next_cursor(page);
         let (mut named, mut is_new) = (false, false);
@@ -123,7 +123,7 @@ impl ListPages {
                 is_new |= name.is_some_and(|name| self.names.insert(name));
             }
         }
-        // A server that filters its pages may have one without any item.
+        // A server that filters its pages may send one without items.
         let is_repeated = named && !is_new;
         self.pages_left = self.pages_left.saturating_sub(1);
         self.end = match &next {
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads a list that answers by the cursor it is sent; the names that count, the end, the requests.
+    /// Reads a list from a server that responds by cursor; returns the counted names, the end, the number of requests.
     fn read(server: impl Fn(Option<&str>) -> (Vec<String>, Value)) -> (Vec<String>, ListEnd, usize) {
         let mut pages = ListPages::new(PagedList::Tools, 20);
         let (mut names, mut requests) = (Vec::new(), 0);
@@ -185,10 +185,10 @@ mod tests {
         let counting =
             |cursor: Option<&str>| json!(cursor.map_or(0, |cursor| cursor.parse::<u32>().unwrap() + 1).to_string());
         assert_eq!(read(|cursor| (all(), counting(cursor))), (all(), ListEnd::Circular, 2));
-        // New names behind a cursor that was sent.
+        // New names after a cursor that was sent.
         let growing = |cursor: Option<&str>| if cursor.is_none() { tools(&["a"]) } else { tools(&["b"]) };
         assert_eq!(read(|cursor| (growing(cursor), json!("x"))), (all(), ListEnd::Circular, 2));
-        // Cursors in turn, without a single item.
+        // Alternating cursors, without a single item.
         let turns = |cursor: Option<&str>| if cursor == Some("x") { json!("y") } else { json!("x") };
         assert_eq!(read(|cursor| (Vec::new(), turns(cursor))), (Vec::new(), ListEnd::Circular, 3));
         assert_eq!(read(|cursor| (Vec::new(), counting(cursor))), (Vec::new(), ListEnd::TooManyPages, 20));

@@ -1,4 +1,4 @@
-//! Carries the text of a message together with what was read in it, so that it is read once on its way through.
+//! Carries a message's text with its parsed form, so that it is parsed once.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::ScanLimits;
 use super::envelope::{self, EnvelopeError, Message};
 
-/// The text of a message. Two are the same if they are spelt the same.
+/// The text of a message. Compared as text.
 #[derive(Clone, Debug, Default)]
 pub struct MessageText {
     text: Bytes,
@@ -16,19 +16,19 @@ pub struct MessageText {
 }
 
 impl MessageText {
-    /// A text in which this message was read.
+    /// A text with the message that was read in it.
     #[must_use]
     pub const fn with_message(text: Bytes, message: Arc<Message>) -> Self {
         Self { text, message: Some(message) }
     }
 
-    /// The message, if somebody has read it.
+    /// The message, if it was read.
     #[must_use]
     pub fn message(&self) -> Option<&Message> {
         self.message.as_deref()
     }
 
-    /// The message, read now unless somebody has.
+    /// The message; reads it unless it was read before.
     ///
     /// # Errors
     /// As [`envelope::read`].
@@ -39,7 +39,7 @@ impl MessageText {
         }
     }
 
-    /// The message, or those of an array.
+    /// The message, or the messages of a batch.
     ///
     /// # Errors
     /// As [`envelope::read_batch`].
@@ -54,7 +54,7 @@ impl MessageText {
         }
     }
 
-    /// The text in another buffer, to be parsed again: parsed parts refer to the old buffer.
+    /// The text in another buffer, unparsed: the parsed parts refer to the old buffer.
     #[must_use]
     pub(crate) fn held_by(self, attach: impl FnOnce(Bytes) -> Bytes) -> Self {
         attach(self.text).into()

@@ -11,10 +11,9 @@ pub const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 /// Text for the model while a task runs, in a 2025-11-25 handle.
 pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
-/// The client's own name for a call, so that a repetition of it finds the same task. Ours; the header
-/// `Idempotency-Key` says the same.
+/// The client's key for a call, so that a repeated call finds the same task. Ours; the same as the header `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY: &str = "io.taskgate/idempotency-key";
-/// How the parts of a task ended so far. Ours.
+/// The outcomes of a task's parts so far. Ours.
 pub const SUBTASKS: &str = "io.taskgate/subtasks";
 pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
 pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";
@@ -22,7 +21,7 @@ pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";
 /// The tasks extension's identifier.
 pub const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
-/// Keys that concern one hop alone or another flavour of tasks: never sent to a legacy upstream.
+/// Keys that concern one hop only, or another dialect of tasks: never sent to a legacy upstream.
 pub const HOP_BY_HOP: [&str; 9] = [
     PROTOCOL_VERSION,
     CLIENT_INFO,

@@ -1,4 +1,4 @@
-//! Names the methods, each written once.
+//! Names the methods.
 
 pub const INITIALIZE: &str = "initialize";
 pub const INITIALIZED: &str = "notifications/initialized";
@@ -30,7 +30,7 @@ pub const ROOTS: &str = "roots/list";
 pub const CANCELLED: &str = "notifications/cancelled";
 pub const PROGRESS: &str = "notifications/progress";
 pub const LOG_MESSAGE: &str = "notifications/message";
-/// Of the 2025-11-25 flavour; the next one is of the extension.
+/// Of the 2025-11-25 dialect; the next one is of the extension.
 pub const TASK_STATUS: &str = "notifications/tasks/status";
 pub const TASKS_CHANGED: &str = "notifications/tasks";
 pub const LISTEN_ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
@@ -39,7 +39,7 @@ pub const PROMPTS_CHANGED: &str = "notifications/prompts/list_changed";
 pub const RESOURCES_CHANGED: &str = "notifications/resources/list_changed";
 pub const RESOURCE_UPDATED: &str = "notifications/resources/updated";
 
-/// Whether an answer may be questions, after which the client makes its request again (MOD-26).
+/// Whether the result may hold questions, after which the client repeats its request (MOD-26).
 #[must_use]
 pub fn may_ask(name: &str) -> bool {
     [TOOLS_CALL, PROMPTS_GET, RESOURCES_READ].contains(&name)

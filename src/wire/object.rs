@@ -16,7 +16,7 @@ use super::{Payload, scan};
 pub use edit::ObjectEdit;
 pub use writer::ObjectWriter;
 
-/// A JSON object with its members located; the text stays as it came. Cloning shares everything.
+/// A JSON object with its members located; the text stays as it came. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Object {
     text: Payload,
@@ -24,8 +24,8 @@ pub struct Object {
 }
 
 impl Object {
-    /// Locates the members of a payload; `None` if it is no object. Takes one quick walk over the text, unless the scan of
-    /// its message has noted where they stand.
+    /// Locates the members of a payload; `None` if it is no object. Takes one walk over the text, unless the message's scan has
+    /// located them.
     #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
         let located = match payload.members() {
@@ -38,12 +38,12 @@ impl Object {
         Some(Self { text: payload.clone(), located })
     }
 
-    /// The object that a scan has located.
+    /// An object that a scan has located.
     pub(in crate::wire) const fn located(text: Payload, located: LocatedMembers) -> Self {
         Self { text, located }
     }
 
-    /// The whole object, for [`Object::of`] to find again without a walk.
+    /// The whole object; [`Object::of`] reads it without a walk.
     pub(in crate::wire) fn located_payload(&self) -> Payload {
         Payload::with_members(self.text.bytes().clone(), self.located.clone())
     }
@@ -54,7 +54,7 @@ impl Object {
         &self.text
     }
 
-    /// Copies the text out of the larger buffer that it may be a slice of (see [`Payload::detached`]).
+    /// Copies the text out of a larger buffer (see [`Payload::detached`]).
     #[must_use]
     pub fn detached(&self) -> Self {
         Self { text: self.text.detached(), ..self.clone() }
@@ -66,7 +66,7 @@ impl Object {
         self.find(key).map(|member| self.value(member))
     }
 
-    /// Whether the member stands there, whatever its value.
+    /// Whether the object has the member, with any value.
     #[must_use]
     pub fn contains(&self, key: &str) -> bool {
         self.find(key).is_some()
@@ -78,13 +78,13 @@ impl Object {
         self.get_str(key).map(Cow::into_owned)
     }
 
-    /// A member that is a string, decoded; borrowed unless it is written with escapes.
+    /// A member that is a string, decoded; borrowed unless it has escapes.
     #[must_use]
     pub fn get_str(&self, key: &str) -> Option<Cow<'_, str>> {
         scan::decode_string(self.raw(self.find(key)?))
     }
 
-    /// The same with U+FFFD for each half of a surrogate pair that stands by itself: for text that is only shown.
+    /// As [`Self::get_string`], with U+FFFD for each lone surrogate: for text that is only displayed.
     #[must_use]
     pub fn get_lossy(&self, key: &str) -> Option<String> {
         scan::decode_lossy(self.raw(self.find(key)?)).map(Cow::into_owned)
@@ -105,7 +105,7 @@ impl Object {
             return None;
         }
         match self.located.place.child(key) {
-            // The scan of the message has been there.
+            // The scan of the message has located it.
             Some(place @ (ObjectPlace::ParamsMeta | ObjectPlace::ResultMeta)) => {
                 let members = Arc::clone(&self.located.members);
                 Some(Self::located(text, LocatedMembers { base: member.value.start, place, members }))
@@ -116,24 +116,24 @@ impl Object {
         }
     }
 
-    /// Member names in order, decoded. Whoever wants the values too takes [`Object::entries`].
+    /// Member names in order, decoded. Use [`Object::entries`] to read values too.
     pub fn keys(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.members().map(|member| self.key(member))
     }
 
-    /// Members in order, keys decoded. Each key is decoded once and each member met once: a loop that looks up
-    /// what [`Object::keys`] gives takes the square of their number.
+    /// Members in order, keys decoded. Each member is visited once: a loop that looks up each of [`Object::keys`] takes quadratic
+    /// time.
     pub fn entries(&self) -> impl Iterator<Item = (Cow<'_, str>, Payload)> {
         self.members().map(|member| (self.key(member), self.value(member)))
     }
 
-    /// The first of `names` beside or instead of which a member stands that differs from it in case
-    /// alone, by Unicode's folding (`paramſ` is `params`): other parsers might take it for that name (B85).
+    /// The first of `names` from which a member differs in case alone, by Unicode's folding (`paramſ` is `params`): other parsers
+    /// might take the member for that name (B85).
     #[must_use]
     pub fn case_variant<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
         let is_ascii = |member: &Member| !member.escaped && self.raw_key(member).is_ascii();
         if names.iter().all(|name| name.is_ascii()) && self.members().all(is_ascii) {
-            // Nearly every object: bytes are compared, most of them by their number alone.
+            // The usual case: compares bytes, mostly by length alone.
             let is_variant = |raw: &[u8], name: &[u8]| raw.eq_ignore_ascii_case(name) && raw != name;
             let varied = |raw: &[u8]| names.iter().position(|name| is_variant(raw, name.as_bytes()));
             return self.members().filter_map(|member| varied(self.raw_key(member))).min().map(|first| names[first]);
@@ -142,7 +142,7 @@ impl Object {
         names.iter().copied().find(|name| self.keys().any(|key| is_variant(&key, name)))
     }
 
-    /// Starts an edit of top-level members; what is not named is copied byte for byte.
+    /// Starts an edit of top-level members; other members are copied byte for byte.
     #[must_use]
     pub const fn edit(&self) -> ObjectEdit<'_> {
         ObjectEdit::new(self)
@@ -171,7 +171,7 @@ impl Object {
         &self.text.bytes()[member.key.start - self.located.base..member.key.end - self.located.base]
     }
 
-    /// What [`Object::value`] gives, borrowed.
+    /// As [`Object::value`], borrowed.
     fn raw(&self, member: &Member) -> &[u8] {
         &self.text.bytes()[self.start(member)..self.end(member)]
     }

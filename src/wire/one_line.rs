@@ -1,4 +1,4 @@
-//! Writes others' words as one line.
+//! Sanitises foreign text to one line.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use super::{Object, Payload};
 
 /// Longest status text that is kept, in bytes (U26).
 pub const STATUS_BYTES_MAX: usize = 1024;
-/// Longest name that is repeated in a sentence, in bytes.
+/// Longest name that is quoted in a sentence, in bytes.
 pub const NAME_BYTES_MAX: usize = 128;
 
-/// Makes an upstream's words fit to be a status line: no control or bidirectional-override
-/// characters, at most [`STATUS_BYTES_MAX`] bytes, cut between characters. `None` if nothing is left.
+/// Makes an upstream's text fit for a status line: no control or bidirectional-override characters, at most [`STATUS_BYTES_MAX`]
+/// bytes, cut between characters. `None` if nothing is left.
 #[must_use]
 pub fn status_text(words: &str) -> Option<Arc<str>> {
     let mut text = String::with_capacity(words.len().min(STATUS_BYTES_MAX));
@@ -23,8 +23,8 @@ pub fn status_text(words: &str) -> Option<Arc<str>> {
     (!text.is_empty()).then(|| Arc::from(text))
 }
 
-/// A name that somebody else chose, fit to stand in a sentence: without control and bidirectional-override characters, and
-/// no longer than [`NAME_BYTES_MAX`] and a sign that it was cut.
+/// Makes a foreign name fit to be quoted: without control and bidirectional-override characters, at most [`NAME_BYTES_MAX`] bytes
+/// and a mark where it was cut.
 #[must_use]
 pub fn name(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(NAME_BYTES_MAX));
@@ -38,7 +38,7 @@ pub fn name(text: &str) -> String {
     shown
 }
 
-/// The first text block of a tool's result. Takes time in proportion to the result.
+/// The first text block of a tool's result. Takes time linear to the result's size.
 #[must_use]
 pub fn first_text(result: &Payload) -> Option<String> {
     let content = Object::of(result)?.get("content")?;
@@ -49,7 +49,7 @@ pub fn first_text(result: &Payload) -> Option<String> {
     })
 }
 
-/// Characters that change how a terminal or a page shows the others.
+/// Characters that change how a terminal or a page displays the others.
 fn is_hidden(c: char) -> bool {
     c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -1,4 +1,4 @@
-//! Carries JSON text, never opened.
+//! Carries JSON text verbatim.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use bytes::Bytes;
 
 use super::scan::{self, LocatedMembers, ScanError, ScanLimits};
 
-/// One complete JSON value, kept as the bytes it arrived in. Cloning shares them.
+/// One complete JSON value, kept as the bytes it arrived in. Clones share them.
 ///
-/// Invariant: the text is UTF-8 and one well-formed JSON value without whitespace around it. Only [`crate::wire::scan`] and
-/// serialisation of our own values make one (and a store gives it back), so nobody checks again. Key order, number spelling
-/// and unknown members survive (T-14).
+/// Invariant: the text is UTF-8 and one well-formed JSON value without surrounding whitespace. Only [`crate::wire::scan`], the
+/// serialisation of our own values and the stores make one, so it is never validated again. Key order, number spelling and
+/// unknown members survive (T-14).
 #[derive(Clone)]
 pub struct Payload {
     text: Bytes,
-    /// Whether the text has a buffer of its own: keeping it keeps nothing else.
+    /// Whether the text is alone in its buffer, so that keeping it keeps nothing else alive.
     is_exact: bool,
-    /// Where the members of an object stand, if the scan of its message has noted that.
+    /// The positions of an object's members, if the message's scan has noted them.
     members: Option<Arc<LocatedMembers>>,
 }
 
@@ -36,16 +36,16 @@ impl std::hash::Hash for Payload {
 }
 
 impl Payload {
-    /// Scans a text that is one JSON value; whitespace around it is left out.
+    /// Scans a text that is one JSON value; surrounding whitespace is dropped.
     ///
     /// # Errors
-    /// Whatever the strict scan refuses: see [`ScanError`].
+    /// If the strict scan refuses the text: see [`ScanError`].
     pub fn parse(text: &Bytes, limits: ScanLimits) -> Result<Self, ScanError> {
         let outline = scan::scan(text, limits)?.flawless()?;
         Ok(Self::from_scanned(text.slice(outline.root)))
     }
 
-    /// Takes text that a scan has just accepted, or one put together from such texts.
+    /// Takes text that a scan has just accepted, or that was composed of such texts.
     pub(in crate::wire) const fn from_scanned(text: Bytes) -> Self {
         Self { text, is_exact: false, members: None }
     }
@@ -55,14 +55,13 @@ impl Payload {
         Self { text, is_exact: false, members: Some(Arc::new(members)) }
     }
 
-    /// Where its members stand, if a scan has noted that.
+    /// The positions of its members, if a scan has noted them.
     pub(in crate::wire) fn members(&self) -> Option<&LocatedMembers> {
         self.members.as_deref()
     }
 
-    /// Takes back text that was a payload when it was put away. The caller vouches that not a bit of it has changed
-    /// since (the stores do by a checksum), and that it has a buffer of its own, or shares one with the rest of its
-    /// task alone; only its being text is looked at again.
+    /// Restores a payload that was stored. The caller guarantees that the text is unchanged (the stores have a checksum), and
+    /// that its buffer holds nothing else, or only the rest of its task. Only UTF-8 is checked again.
     #[must_use]
     pub fn restored(text: Bytes) -> Option<Self> {
         std::str::from_utf8(&text).is_ok().then_some(Self { text, is_exact: true, members: None })
@@ -74,10 +73,10 @@ impl Payload {
         Self { text: Bytes::from_static(b"{}"), is_exact: true, members: None }
     }
 
-    /// Writes one of our own values as a payload.
+    /// Serialises one of our own values.
     ///
     /// # Panics
-    /// If `value` cannot be written as JSON (a map with keys that are no strings): a bug at the caller.
+    /// If `value` cannot be written as JSON (a map with keys that are no strings): a bug of the caller.
     pub fn of<T: serde::Serialize + ?Sized>(value: &T) -> Self {
         let text = serde_json::to_vec(value).expect("our own values serialise");
         Self { text: Bytes::from(text.into_boxed_slice()), is_exact: true, members: None }
@@ -101,7 +100,7 @@ impl Payload {
         &self.text
     }
 
-    /// The text, given up.
+    /// The text.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         self.text
@@ -131,20 +130,19 @@ impl Payload {
         Self { text, ..self }
     }
 
-    /// Copies the text out of the larger buffer that it may be a slice of, so that keeping a small
-    /// payload does not keep a large body.
+    /// Copies the text out of a larger buffer, so that keeping a small payload does not keep a large body alive.
     #[must_use]
     pub fn detached(&self) -> Self {
         Self { text: Bytes::copy_from_slice(&self.text), is_exact: true, members: None }
     }
 
-    /// Whether it is certain that keeping the text keeps nothing else in memory.
+    /// Whether keeping the text surely keeps nothing else in memory.
     #[must_use]
     pub const fn is_exact(&self) -> bool {
         self.is_exact
     }
 
-    /// Reads the text into one of our own types (small values only: ids, capabilities).
+    /// Deserialises the text into one of our own types (small values only: ids, capabilities).
     ///
     /// # Errors
     /// If the value has another shape.
@@ -165,7 +163,7 @@ pub(in crate::wire) fn write_string(out: &mut Vec<u8>, text: &str) {
 }
 
 impl fmt::Debug for Payload {
-    /// Shows the size alone: payloads are other people's data and do not belong in logs.
+    /// Prints the size alone: payloads are other people's data and do not belong in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Payload({} bytes)", self.text.len())
     }

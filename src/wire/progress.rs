@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::object::ObjectWriter;
 use super::{Payload, envelope, meta, method};
 
-/// How far a call is: number texts as they came.
+/// The progress of a call: number texts as they came.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressView<'a> {
     pub progress: &'a Payload,
@@ -13,7 +13,7 @@ pub struct ProgressView<'a> {
     pub message: Option<&'a str>,
 }
 
-/// The notification under a request's progress token; `related` is its `_meta`, if it has any.
+/// Writes the notification with a request's progress token; `related` is its `_meta`.
 #[must_use]
 pub fn notification(token: &Payload, step: ProgressView<'_>, related: Option<&Payload>) -> Bytes {
     let mut params = ObjectWriter::new().member(meta::PROGRESS_TOKEN, token).member("progress", step.progress);

@@ -9,13 +9,13 @@ pub const INVALID_PARAMS: i64 = -32602;
 pub const INTERNAL_ERROR: i64 = -32603;
 /// Resource not found, up to 2025-11-25 only.
 pub const RESOURCE_NOT_FOUND: i64 = -32002;
-/// What TypeScript's SDK and hosts take for an unknown session, under 404.
+/// TypeScript's SDK and hosts read it as an unknown session, under 404.
 pub const SESSION_NOT_FOUND: i64 = -32001;
 pub const HEADER_MISMATCH: i64 = -32020;
 pub const MISSING_CLIENT_CAPABILITY: i64 = -32021;
 pub const UNSUPPORTED_VERSION: i64 = -32022;
 
-/// A JSON-RPC error as it stands on the wire; `data` is carried verbatim.
+/// A JSON-RPC error object; `data` is carried verbatim.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RpcError {
     pub code: i64,
@@ -35,7 +35,7 @@ impl RpcError {
         self
     }
 
-    /// Reads an error object that an upstream sent; `None` unless it has a whole `code` and a text `message`.
+    /// Reads an error object from an upstream; `None` unless it has a whole `code` and a text `message`.
     #[must_use]
     pub fn from_object(object: &Object) -> Option<Self> {
         Some(Self {

@@ -1,13 +1,11 @@
-//! Scans a text strictly in one pass: decides whether it may be carried, and locates its members.
+//! Scans a text strictly in one pass: accepts or refuses it, and locates its members.
 //!
-//! `serde_json` carries duplicate keys, `1e400` and bottomless nesting inside a raw value without a
-//! word; other parsers then disagree about what they read. The scan refuses all of that
-//! (B78 to B88, U07, U27, U28) without recursion and without a tree. On its way
-//! it notes where the members stand that the gateway reads, so that nobody looks for them again.
+//! `serde_json` accepts duplicate keys, `1e400` and unbounded nesting inside a raw value; other parsers then disagree about the
+//! meaning. The scan refuses them all (B78 to B88, U07, U27, U28) without recursion and without a tree. In the same pass it notes
+//! the positions of the members that the gateway reads, so that they are not searched again.
 //!
-//! Half of a surrogate pair (`"\ud83d"`) is what tools write that cut a text inside an emoji, and what clients read: as
-//! the value of a string it passes. A key with one is refused, and a string with one is none for whoever decodes it
-//! here: no id, method or name has one.
+//! Tools that cut a text inside an emoji write a lone surrogate (`"\ud83d"`), and clients read it: as a string value it passes. A
+//! key with one is refused, and a string with one does not decode here: no id, method or name has one.
 
 mod keys;
 mod lexeme;
@@ -42,10 +40,10 @@ pub struct ScanLimits {
 }
 
 impl ScanLimits {
-    /// What a client may send.
+    /// Limits for a client's messages.
     pub const CLIENT: Self =
         Self { depth_max: 64, nodes_max: 200_000, members_max: 10_000, items_max: 1_000_000, number_chars_max: 64 };
-    /// What an upstream may answer where the gateway keeps it; its size in bytes is bounded elsewhere.
+    /// Limits for an upstream's responses that the gateway keeps; their size in bytes is bounded elsewhere.
     pub const UPSTREAM: Self = Self {
         depth_max: 128,
         nodes_max: usize::MAX,
@@ -75,7 +73,7 @@ pub enum ScanError {
 }
 
 impl ScanError {
-    /// The byte of the text at which it was seen.
+    /// The byte offset of the error in the text.
     #[must_use]
     pub const fn at(self) -> usize {
         match self {
@@ -90,7 +88,7 @@ impl ScanError {
     }
 }
 
-/// The objects whose members a scan locates.
+/// The objects of which a scan locates the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::wire) enum ObjectPlace {
     /// The text itself.
@@ -105,7 +103,7 @@ pub(in crate::wire) enum ObjectPlace {
 }
 
 impl ObjectPlace {
-    /// Where the value of `key` belongs if it turns out to be an object.
+    /// The location of the member `key`, if its value is an object.
     pub(in crate::wire) fn child(self, key: &str) -> Option<Self> {
         match (self, key) {
             (Self::Root, "params") => Some(Self::Params),
@@ -118,7 +116,7 @@ impl ObjectPlace {
     }
 }
 
-/// One located member. The positions count from the start of the scanned text.
+/// One located member. Positions count from the start of the scanned text.
 #[derive(Clone, Debug)]
 pub(in crate::wire) struct Member {
     pub(in crate::wire) place: ObjectPlace,
@@ -130,32 +128,32 @@ pub(in crate::wire) struct Member {
 }
 
 impl Member {
-    /// The key, decoded; `raw` is what stands at [`Member::key`].
+    /// The key, decoded; `raw` is the text at [`Member::key`].
     pub(in crate::wire) fn decode<'t>(&self, raw: &'t str) -> Cow<'t, str> {
         if self.escaped { Cow::Owned(lexeme::unescape(raw)) } else { Cow::Borrowed(raw) }
     }
 }
 
-/// Where the members of one object stand, perhaps among those of other objects of one message.
+/// The positions of an object's members, perhaps among those of other objects of the message.
 #[derive(Clone, Debug)]
 pub(in crate::wire) struct LocatedMembers {
-    /// Where the object begins, counted as the members' positions are.
+    /// The object's start, counted as the members' positions are.
     pub(in crate::wire) base: usize,
     pub(in crate::wire) place: ObjectPlace,
     pub(in crate::wire) members: Arc<[Member]>,
 }
 
-/// Located members in the order of the text; room for those of a usual request without allocating.
+/// Located members in text order; inline room for a usual request.
 pub(in crate::wire) type Members = SmallVec<[Member; 16]>;
 
-/// What a scan found in a text that is well-formed.
+/// The outline of a well-formed text.
 #[derive(Debug)]
 pub(in crate::wire) struct ObjectOutline {
-    /// The value without the whitespace around it.
+    /// The value without surrounding whitespace.
     pub(in crate::wire) root: Range<usize>,
     pub(in crate::wire) members: Members,
-    /// The first breach of a rule that still lets the rest be read: a key named twice below the root or with half of a
-    /// surrogate pair, a number out of range, too many values. The text is refused, but its `id` may be echoed.
+    /// The first breach after which the rest is still read: a duplicate key or one with a lone surrogate below the root, a number
+    /// out of range, too many values. The text is refused, but its `id` may be echoed.
     pub(in crate::wire) flaw: Option<ScanError>,
 }
 
@@ -170,11 +168,11 @@ impl ObjectOutline {
     }
 }
 
-/// Scans a text once, in time linear to its length; memory grows with the nesting and with the
-/// members of open objects, both within `limits`.
+/// Scans a text once, in time linear to its length; memory grows with the nesting and with the members of open objects, both
+/// within `limits`.
 ///
 /// # Errors
-/// What makes the text unreadable or its members ambiguous at the root; see [`ObjectOutline::flaw`] for the rest.
+/// If the text is unreadable or its root's members are ambiguous; see [`ObjectOutline::flaw`] for the rest.
 pub(in crate::wire) fn scan(text: &[u8], limits: ScanLimits) -> Result<ObjectOutline, ScanError> {
     let text = simdutf8::compat::from_utf8(text).map_err(|error| ScanError::Utf8 { at: error.valid_up_to() })?;
     pass::ScanPass::new(text, limits).run()

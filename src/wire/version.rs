@@ -1,13 +1,13 @@
-//! Defines protocol versions, a closed and ordered set, and what each of them means.
+//! Defines the protocol versions, a closed and ordered set, and their traits.
 //!
-//! A new version is a name in [`ProtocolVersion`] and a row of [`VersionTraits`], a constant of the same name, that says what
-//! it changes.
+//! A new version is a variant of [`ProtocolVersion`] and a row of [`VersionTraits`], a constant of the same name, with its
+//! changes.
 
 use std::fmt;
 
 use super::rpc_error::MISSING_CLIENT_CAPABILITY;
 
-/// Writes the list of all versions, and where each one's traits are, from the versions themselves: none can be missing there.
+/// Generates the list of versions and the lookup of their traits from the enum: none can be missing.
 macro_rules! versions {
     ($(#[$of_all:meta])* pub enum $All:ident { $($(#[$of_one:meta])* $One:ident,)+ }) => {
         $(#[$of_all])*
@@ -17,7 +17,7 @@ macro_rules! versions {
             /// Every version, oldest first.
             pub const ALL: [Self; [$(Self::$One),+].len()] = [$(Self::$One),+];
 
-            /// What this version means.
+            /// The traits of this version.
             #[must_use]
             pub const fn traits(self) -> &'static VersionTraits {
                 match self { $(Self::$One => &$One,)+ }
@@ -34,32 +34,32 @@ versions! {
         V2025_03_26,
         V2025_06_18,
         V2025_11_25,
-        /// The name that SEP-2663 uses for what was released as 2026-07-28: accepted, never advertised (T-80).
+        /// SEP-2663's name for the version released as 2026-07-28: accepted, never advertised (T-80).
         V2026_06_30,
         V2026_07_28,
     }
 }
 
-/// What one version means.
+/// The traits of one version.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionTraits {
-    /// As it is written on the wire.
+    /// The version's name on the wire.
     pub text: &'static str,
-    /// Stands in tokens that outlive this program's version: no number ever gets a new meaning.
+    /// Stored in tokens that outlive this program's version: no number is ever reused.
     pub number: u8,
     /// Per-request metadata instead of a session.
     pub is_stateless: bool,
-    /// Whether clients, servers and operators are told of it.
+    /// Whether clients, servers and operators see it in lists.
     pub is_advertised: bool,
-    /// Whether messages may come as an array.
+    /// Whether it has batches.
     pub has_batches: bool,
-    /// Whether a client takes up a stream by the id of an event.
+    /// Whether a client resumes a stream by an event's id.
     pub has_event_ids: bool,
     /// Whether a stream begins with an event that has an id and no data; older clients read the data as JSON.
     pub has_primers: bool,
     /// Whether requests in a session name the version in a header.
     pub has_version_header: bool,
-    /// How clients can be asked for input.
+    /// How servers can ask clients for input.
     pub elicitation: ElicitationKinds,
     /// Whether sampling may use tools.
     pub has_sampling_tools: bool,
@@ -69,13 +69,13 @@ pub struct VersionTraits {
     pub missing_capability: i64,
 }
 
-/// How clients of one version can be asked for input.
+/// How servers can ask clients of one version for input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElicitationKinds {
     None,
-    /// By form, which a capability or question does not say.
+    /// By form; neither capability nor question names the kind.
     Form,
-    /// By form or by address; both name the kind.
+    /// By form or by URL; both name the kind.
     FormAndUrl,
 }
 
@@ -132,8 +132,7 @@ const V2026_07_28: VersionTraits = VersionTraits {
 impl ProtocolVersion {
     /// The newest version with an `initialize` handshake.
     pub const NEWEST_SESSION: Self = Self::V2025_11_25;
-    /// The version in which servers without sessions are spoken to, and in which a stateless client is answered whose
-    /// own version is not known.
+    /// The version for servers without sessions, and in responses to stateless clients of an unknown version.
     pub const STATELESS: Self = Self::V2026_07_28;
 
     #[must_use]
@@ -141,7 +140,7 @@ impl ProtocolVersion {
         Self::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
-    /// The versions without sessions that clients and servers are told of (`server/discover`, −32022).
+    /// The stateless versions that are advertised to clients and servers (`server/discover`, −32022).
     #[must_use]
     pub fn advertised_stateless() -> Vec<&'static str> {
         let all = Self::ALL.map(Self::traits).into_iter();

@@ -1,7 +1,7 @@
-//! Walks through a value once, from its first byte to its last, for callers that look into every part of it.
+//! Walks once through a value, for callers that read all its parts.
 //!
-//! [`super::Object`] locates the members of one level. Opening level by level takes the length times the nesting;
-//! a walk takes the length. Nothing here validates: the text has passed a scan already.
+//! [`super::Object`] locates the members of one level. Opening level by level takes the length times the nesting; a walk takes
+//! the length. Nothing here validates: the text has passed a scan already.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::Payload;
 use super::scan::{self, locate};
 
-/// What kind of value comes next.
+/// The kind of the next value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkedKind {
     Object,
@@ -17,16 +17,16 @@ pub enum WalkedKind {
     Scalar,
 }
 
-/// One member of an object; the walk stands at its value.
+/// One member of an object; the walk is at its value.
 #[derive(Clone, Debug)]
 pub struct WalkedKey<'t> {
     /// The key, decoded.
     pub name: Cow<'t, str>,
-    /// Where the opening brace or the comma in front of the member stands.
+    /// The position of the opening brace or comma before the member.
     separator: usize,
 }
 
-/// Stands in front of a value. The caller steps into objects and arrays, or over values, and thus meets each byte once.
+/// A cursor before a value. The caller enters objects and arrays, or skips values, and so reads each byte once.
 #[derive(Debug)]
 pub struct ValueWalk<'t> {
     text: &'t str,
@@ -34,13 +34,13 @@ pub struct ValueWalk<'t> {
 }
 
 impl<'t> ValueWalk<'t> {
-    /// Begins in front of the whole value.
+    /// Begins before the whole value.
     #[must_use]
     pub fn of(value: &'t Payload) -> Self {
         Self { text: value.as_str(), at: 0 }
     }
 
-    /// What kind of value the walk stands in front of.
+    /// The kind of the next value.
     #[must_use]
     pub fn kind(&self) -> WalkedKind {
         match self.text.as_bytes().get(self.at) {
@@ -50,12 +50,12 @@ impl<'t> ValueWalk<'t> {
         }
     }
 
-    /// Steps into the object or array, up to its first member or item.
+    /// Enters the object or array, up to its first member or item.
     pub const fn enter(&mut self) {
         self.at += 1;
     }
 
-    /// The next member of the object that was entered, or `None` once the walk has left it.
+    /// The next member of the entered object, or `None` at its end.
     pub fn member(&mut self) -> Option<WalkedKey<'t>> {
         let separator = self.separator()?;
         let bytes = self.text.as_bytes();
@@ -66,20 +66,20 @@ impl<'t> ValueWalk<'t> {
         Some(WalkedKey { name, separator })
     }
 
-    /// Goes to the next item of the array that was entered; false once the walk has left it.
+    /// Advances to the next item of the entered array; false at its end.
     pub fn item(&mut self) -> bool {
         self.separator().is_some()
     }
 
-    /// Steps over the value, and gives its text.
+    /// Skips the value; returns its text.
     pub fn skip(&mut self) -> &'t str {
         let start = self.at;
         self.at = locate::value_end(self.text.as_bytes(), start);
         &self.text[start..self.at]
     }
 
-    /// What has to be taken out of the text so that this member, whose value was just stepped over, is gone. Only one
-    /// member of an object can be taken out in this way.
+    /// The text range to delete so that this member, the one just skipped, is gone. Only one member of an object can be deleted
+    /// in this way.
     #[must_use]
     pub fn extent(&self, key: &WalkedKey<'_>) -> Range<usize> {
         let bytes = self.text.as_bytes();
@@ -91,7 +91,7 @@ impl<'t> ValueWalk<'t> {
         }
     }
 
-    /// Goes to where the next member or item begins; the bracket or comma in front of it, or `None` behind the last one.
+    /// Advances to the next member or item; returns the position of the bracket or comma before it, or `None` at the end.
     fn separator(&mut self) -> Option<usize> {
         let bytes = self.text.as_bytes();
         let mut before = self.at - 1;
@@ -108,7 +108,7 @@ impl<'t> ValueWalk<'t> {
     }
 }
 
-/// A value without some parts of its text (see [`ValueWalk::extent`]), which do not overlap and stand in order.
+/// A value without these ranges (see [`ValueWalk::extent`]), which are in order and do not overlap.
 #[must_use]
 pub fn without(value: &Payload, parts: &[Range<usize>]) -> Payload {
     let text = value.bytes();

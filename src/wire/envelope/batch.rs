@@ -1,4 +1,4 @@
-//! Reads arrays of messages, which 2025-03-26 alone has (LEG-12).
+//! Reads JSON-RPC batches, which only 2025-03-26 has (LEG-12).
 
 use std::borrow::Cow;
 
@@ -7,8 +7,7 @@ use bytes::Bytes;
 use super::{EnvelopeError, Message, read};
 use crate::wire::scan::{self, ScanError, ScanLimits, locate};
 
-/// Reads an array of messages, or one message as a batch of one. The items are told apart each by
-/// itself: one that is no message leaves the others alone.
+/// Reads a batch, or one message as a batch of one. Each item is parsed on its own: an invalid item does not affect the others.
 ///
 /// # Errors
 /// If the text is refused as a whole, is an empty array or has more than `messages_max` items.
@@ -23,13 +22,13 @@ pub fn read_batch(
     Ok(split_batch(text, limits, messages_max)?.iter().map(|item| read(item, limits)).collect())
 }
 
-/// Whether a text can only be an array of messages.
+/// Whether a text can only be a batch.
 #[must_use]
 pub fn is_batch(text: &Bytes) -> bool {
     text.trim_ascii_start().starts_with(b"[")
 }
 
-/// The items of an array of messages, verbatim and not yet told apart.
+/// The items of a batch, verbatim and unparsed.
 ///
 /// # Errors
 /// As [`read_batch`].

@@ -1,33 +1,33 @@
-//! Reads what can still be told of a text that is no message: whose answer it was to be.
+//! Recovers the request id from a text that is no valid message.
 
 use bytes::Bytes;
 
 use crate::wire::{Payload, RequestId, ScanLimits};
 
-/// Most texts that are looked for in one.
+/// Most objects that are read in one text.
 const TEXTS_MAX: usize = 1_000;
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// One object that was to be a message.
+/// One object that was meant as a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MalformedMessage {
-    /// The id, where one is told and no other beside it.
+    /// The id, if the object has exactly one.
     pub id: Option<RequestId>,
-    /// It has a method: what its id is, is its sender's affair.
+    /// It has a method, so its id is its sender's.
     pub is_call: bool,
-    /// It has `result` or `error`, or `jsonrpc` and no method. A line of a log has neither.
+    /// It has `result` or `error`, or `jsonrpc` and no method. A log line has neither.
     pub is_answer: bool,
 }
 
-/// Looks at the members of each object that a text has on its outermost level, as far as they can be made out. The text
-/// may be anything: cut off, in another encoding, two messages on one line. Takes one pass.
+/// Reads the members of each outermost object, as far as they can be recognised. The text may be anything: cut off, in another
+/// encoding, two messages on one line. Takes one pass.
 #[must_use]
 pub fn glimpse(text: &[u8]) -> Vec<MalformedMessage> {
     let text = text.strip_prefix(MARK).unwrap_or(text);
     let mut found = Vec::new();
     let mut at = 0;
     loop {
-        // Between objects stands what an array of them has there, and nothing that says more.
+        // Only the punctuation of an array may separate objects.
         let is_between = |byte: &u8| matches!(byte, b'[' | b']' | b',') || byte.is_ascii_whitespace();
         at += text[at..].iter().take_while(|byte| is_between(byte)).count();
         if text.get(at) != Some(&b'{') || found.len() >= TEXTS_MAX {
@@ -40,7 +40,7 @@ pub fn glimpse(text: &[u8]) -> Vec<MalformedMessage> {
     }
 }
 
-/// The id of the one request that a text holds which is no message, where that can be told.
+/// The id of the only request in an invalid text, if it can be read.
 #[must_use]
 pub fn asked_in(text: &[u8]) -> Option<RequestId> {
     let mut all = glimpse(text).into_iter();
@@ -48,7 +48,7 @@ pub fn asked_in(text: &[u8]) -> Option<RequestId> {
     only.id
 }
 
-/// A look at one object.
+/// Reads one object.
 #[derive(Debug, Default)]
 struct MalformedMessageReader<'t> {
     text: &'t [u8],
@@ -61,7 +61,7 @@ struct MalformedMessageReader<'t> {
 }
 
 impl MalformedMessageReader<'_> {
-    /// Goes from the opening brace past the closing one, or to the end.
+    /// Advances past the object's closing brace, or to the end.
     fn object(&mut self) {
         let (mut depth, mut wants_key) = (0_usize, false);
         while let Some(&byte) = self.text.get(self.at) {
@@ -102,7 +102,7 @@ impl MalformedMessageReader<'_> {
         }
     }
 
-    /// The id that stands behind a key.
+    /// The id after a key.
     fn value(&self) -> Option<RequestId> {
         let rest = self.text.get(self.at..)?.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
         let end = match rest.first()? {
@@ -111,13 +111,13 @@ impl MalformedMessageReader<'_> {
         };
         let value = Payload::parse(&Bytes::copy_from_slice(rest.get(..end)?), ScanLimits::CLIENT).ok()?;
         RequestId::from_payload(&value).or_else(|| {
-            // Some write whole numbers as others.
+            // Some servers write whole numbers with a fraction.
             let (whole, rest) = value.as_str().split_once('.')?;
             rest.bytes().all(|digit| digit == b'0').then(|| whole.parse().ok().map(RequestId::number))?
         })
     }
 
-    /// The end of the string that begins here, or that of the text.
+    /// The end of the string that begins here, or the end of the text.
     fn string_end(&self) -> usize {
         let mut at = self.at + 1;
         while let Some(found) = self.text.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {

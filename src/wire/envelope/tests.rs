@@ -1,4 +1,4 @@
-//! Bad input that concerns the envelope, and the writers.
+//! Invalid envelopes, and the writers.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn read_text(text: &str) -> Result<Message, EnvelopeError> {
     read(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT)
 }
 
-/// What a text is refused with: `scan` or `shape`, and the id that may be echoed.
+/// Checks the kind of error, `scan` or `shape`, and the id that may be echoed.
 #[track_caller]
 fn check_refused(text: &str, expected: &str, echoed: Option<&str>) {
     let (kind, id) = match read_text(text).expect_err(text) {
@@ -169,7 +169,7 @@ fn a_method_is_a_short_text_without_control_characters() {
     assert_eq!(request_of(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{longest}"}}"#)).method, longest);
 }
 
-/// B96: a response is read as what it is; whether it may come from there is for the face.
+/// B96: a response is read as a response; whether its sender may send one is for the face.
 #[test]
 fn a_response_without_a_usable_id_belongs_to_nobody() {
     for id in ["null", "true", "1.5"] {
@@ -212,7 +212,7 @@ fn an_error_is_an_object_with_a_whole_code_and_a_text_message() {
     }
 }
 
-/// B98: what is no object is left to the caller; `null` is not an absence.
+/// B98: other kinds than objects are left to the caller; `null` is not an absence.
 #[test]
 fn params_of_another_kind_are_kept_as_they_are() {
     for params in ["null", "[1]", "\"x\"", "0"] {

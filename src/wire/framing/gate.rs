@@ -1,5 +1,6 @@
-//! Edits an event stream: lets events pass as they come, keeps out those without data, and hands over whole the few
-//! that a caller wants to rewrite.
+//! Filters an event stream: forwards bytes, withholds primers, and yields some events whole.
+//!
+//! A caller may rewrite a whole event. A primer is an event without data.
 
 use bytes::{Bytes, BytesMut};
 
@@ -8,56 +9,56 @@ use super::sse::BYTE_ORDER_MARK;
 use super::{FramingError, StreamEvent};
 use crate::wire::{Message, MessageText};
 
-/// Largest part of an event in front of its data. Of a larger one, comments and unknown fields go no further.
+/// Most bytes of an event before its data. Beyond this, comments and unknown fields are dropped.
 const LEAD_BYTES_MAX: usize = 64 * 1024;
-/// The fields of an event, and how their lines begin.
+/// The field names of an event.
 const FIELDS: [&[u8]; 4] = [b"data", b"event", b"id", b"retry"];
 
-/// Largest event whose parts are put together again.
+/// Largest event that is joined again from its parts.
 const JOINED_BYTES_MAX: usize = 16 * 1024;
 
-/// What becomes of events without data, which only prime a stream (T-28).
+/// Whether events without data, which only prime a stream, pass (T-28).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrimerPolicy {
     Pass,
     Withhold,
 }
 
-/// Which events are handed over whole, by the first byte of their data.
+/// Selects the events that are yielded whole, by the first byte of their data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldPolicy {
     /// None: every event passes.
     Nothing,
-    /// Arrays of messages.
+    /// Batches.
     Arrays,
-    /// Messages that may ask their reader something, as [`MessageClassifier`] tells. Of all others no more is held than it takes to
-    /// know.
+    /// Messages that may ask their reader something, by [`MessageClassifier`]. Other messages are held only until they are
+    /// classified.
     Asking,
     /// All that carry messages.
     Messages,
 }
 
-/// What comes out of a gate.
+/// An output of a gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GateOutput {
-    /// Bytes that go on as they came.
+    /// Bytes, forwarded as they came.
     Through(Bytes),
-    /// One event as it came, with the empty line behind it.
+    /// One event as it came, with the empty line after it.
     Event(Bytes),
 }
 
-/// What becomes of an event that comes whole.
+/// The verdict on a whole event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventVerdict {
     Passes,
-    /// It goes no further.
+    /// It is dropped.
     Withheld,
-    /// It is wanted whole.
+    /// It is yielded whole.
     Held,
 }
 
-/// Sans-IO. Holds the lines in front of an event's data, and at most one whole event of
-/// `event_bytes_max` bytes.
+/// Filters an event stream, sans-IO. Holds the lines before an event's data, and at most one whole event of `event_bytes_max`
+/// bytes.
 #[derive(Debug)]
 pub struct EventGate {
     primers: PrimerPolicy,
@@ -66,31 +67,31 @@ pub struct EventGate {
     sniff: Option<EventFilter>,
     held: BytesMut,
     state: GateState,
-    /// Bytes of the line under way, held or gone by.
+    /// Bytes of the current line, held or forwarded.
     line: usize,
-    /// Where it begins in what is held, if all of it is.
+    /// The line's start in `held`, if all of it is held.
     line_start: usize,
-    /// So many bytes of its data are known to be blank.
+    /// So many bytes of the held data are known to be blank.
     blanks: usize,
-    /// Whether a line feed that comes next belongs to the carriage return before it.
+    /// Whether a line feed that comes next belongs to the preceding carriage return.
     after_return: bool,
-    /// Whether the last event was kept out.
+    /// Whether the last event was withheld.
     withheld: bool,
-    /// Whether the event under way has a field, not only comments.
+    /// Whether the current event has a field, not only comments.
     has_field: bool,
-    /// Whether something of interest was found in the event under way.
+    /// Whether a match was found in the current event.
     is_of_interest: bool,
-    /// How much of a byte order mark the stream has begun with; `None` once it is told that there is one, or none.
+    /// How many bytes of a byte order mark the stream has begun with; `None` once decided.
     mark: Option<usize>,
-    /// What the event's data shows, where that decides.
+    /// The inspection of the event's data, where the data decides.
     look: DataInspection,
 }
 
-/// A look at the data of the event under way, line by line.
+/// Inspects the data of the current event, line by line.
 #[derive(Debug, Default)]
 struct DataInspection {
     glance: MessageClassifier,
-    /// Bytes of `data:` that the line under way has in front; `None` once it is some other field.
+    /// How many bytes of `data:` the current line matches so far; `None` for another field.
     field: Option<usize>,
 }
 
@@ -101,7 +102,7 @@ impl DataInspection {
         Self { glance: MessageClassifier::default(), field: Some(0) }
     }
 
-    /// Takes what is next of the line under way.
+    /// Inspects the next bytes of the current line.
     fn pass(&mut self, mut bytes: &[u8]) {
         while let (Some(met), Some(first)) = (self.field.filter(|met| *met < Self::FIELD.len()), bytes.first()) {
             self.field = (Self::FIELD[met] == *first).then_some(met + 1);
@@ -128,7 +129,7 @@ enum GateState {
 }
 
 impl EventGate {
-    /// Bytes of the event under way that are held.
+    /// Bytes of the current event that are held.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.len()
@@ -155,28 +156,27 @@ impl EventGate {
         }
     }
 
-    /// Lets go of an event that is kept once it has `bytes_max` bytes and nothing in them is of interest:
-    /// then it goes on as it comes, however large it is. A result that may hold questions is of interest, too, and so is
-    /// what is no answer; one that shows either only later is an error.
+    /// Releases a held event once it has `bytes_max` bytes and none of them match: then it is forwarded as it comes, at any size.
+    /// A result that may hold questions matches too, and so does a message that is no response; if either shows only later, that
+    /// is an error.
     #[must_use]
     pub const fn sniffing(mut self, bytes_max: usize, is_of_interest: fn(&[u8]) -> bool) -> Self {
         self.sniff = Some(EventFilter { bytes_max, is_of_interest });
         self
     }
 
-    /// Takes bytes; what may go on comes out in order. A byte order mark at the start belongs to no event (WHATWG), and
-    /// goes no further.
+    /// Takes bytes; returns the outputs in order. A byte order mark at the start belongs to no event (WHATWG), and is dropped.
     ///
     /// # Errors
-    /// When an event that is wanted whole outgrows the bound, or shows that it is wanted after its beginning has passed.
+    /// If an event that is to be yielded whole outgrows the bound, or is recognised only after its beginning was forwarded.
     pub fn feed(&mut self, bytes: &Bytes) -> Result<Vec<GateOutput>, FramingError> {
         let mut out = Vec::new();
         let begun = self.mark.map(|seen| self.without_mark(seen, bytes));
         let bytes = begun.as_ref().unwrap_or(bytes);
         let mut at = self.end_of_return(bytes, &mut out);
-        // From here to `at` bytes pass that are not held.
+        // The bytes from here to `at` are forwarded, not held.
         let mut from = at;
-        // Where what came out of the event under way begins.
+        // The index of the current event's first output.
         let mut first = out.len();
         while at < bytes.len() {
             let end = memchr::memchr2(b'\r', b'\n', &bytes[at..]).map(|distance| at + distance);
@@ -212,7 +212,7 @@ impl EventGate {
             self.withheld = false;
             match self.state {
                 GateState::Lead => self.end_without_data(&mut out),
-                // Nothing is left of one that was let go with its last byte.
+                // An event that was released with its last byte leaves no bytes.
                 GateState::Passing if from == at => (),
                 GateState::Passing => out.push(GateOutput::Through(bytes.slice(from..at))),
                 GateState::Keeping => out.push(GateOutput::Event(self.held.split().freeze())),
@@ -245,10 +245,10 @@ impl EventGate {
         Ok(out)
     }
 
-    /// Judges an event that comes whole, as [`EventGate::feed`] judges one that comes in bytes.
+    /// Judges a whole event, as [`EventGate::feed`] judges one that comes in bytes.
     ///
     /// # Errors
-    /// When it is wanted whole, and larger than the bound.
+    /// If the event is to be yielded whole, and is larger than the bound.
     pub fn judge(&self, event: &StreamEvent) -> Result<EventVerdict, FramingError> {
         let data = &event.event().data;
         let Some(first) = data.iter().find(|byte| !byte.is_ascii_whitespace()) else {
@@ -280,7 +280,7 @@ impl EventGate {
         }
     }
 
-    /// The first bytes of a stream, whose mark has come up to `seen`, as far as they are no part of the mark.
+    /// The first bytes of a stream without those of the mark, of which `seen` bytes have come.
     fn without_mark(&mut self, seen: usize, bytes: &Bytes) -> Bytes {
         let rest = &BYTE_ORDER_MARK[seen..];
         let same = bytes.iter().zip(rest).take_while(|(found, expected)| found == expected).count();
@@ -296,8 +296,8 @@ impl EventGate {
         }
     }
 
-    /// Takes a line feed that belongs to the carriage return at the end of the last bytes, and goes where
-    /// that went. Returns how many bytes that were.
+    /// Takes a line feed that belongs to the carriage return at the end of the last bytes, and treats it alike. Returns how many
+    /// bytes it took.
     fn end_of_return(&mut self, bytes: &Bytes, out: &mut Vec<GateOutput>) -> usize {
         let Some(first) = bytes.first() else { return 0 };
         let is_there = std::mem::take(&mut self.after_return) && *first == b'\n';
@@ -305,7 +305,7 @@ impl EventGate {
             return 0;
         }
         if !self.held.is_empty() {
-            // Unless its line was left out of the lead: then it would be an empty line.
+            // Unless the line was dropped from the lead: then the line feed would be an empty line.
             if self.held.ends_with(b"\r") {
                 self.held.extend_from_slice(b"\n");
             }
@@ -316,7 +316,7 @@ impl EventGate {
         1
     }
 
-    /// What is held when the stream ends in the middle of an event; it goes on as it came.
+    /// The held bytes when the stream ends inside an event; they are forwarded as they came.
     #[must_use]
     pub fn finish(&mut self) -> Option<Bytes> {
         let mark = &BYTE_ORDER_MARK[..self.mark.take().unwrap_or(0)];
@@ -325,7 +325,7 @@ impl EventGate {
         (!rest.is_empty()).then_some(rest)
     }
 
-    /// Looks at what is next of the line under way.
+    /// Inspects the next bytes of the current line.
     fn look(&mut self, bytes: &[u8]) -> Result<(), FramingError> {
         self.look.pass(bytes);
         let is_passing = self.state == GateState::Passing;
@@ -339,7 +339,7 @@ impl EventGate {
         Ok(())
     }
 
-    /// What was kept of an event that turns out to be of no interest.
+    /// Releases the held bytes of an event that does not match.
     fn let_go(&mut self) -> Option<GateOutput> {
         if self.whole == HoldPolicy::Asking {
             let is_harmless = self.state == GateState::Keeping && self.look.glance.shows() == MessageClass::Harmless;
@@ -369,7 +369,7 @@ impl EventGate {
         }
     }
 
-    /// Keeps the fields of an event before its data begins, however many comments precede it.
+    /// Drops comments before an event's data, and keeps its fields.
     fn shorten_lead(&mut self) -> Result<(), FramingError> {
         let lead = self.held.split();
         let (lines, last) = lead.split_at(self.line_start);
@@ -380,7 +380,7 @@ impl EventGate {
             });
         }
         self.line_start = self.held.len();
-        // Of the line under way a colon is enough to tell a comment.
+        // A colon is enough to recognise the current line as a comment.
         self.held.extend_from_slice(if last.is_empty() || is_field(last) { last } else { b":" });
         match self.held.len() > LEAD_BYTES_MAX / 2 {
             true => Err(FramingError::EventTooLarge { max: LEAD_BYTES_MAX / 2 }),
@@ -393,7 +393,7 @@ impl EventGate {
         self.blanks = 0;
     }
 
-    /// Looks at the last line of the lead, as far as it has come; at no byte of its data again.
+    /// Inspects the last line of the lead, as far as it has come; no byte of its data twice.
     fn decide(&mut self, out: &mut Vec<GateOutput>) {
         let line = &self.held[self.line_start..];
         self.has_field |= !line.starts_with(b":");
@@ -419,7 +419,7 @@ impl EventGate {
     }
 }
 
-/// Whether a line may be one of an event's fields, as far as it has come.
+/// Whether a line may be a field, as far as it has come.
 fn is_field(line: &[u8]) -> bool {
     let end = memchr::memchr3(b':', b'\r', b'\n', line);
     FIELDS.into_iter().any(|field| match end {
@@ -428,12 +428,12 @@ fn is_field(line: &[u8]) -> bool {
     })
 }
 
-/// Whether a text was read as a result, which asks nobody anything.
+/// Whether a text was read as a result, which asks nothing.
 fn is_result(text: &MessageText) -> bool {
     matches!(text.message(), Some(Message::Response(response)) if response.outcome.is_ok())
 }
 
-/// Puts together the parts of a small event that came at once, as it came; returns how much there is then.
+/// Joins the parts of a small event that came at once; returns the number of outputs.
 fn joined(out: &mut Vec<GateOutput>, first: usize) -> usize {
     let parts = &out[first..];
     let is_through = |part: &GateOutput| matches!(part, GateOutput::Through(_));
@@ -456,7 +456,7 @@ mod tests {
     use super::*;
     use crate::wire::framing::SseDecoder;
 
-    /// Feeds a text cut in two places; what came through as one text, whole events in brackets.
+    /// Feeds a text cut at two offsets; returns the output as one text, whole events in brackets.
     fn through(text: &str, cuts: [usize; 2], mut gate: EventGate) -> String {
         let bytes = Bytes::copy_from_slice(text.as_bytes());
         let (first, last) = (cuts[0].min(cuts[1]), cuts[0].max(cuts[1]));
@@ -506,7 +506,7 @@ mod tests {
             check(Withhold, HoldPolicy::Nothing, &format!("{mark}{sent}"), passed);
         }
         check(Withhold, HoldPolicy::Messages, &format!("{mark}data: {{}}\n\n"), "<data: {}\n\n>");
-        // One is left out, and only at the start; what merely begins like it stays.
+        // Only one mark is removed, and only at the start; a similar character stays.
         check(Withhold, HoldPolicy::Nothing, &format!("{mark}{mark}data: x\n\ndata: y\n\n"), "data: y\n\n");
         check(Withhold, HoldPolicy::Nothing, &format!("data: {mark}\n\n"), &format!("data: {mark}\n\n"));
         check(Withhold, HoldPolicy::Nothing, "\u{fec0}data: x\n\ndata: y\n\n", "data: y\n\n");
@@ -564,7 +564,7 @@ mod tests {
         let gate = || EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(16, is_of_interest);
         let text = "data: dull\n\ndata: a long dull one\n\ndata: an odd? one\n\nid: 7\ndata: x\n\n";
         let shown = "<data: dull\n\n>data: a long dull one\n\n<data: an odd? one\n\n><id: 7\ndata: x\n\n>";
-        // Cut further behind than that, the mark comes too late; a whole line is looked at as far as it has come.
+        // With a later cut, the matching bytes come too late; a whole line is inspected as far as it has come.
         assert_eq!(through(text, [0, 0], gate()), shown);
         for cut in 0..=text.len() {
             let kept = through(text, [cut, cut], gate());

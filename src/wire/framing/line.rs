@@ -1,13 +1,13 @@
-//! Splits lines that end in LF or CRLF, as stdio transports write them. A byte order mark before a line is skipped (RFC 8259, 8.1).
+//! Splits lines that end in LF or CRLF, as stdio transports write them.
+//!
+//! A byte order mark before a line is skipped (RFC 8259, 8.1).
 
 use bytes::Bytes;
 
 use super::FramingError;
 use super::sse::BYTE_ORDER_MARK;
 
-/// Cuts a stream of bytes into lines. Empty lines count as nothing.
-///
-/// Holds at most one line of `line_bytes_max` bytes.
+/// Splits a byte stream into lines, without empty ones. Holds at most one line of `line_bytes_max` bytes.
 #[derive(Debug)]
 pub struct LineDecoder {
     line_bytes_max: usize,
@@ -21,11 +21,11 @@ impl LineDecoder {
         Self { line_bytes_max, partial: Vec::new(), failed: false }
     }
 
-    /// Takes bytes; complete lines come out in order, without their ends.
+    /// Takes bytes; returns complete lines in order, without their ends.
     ///
     /// # Errors
-    /// When one line outgrows the bound; the decoder is of no use afterwards. Lines that were complete
-    /// before it are returned first, the error then comes with the next call.
+    /// If one line outgrows the bound; the decoder fails for good. Complete lines before it are returned first, the error with
+    /// the next call.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<Bytes>, FramingError> {
         let mut lines = Vec::new();
         let mut rest = bytes;

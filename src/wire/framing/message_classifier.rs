@@ -1,62 +1,62 @@
-//! Reads of a message that passes by whether it is an answer or may ask its reader something, and its id. Reads the
-//! names of the envelope's members and of the result's, the method and the id, keeps nothing else, and needs one pass
-//! over the bytes.
+//! Classifies a message in transit: whether it responds or may ask; reads its id.
 //!
-//! What it cannot tell for sure it calls [`MessageClass::Asking`]: then somebody reads the whole message strictly.
+//! Reads the names of the envelope's and the result's members, the method and the id, in one pass over the bytes, and keeps
+//! nothing else. A message that it cannot classify for sure is [`MessageClass::Asking`]: the caller then reads it whole and
+//! strictly.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::wire::{Payload, RequestId, ScanLimits, method, scan};
 
-/// Longest name of a member, and of a method, that is told apart. Longer ones are none of those that matter.
+/// Longest member name or method that is compared. No longer one matters.
 const NAME_BYTES_MAX: usize = 24;
-/// Longest id that is kept, as it is written.
+/// Longest id that is kept, as written.
 const ID_BYTES_MAX: usize = 256;
-/// The member of a result that holds questions, where a server asks by its result (2026-07-28).
+/// The member of a result that holds questions (2026-07-28).
 const REQUESTS: &[u8] = b"inputRequests";
-/// The member of such a result that its reader is to give back.
+/// The member of such a result that the client sends back.
 const STATE: &[u8] = b"requestState";
-/// The methods of a server that ask something of the user or of the client's own resources.
+/// A server's methods that ask for the user's input or the client's own resources.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
-/// What a message shows so far.
+/// The class of a message so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageClass {
-    /// Nothing that tells.
+    /// Not known yet.
     Nothing,
-    /// An answer that is no error, or a method that asks nothing.
+    /// A response that is no error, or a method that asks nothing.
     Harmless,
-    /// An error. Some stand for questions.
+    /// An error. Some are questions.
     Failing,
-    /// A question, an array, or what readers may take for one of them.
+    /// A question, a batch, or a message that readers may take for one of them.
     Asking,
 }
 
-/// One message going by. `feed` it piece by piece.
+/// Classifies one message in transit. `feed` it piece by piece.
 #[derive(Clone, Debug, Default)]
 pub struct MessageClassifier {
     depth: usize,
     string: Option<StringRole>,
-    /// The bytes of a name as it is written, if it is short enough.
+    /// The bytes of a name as written, if it is short enough.
     name: [u8; NAME_BYTES_MAX],
     length: usize,
     is_escaped: bool,
-    /// Whether the next byte belongs to a backslash.
+    /// Whether the next byte is escaped.
     after_backslash: bool,
-    /// Whether a name, and not a value, comes next in the envelope.
+    /// Whether a name, not a value, comes next in the envelope.
     expects_name: bool,
-    /// Whether the value that comes next is that of `method`.
+    /// Whether the value of `method` comes next.
     expects_method: bool,
-    /// Whether it is that of `id`.
+    /// Whether the value of `id` comes next.
     expects_id: bool,
-    /// Whether it is that of `result`.
+    /// Whether the value of `result` comes next.
     expects_result: bool,
-    /// Whether the object behind `result` is under way.
+    /// Whether the object `result` is being read.
     in_result: bool,
-    /// Whether a name, and not a value, comes next in that object.
+    /// Whether a name, not a value, comes next in that object.
     expects_member: bool,
-    /// The id as it is written, quotes and all.
+    /// The id as written, quotes included.
     id: SmallVec<[u8; 24]>,
     /// Whether an id was named, and whether some reader may take another value for it.
     has_id: bool,
@@ -71,7 +71,7 @@ pub struct MessageClassifier {
     has_state: bool,
 }
 
-/// A string under way.
+/// The role of the current string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StringRole {
     Name,
@@ -83,7 +83,7 @@ enum StringRole {
 }
 
 impl MessageClassifier {
-    /// Takes the next bytes; what the message shows with them.
+    /// Takes the next bytes; returns the class so far.
     pub fn feed(&mut self, bytes: &[u8]) -> MessageClass {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -95,32 +95,31 @@ impl MessageClassifier {
         self.shows()
     }
 
-    /// Whether it has a method, so that it is a request or a notification.
+    /// Whether it has a method, so is a request or a notification.
     #[must_use]
     pub const fn has_method(&self) -> bool {
         self.is_method
     }
 
-    /// Whether it is a request or a notification, or what readers may take for one.
+    /// Whether it is a request or a notification, or readers may take it for one.
     #[must_use]
     pub const fn may_be_request(&self) -> bool {
         self.is_method || self.is_asking
     }
 
-    /// Whether its result may hold questions: a member so called, in whatever case, or one whose name is escaped.
+    /// Whether its result may hold questions: a member `inputRequests` in any case, or one with an escaped name.
     #[must_use]
     pub const fn has_requests(&self) -> bool {
         self.has_requests
     }
 
-    /// Whether its result may have a state that is to be given back: a member so called, in whatever case, or one whose
-    /// name is escaped.
+    /// Whether its result may hold a state to send back: a member `requestState` in any case, or one with an escaped name.
     #[must_use]
     pub const fn has_state(&self) -> bool {
         self.has_state
     }
 
-    /// Its id, once it has gone by whole; `None` if it has none that may be echoed.
+    /// Its id, once it was read whole; `None` if it has none that may be echoed.
     #[must_use]
     pub fn id(&self) -> Option<RequestId> {
         let text = Bytes::copy_from_slice(&self.id);
@@ -139,7 +138,7 @@ impl MessageClassifier {
         self.has_odd_id
     }
 
-    /// What the message shows so far.
+    /// The class of the message so far.
     #[must_use]
     pub const fn shows(&self) -> MessageClass {
         match (self.is_asking, self.is_error, self.is_answer || self.is_method || self.is_other) {
@@ -150,7 +149,7 @@ impl MessageClassifier {
         }
     }
 
-    /// Goes on to the next string, or to the end.
+    /// Advances to the next string, or to the end.
     fn between<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
         for (at, byte) in bytes.iter().enumerate() {
             match byte {
@@ -176,7 +175,7 @@ impl MessageClassifier {
                     self.expects_name = self.depth == 1;
                 }
                 b'}' | b']' => self.depth = self.depth.saturating_sub(1),
-                // A byte order mark in front is skipped by some readers.
+                // Some readers skip a byte order mark.
                 b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf => (),
                 _ if self.depth == 0 => self.is_other = true,
                 b',' if self.depth == 1 => {
@@ -195,7 +194,7 @@ impl MessageClassifier {
         &[]
     }
 
-    /// Goes on to the end of a string, or of the bytes.
+    /// Advances to the end of a string, or of the bytes.
     fn in_string<'b>(&mut self, text: StringRole, bytes: &'b [u8]) -> &'b [u8] {
         if std::mem::take(&mut self.after_backslash) {
             self.note(text, &bytes[..1]);
@@ -219,7 +218,7 @@ impl MessageClassifier {
         rest
     }
 
-    /// Keeps a part of the id. One that is too long is none.
+    /// Keeps a part of the id. One that is too long counts as none.
     fn keep(&mut self, text: StringRole, bytes: &[u8]) {
         if text == StringRole::Id && self.id.len() <= ID_BYTES_MAX {
             self.id.extend_from_slice(bytes);
@@ -241,9 +240,9 @@ impl MessageClassifier {
         let name = self.name.get(..self.length).unwrap_or_default();
         match text {
             StringRole::Other | StringRole::Id => (),
-            // Nobody writes the names of an envelope with escapes but to hide them.
+            // Escaped names in an envelope only serve to hide them.
             StringRole::Name | StringRole::Method if self.is_escaped => self.is_asking = true,
-            // There are readers for which the case of a name means nothing.
+            // Some readers ignore the case of a name.
             StringRole::Name => {
                 self.is_answer |= name.eq_ignore_ascii_case(b"result");
                 self.is_error |= name.eq_ignore_ascii_case(b"error");

@@ -1,4 +1,4 @@
-//! Defines the parts that a body is made of inside the gateway: bytes as they came over HTTP, or whole events.
+//! Defines the parts of a body inside the gateway: bytes from HTTP, or whole events.
 
 use std::io::IoSlice;
 
@@ -30,20 +30,20 @@ impl SseEvent {
     }
 }
 
-/// A part of a body. As a buffer it is what stands on the wire.
+/// A part of a body. As a buffer it yields its bytes on the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BodyPart {
-    /// Bytes as they came, or as they are to be written: of JSON, or of any number of events and comments.
+    /// Bytes as they came, or as they are to be written: JSON, or any number of events and comments.
     Bytes(Bytes),
     /// One event, whole.
     Event(StreamEvent),
 }
 
-/// One event of a stream that has not been written as text: that is done where it leaves the process.
+/// One event that is serialised only when it leaves the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamEvent {
     event: SseEvent,
-    /// What is still to be written, in this order.
+    /// The bytes to be written, in this order.
     unwritten: [Bytes; 3],
 }
 
@@ -51,13 +51,13 @@ impl StreamEvent {
     /// A `message` event with one JSON text, without an id: streams that the gateway makes for stateless clients cannot be
     /// resumed (MOD-21).
     ///
-    /// A text that stands on several lines becomes several `data` lines, which read back as the same JSON.
+    /// A text on several lines becomes several `data` lines, which read back as the same JSON.
     #[must_use]
     pub fn message(text: impl Into<MessageText>) -> Self {
         Self::with_head(Bytes::from_static(MESSAGE_HEAD), SseEvent { data: text.into(), ..SseEvent::default() })
     }
 
-    /// The same event under this id.
+    /// The same event with this id.
     #[must_use]
     pub fn named(self, id: String) -> Self {
         Self::of(SseEvent { id: Some(id), ..self.event })
@@ -95,14 +95,14 @@ impl StreamEvent {
         Self { event, unwritten }
     }
 
-    /// The same event with these bytes, whole events or comments, in front of it on the wire.
+    /// The same event with these bytes, whole events or comments, before it on the wire.
     #[must_use]
     pub fn after(mut self, bytes: &[u8]) -> Self {
         self.unwritten[0] = [bytes, &self.unwritten[0]].concat().into();
         self
     }
 
-    /// What the event says.
+    /// The event itself.
     #[must_use]
     pub const fn event(&self) -> &SseEvent {
         &self.event
@@ -128,8 +128,8 @@ impl BodyPart {
         matches!(self, Self::Bytes(bytes) if bytes.starts_with(b":"))
     }
 
-    /// One whole event with these messages in place of its data, each as an event; its other lines stand with the last of
-    /// them: an id says that everything before it was received.
+    /// One whole event with these messages in place of its data, one event each. The last one has the other fields: an id says
+    /// that everything before it was received.
     #[must_use]
     pub fn with_data(self, messages: &[MessageText]) -> Vec<Self> {
         let Some((last, before)) = messages.split_last() else { return Vec::new() };
@@ -143,19 +143,19 @@ impl BodyPart {
         }
     }
 
-    /// How many bytes it is on the wire.
+    /// Its number of bytes on the wire.
     #[must_use]
     pub fn len(&self) -> usize {
         self.remaining()
     }
 
-    /// Whether nothing of it stands on the wire.
+    /// Whether it has no bytes on the wire.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.has_remaining()
     }
 
-    /// A copy that holds no other buffer; a small part is shared as it is.
+    /// A copy that keeps no other buffer alive; a small part is shared.
     #[must_use]
     pub fn detached(&self) -> Self {
         match self {
@@ -165,7 +165,7 @@ impl BodyPart {
         }
     }
 
-    /// What stands on the wire. Copies the text of an event.
+    /// Its bytes on the wire. Copies an event's text.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self {
@@ -213,7 +213,7 @@ impl Buf for BodyPart {
         }
     }
 
-    /// Bytes are shared; of an event these are copied.
+    /// Bytes are shared; an event's are copied.
     fn copy_to_bytes(&mut self, count: usize) -> Bytes {
         match self {
             Self::Bytes(bytes) => bytes.split_to(count),
@@ -240,11 +240,11 @@ impl Buf for BodyPart {
     }
 }
 
-/// The same event with other data: its other lines stay as they came.
+/// The same event with other data; its other lines stay as they came.
 fn with_data(event: &Bytes, messages: &[MessageText]) -> Bytes {
     let mut out = BytesMut::with_capacity(event.len());
     let Some((last, before)) = messages.split_last() else { return Bytes::new() };
-    // An id says that everything before it was received, so it stands on the last of several events.
+    // An id says that everything before it was received, so only the last of several events has it.
     for message in before {
         write_data(&mut out, message);
         out.extend_from_slice(b"\n");

@@ -12,31 +12,31 @@ pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere.
 ///
-/// Holds at most one event of `event_bytes_max` bytes; data, name, id and the line under way count. Where the stream stands
-/// is known all the same once an event outgrew that.
+/// Holds at most one event of `event_bytes_max` bytes; data, name, id and the current line count. It tracks event boundaries even
+/// after an event outgrew that.
 #[derive(Debug)]
 pub struct SseDecoder {
     event_bytes_max: usize,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of an unfinished line.
     partial: Vec<u8>,
-    /// Whether a line feed that comes next belongs to the carriage return before it.
+    /// Whether a line feed that comes next belongs to the preceding carriage return.
     after_return: bool,
-    /// Whether the first line, which may begin with a byte order mark, is still to come.
+    /// Whether the first line, which may begin with a byte order mark, has yet to come.
     at_first_line: bool,
     last_id: Option<String>,
     block: PartialEvent,
     failed: bool,
-    /// Whether a byte of the line under way has come, and of the event or comment that it belongs to.
+    /// Whether a byte of the current line has come, and of the current event or comment.
     in_line: bool,
     in_event: bool,
     gave_ids: bool,
 }
 
-/// The event under way.
+/// The current event.
 #[derive(Debug, Default)]
 struct PartialEvent {
     name: Option<String>,
-    /// Each line with a line feed behind it.
+    /// The data lines, each followed by a line feed.
     data: Vec<u8>,
     has_id: bool,
     retry_ms: Option<u64>,
@@ -59,30 +59,30 @@ impl SseDecoder {
         }
     }
 
-    /// A decoder that decodes nothing, and tells where the stream stands.
+    /// A decoder that decodes nothing, and only tracks event boundaries.
     #[must_use]
     pub fn of_nothing() -> Self {
         Self { failed: true, ..Self::new(0) }
     }
 
-    /// Whether an event or a comment may be put in here.
+    /// Whether an event or a comment may be inserted here.
     #[must_use]
     pub const fn is_between_events(&self) -> bool {
         !self.in_event
     }
 
-    /// Whether an event seems to have had an id. Known however large the events are.
+    /// Whether an event seems to have had an id. Known at any size of events.
     #[must_use]
     pub const fn gave_ids(&self) -> bool {
         self.gave_ids
     }
 
-    /// Takes bytes; complete events come out in order. Comments count as nothing. Events with empty
-    /// data but an id or a retry are returned too (they prime a stream).
+    /// Takes bytes; returns complete events in order. Comments are skipped. Events with empty data but an id or a retry are
+    /// returned too (they prime a stream).
     ///
     /// # Errors
-    /// When one event outgrows the bound; nothing is decoded afterwards. Events that were complete before it are
-    /// returned first, the error then comes with the next call.
+    /// If one event outgrows the bound; nothing is decoded afterwards. Complete events before it are returned first, the error
+    /// with the next call.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<SseEvent>, FramingError> {
         let mut events = Vec::new();
         let mut rest = bytes;
@@ -94,7 +94,7 @@ impl SseDecoder {
             let end = memchr::memchr2(b'\r', b'\n', rest);
             let piece = &rest[..end.unwrap_or(rest.len())];
             if let Some(first) = piece.first() {
-                // A field is told by its first letter: the others that there are begin otherwise.
+                // The first letter is enough: no other field begins with it.
                 self.gave_ids |= !self.in_line && *first == b'i';
                 (self.in_line, self.in_event) = (true, true);
             }
@@ -121,7 +121,7 @@ impl SseDecoder {
         Ok(events)
     }
 
-    /// Takes a part of a body, as [`SseDecoder::feed`]; an event is what it says.
+    /// Takes a part of a body, as [`SseDecoder::feed`]; an event is returned as it is.
     ///
     /// # Errors
     /// As [`SseDecoder::feed`].
@@ -144,7 +144,7 @@ impl SseDecoder {
         Ok(event.clone())
     }
 
-    /// Bytes of an event that is not complete yet.
+    /// Bytes of the incomplete event.
     #[must_use]
     pub fn held(&self) -> usize {
         let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
@@ -157,7 +157,7 @@ impl SseDecoder {
         self.block = PartialEvent::default();
     }
 
-    /// Takes a line whose last piece, or whole, is `piece`.
+    /// Ends a line; `piece` is its last piece.
     fn end_line(&mut self, piece: &[u8]) -> Option<SseEvent> {
         if self.partial.is_empty() {
             return self.line(piece);
@@ -204,7 +204,7 @@ impl SseDecoder {
         }
     }
 
-    /// Ends the event under way, if there is one to speak of.
+    /// Ends the current event, if there is one.
     fn dispatch(&mut self) -> Option<SseEvent> {
         let mut block = std::mem::take(&mut self.block);
         if block.data.is_empty() && !block.has_id && block.retry_ms.is_none() {
@@ -221,7 +221,7 @@ impl SseDecoder {
 }
 
 impl BodyPart {
-    /// What one whole event says; `None` for bytes that are none.
+    /// The one event in these bytes, if there is one.
     #[must_use]
     pub fn event(&self) -> Option<SseEvent> {
         match self {

@@ -1,4 +1,4 @@
-//! U17, U20 and U21, and the comparison with a plain reading of the standard.
+//! U17, U20 and U21, and a comparison with a naive reading of the standard.
 
 use proptest::prelude::*;
 
@@ -117,7 +117,7 @@ fn data_that_is_not_utf8_is_handed_on_as_it_came() {
     assert_eq!(named[0].name.as_deref(), Some("a\u{fffd}"));
 }
 
-/// U17: whatever grows, it ends at the bound.
+/// U17: no field grows past the bound.
 #[test]
 fn an_event_that_outgrows_the_bound_is_refused() {
     #[track_caller]
@@ -146,7 +146,7 @@ fn many_events_within_the_bound_pass() {
     }
 }
 
-/// U17: an answer that was complete is not lost to what comes behind it.
+/// U17: a complete response is not lost to an oversized event after it.
 #[test]
 fn events_before_one_that_is_too_large_come_first() {
     let mut decoder = SseDecoder::new(16);
@@ -186,7 +186,7 @@ fn plain_reading(text: &[u8]) -> Vec<SseEvent> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let (mut events, mut last_id) = (Vec::new(), None);
     let (mut data, mut name, mut retry_ms, mut has_id) = (String::new(), String::new(), None, false);
-    // What stands behind the last line end is no line yet.
+    // The text after the last line end is no line yet.
     let lines: Vec<&str> = text.split('\n').collect();
     for line in &lines[..lines.len() - 1] {
         if line.is_empty() {

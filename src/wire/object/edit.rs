@@ -8,8 +8,7 @@ use super::{Member, Object, Payload};
 use crate::wire::JsonPieces;
 use crate::wire::payload::write_string;
 
-/// Changes to top-level members, applied at once by [`ObjectEdit::finish`]. A later change of the same
-/// member takes the place of the earlier one.
+/// Changes to top-level members, applied at once by [`ObjectEdit::finish`]. A later change of a member replaces the earlier one.
 #[derive(Debug)]
 pub struct ObjectEdit<'a> {
     object: &'a Object,
@@ -21,7 +20,7 @@ struct MemberChange<'a> {
     key: &'a str,
     /// `None` removes.
     value: Option<Payload>,
-    /// Whether the object has the member: looked for when the edit is finished.
+    /// Whether the object has the member: set when the edit is finished.
     stands: bool,
 }
 
@@ -30,13 +29,13 @@ impl<'a> ObjectEdit<'a> {
         Self { object, changes: Vec::new() }
     }
 
-    /// Sets a member: in place where it stands, else appended.
+    /// Sets a member: in place if the object has it, else appended.
     #[must_use]
     pub fn set(self, key: &'a str, value: Payload) -> Self {
         self.change(key, Some(value))
     }
 
-    /// Removes a member if it stands there.
+    /// Removes a member if the object has it.
     #[must_use]
     pub fn remove(self, key: &'a str) -> Self {
         self.change(key, None)
@@ -60,7 +59,7 @@ impl<'a> ObjectEdit<'a> {
         }
     }
 
-    /// The edited text in pieces that follow each other: what stays of at least `large` bytes is not copied.
+    /// The edited text in consecutive pieces: unchanged parts of at least `large` bytes are not copied.
     #[must_use]
     pub fn pieces(self, large: usize) -> Vec<Bytes> {
         let object = self.object;
@@ -73,7 +72,7 @@ impl<'a> ObjectEdit<'a> {
         }
     }
 
-    /// The edited text, in pieces where a large part of it stays.
+    /// The edited text, in pieces if a large part is unchanged.
     #[must_use]
     pub fn finish_pieces(self) -> JsonPieces {
         if self.object.payload().len() < JsonPieces::SHARED_MIN {
@@ -99,7 +98,7 @@ impl<'a> ObjectEdit<'a> {
         let room = object.payload().len() + self.changes.iter().map(growth).sum::<usize>();
         let source = object.payload().bytes();
         let mut out = EditedText { source, large, pieces: Vec::new(), open: Vec::new(), is_empty: true };
-        // One byte more, for the brace of an envelope that this may be the end of.
+        // One byte more, for the closing brace of an envelope around it.
         out.open.reserve_exact(if room < large { room + 1 } else { 0 });
         out.open.push(b'{');
         self.write_standing(&mut out);
@@ -115,8 +114,8 @@ impl<'a> ObjectEdit<'a> {
         Some(out)
     }
 
-    /// Writes the members that stand in the object. What belongs to a member reaches from the
-    /// separator before it to the one behind it, so whitespace stays and goes with its member.
+    /// Writes the members that the object has. A member extends from the separator before it to the one after it, so whitespace
+    /// stays and goes with its member.
     fn write_standing(&self, out: &mut EditedText<'_>) {
         let text = self.object.payload().bytes();
         let mut start = 1;
@@ -146,10 +145,10 @@ impl<'a> ObjectEdit<'a> {
     }
 }
 
-/// A text under way.
+/// A text being edited.
 struct EditedText<'a> {
     source: &'a Bytes,
-    /// From this size on what stays becomes a piece of its own.
+    /// Unchanged parts of at least this size become separate pieces.
     large: usize,
     pieces: Vec<Bytes>,
     /// The last piece.
@@ -158,7 +157,7 @@ struct EditedText<'a> {
 }
 
 impl EditedText<'_> {
-    /// Puts a comma behind everything but the opening brace.
+    /// Appends a comma except after the opening brace.
     fn separate(&mut self) {
         if !std::mem::take(&mut self.is_empty) {
             self.open.push(b',');

@@ -156,7 +156,7 @@ fn large_members_are_written_whole() {
     assert_eq!(written.as_str(), format!(r#"{{"m":{},"l":{{"k":"v",{inside},"n":1}}"#, large.as_str()));
 }
 
-/// An edit of one member: its key, and what to set unless it is to go.
+/// An edit of one member: its key, and the value to set; `None` removes it.
 type EditStep = (String, Option<i64>);
 
 fn steps() -> impl Strategy<Value = Vec<EditStep>> {

@@ -6,18 +6,17 @@ use super::Payload;
 use crate::wire::JsonPieces;
 use crate::wire::payload::write_string;
 
-/// Room for an object without large members.
+/// Capacity for an object without large members.
 const ROOM: usize = 512;
 
-/// Room for what may follow a large member, so that a few bytes do not make it move.
+/// Spare capacity after a large member, so that a few bytes do not reallocate it.
 const SLACK: usize = 64;
 
-/// An object under way. Members stand in the order in which they are given; the caller names each
-/// key once.
+/// Writes an object member by member, in the given order; the caller names each key once.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct ObjectWriter {
-    /// Pieces in front of `text`: there where a large value is shared.
+    /// Pieces before `text`, where a large value is shared.
     pieces: Vec<Bytes>,
     text: Vec<u8>,
     is_empty: bool,
@@ -36,7 +35,7 @@ impl ObjectWriter {
         Self { pieces: Vec::new(), text, is_empty: true }
     }
 
-    /// A member with a value as it stands.
+    /// Appends a member, verbatim.
     pub fn member(mut self, key: &str, value: &Payload) -> Self {
         self.key(key);
         self.text.reserve(value.len() + SLACK);
@@ -44,22 +43,22 @@ impl ObjectWriter {
         self
     }
 
-    /// A member that is a string.
+    /// Appends a string member.
     pub fn text(mut self, key: &str, value: &str) -> Self {
         self.key(key);
         write_string(&mut self.text, value);
         self
     }
 
-    /// A member that is a number.
+    /// Appends a number member.
     pub fn number(mut self, key: &str, value: u64) -> Self {
         self.key(key);
         self.text.extend_from_slice(value.to_string().as_bytes());
         self
     }
 
-    /// A member that is `object` with one more member in front: in a single copy, or shared where it is large. The caller knows that
-    /// `object` has no such member: the text is not searched for it.
+    /// Appends `object` as a member, with one more member at its front: in a single copy, or shared if it is large. The caller
+    /// knows that `object` has no such member: the text is not searched for it.
     pub fn member_led_by(mut self, key: &str, (lead, value): (&str, &str), object: &Payload) -> Self {
         let rest = object.bytes().strip_prefix(b"{").unwrap_or(b"}").trim_ascii_start();
         self.key(key);
@@ -86,7 +85,7 @@ impl ObjectWriter {
         self.finish_pieces().whole()
     }
 
-    /// The object, in pieces where a large member is shared.
+    /// The object, in pieces if a large member is shared.
     #[must_use]
     pub fn finish_pieces(mut self) -> JsonPieces {
         self.text.push(b'}');

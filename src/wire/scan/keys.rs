@@ -1,4 +1,4 @@
-//! Keeps the keys of all open objects, to notice one that comes twice.
+//! Tracks the keys of all open objects, to detect duplicates.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -8,21 +8,21 @@ use smallvec::SmallVec;
 /// Up to so many keys are compared one by one; beyond, a set is faster.
 const LINEAR_MAX: usize = 16;
 
-/// Keys of the objects on the way from the root, innermost last.
+/// Keys of the open objects, innermost last.
 #[derive(Debug, Default)]
 pub(super) struct OpenKeys<'t> {
     stack: SmallVec<[Cow<'t, str>; 32]>,
-    /// The keys of large objects, which leave the stack. The standard hasher is seeded at random, so
-    /// nobody can prepare keys that collide (B89).
+    /// The keys of large objects, which leave the stack. The standard hasher has a random seed, so colliding keys cannot be
+    /// prepared (B89).
     sets: Vec<HashSet<Cow<'t, str>>>,
 }
 
-/// What one open object knows of its own keys.
+/// The state of one open object's keys.
 #[derive(Debug)]
 pub(super) struct ObjectKeys {
-    /// Where its keys begin on the stack.
+    /// The index of its first key on the stack.
     from: usize,
-    /// One bit for each [`fingerprint`] seen: a bit not set spares the comparisons.
+    /// One bit for each [`fingerprint`] seen: an unset bit saves the comparisons.
     seen: u64,
     /// Whether its keys are in a set, which is the last one while the object is the innermost.
     is_large: bool,
@@ -33,7 +33,7 @@ impl<'t> OpenKeys<'t> {
         ObjectKeys { from: self.stack.len(), seen: 0, is_large: false }
     }
 
-    /// Adds a key to the innermost object, which is `object`; false if it stands there already.
+    /// Adds a key to the innermost object, `object`; false for a duplicate.
     pub(super) fn insert(&mut self, object: &mut ObjectKeys, key: Cow<'t, str>) -> bool {
         if object.is_large {
             return self.sets.last_mut().is_some_and(|set| set.insert(key));
@@ -60,7 +60,7 @@ impl<'t> OpenKeys<'t> {
     }
 }
 
-/// A number below 64 that tells most keys of one object apart.
+/// A number below 64 that distinguishes most keys of one object.
 fn fingerprint(key: &str) -> u32 {
     let bytes = key.as_bytes();
     let (first, last) = (bytes.first().copied().unwrap_or(0), bytes.last().copied().unwrap_or(0));

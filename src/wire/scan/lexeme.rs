@@ -1,4 +1,4 @@
-//! Reads strings, numbers and literals of JSON text. Positions in, positions out; nothing is kept.
+//! Reads strings, numbers and literals of JSON text. Positions in, positions out.
 
 use std::borrow::Cow;
 
@@ -6,18 +6,18 @@ use memchr::{memchr, memchr2};
 
 use super::ScanError;
 
-/// What JSON calls whitespace.
+/// JSON's whitespace.
 pub(super) const fn is_whitespace(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
-/// Integers of so many characters fit a double whatever their digits are.
+/// Integers of so many characters fit a double with any digits.
 const SURELY_FINITE_CHARS: usize = 300;
 
-/// So many bytes are looked at before a search that is slower to begin with.
+/// So many bytes are inspected before a search with a higher fixed cost.
 const NEAR: usize = 32;
 
-/// So many bytes are compared with one outcome.
+/// So many bytes are compared with one branch.
 const BLOCK: usize = 256;
 
 /// A string that was read.
@@ -26,11 +26,11 @@ pub(super) struct Quoted {
     /// Just past the closing quotation mark.
     pub(super) end: usize,
     pub(super) escaped: bool,
-    /// The first escape that is half of a surrogate pair by itself.
+    /// The first lone surrogate.
     pub(super) lone: Option<usize>,
 }
 
-/// Reads the string whose opening quotation mark stands at `at`.
+/// Reads the string with its opening quotation mark at `at`.
 ///
 /// # Errors
 /// `Syntax` for raw control characters, unknown escapes and a missing end, whichever comes first.
@@ -41,8 +41,8 @@ pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
     if near.get(found) == Some(&b'"') {
         return Ok(Quoted { end: start + found + 1, escaped: false, lone: None });
     }
-    // Most strings have ended by now. What is left of this one is searched for its end first, as that takes many bytes at
-    // once, and so does the look at what was passed over.
+    // Most strings have ended by now. For a longer one, both the search for its end and the check of the skipped bytes take many
+    // bytes at once.
     let read = rest_of_string(text, start + found);
     let passed = match read {
         Ok(Quoted { end, .. }) => end,
@@ -54,7 +54,7 @@ pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
     }
 }
 
-/// Reads on from `at` inside a string up to its end, or to what cannot be read, whatever control characters it has.
+/// Reads on from `at` inside a string up to its end or the first invalid escape; control characters are not checked.
 fn rest_of_string(text: &[u8], mut at: usize) -> Result<Quoted, usize> {
     let (mut escaped, mut lone) = (false, None);
     loop {
@@ -74,7 +74,7 @@ fn rest_of_string(text: &[u8], mut at: usize) -> Result<Quoted, usize> {
     }
 }
 
-/// The end of a string in text that a scan has accepted; `at` is its opening quotation mark.
+/// The end of a string in scanned text; `at` is its opening quotation mark.
 pub(in crate::wire) fn string_end(text: &[u8], at: usize) -> usize {
     let mut at = mark(text, at + 1);
     while text.get(at) == Some(&b'\\') {
@@ -83,8 +83,8 @@ pub(in crate::wire) fn string_end(text: &[u8], at: usize) -> usize {
     at + 1
 }
 
-/// The next quotation mark or backslash from `at` on, or the end of the text. Where a text has escapes it has many, so that
-/// it is looked at closely before a search that takes many bytes at once, and longer to begin with.
+/// The next quotation mark or backslash from `at` on, or the end of the text. Escapes cluster, so the near bytes are inspected
+/// before a search with a higher fixed cost.
 pub(in crate::wire) fn mark(text: &[u8], at: usize) -> usize {
     let rest = text.get(at..).unwrap_or_default();
     let (near, far) = rest.split_at(rest.len().min(NEAR));
@@ -94,7 +94,7 @@ pub(in crate::wire) fn mark(text: &[u8], at: usize) -> usize {
     }
 }
 
-/// Whether a text stands in a JSON string as it is.
+/// Whether a text needs no escapes in a JSON string.
 pub(in crate::wire) fn needs_no_escape(text: &[u8]) -> bool {
     stop_near::<true>(text) == text.len()
 }
@@ -110,9 +110,8 @@ fn control(text: &[u8]) -> Option<usize> {
     text.iter().position(|&b| b < 0x20)
 }
 
-/// The next quotation mark or backslash, or control character where `CONTROLS` says so, or the end of the text: for a short
-/// one, eight bytes at a time. In each sum below a borrow can only spoil bytes after the first hit, and the first hit is all
-/// that is asked for.
+/// The next quotation mark or backslash, or control character if `CONTROLS`, or the end of the text. Reads eight bytes at a time,
+/// for short texts. In each sum below a borrow can only spoil bytes after the first hit, and only the first hit is used.
 fn stop_near<const CONTROLS: bool>(text: &[u8]) -> usize {
     const ONES: u64 = u64::MAX / 0xff;
     const HIGH: u64 = ONES << 7;
@@ -134,14 +133,14 @@ fn stop_near<const CONTROLS: bool>(text: &[u8]) -> usize {
 #[derive(Clone, Copy, Debug)]
 struct Escape {
     end: usize,
-    /// It is half of a surrogate pair, and the other half does not follow.
+    /// It is a lone surrogate.
     is_lone: bool,
 }
 
-/// Reads the escape whose backslash stands at `at`; a pair of surrogates counts as one.
+/// Reads the escape with its backslash at `at`; a surrogate pair counts as one.
 ///
 /// # Errors
-/// Where it cannot be read.
+/// The offset of an invalid escape.
 fn escape(text: &[u8], at: usize) -> Result<Escape, usize> {
     let whole = |end| Ok(Escape { end, is_lone: false });
     match text.get(at + 1) {
@@ -173,14 +172,13 @@ fn code_unit(text: &[u8], at: usize) -> Result<u32, usize> {
     })
 }
 
-/// The string that a scanned value is, decoded; `None` for other values, and for text with half of a surrogate pair,
-/// which says nothing that could be compared.
+/// A scanned string value, decoded; `None` for other values, and for text with a lone surrogate, which cannot be compared.
 pub(in crate::wire) fn decode_string(value: &[u8]) -> Option<Cow<'_, str>> {
     let raw = inside(value)?;
     if raw.contains('\\') { serde_json::from_slice(value).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(raw)) }
 }
 
-/// The same with U+FFFD in place of each half of a pair: for text that is shown, and decides nothing.
+/// As [`decode_string`], with U+FFFD for each lone surrogate: for text that is displayed, and decides nothing.
 pub(in crate::wire) fn decode_lossy(value: &[u8]) -> Option<Cow<'_, str>> {
     if let Some(text) = decode_string(value) {
         return Some(text);
@@ -193,7 +191,7 @@ pub(in crate::wire) fn decode_lossy(value: &[u8]) -> Option<Cow<'_, str>> {
     Some(Cow::Owned(out))
 }
 
-/// What stands between the quotation marks of a scanned value, if it is a string.
+/// The text between the quotation marks of a scanned value, if it is a string.
 pub(in crate::wire) fn inside(value: &[u8]) -> Option<&str> {
     let raw = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     Some(std::str::from_utf8(raw).expect("scanned text is UTF-8"))
@@ -203,11 +201,11 @@ pub(in crate::wire) fn inside(value: &[u8]) -> Option<&str> {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::wire) enum StringPiece<'t> {
     Text(&'t str),
-    /// Half of a surrogate pair, by itself.
+    /// A lone surrogate.
     Half(u32),
 }
 
-/// Decodes what stands between the quotation marks of a scanned string, whatever halves of pairs it has.
+/// Decodes the inside of a scanned string, lone surrogates included.
 pub(in crate::wire) fn pieces(raw: &str, mut take: impl FnMut(StringPiece<'_>)) {
     let bytes = raw.as_bytes();
     let (mut from, mut at) = (0, 0);
@@ -224,7 +222,7 @@ pub(in crate::wire) fn pieces(raw: &str, mut take: impl FnMut(StringPiece<'_>)) 
     take(StringPiece::Text(&unescape(&raw[from..])));
 }
 
-/// Decodes what stands between the quotation marks of a scanned key: it has no half of a pair.
+/// Decodes the inside of a scanned key: it has no lone surrogate.
 pub(super) fn unescape(raw: &str) -> String {
     serde_json::from_str(&format!("\"{raw}\"")).expect("a scanned string decodes")
 }
@@ -232,7 +230,7 @@ pub(super) fn unescape(raw: &str) -> String {
 /// Reads the number at `at` and returns its end.
 ///
 /// # Errors
-/// `Syntax` alone; whether the value may be carried is for [`is_carried`].
+/// Only `Syntax`; [`is_carried`] decides whether the value may be carried.
 pub(super) fn number(text: &[u8], at: usize) -> Result<usize, ScanError> {
     let mut end = at + usize::from(text[at] == b'-');
     end = match text.get(end) {

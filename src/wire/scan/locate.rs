@@ -1,11 +1,11 @@
-//! Locates members and items in a value that a scan has accepted: no rule is checked again.
+//! Locates members and items in a scanned value, without checking it again.
 
 use std::ops::Range;
 
 use super::lexeme::{is_whitespace, string_end};
 use super::{Member, Members, ObjectPlace};
 
-/// The members of the outermost object, or `None` if the text is none.
+/// The members of the outermost object, or `None` if the text is no object.
 pub(in crate::wire) fn members(text: &[u8]) -> Option<Members> {
     let mut members = Members::new();
     if text.first() != Some(&b'{') {
@@ -13,7 +13,7 @@ pub(in crate::wire) fn members(text: &[u8]) -> Option<Members> {
     }
     let mut at = 0;
     loop {
-        // Here stands the opening brace or the comma before a member.
+        // `at` is at the opening brace or the comma before a member.
         let key_start = skip_whitespace(text, at + 1);
         if text.get(key_start) != Some(&b'"') {
             return Some(members);
@@ -31,9 +31,9 @@ pub(in crate::wire) fn members(text: &[u8]) -> Option<Members> {
     }
 }
 
-/// The items of the outermost array, or nothing if the text is none.
+/// The items of the outermost array; none if the text is no array.
 pub(in crate::wire) fn items(text: &[u8]) -> impl Iterator<Item = Range<usize>> {
-    // Here stands the opening bracket or the comma before an item.
+    // `at` is at the opening bracket or the comma before an item.
     let mut at = text.starts_with(b"[").then_some(0);
     std::iter::from_fn(move || {
         let start = skip_whitespace(text, at? + 1);

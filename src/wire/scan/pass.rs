@@ -1,4 +1,4 @@
-//! Loops over values with an explicit stack of open containers: the pass itself.
+//! Implements the scan: a loop over values with an explicit stack of open containers.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use super::keys::{ObjectKeys, OpenKeys};
 use super::lexeme::{self, is_whitespace};
 use super::{Member, Members, ObjectOutline, ObjectPlace, ScanError, ScanLimits};
 
-/// One scan under way.
+/// One scan in progress.
 #[derive(Debug)]
 pub(super) struct ScanPass<'t> {
     text: &'t str,
@@ -22,7 +22,7 @@ pub(super) struct ScanPass<'t> {
     flaw: Option<ScanError>,
 }
 
-/// An object or array whose end has not been read.
+/// An open object or array.
 #[derive(Debug)]
 enum Container {
     Object(OpenObject),
@@ -35,13 +35,13 @@ struct OpenObject {
     keys: ObjectKeys,
     /// Set if its members are to be located.
     place: Option<ObjectPlace>,
-    /// The located member whose value is being read.
+    /// The located member that is being read.
     current: Option<usize>,
-    /// The place of that value, should it be an object.
+    /// The location of that member's value, should it be an object.
     child: Option<ObjectPlace>,
 }
 
-/// What comes next.
+/// The next step of the scan.
 enum NextValue {
     Value,
     /// The value that ends here may have been the last one of its container.
@@ -83,7 +83,7 @@ impl<'t> ScanPass<'t> {
         Ok(ObjectOutline { root, members: self.members, flaw: self.flaw })
     }
 
-    /// Reads a scalar, or the opening of a container up to where its first value begins.
+    /// Reads a scalar, or the opening of a container up to its first value.
     fn value(&mut self) -> Result<NextValue, ScanError> {
         self.skip_whitespace();
         self.nodes += 1;
@@ -161,7 +161,7 @@ impl<'t> ScanPass<'t> {
         Ok(NextValue::Value)
     }
 
-    /// Steps over the opening bracket and the whitespace behind it.
+    /// Skips the opening bracket and the whitespace after it.
     fn descend(&mut self, container: Container) -> Result<(), ScanError> {
         if self.open.len() >= self.limits.depth_max {
             return Err(ScanError::TooDeep { at: self.at });
@@ -179,7 +179,7 @@ impl<'t> ScanPass<'t> {
         NextValue::AfterValue
     }
 
-    /// Reads a key of the innermost object, up to where its value begins.
+    /// Reads a key of the innermost object, up to its value.
     fn key(&mut self) -> Result<NextValue, ScanError> {
         self.skip_whitespace();
         let start = self.at;
@@ -189,7 +189,7 @@ impl<'t> ScanPass<'t> {
         let quoted = lexeme::string(self.bytes, start)?;
         let is_root = self.open.len() == 1;
         if let Some(at) = quoted.lone {
-            // Nobody could tell two such keys apart by what they say; of the root's all must be known.
+            // Two such keys could not be told apart; at the root all keys must be known.
             let error = ScanError::LoneSurrogate { at };
             if is_root {
                 return Err(error);
@@ -216,7 +216,7 @@ impl<'t> ScanPass<'t> {
         }
         object.count += 1;
         let too_many = object.count > self.limits.members_max;
-        // A refused text is read on for the sake of its id alone, so only the root still needs unique keys.
+        // A refused text is read on only for its id, so only the root still needs unique keys.
         let is_new = (self.flaw.is_some() && !is_root) || self.keys.insert(&mut object.keys, key);
         if too_many {
             self.note(ScanError::TooManyNodes { at: start });
@@ -249,7 +249,7 @@ impl<'t> ScanPass<'t> {
         Ok(())
     }
 
-    /// Keeps the first flaw.
+    /// Records the first flaw.
     fn note(&mut self, flaw: ScanError) {
         self.flaw.get_or_insert(flaw);
     }

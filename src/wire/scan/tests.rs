@@ -1,4 +1,4 @@
-//! Bad input that concerns the text alone, and the comparison with `serde_json`.
+//! Invalid JSON text, and the comparison with `serde_json`.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -112,7 +112,7 @@ fn bytes_that_are_not_utf8_are_refused() {
     }
 }
 
-/// B79: at every distance from the start of a word or block of bytes that is compared at once, in keys too.
+/// B79: at every distance from the start of a block that is compared at once, in keys too.
 #[test]
 fn raw_control_characters_in_strings_are_refused_wherever_they_stand() {
     for control in 0..0x20_u8 {
@@ -145,8 +145,8 @@ fn escapes_follow_the_grammar() {
     }
 }
 
-/// B80 and U28: half a pair in any order. As a value it passes, since tools and clients write and read it; in a key it
-/// does not.
+/// B80 and U28: lone surrogates in any order. As a value they pass, since tools and clients write and read them; in a key they do
+/// not.
 #[test]
 fn lone_surrogate_escapes_pass_in_values_and_are_refused_in_keys() {
     for (text, at) in [
@@ -172,7 +172,7 @@ fn lone_surrogate_escapes_pass_in_values_and_are_refused_in_keys() {
     assert_eq!(decode_lossy(br#""\u00e4\ud83d\ude00\ud83d.\udc00""#).as_deref(), Some("ä😀\u{fffd}.\u{fffd}"));
 }
 
-/// B81: what the text may hold; names are for others to judge.
+/// B81: any text passes the scan; names are checked elsewhere.
 #[test]
 fn an_escaped_zero_is_carried() {
     check(r#"{"a":"\u0000"}"#, Ok(()));
@@ -190,7 +190,7 @@ fn nesting_is_refused_one_level_past_the_limit() {
     check(&objects, Err(ScanError::TooDeep { at: 64 * 5 }));
 }
 
-/// B82 and U27: the walk stops at the limit, and without one it needs no stack of the processor.
+/// B82 and U27: the walk stops at the limit, and without a limit it does not use the processor's stack.
 #[test]
 fn two_million_levels_neither_overflow_nor_take_long() {
     let text = "[".repeat(2_000_000);
@@ -215,7 +215,7 @@ fn a_key_that_comes_twice_is_refused_at_every_level() {
     check(r#"{"a":{"a":{"a":1}},"b":{"a":1},"c":[{"a":1},{"a":1}]}"#, Ok(()));
 }
 
-/// B84: what counts is the key that a receiver reads.
+/// B84: receivers compare decoded keys.
 #[test]
 fn keys_are_compared_decoded_and_no_further() {
     check(r#"{"a":1,"\u0061":2}"#, Err(ScanError::DuplicateKey { at: 7 }));
@@ -287,14 +287,14 @@ fn members_items_and_values_are_counted() {
     );
 }
 
-/// B89: many members of one length with equal ends cost a set's time, not the square of it.
+/// B89: many members of one length with equal ends take a set's time, not quadratic time.
 #[test]
 fn two_hundred_thousand_like_keys_take_linear_time() {
     let members: Vec<_> = (0..200_000).map(|n| format!("\"a{n:06}a\":0")).collect();
     assert_eq!(verdict(format!("{{{}}}", members.join(",")).as_bytes(), ScanLimits::UPSTREAM), Ok(()));
 }
 
-/// The id is still to be found behind what is wrong, but unreadable text wins over it.
+/// The id is found after a flaw, but unreadable text wins over it.
 #[test]
 fn a_flaw_is_kept_while_the_rest_is_read() {
     let outline = scan(br#"{"params":{"a":1,"a":2,"n":1e400},"id":7}"#, ScanLimits::CLIENT).unwrap();
@@ -323,7 +323,7 @@ fn members_are_located_in_the_root_the_payload_objects_and_their_meta_alone() {
     assert_eq!(outline.root, 1..text.len() - 1);
 }
 
-/// Text that is JSON or nearly so.
+/// Text that is JSON or nearly JSON.
 fn nearly_json() -> impl Strategy<Value = String> {
     let token = prop::sample::select(vec![
         "{",
@@ -377,8 +377,8 @@ fn json_value() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-/// What the scan accepts `serde_json` reads, and what `serde_json` refuses the scan refuses; but for half of a surrogate
-/// pair, which another character stands for here.
+/// `serde_json` reads every text that the scan accepts, and the scan refuses every text that `serde_json` refuses; except lone
+/// surrogates, which another character replaces here.
 fn assert_agrees(text: &str) -> Result<(), TestCaseError> {
     let whole = text.replace("\\ud800", "\\ufffd");
     let reference = serde_json::from_str::<serde_json::Value>(&whole);

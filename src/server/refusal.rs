@@ -279,12 +279,12 @@ impl Refusal {
         let RefusalResponse { status, reason, then, code } = self.terms();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(reason, "request refused");
-        let sentence = match &self {
-            Self::PathUnknown(paths) if !paths.is_empty() => {
-                Cow::from(format!("No server is here; there are servers at {paths}"))
-            }
-            _ => Cow::from(self.sentence()),
-        };
+        let mut sentence = Cow::from(self.sentence());
+        if let Self::PathUnknown(paths) = &self
+            && !paths.is_empty()
+        {
+            sentence = Cow::from(format!("No server is here; there are servers at {paths}"));
+        }
         let mut response = refused(status, code, &sentence);
         response.extensions_mut().insert(RefusalMarker);
         let ends = match stream {

@@ -1,7 +1,7 @@
 //! Serves HTTP: sockets, connections, and the layers in front of the faces.
 //!
-//! Everything that can be refused by looking at HTTP alone is refused here; what a face receives is whole and
-//! within bounds. Knows no JSON-RPC method and no task. Read `stack.rs` first: it names the layers in order.
+//! Refuses every request that HTTP alone shows to be invalid, so that a face receives complete requests within limits. Knows no
+//! JSON-RPC method and no task. Read `stack.rs` first: it lists the layers in order.
 
 pub mod admin;
 pub mod api_keys;
@@ -46,21 +46,21 @@ pub(crate) use host::is_loopback;
 pub use listener::{ListenerSpec, RunningListener, StartError, start, start_on};
 pub use principal::{Authenticator, LocalUser};
 
-/// Whom a listener is for.
+/// The kind of peer that a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerRole {
-    /// MCP clients. Pages of allowed origins may call and read.
+    /// MCP clients. Pages of allowed origins may send requests and read responses.
     Clients,
-    /// Operators. No page of another origin reads anything.
+    /// Operators. No page of another origin may read a response.
     Operators,
-    /// What scrapes metrics and probes health, by whatever name it knows the gateway. No page may come.
+    /// Metrics scrapers and health probes, under any host name. No page may send requests.
     Probes,
-    /// Other replicas of the gateway, which pass on what their clients ask.
+    /// Other replicas of the gateway, which forward their clients' requests.
     Replicas,
 }
 
 impl ListenerRole {
-    /// What metrics and logs call it.
+    /// The listener's name in metrics and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,52 +72,52 @@ impl ListenerRole {
     }
 }
 
-/// The client listener, resolved.
+/// The resolved settings of the client listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenSettings {
     pub address: SocketAddr,
-    /// The identity for TLS; without one the listener speaks plain HTTP.
+    /// The TLS identity; without it the listener serves plain HTTP.
     pub tls: Option<IdentityFiles>,
-    /// Whether keys may come in clear from other machines: something in front speaks TLS.
+    /// Whether other machines may send keys in the clear, because a proxy terminates TLS.
     pub plaintext: bool,
-    /// Host names besides the bound address, loopback and those of the certificate; lower case, without port.
+    /// Allowed host names besides the bound address, loopback and the certificate's names; lower case, without port.
     pub allowed_hosts: Vec<String>,
-    /// Origins besides loopback's and those of the hosts that are served, as `scheme://host[:port]`.
+    /// Allowed origins besides loopback and the served hosts, as `scheme://host[:port]`.
     pub allowed_origins: Vec<String>,
-    /// The beginning of the addresses that clients use, if it is not where the gateway listens: `scheme://host[:port]`. Its
-    /// host and its origin are among the allowed ones.
+    /// The base of the URLs that clients use, if it differs from the listener's address: `scheme://host[:port]`. Its host and its
+    /// origin are allowed.
     pub public_url: Option<String>,
-    /// Peers whose `Forwarded` and `X-Forwarded-*` are believed.
+    /// Proxies that may set `Forwarded` and `X-Forwarded-*`.
     pub trusted_proxies: Vec<AddressRange>,
     pub body_bytes_max: NonZeroUsize,
     pub connections_max: NonZeroUsize,
-    /// How long a drain waits for calls that are held.
+    /// How long a drain waits for held calls.
     pub drain_max: Duration,
 }
 
-/// The operators' listener, resolved.
+/// The resolved settings of the admin listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminSettings {
     pub address: SocketAddr,
-    /// What operators come with; none where nobody is asked, which is on loopback alone.
+    /// The operators' tokens; empty where none is required, which is allowed on loopback only.
     pub tokens: Vec<ApiKeySettings>,
 }
 
-/// What one connection and one request may take before they are cut off (SEC-11).
+/// The limits of one connection and one request (SEC-11).
 ///
-/// Not configuration: an operator has no reason to change these. Tests shorten them.
+/// Not configurable: an operator has no reason to change them. Tests shorten them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenerLimits {
     /// From the accept to the end of the TLS handshake.
     pub handshake_deadline: Duration,
-    /// How often the certificate's files are looked at.
+    /// The interval at which the certificate's files are checked for changes.
     pub certificate_check: Duration,
     /// From the accept (with TLS, the handshake) to the first byte, and from the first byte of a head to its last.
     pub head_deadline: Duration,
-    /// From an answer to the first byte of the next request, over HTTP/1.
+    /// From a response to the first byte of the next request, over HTTP/1.
     pub idle_deadline: Duration,
     pub head_bytes_max: usize,
-    /// The same over HTTP/2, where fields are counted as they are kept.
+    /// The same over HTTP/2, measured as HPACK counts a field list.
     pub header_list_bytes_max: u32,
     pub target_bytes_max: usize,
     pub headers_max: usize,
@@ -126,30 +126,30 @@ pub struct ListenerLimits {
     /// A body that brings fewer than `body_window_bytes_min` within one window is too slow.
     pub body_window: Duration,
     pub body_window_bytes_min: usize,
-    /// How long a peer may leave an answer unread before its connection is reset, or that answer.
+    /// How long a peer may leave a response unread before its connection or stream is reset.
     pub write_stall: Duration,
     pub stall_cost: StallCost,
-    /// How long a connection that ends early still reads, so that the peer sees the answer and not a reset.
+    /// How long a connection that ends early is still read, so that the peer receives the response and not a reset.
     pub linger: Duration,
-    /// Connections of one peer address, or of one /64 of IPv6; loopback peers are exempt.
+    /// Connections per peer address, or per IPv6 /64; loopback peers are exempt.
     pub connections_per_address_max: usize,
     pub streams_max: u32,
-    /// Streams that an HTTP/2 peer has reset before anybody has looked at them; one more ends the connection.
+    /// Streams that an HTTP/2 peer may reset before they are accepted; one more ends the connection.
     pub unseen_resets_max: usize,
-    /// Requests that one connection may have refused before it is ended.
+    /// Refused requests per connection before it is ended.
     pub glitches_max: u32,
     pub ping_interval: Duration,
     pub ping_timeout: Duration,
-    /// PING, SETTINGS and PRIORITY frames that an HTTP/2 peer may send within one window.
+    /// PING, SETTINGS and PRIORITY frames that an HTTP/2 peer may send per window.
     pub control_frames_max: u32,
     pub control_window: Duration,
 }
 
-/// What a peer loses over HTTP/2 that leaves an answer unread. One that takes no byte at all loses its connection.
+/// The cost of an unread HTTP/2 response. A peer that reads no byte at all always loses its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StallCost {
     Connection,
-    /// That answer: others that come over its connection are not its own.
+    /// The stream of that response: other responses on the connection belong to other clients.
     Answer,
 }
 

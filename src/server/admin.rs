@@ -1,6 +1,6 @@
-//! Serves operators: health, readiness and metrics.
+//! Serves health, readiness and metrics to operators.
 //!
-//! The same layers stand in front of it as in front of the clients' listener (B66).
+//! The admin listener has the same layers as the client listener (B66).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,21 +20,20 @@ use crate::face::http::{Endpoint, FaceResponse, Inbound, full_body};
 use crate::task::Principal;
 use crate::upstream::upstream_health::{HealthReport, UpstreamHealthList};
 
-/// The label of its metrics.
 const BODY_BYTES_MAX: NonZeroUsize = NonZeroUsize::new(64 << 10).unwrap();
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 const DRAIN_MAX: Duration = Duration::from_secs(2);
 
-/// Whether new work may be sent here: yes while nothing is listed against it. Clones share one list.
+/// Whether the gateway is ready: it is while no reason is listed. Clones share one list.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<RwLock<BTreeMap<&'static str, ReasonWeight>>>);
 
-/// What a reason means for work that is sent here.
+/// The effect of a reason on readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasonWeight {
-    /// None may be sent here.
+    /// The gateway accepts no work.
     Blocks,
-    /// Most of it is done.
+    /// The gateway accepts most work.
     Limits,
 }
 
@@ -44,12 +43,12 @@ impl Readiness {
         Self::default()
     }
 
-    /// Not ready until [`Readiness::clear`] is called with the same reason.
+    /// Makes the gateway not ready until [`Readiness::clear`] is called with the same reason.
     pub fn block(&self, reason: &'static str) {
         self.0.write().insert(reason, ReasonWeight::Blocks);
     }
 
-    /// Ready, but not for everything, until [`Readiness::clear`] is called with the same reason.
+    /// Limits readiness until [`Readiness::clear`] is called with the same reason.
     pub fn limit(&self, reason: &'static str) {
         self.0.write().insert(reason, ReasonWeight::Limits);
     }
@@ -58,20 +57,20 @@ impl Readiness {
         self.0.write().remove(reason);
     }
 
-    /// Of reasons that are never there together, lists this one, or none.
+    /// Lists at most one of several mutually exclusive reasons.
     pub fn show_one_of(&self, reasons: &[&'static str], why: Option<(&'static str, ReasonWeight)>) {
         let mut listed = self.0.write();
         listed.retain(|reason, _| !reasons.contains(reason));
         listed.extend(why);
     }
 
-    /// What stands against it, in alphabetical order.
+    /// The reasons that block readiness, in alphabetical order.
     #[must_use]
     pub fn reasons(&self) -> Vec<&'static str> {
         self.of(ReasonWeight::Blocks)
     }
 
-    /// What it is not ready for, in alphabetical order.
+    /// The reasons that limit readiness, in alphabetical order.
     #[must_use]
     pub fn limits(&self) -> Vec<&'static str> {
         self.of(ReasonWeight::Limits)
@@ -82,7 +81,7 @@ impl Readiness {
     }
 }
 
-/// The metrics, and what brings those up to date that change with time alone, whenever they are read.
+/// The metrics page, and a callback that updates time-dependent metrics before each scrape.
 #[derive(Clone)]
 pub struct MetricsSource {
     page: PrometheusHandle,
@@ -102,7 +101,7 @@ impl From<PrometheusHandle> for MetricsSource {
 }
 
 impl MetricsSource {
-    /// The same, with what is called before each reading. It must not wait.
+    /// Sets the callback that runs before each scrape. It must not block.
     #[must_use]
     pub fn refreshed_by(self, refresh: Arc<dyn Fn() + Send + Sync>) -> Self {
         Self { refresh: Some(refresh), ..self }
@@ -116,7 +115,7 @@ impl MetricsSource {
     }
 }
 
-/// The admin listener's site, for `callers`.
+/// The specification of the admin listener.
 #[must_use]
 pub fn site(
     settings: &AdminSettings,
@@ -129,7 +128,7 @@ pub fn site(
     spec(ListenerRole::Operators, settings.address, callers, routes)
 }
 
-/// The site of a listener that has nothing but metrics and health, and asks nobody for credentials.
+/// The specification of a listener with metrics and health only, without authentication.
 #[must_use]
 pub fn probes(address: SocketAddr, readiness: Readiness, metrics: MetricsSource) -> ListenerSpec {
     let routes = pages(AdminPage::Readiness(readiness, None), metrics);
@@ -159,11 +158,11 @@ fn spec(role: ListenerRole, address: SocketAddr, callers: Authenticator, routes:
     ListenerSpec { role, settings, limits: ListenerLimits::default(), callers, routes, peers_ca: None }
 }
 
-/// What can be looked at.
+/// A page of the admin listener.
 enum AdminPage {
-    /// Answers as long as anything does.
+    /// Responds as long as the process serves HTTP.
     Health,
-    /// An upstream that fails does not make the gateway unready: the others are served. With `?verbose` it is shown to
+    /// A failing upstream does not make the gateway unready, since the others are served. `?verbose` shows the upstreams to
     /// operators.
     Readiness(Readiness, Option<UpstreamHealthList>),
     Metrics(MetricsSource),
@@ -200,7 +199,7 @@ fn is_verbose(query: Option<&str>) -> bool {
     url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()).any(|(name, _)| name == "verbose")
 }
 
-/// Readiness and the upstreams, as JSON.
+/// Readiness and the upstreams' health, as JSON.
 fn verbose(status: StatusCode, readiness: &Readiness, upstreams: &[HealthReport]) -> FaceResponse {
     let (reasons, limits) = (readiness.reasons(), readiness.limits());
     let whole = serde_json::json!({
@@ -211,14 +210,14 @@ fn verbose(status: StatusCode, readiness: &Readiness, upstreams: &[HealthReport]
     response
 }
 
-/// The same page with its families, and the series of each, in an order that stays.
+/// Sorts the page's families and the series in each, so that the order is stable.
 fn in_order(page: &str) -> String {
     let mut families: Vec<&str> = page.split("\n\n").filter(|family| !family.trim().is_empty()).collect();
     families.sort_unstable();
     let mut ordered = String::with_capacity(page.len());
     for family in families {
         let (comments, mut samples): (Vec<&str>, Vec<&str>) = family.lines().partition(|line| line.starts_with('#'));
-        // Stable: the buckets of one series stay in theirs.
+        // A stable sort: the buckets of one series keep their order.
         samples.sort_by_cached_key(|sample| series(sample));
         for line in comments.into_iter().chain(samples) {
             ordered.push_str(line);
@@ -229,7 +228,7 @@ fn in_order(page: &str) -> String {
     ordered
 }
 
-/// The labels of a sample but for the bound of its bucket.
+/// The labels of a sample without `le` or `quantile`.
 fn series(sample: &str) -> String {
     let labels = sample.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}')).map_or("", |(labels, _)| labels);
     let bound = [",le=\"", ",quantile=\""].into_iter().find_map(|mark| labels.rfind(mark)).unwrap_or(labels.len());
@@ -241,7 +240,7 @@ fn text(status: StatusCode, body: String) -> FaceResponse {
     let mut response = FaceResponse::new(full_body(Bytes::from(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
-    // The version of the Prometheus text format; to a browser it is plain text.
+    // The version of the Prometheus text format; a browser shows it as plain text.
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

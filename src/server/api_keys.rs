@@ -1,8 +1,7 @@
 //! Reads API keys, and finds the principal of a bearer token.
 //!
-//! A key is `tg_ID_SECRET`. The ID is public and finds the key; of the whole text only its SHA-256 is kept, which is
-//! enough for a secret of 128 random bits and more. A client without a valid key costs the same time whatever is
-//! wrong with it (B151).
+//! A key is `tg_ID_SECRET`. The public ID finds the key. Only the SHA-256 of the whole text is stored, which is enough for a
+//! secret of 128 random bits or more. Every invalid key takes the same time to refuse (B151).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,22 +17,22 @@ use crate::random;
 use crate::task::Principal;
 use crate::task::digest::hex;
 
-/// The header that brings a key and nothing else, beside whatever `Authorization` holds for the server behind.
+/// The header of a gateway key, for clients that use `Authorization` for the upstream.
 pub const KEY_HEADER: HeaderName = HeaderName::from_static("x-taskgate-key");
 
-/// What every key begins with, so that scanners for leaked secrets can tell one.
+/// The prefix of every key, by which secret scanners can recognise one.
 const PREFIX: &str = "tg_";
 const ID_LEN_MAX: usize = 32;
-/// Longer tokens are none of ours and are not looked at.
+/// Longer tokens are no keys, and are refused unread.
 pub const KEY_LEN_MAX: usize = 256;
-/// The least that a secret must be able to say, in bits (B169).
+/// The minimum entropy of a secret, in bits (B169).
 const SECRET_BITS_MIN: f64 = 128.0;
-/// A random secret of that size has more different characters than this in all but one of 10¹² cases.
+/// A random secret of that size has more distinct characters in all but one of 10¹² cases.
 const DIFFERENT_CHARACTERS_MIN: usize = 8;
 
 type ApiKeyDigest = [u8; SHA256_OUTPUT_LEN];
 
-/// Why a text is no key. None of these repeats the text.
+/// Why a text is not a key. No variant repeats the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.explanation())]
 pub enum ApiKeyError {
@@ -43,7 +42,7 @@ pub enum ApiKeyError {
 }
 
 impl ApiKeyError {
-    /// What an operator is told; goes on after the name of whatever holds the text.
+    /// The explanation for operators; it follows the name of the setting or file.
     #[must_use]
     pub const fn explanation(&self) -> &'static str {
         match self {
@@ -54,7 +53,7 @@ impl ApiKeyError {
     }
 }
 
-/// One key, as far as it has to be known to recognise it.
+/// A key's ID and digest.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey {
     id: Box<str>,
@@ -68,14 +67,13 @@ impl fmt::Debug for ApiKey {
 }
 
 impl ApiKey {
-    /// Makes a key for the principal `id` from the system's randomness: the whole text, which nobody is shown again, and what is
-    /// known of it.
+    /// Generates a key for the principal `id` from the system's randomness. Returns its full text, which is not stored, and its
+    /// record.
     ///
-    /// # Panics
-    /// If the operating system has no randomness.
+    /// # Panics If the operating system provides no randomness.
     #[must_use]
     pub fn mint(id: &str) -> (String, Self) {
-        // Somebody who exchanges a key has two, which are told apart by their IDs.
+        // During a rotation a principal has two keys: their IDs must differ.
         let whose: String = id.chars().filter(char::is_ascii_alphanumeric).take(ID_LEN_MAX - 8).collect();
         let id = format!("{whose}{}", hex(&random::key::<4>()));
         let text = format!("{PREFIX}{id}_{}", hex(&random::key::<32>()));
@@ -83,16 +81,15 @@ impl ApiKey {
         (text, key)
     }
 
-    /// `ID:SHA256`, as [`ApiKey::read_digest`] reads it. Not a secret.
+    /// `ID:SHA256`, which [`ApiKey::read_digest`] reads. It is no secret.
     #[must_use]
     pub fn known_as(&self) -> String {
         format!("{}:{}", self.id, hex(&self.digest))
     }
 
-    /// Reads a key.
+    /// Parses a key.
     ///
-    /// # Errors
-    /// If it is none, or too weak: its secret is judged by its length and by the characters that it is made of.
+    /// # Errors If it is no key, or its secret is too weak by its length and alphabet.
     pub fn read(text: &str) -> Result<Self, ApiKeyError> {
         let (id, secret) = parts(text).ok_or(ApiKeyError::Form)?;
         if !is_strong(secret) {
@@ -101,10 +98,9 @@ impl ApiKey {
         Ok(Self { id: id.into(), digest: digest_of(text) })
     }
 
-    /// Reads `ID:SHA256`, for a configuration that holds no secret.
+    /// Parses `ID:SHA256`, for a configuration without secrets.
     ///
-    /// # Errors
-    /// If it is something else.
+    /// # Errors If the text has another form.
     pub fn read_digest(text: &str) -> Result<Self, ApiKeyError> {
         let (id, hex) = text.split_once(':').filter(|(id, _)| is_id(id)).ok_or(ApiKeyError::Digest)?;
         let mut digest = ApiKeyDigest::default();
@@ -118,14 +114,14 @@ impl ApiKey {
         Ok(Self { id: id.into(), digest })
     }
 
-    /// The public part, which may be logged.
+    /// The public ID, which may be logged.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 }
 
-/// The ID and the secret of a key.
+/// Splits a key into its ID and its secret.
 fn parts(text: &str) -> Option<(&str, &str)> {
     let visible = text.len() <= KEY_LEN_MAX && text.bytes().all(|byte| byte.is_ascii_graphic());
     let (id, secret) = text.strip_prefix(PREFIX).filter(|_| visible)?.split_once('_')?;
@@ -136,15 +132,15 @@ fn is_id(text: &str) -> bool {
     (1..=ID_LEN_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
-/// Whether the value of a header has a word in it that begins like a key, a known one or not: servers are shown none, since
-/// what is unknown here may be a slip in a key, or a key of yesterday.
+/// Whether a header value contains a word that begins like a key. Such a value is never forwarded, even with an unknown key: it
+/// may be a mistyped or a revoked one.
 pub(super) fn shows_key(value: &[u8]) -> bool {
-    // None of these stands within a token (RFC 9110, 11.2).
+    // None of these characters is part of a token (RFC 9110, 11.2).
     let is_between = |byte: &u8| byte.is_ascii_whitespace() || b",;:=\"'".contains(byte);
     value.split(is_between).any(|word| word.starts_with(PREFIX.as_bytes()))
 }
 
-/// Whether a secret could be 128 random bits. Nobody can tell whether it is.
+/// Whether a secret could be 128 random bits; its randomness cannot be proved.
 fn is_strong(secret: &str) -> bool {
     let has = |kind: fn(&u8) -> bool| secret.as_bytes().iter().any(kind);
     let is_hex = secret.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -161,7 +157,7 @@ fn is_strong(secret: &str) -> bool {
     let mut different: Vec<u8> = secret.bytes().collect();
     different.sort_unstable();
     different.dedup();
-    // Lengths are bounded, so nothing is lost.
+    // Lengths are bounded, so this is lossless.
     let length = u32::try_from(secret.len()).unwrap_or(u32::MAX);
     let bits = f64::from(length) * f64::from(alphabet).log2();
     bits >= SECRET_BITS_MIN && different.len() > DIFFERENT_CHARACTERS_MIN
@@ -173,26 +169,25 @@ fn digest_of(text: &str) -> ApiKeyDigest {
     out
 }
 
-/// Who may come to the clients' listener, resolved.
+/// The resolved authentication of the client listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthSettings {
-    /// Whoever comes, as this principal; as `local` only while nothing says that several people come.
+    /// Serves every client as this principal; as `local` only while there is no sign of a second person.
     Everyone(Principal),
-    /// Holders of these keys. Never empty.
+    /// Requires one of these keys. Never empty.
     ApiKeys(Vec<ApiKeySettings>),
 }
 
-/// One key, and whose it is.
+/// A key, its principal and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKeySettings {
     pub principal: Principal,
     pub source: KeySource,
-    /// The key of the configuration that says so.
+    /// The configuration key that sets it.
     pub place: KeyPlace,
 }
 
-/// The full path of a key of the configuration, and the file that it stands in where that is another one than the
-/// configuration's own.
+/// The full path of a configuration key, and its file where that is not the main configuration file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KeyPlace {
     pub file: Option<Arc<str>>,
@@ -214,19 +209,19 @@ impl fmt::Display for KeyPlace {
     }
 }
 
-/// Where a key is.
+/// The source of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
     Known(ApiKey),
-    /// A file with nothing but the key in it, relative to the folder that the program was started in.
+    /// A file that contains only the key, relative to the working directory.
     File(PathBuf),
 }
 
-/// All keys that are valid at the moment, and whose they are.
+/// All keys that are valid now, with their principals.
 #[derive(Clone, Debug, Default)]
 pub struct ApiKeys(HashMap<Box<str>, ApiKeyRecord>);
 
-/// What is known of one key.
+/// The digest, principal and grant of one key.
 #[derive(Clone)]
 struct ApiKeyRecord {
     digest: ApiKeyDigest,
@@ -247,10 +242,9 @@ impl fmt::Debug for ApiKeyRecord {
 }
 
 impl ApiKeys {
-    /// Adds a key of `principal`, who may have several: the old and the new one while they are exchanged.
+    /// Adds a key of `principal`, which may have several during a rotation.
     ///
-    /// # Errors
-    /// The key itself, if another one has its ID.
+    /// # Errors The key itself, if its ID is taken.
     pub fn add(&mut self, key: ApiKey, principal: &Principal) -> Result<(), ApiKey> {
         if self.0.contains_key(&key.id) {
             return Err(key);
@@ -269,7 +263,7 @@ impl ApiKeys {
         self.0.is_empty()
     }
 
-    /// Whose a token is. Takes the same steps for every token of one length, whether its ID is known or not.
+    /// The principal of a token. Takes the same time for every token of one length, whether its ID is known or not.
     #[must_use]
     pub(super) fn owner(&self, token: &str) -> Option<(&Principal, &Grant)> {
         if token.len() > KEY_LEN_MAX {
@@ -277,15 +271,15 @@ impl ApiKeys {
         }
         let shown = digest_of(token);
         let known = parts(token).and_then(|(id, _)| self.0.get(id));
-        // No text has this digest that anybody could find; it only costs what a real one does.
+        // No text with this digest can be found; the comparison costs the same as a real one.
         let expected = known.map_or(&[0; SHA256_OUTPUT_LEN], |held| &held.digest);
         let is_same = verify_slices_are_equal(expected, &shown).is_ok();
         known.filter(|_| is_same).map(|held| (&held.owner, &held.grant))
     }
 }
 
-/// The keys of a running listener. Other keys come with another listener's layers, all at once. A request that runs then
-/// is answered (B152); a stream ends with its key.
+/// The keys of a running listener. A reload replaces all of them at once: a running request is still answered (B152), a stream
+/// ends with its key.
 #[derive(Clone, Debug)]
 pub struct ApiKeyRing(Arc<ApiKeys>);
 
@@ -299,8 +293,7 @@ impl ApiKeyRing {
         self.0.owner(token)
     }
 
-    /// The same keys, in the place of `before`: whoever came with a key of both is served on, and the streams of those
-    /// whose key is gone, or is another one's now, end.
+    /// The keys that replace `before`. Streams of a key in both continue; streams of a removed or reassigned key end.
     pub(super) fn succeeding(self, before: &Self) -> Self {
         let mut keys = Arc::unwrap_or_clone(self.0);
         for (id, held) in &before.0.0 {
@@ -312,7 +305,7 @@ impl ApiKeyRing {
         Self(Arc::new(keys))
     }
 
-    /// Ends the streams of all who came with one.
+    /// Ends the streams of every key.
     pub(super) fn withdraw(&self) {
         self.0.0.values().for_each(|held| held.grant.withdraw());
     }

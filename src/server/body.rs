@@ -1,4 +1,4 @@
-//! Reads a request body whole, within a size, a deadline and a pace.
+//! Reads a complete request body within limits of size, time and rate.
 
 use std::error::Error;
 
@@ -10,14 +10,14 @@ use tokio::time::{Instant, sleep_until};
 use super::ListenerLimits;
 use super::refusal::Refusal;
 
-/// Bodies up to this size are copied out of the connection's buffer of at least 8 KiB, which whoever keeps a part of the
-/// body would keep as a whole; and the connection would need another one for its next request.
+/// Bodies up to this size are copied out of the connection's buffer of at least 8 KiB. A slice of the body would otherwise retain
+/// the whole buffer, and the connection would allocate another for its next request.
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
-/// The whole body; trailers are dropped (B17).
+/// Reads the whole body; trailers are dropped (B17).
 ///
-/// Refuses by `Content-Length` before a byte is read, so that `100 Continue` is never sent for it (B23, B70), and
-/// otherwise at the first byte too many (B71). Memory held is at most `bytes_max` and one frame.
+/// Refuses by `Content-Length` before a byte is read, so that `100 Continue` is never sent for it (B23, B70), and otherwise at
+/// the first excess byte (B71). Holds at most `bytes_max` and one frame in memory.
 pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &ListenerLimits) -> Result<Bytes, Refusal> {
     let size = body.size_hint().exact();
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
@@ -31,7 +31,7 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &List
     let mut gathered = BodyBuffer::default();
     let mut seen_by_window = 0;
     loop {
-        // The body goes first: one that is already here never touches the timer.
+        // The body is polled first: a body that has arrived never polls the timer.
         let frame = tokio::select! {
             biased;
             frame = body.frame() => frame,
@@ -47,7 +47,7 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &List
         };
         match frame {
             None => return Ok(gathered.finish()),
-            // All of it is there, and its client has left: the end of a stream says so in place of the body's.
+            // The body is complete and its client has left: the reset hides the end of the body.
             Some(Err(_)) if size == Some(gathered.len() as u64) => return Ok(gathered.finish()),
             Some(Err(error)) => return Err(broken(&error)),
             Some(Ok(frame)) => {
@@ -61,13 +61,13 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &List
     }
 }
 
-/// hyper tells the two apart only by its text; a socket test notices should the text change.
+/// hyper distinguishes the two only by text; a socket test fails if that text changes.
 fn broken(error: &hyper::Error) -> Refusal {
     let extensions = error.source().is_some_and(|cause| cause.to_string().contains("extensions over limit"));
     if extensions { Refusal::ChunkExtensions } else { Refusal::BodyBroken }
 }
 
-/// Bytes so far. A large body of one frame is never copied.
+/// The bytes so far. A large body of one frame is never copied.
 #[derive(Default)]
 struct BodyBuffer {
     only: Bytes,

@@ -1,4 +1,4 @@
-//! Holds the certificate that a listener shows, and tells which names it is for.
+//! Holds a listener's certificate, and tells which names it covers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use rustls::pki_types::ServerName;
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-/// Most names that are remembered to be the certificate's. A wildcard has no end of them.
+/// The most names that are cached as covered. A wildcard covers any number.
 const NAMES_MAX: usize = 64;
 
-/// The certificate that new connections are shown.
+/// The certificate that new connections get.
 #[derive(Debug)]
 pub(super) struct ListenerCertificate {
     identity: RwLock<Arc<CertifiedKey>>,
-    /// Names that were found to be its own: most requests name one of a few.
+    /// A cache of covered names: most requests use one of a few.
     names: RwLock<BTreeSet<String>>,
 }
 
@@ -25,7 +25,7 @@ impl ListenerCertificate {
         Self { identity: RwLock::new(identity), names: RwLock::default() }
     }
 
-    /// Whether the certificate is for a host of this name, or for this address.
+    /// Whether the certificate covers a host name or an address.
     pub(super) fn is_for(&self, host: &str) -> bool {
         if self.names.read().contains(host) {
             return true;
@@ -37,7 +37,7 @@ impl ListenerCertificate {
         });
         if is_for {
             let mut names = self.names.write();
-            // Read again with the names held: another certificate may have come, with none of them.
+            // Read again under the lock of the names: `replace` may have installed another certificate and cleared them.
             if names.len() < NAMES_MAX && Arc::ptr_eq(&identity, &self.identity.read()) {
                 names.insert(host.to_owned());
             }
@@ -45,7 +45,7 @@ impl ListenerCertificate {
         is_for
     }
 
-    /// Shows another one from now on; whether it is another.
+    /// Installs another certificate. Returns whether it differs.
     pub(super) fn replace(&self, identity: Arc<CertifiedKey>) -> bool {
         let mut names = self.names.write();
         let mut shown = self.identity.write();
@@ -59,7 +59,7 @@ impl ListenerCertificate {
 }
 
 impl ResolvesServerCert for ListenerCertificate {
-    /// Whatever name was asked for: names that are not served are refused over HTTP, where clients can be told why.
+    /// Ignores SNI: names that are not served are refused over HTTP, where the reason can be sent.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.identity.read()))
     }

@@ -1,4 +1,4 @@
-//! Serves one connection: which HTTP version it speaks, the stack that answers it, and how it ends.
+//! Serves one connection: detects its HTTP version, runs the stack, and closes it.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -34,30 +34,30 @@ use super::refusal::RefusalMarker;
 use super::stack::{ConnectionAddresses, Layers};
 use super::{ListenerLimits, StallCost, frames};
 
-/// Room for a target of 64 KiB, which hyper answers with 414 and not with 431 (B21); [`super::head`] is stricter.
+/// Room for a target of 64 KiB, for which hyper sends 414 and not 431 (B21); [`super::head`] is stricter.
 const READ_BUFFER: usize = 96 << 10;
-/// Enough for the head of nearly every request.
+/// Enough for nearly every request head.
 const FIRST_READ: usize = 2 << 10;
-/// How long a connection that was let in just before the end may take to say anything.
+/// How long a connection that was accepted just before the end may take to send its first byte.
 const FIRST_WORD_MAX: Duration = Duration::from_millis(500);
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 const SEND_BUFFER_MAX: usize = 1 << 20;
 
-/// What all connections of a listener share.
+/// The state that all connections of a listener share.
 #[derive(Debug)]
 pub(super) struct ListenerState {
     pub(super) limits: Arc<ListenerLimits>,
     pub(super) layers: ArcSwap<Layers>,
-    /// Rings when the certificate is to be read again at once.
+    /// Notified when the certificate must be read again at once.
     pub(super) reread: Notify,
     pub(super) meter: ListenerMetrics,
     pub(super) tracker: TaskTracker,
     pub(super) phases: Phases,
 }
 
-/// Serves one connection until either side ends it. What speaks HTTP is boxed:
-/// a connection takes no room for the version that it does not speak.
+/// Serves one connection until either side ends it. Each protocol's future is boxed, so that a connection allocates only the one
+/// it uses.
 pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, ends: ConnectionAddresses) {
     let _counted = shared.meter.connection();
     let deadline = Instant::now() + shared.limits.head_deadline;
@@ -66,13 +66,13 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
         tokio::select! {
             biased;
             detected = timeout_at(deadline, detection.as_mut()) => detected,
-            // It was let in: what it has to say may be on its way, and nobody else would hear it.
+            // Its first request may be on its way, and no other listener would receive it.
             () = shared.phases.stop.cancelled() => timeout(FIRST_WORD_MAX, detection).await,
         }
     };
-    // Silence, a slow preface and a broken socket end alike: there is nobody to answer (B27).
+    // Silence, a slow preface and a broken socket end alike: no response is possible (B27).
     let Ok(Ok((protocol, prefix))) = detected else { return };
-    // Each connection has a token of its own: all would contend for the lock of a shared one at each wake-up.
+    // One token per connection: a shared one would make all contend for its lock at each wake-up.
     let trail = Arc::new(ConnectionState::new(shared.phases.farewell().child_token()));
     let (io, returned) = WatchedSocket::new(socket, (protocol, prefix), Arc::clone(&shared.limits), Arc::clone(&trail));
     let service = service(Arc::clone(&shared), Arc::clone(&trail), ends);
@@ -91,13 +91,13 @@ pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut s
         shared.meter.refused(reason);
     }
     let farewell = if outcome.is_err() || trail.is_in_doubt() { LingerMode::Unheard } else { LingerMode::Heard };
-    // HTTP has dropped its end, so the socket is here.
+    // hyper has dropped the connection, so the socket has been returned.
     if let Ok(returned) = returned.await {
         Box::pin(finish(&shared, returned, farewell)).await;
     }
 }
 
-/// Under which reason the error that ended a connection is counted; none for peers that merely left.
+/// The metric label of the error that ended a connection; `None` for a peer that merely left.
 fn reason(protocol: Protocol, error: &hyper::Error) -> Option<&'static str> {
     match protocol {
         Protocol::Http1 if error.is_parse() => Some("malformed"),
@@ -107,7 +107,7 @@ fn reason(protocol: Protocol, error: &hyper::Error) -> Option<&'static str> {
     }
 }
 
-/// Reads until the first bytes tell HTTP/1 from HTTP/2 by prior knowledge.
+/// Reads until the first bytes distinguish HTTP/1 from HTTP/2 with prior knowledge.
 async fn detect<T: ResettableStream>(socket: &mut T) -> io::Result<(Protocol, Bytes)> {
     let mut read = BytesMut::with_capacity(FIRST_READ);
     loop {
@@ -139,7 +139,7 @@ fn service(
     service_fn(move |request: Request<Incoming>| {
         let (shared, trail) = (Arc::clone(&shared), Arc::clone(&trail));
         let request = Box::new(request);
-        // At once, and not when the answer is first asked for: see `StreamExecutor`.
+        // Now, and not when the response is first polled: see `StreamExecutor`.
         let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
         let arrival = Arc::new(Arrival::of(request.method(), request.headers()));
         let (seen, tracker) = (Arc::clone(&arrival), shared.tracker.clone());
@@ -164,10 +164,10 @@ fn service(
 fn http1(shared: &ListenerState) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
-        // The socket keeps this time itself, see `header_timeout`.
+        // The socket enforces this timeout, see `header_timeout`.
         .header_read_timeout(None)
         .max_buf_size(READ_BUFFER)
-        // A connection that came in while the listener says farewell gets one answer.
+        // A connection that is accepted during the notice phase gets one response.
         .keep_alive(!shared.phases.notice.is_cancelled());
     builder
 }
@@ -188,7 +188,7 @@ fn http2(shared: &Arc<ListenerState>, trail: &Arc<ConnectionState>) -> http2::Bu
     builder
 }
 
-/// Spawns the streams of HTTP/2 of one connection where a drain can wait for them.
+/// Spawns the HTTP/2 streams of a connection into the tracker that a drain waits for.
 #[derive(Clone, Debug)]
 struct StreamExecutor {
     shared: Arc<ListenerState>,
@@ -204,7 +204,7 @@ where
         match shared.limits.stall_cost {
             StallCost::Connection => drop(shared.tracker.spawn(stream)),
             StallCost::Answer => {
-                // hyper has called the service for this stream just now.
+                // hyper has just called the service for this stream.
                 let request = trail.begun().wrapping_sub(1);
                 let watch = ReadWatch::of(Arc::clone(trail), shared.limits.write_stall, request);
                 drop(shared.tracker.spawn(unless_unread(stream, watch, Arc::clone(shared))));
@@ -213,7 +213,7 @@ where
     }
 }
 
-/// Drops the stream of an answer that is left unread, which resets it.
+/// Drops the stream of a response that stays unread, which resets it.
 async fn unless_unread(stream: impl Future, mut watch: ReadWatch, shared: Arc<ListenerState>) {
     let mut stream = pin!(stream);
     let is_unread = poll_fn(|context| match stream.as_mut().poll(context) {
@@ -225,7 +225,7 @@ async fn unless_unread(stream: impl Future, mut watch: ReadWatch, shared: Arc<Li
     }
 }
 
-/// Runs a connection to its end; asks it to end gracefully once it should leave, and drops it at `abort`.
+/// Drives a connection to its end: shuts it down gracefully when it should leave, and drops it at `abort`.
 async fn drive<C>(mut connection: Pin<Box<C>>, trail: &ConnectionState, phases: &Phases) -> Result<(), hyper::Error>
 where
     C: GracefulConnection<Error = hyper::Error>,
@@ -242,14 +242,14 @@ where
     }
 }
 
-/// Whether the peer may still be sending, and so might lose the last answer to a reset.
+/// Whether the peer may still be sending, so that a reset could discard the last response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LingerMode {
     Heard,
     Unheard,
 }
 
-/// Ends a socket that HTTP has let go of.
+/// Closes a socket that hyper has released.
 async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedSocket<T>, farewell: LingerMode) {
     let ReleasedSocket { mut socket, misconduct, between_frames } = returned;
     match misconduct {

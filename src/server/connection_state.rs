@@ -17,7 +17,7 @@ use crate::face::http::ResponseBody;
 use crate::wire::framing::BodyPart;
 use unread_answers::{PIECE_MAX, UnreadAnswers, next_piece};
 
-/// The state of one connection, written by its requests. All of it is advisory, so relaxed order will do.
+/// The state of one connection, written by its requests. All of it is advisory, so relaxed ordering suffices.
 #[derive(Debug)]
 pub(super) struct ConnectionState {
     begun: AtomicU32,
@@ -29,7 +29,7 @@ pub(super) struct ConnectionState {
 }
 
 impl ConnectionState {
-    /// `leave` asks the connection to end after what it is answering.
+    /// Cancelling `leave` ends the connection after the responses in progress.
     pub(super) fn new(leave: CancellationToken) -> Self {
         Self {
             begun: 0.into(),
@@ -45,12 +45,12 @@ impl ConnectionState {
         &self.leave
     }
 
-    /// The answers that wait for their peer, over HTTP/2.
+    /// The HTTP/2 responses that wait for their peer.
     pub(super) const fn unread(&self) -> &UnreadAnswers {
         &self.unread
     }
 
-    /// Counts one refused request; the one after `max` ends the connection, gracefully.
+    /// Counts a refused request. The request after `max` ends the connection gracefully.
     pub(super) fn glitch(&self, max: u32) -> PeerState {
         if self.glitches.fetch_add(1, Ordering::Relaxed) < max {
             return PeerState::Good;
@@ -59,17 +59,17 @@ impl ConnectionState {
         PeerState::Leaving
     }
 
-    /// How many requests have begun so far; wraps.
+    /// The number of requests that have begun; wraps.
     pub(super) fn begun(&self) -> u32 {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// Whether a request is being read, worked on or answered.
+    /// Whether a request is being read, processed or answered.
     pub(super) fn is_busy(&self) -> bool {
         self.open.load(Ordering::Relaxed) > 0
     }
 
-    /// An answer announced the end of the connection, perhaps before the peer had sent everything.
+    /// Whether a response announced the end of the connection, perhaps before the peer had sent its whole request.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.in_doubt.load(Ordering::Relaxed)
     }
@@ -79,18 +79,18 @@ impl ConnectionState {
     }
 }
 
-/// Whether a peer that has been refused may go on.
+/// Whether a peer may continue after a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerState {
     Good,
     Leaving,
 }
 
-/// One request, from its head to the last byte of its answer, or to the moment its client left.
+/// One request, from its head to the last byte of its response or the departure of its client.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     trail: Arc<ConnectionState>,
-    /// Which request of the connection this is.
+    /// The number of the request within its connection.
     number: u32,
     _counted: GaugeGuard,
 }
@@ -109,7 +109,7 @@ impl Drop for OpenRequest {
     }
 }
 
-/// The body of an answer, which keeps its request open.
+/// The body of a response; it keeps its request open.
 #[derive(Debug)]
 pub(super) struct OpenRequestBody {
     body: ResponseBody,
@@ -117,12 +117,12 @@ pub(super) struct OpenRequestBody {
     carriage: BodyDelivery,
 }
 
-/// How the bytes of an answer get to the peer.
+/// How the bytes of a response reach the peer.
 #[derive(Debug)]
 enum BodyDelivery {
-    /// Over HTTP/1: the socket alone tells whether somebody reads.
+    /// Over HTTP/1: only the socket shows whether the peer reads.
     Socket,
-    /// Over HTTP/2, piece by piece; holds what is left of a frame.
+    /// Over HTTP/2 in pieces; holds the rest of a frame.
     Stream(BodyPart),
 }
 
@@ -150,11 +150,11 @@ impl Body for OpenRequestBody {
         };
         let OpenRequest { trail, number, .. } = &this.open;
         trail.unread.taken(*number);
-        // An empty piece says nothing, and peers count them (h2 ends a connection after a hundred).
+        // An empty frame carries nothing, and peers count them (h2 ends a connection after a hundred).
         while left.is_empty() {
             match ready!(Pin::new(&mut this.body).poll_frame(context)) {
                 Some(Ok(frame)) => match frame.into_data() {
-                    // A small event is one piece; a large one is not copied as a whole.
+                    // A small event is sent as one piece; a large one is not copied as a whole.
                     Ok(data) if data.len() <= PIECE_MAX => *left = BodyPart::Bytes(data.into_bytes()),
                     Ok(data) => *left = data,
                     Err(other) => return Poll::Ready(Some(Ok(other))),
@@ -175,7 +175,7 @@ impl Body for OpenRequestBody {
 
     fn size_hint(&self) -> SizeHint {
         match &self.carriage {
-            // Asked for only before the first frame; what is known later is of no use to anybody.
+            // hyper asks only before the first frame.
             BodyDelivery::Stream(left) if !left.is_empty() => SizeHint::default(),
             BodyDelivery::Stream(_) | BodyDelivery::Socket => self.body.size_hint(),
         }

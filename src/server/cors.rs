@@ -1,7 +1,7 @@
-//! Lets pages of allowed origins read the answers to their requests, and answers what their browsers ask first (CORS).
+//! Implements CORS: pages of allowed origins may read responses, and preflights are answered.
 //!
-//! Which pages may call is decided in [`super::host`]: whoever comes here was let in there. Nothing is ever shared with `*`,
-//! and no cookies are asked for: what a page is served by stands in its `Authorization`, or in the gateway's own header.
+//! [`super::host`] has decided which pages may send requests. No response has `Access-Control-Allow-Origin: *`, and no cookies
+//! are requested: a page's credential is in `Authorization` or in the gateway's own header.
 
 use http::header::{
     ACCEPT, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -14,7 +14,7 @@ use super::api_keys::KEY_HEADER;
 use super::refusal::StreamPosition;
 use crate::face::http::{FaceResponse, empty_body};
 
-/// What requests of MCP and of this gateway carry, beside headers that begin with [`OF_MCP`].
+/// Headers of MCP and of this gateway, besides headers that begin with [`OF_MCP`].
 const USUAL: [HeaderName; 6] = [
     ACCEPT,
     AUTHORIZATION,
@@ -24,27 +24,26 @@ const USUAL: [HeaderName; 6] = [
     HeaderName::from_static("last-event-id"),
 ];
 const OF_MCP: &str = "mcp-";
-/// Names of one preflight that are looked at; a request has no more headers than that.
+/// The most names of one preflight that are read; a request has no more headers.
 const ASKED_MAX: usize = 64;
 
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 const EXPOSED: HeaderValue = HeaderValue::from_static("Mcp-Session-Id, WWW-Authenticate");
-/// Seconds that a browser need not ask again: an origin that is struck off is not let in anyway.
+/// How long a browser may cache a preflight. A page of a removed origin is refused regardless.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 const BY_ORIGIN: HeaderValue = HeaderValue::from_static("Origin");
 
-/// The page that sent a request, which was let in.
+/// The page that sent an admitted request.
 #[derive(Debug)]
 pub(super) struct CallingPage(HeaderValue);
 
 impl CallingPage {
-    /// The page behind a request whose `Origin` is one that may call; `None` where no page is.
+    /// The page of a request with an allowed `Origin`; `None` without one.
     pub(super) fn of<B>(request: &Request<B>) -> Option<Self> {
         request.headers().get(ORIGIN).cloned().map(Self)
     }
 
-    /// The answer to its browser's question whether it may send a request, if this is that question. `forwards` says of
-    /// a header whether it goes on to a server.
+    /// The response to a preflight; `None` for any other request. `forwards` tells whether a header is forwarded to an upstream.
     pub(super) fn preflight<B: hyper::body::Body>(
         &self,
         request: &Request<B>,
@@ -74,7 +73,7 @@ impl CallingPage {
         Some(response)
     }
 
-    /// Lets it read an answer, a refusal too.
+    /// Allows the page to read a response, also a refusal.
     pub(super) fn share(self, response: &mut FaceResponse) {
         let headers = response.headers_mut();
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, self.0);

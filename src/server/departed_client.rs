@@ -1,8 +1,7 @@
-//! Finishes notifications, answers, cancels and keyed calls that arrived whole although their client left.
+//! Completes notifications, responses, cancels and keyed calls after their client has disconnected.
 //!
-//! hyper drops the future of a request as soon as it sees that the client is gone, perhaps before it was polled. A notification,
-//! an answer, a cancel or the end of a session is carried out all the same; a call ends with its client, unless it has an
-//! idempotency key.
+//! hyper drops a request's future as soon as it sees the disconnect, perhaps before the first poll. A notification, a response, a
+//! cancel or the end of a session is processed regardless; a call ends with its client, unless it has an idempotency key.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -21,10 +20,10 @@ use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::meta::IDEMPOTENCY_KEY;
 use crate::wire::{Message, ScanLimits, method};
 
-/// How long a request may go on without its client.
+/// How long a request may run without its client.
 const ALONE_MAX: Duration = Duration::from_secs(30);
 
-/// How far a request has come, and whether its client is there.
+/// The progress of a request, and whether its client is connected.
 #[derive(Debug)]
 pub(super) struct Arrival(Mutex<ArrivalState>);
 
@@ -32,11 +31,11 @@ pub(super) struct Arrival(Mutex<ArrivalState>);
 enum ArrivalState {
     /// The body is being read.
     Reading,
-    /// The body is being read, and the client has left.
+    /// The body is being read, and the client has disconnected.
     Alone,
-    /// It is carried out, and ends with its client unless this body says otherwise.
+    /// The request is processed, and ends with its client unless this body is one to complete.
     Served(Option<Bytes>),
-    /// It is carried out to its end.
+    /// The request is processed to its end.
     Kept,
 }
 
@@ -49,7 +48,7 @@ impl Arrival {
         }))
     }
 
-    /// The body is there. Whether the request is to be carried out.
+    /// Records the body. Returns whether to process the request.
     pub(super) fn has_body(&self, body: &Bytes) -> bool {
         let state = &mut *self.0.lock();
         match state {
@@ -67,12 +66,12 @@ impl Arrival {
         }
     }
 
-    /// Whether the client left before the body was there.
+    /// Whether the client disconnected before the body had arrived.
     pub(super) fn is_alone(&self) -> bool {
         matches!(*self.0.lock(), ArrivalState::Alone)
     }
 
-    /// The client has left. Whether the request goes on.
+    /// Records the disconnect. Returns whether the request continues.
     fn is_kept(&self) -> bool {
         let state = &mut *self.0.lock();
         match state {
@@ -90,7 +89,7 @@ fn has(body: &Bytes, text: &str) -> bool {
     memchr::memmem::find(body, text.as_bytes()).is_some()
 }
 
-/// Whether a body is carried out to its end though its client has left.
+/// Whether a body is processed to its end although its client has disconnected.
 fn outlives_its_client(body: &Bytes) -> bool {
     if has(body, IDEMPOTENCY_KEY) {
         return true;
@@ -112,9 +111,9 @@ fn is_kept(message: &Message) -> bool {
     }
 }
 
-/// The work for a request. Dropped before its end it goes on in a task of the listener's, where the request outlives its client.
+/// The future of a request. If it is dropped early and the request outlives its client, it continues in a task of the listener.
 pub(super) struct KeptWork<F: Future<Output: Send> + Send + 'static> {
-    /// There until its end.
+    /// `None` once it has finished.
     work: Option<Pin<Box<F>>>,
     arrival: Arc<Arrival>,
     tracker: TaskTracker,
@@ -139,7 +138,7 @@ impl<F: Future<Output: Send> + Send + 'static> Future for KeptWork<F> {
 
 impl<F: Future<Output: Send> + Send + 'static> Drop for KeptWork<F> {
     fn drop(&mut self) {
-        // A panic has left nothing that could go on.
+        // A future that panicked cannot continue.
         let Some(work) = self.work.take().filter(|_| !std::thread::panicking()) else { return };
         if let (true, Ok(runtime)) = (self.arrival.is_kept(), Handle::try_current()) {
             self.tracker.spawn_on(async { drop(timeout(ALONE_MAX, work).await) }, &runtime);

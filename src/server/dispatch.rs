@@ -1,4 +1,4 @@
-//! Finds the endpoint of a request: checks path, method, media and body, in this order.
+//! Finds a request's endpoint: checks path, method, media type and body, in this order.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,12 +23,12 @@ use crate::upstream::ForwardedHeaders;
 /// Paths that the answer to a request for an unknown one names.
 const PATHS_SHOWN: usize = 20;
 
-/// Which path is whose. Paths match byte for byte (B56), the query has no say in it (B57).
+/// Maps paths to endpoints. Paths match byte for byte (B56), the query is ignored (B57).
 #[derive(Clone, Default)]
 pub struct Routes {
     exact: HashMap<String, Arc<dyn Endpoint>>,
     below: Vec<(String, Arc<dyn Endpoint>)>,
-    /// Whether any of them forwards credentials.
+    /// Whether any endpoint forwards credentials.
     forward_authorization: bool,
 }
 
@@ -38,7 +38,7 @@ impl Routes {
         Self::default()
     }
 
-    /// The same routes and one more; a path given twice belongs to the last.
+    /// Adds a route; a path given twice belongs to the last.
     #[must_use]
     pub fn with(mut self, path: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
         self.forward_authorization |= endpoint.forwards(&AUTHORIZATION);
@@ -46,8 +46,7 @@ impl Routes {
         self
     }
 
-    /// The same routes and one for all paths that begin with `prefix` and have no route of their own; of two
-    /// prefixes the first holds.
+    /// Adds an endpoint for all paths that begin with `prefix` and have no route; the first matching prefix wins.
     #[must_use]
     pub fn below(mut self, prefix: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
         self.forward_authorization |= endpoint.forwards(&AUTHORIZATION);
@@ -55,13 +54,13 @@ impl Routes {
         self
     }
 
-    /// Whether a header goes on to any of the servers behind.
+    /// Whether any endpoint forwards a header to its upstream.
     fn forwards(&self, header: &HeaderName) -> bool {
         let below = self.below.iter().map(|(_, endpoint)| endpoint);
         self.exact.values().chain(below).any(|endpoint| endpoint.forwards(header))
     }
 
-    /// The path that serves a request. A slash too many at its end changes nothing: redirects lose bodies and credentials.
+    /// The route's path for a request's path. Ignores one trailing slash: a redirect would lose the body and the credentials.
     fn served_path<'p>(&self, path: &'p str) -> &'p str {
         let shorter = path.strip_suffix('/').filter(|shorter| self.exact.contains_key(*shorter));
         shorter.filter(|_| !self.exact.contains_key(path)).unwrap_or(path)
@@ -93,16 +92,16 @@ impl fmt::Debug for Routes {
     }
 }
 
-/// Whoever asks, as the layers in front found out.
+/// The client of a request, as authenticated by the outer layers.
 pub(super) struct Asker {
     pub(super) principal: Principal,
     pub(super) client: IpAddr,
-    /// Whether its requests are counted elsewhere.
+    /// Whether another replica counts its requests.
     pub(super) is_counted: bool,
 }
 
-/// What an endpoint gets of a request that was admitted. The rest goes here: what an endpoint drops, too, keeps no
-/// buffer while the answer is waited for.
+/// The parts of an admitted request that an endpoint needs. The rest is dropped here, so that no buffer is retained while the
+/// response is awaited.
 fn inbound(
     path: String,
     request: Request<Incoming>,
@@ -146,23 +145,23 @@ impl Dispatch {
         Self(Arc::new(DispatchState { routes, limits, body_bytes_max, notices }))
     }
 
-    /// Whether anything is at a path.
+    /// Whether any endpoint serves a path.
     pub(super) fn serves(&self, path: &str) -> bool {
         self.0.routes.find(path).is_some()
     }
 
-    /// Whether what is at a path is for everybody.
+    /// Whether the endpoint at a path needs no authentication.
     pub(super) fn is_public(&self, path: &str) -> bool {
         self.0.routes.find(path).is_some_and(|endpoint| endpoint.is_public())
     }
 
-    /// Whether the credential of a request for `path` goes on to the server behind.
+    /// Whether the endpoint at `path` forwards a request's credential to its upstream.
     pub(super) fn forwards_authorization(&self, path: &str) -> bool {
         self.0.routes.forward_authorization
             && self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards(&AUTHORIZATION))
     }
 
-    /// Whether a header of requests goes on to any server, whatever their path: who asks shall not learn which there are.
+    /// Whether any upstream receives a header, regardless of path: a preflight must not reveal which paths exist.
     pub(super) fn forwards(&self, header: &HeaderName) -> bool {
         self.0.routes.forwards(header)
     }
@@ -212,7 +211,7 @@ impl DispatchState {
         response
     }
 
-    /// Every check that needs no byte of the body.
+    /// Checks everything that needs no byte of the body.
     fn admit(
         &self,
         request: &Request<Incoming>,

@@ -1,24 +1,24 @@
-//! Defines the phases in which a listener ends, so that no client is cut off that can still be answered (F67).
+//! Defines the phases of a listener's drain, so that every client that can be answered is (F67).
 
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-/// When each phase of a drain ends. The caller decides, as it tells clients why their calls end before they are cut off.
+/// When each phase of a drain ends. The caller decides, since it informs clients before they are cut off.
 #[derive(Clone, Debug, Default)]
 pub struct DrainPlan {
-    /// New connections are still taken this long, each for one answer, until balancers have noticed.
+    /// How long new connections are still accepted, each for one response, until load balancers have noticed.
     pub notice: Duration,
-    /// Cancelled once nothing is waited for that somebody might come to ask about.
+    /// Cancelled once no call is awaited that a client might poll.
     pub over: CancellationToken,
-    /// Cancelled once what is in progress is waited for no longer.
+    /// Cancelled once the wait for requests in progress ends.
     pub late: CancellationToken,
-    /// Whether another process goes on with the socket: then whoever comes after the notice is left to it.
+    /// Whether another process continues with the socket, and accepts the connections after the notice.
     pub is_socket_kept: bool,
 }
 
 impl DrainPlan {
-    /// Waits for nothing.
+    /// A plan without waiting.
     #[must_use]
     pub fn at_once() -> Self {
         let plan = Self::default();
@@ -28,28 +28,28 @@ impl DrainPlan {
     }
 }
 
-/// How a drain ended.
+/// The outcome of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Connections that had to be cut off.
+    /// Connections that were aborted.
     pub aborted: usize,
 }
 
-/// The phases as connections see them. Each token is cancelled once and stays so.
+/// The drain's phases as connections see them. Each token is cancelled once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Phases {
-    /// Connections end after what they are answering; new ones are for one answer.
+    /// Connections end after their responses in progress; new ones get one response.
     pub(super) notice: CancellationToken,
-    /// The notice is over: who was let in until then is served as ever.
+    /// The notice is over: connections accepted until then are served as usual.
     pub(super) closing: CancellationToken,
-    /// Nothing is accepted any more.
+    /// No connection is accepted any more.
     pub(super) stop: CancellationToken,
-    /// What still runs is dropped.
+    /// Connections still running are dropped.
     pub(super) abort: CancellationToken,
 }
 
 impl Phases {
-    /// What asks a connection that begins now to end.
+    /// The token that ends a connection that begins now.
     pub(super) fn farewell(&self) -> &CancellationToken {
         if self.notice.is_cancelled() { &self.stop } else { &self.notice }
     }

@@ -1,7 +1,6 @@
-//! Reads what trusted proxies say of a request: whose it was, by which name, and whether it came over TLS.
+//! Reads `Forwarded` headers of trusted proxies: client address, host and TLS.
 //!
-//! Nothing of it says who somebody is (B73). An address bounds how often the clients behind it may ask, where they are
-//! nobody in particular, and stands in logs.
+//! No header establishes an identity (B73). An address limits the request rate of anonymous clients, and appears in logs.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -13,30 +12,29 @@ const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// An address, or all that begin with the same bits.
+/// An address, or all addresses with a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressRange {
     first: IpAddr,
-    /// How many bits all have in common.
+    /// The length of the prefix in bits.
     length: u8,
 }
 
-/// Why a text is no range of addresses.
+/// Why a text is not an address range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressRangeError {
-    /// It is neither an address nor one with a slash and a number behind it.
+    /// It is neither an address nor an address with a slash and a number.
     Form,
-    /// There are not so many bits.
+    /// The prefix is longer than the address.
     Length,
-    /// The address has bits behind those that all have in common.
+    /// The address has bits set after the prefix.
     NotFirst,
 }
 
 impl AddressRange {
-    /// Reads `192.0.2.7`, `10.0.0.0/8`, `2001:db8::/32`.
+    /// Parses `192.0.2.7`, `10.0.0.0/8`, `2001:db8::/32`.
     ///
-    /// # Errors
-    /// See [`AddressRangeError`].
+    /// # Errors See [`AddressRangeError`].
     pub fn parse(text: &str) -> Result<Self, AddressRangeError> {
         let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
         let first: IpAddr = address.parse().map_err(|_| AddressRangeError::Form)?;
@@ -52,7 +50,7 @@ impl AddressRange {
         if range.rest(bits(first)) != 0 { Err(AddressRangeError::NotFirst) } else { Ok(range) }
     }
 
-    /// Whether it is every address there is, of IPv4 or of IPv6.
+    /// Whether it covers every IPv4 or every IPv6 address.
     #[must_use]
     pub const fn is_everything(&self) -> bool {
         self.length == 0
@@ -62,7 +60,7 @@ impl AddressRange {
         self.first.is_ipv4() == address.is_ipv4() && bits(self.first) == bits(address) - self.rest(bits(address))
     }
 
-    /// The bits of an address behind those that all have in common.
+    /// The bits of an address after the prefix.
     fn rest(&self, bits: u128) -> u128 {
         let most: u32 = if self.first.is_ipv4() { 32 } else { 128 };
         let free = most - u32::from(self.length);
@@ -77,7 +75,7 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// What one client is known to be behind: an IPv4 address, or the /64 that an IPv6 client may take any address of.
+/// The network by which a client is counted: an IPv4 address, or the /64 in which an IPv6 client may choose any address.
 pub(super) fn network(peer: IpAddr) -> IpAddr {
     match peer {
         IpAddr::V4(_) => peer,
@@ -85,18 +83,18 @@ pub(super) fn network(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// The proxies that are believed.
+/// The trusted proxies' addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TrustedProxies(Arc<[AddressRange]>);
 
-/// What is known of the client behind a request.
+/// The request's properties as trusted proxies report them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ForwardedRequest {
-    /// The client's address, as far as those say who are believed; else that of the last of them, or the peer's own.
+    /// The client's address as trusted proxies report it; otherwise the last known proxy's, or the peer's.
     pub(super) client: IpAddr,
-    /// The host that the client asked for, if a proxy says so.
+    /// The host that the client requested, if a proxy reports it.
     pub(super) host: Option<String>,
-    /// Whether a proxy says that the client spoke TLS.
+    /// Whether a proxy reports that the client used TLS.
     pub(super) is_https: bool,
 }
 
@@ -109,14 +107,14 @@ impl TrustedProxies {
         self.0.iter().any(|range| range.contains(address))
     }
 
-    /// What the headers of a request say that came from `peer`. Those of a peer that is not believed say nothing; of the hops
-    /// that a proxy names, those are believed that trusted ones named, from the nearest on.
+    /// Reads the headers of a request from `peer`; an untrusted peer's are ignored. Hops are believed from the nearest on, as
+    /// long as a trusted proxy named them.
     pub(super) fn read(&self, peer: IpAddr, headers: &HeaderMap) -> ForwardedRequest {
         let mut found = ForwardedRequest { client: peer, host: None, is_https: false };
         if !self.trusts(peer) {
             return found;
         }
-        // A proxy writes one of the two and lets the other one through, which is its client's word: which is which cannot be told.
+        // A proxy writes one of the two and forwards its client's other one: the gateway cannot tell them apart.
         if headers.contains_key(FORWARDED) && headers.contains_key(FOR) {
             return found;
         }
@@ -149,7 +147,7 @@ impl TrustedProxies {
     }
 }
 
-/// The elements of a list that may stand in several fields. Quotes keep commas together.
+/// The elements of a list in one or several fields. Commas in quotes do not separate.
 fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a str> {
     let fields = headers.get_all(name).iter().filter_map(|field| field.to_str().ok());
     fields.flat_map(|field| outside_quotes(field, ',')).map(str::trim).filter(|element| !element.is_empty())
@@ -163,7 +161,7 @@ fn outside_quotes(text: &str, separator: char) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What one proxy added to `Forwarded` (RFC 7239, 4).
+/// A proxy's element in `Forwarded` (RFC 7239, 4).
 #[derive(Default)]
 struct ForwardedHop<'a> {
     from: Option<&'a str>,
@@ -189,7 +187,7 @@ impl<'a> ForwardedHop<'a> {
     }
 }
 
-/// The address of a node, with its port or without; `None` for `unknown`, for a name that hides it, and for rubbish.
+/// The address of a node, with or without port; `None` for `unknown`, an obfuscated name or an invalid text.
 fn node(text: &str) -> Option<IpAddr> {
     let bare = text.trim_matches('"');
     let in_brackets = || bare.strip_prefix('[')?.strip_suffix(']')?.parse().ok();
@@ -234,7 +232,7 @@ mod tests {
         assert!(range.contains("2001:db8:1::9".parse().unwrap()) && !range.contains("2001:db9::".parse().unwrap()));
     }
 
-    /// The bad rows: what is believed of a request that says this. Trusted are 10.0.0.0/8 and ::1.
+    /// The bad rows: how a request with these headers is read. Trusted are 10.0.0.0/8 and ::1.
     #[test]
     fn b73_only_trusted_proxies_say_whose_a_request_is() {
         let proxies = ["10.0.0.0/8", "::1"].map(|text| AddressRange::parse(text).unwrap());
@@ -250,10 +248,10 @@ mod tests {
             assert_eq!(proxies.read(peer.parse().unwrap(), &headers), expected, "{peer} {fields:?}");
         };
         let stranger = "203.0.113.9";
-        // An untrusted peer is who it is.
+        // An untrusted peer is the client.
         check(stranger, &[("forwarded", "for=192.0.2.1;host=a;proto=https")], stranger, None, false);
         check(stranger, &[("x-forwarded-for", "192.0.2.1"), ("x-forwarded-host", "a")], stranger, None, false);
-        // The nearest hop that is not trusted is the client, whatever it says of others.
+        // The nearest untrusted hop is the client; the hops that it reports are ignored.
         check("10.0.0.1", &[("x-forwarded-for", "192.0.2.1")], "192.0.2.1", None, false);
         check("10.0.0.1", &[("x-forwarded-for", "127.0.0.1, 192.0.2.1")], "192.0.2.1", None, false);
         check("10.0.0.1", &[("x-forwarded-for", "6.6.6.6, 192.0.2.1, 10.0.0.2")], "192.0.2.1", None, false);
@@ -268,7 +266,7 @@ mod tests {
         check("::1", &[("x-forwarded-for", "::ffff:192.0.2.1")], "192.0.2.1", None, false);
         check("::1", &[("x-forwarded-for", "[2001:db8::7]:4711")], "2001:db8::7", None, false);
         check("::1", &[("x-forwarded-for", "192.0.2.1:4711")], "192.0.2.1", None, false);
-        // What cannot be read leaves the last that could.
+        // An unreadable hop leaves the last readable one.
         for rubbish in ["", "unknown", "_hidden", "a, b, c", "192.0.2.1.5", "\"", ",,,", "x".repeat(8000).as_str()] {
             check("10.0.0.1", &[("x-forwarded-for", rubbish)], "10.0.0.1", None, false);
         }

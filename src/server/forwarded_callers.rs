@@ -1,4 +1,4 @@
-//! Finds out whose request another replica passes on, by what is sealed with it.
+//! Authenticates requests that another replica forwards, by their seal.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,17 +12,16 @@ use crate::face::sealed::{ForwardToken, digest_of_request};
 use crate::face::session_homes::{FORWARD, SessionHomes};
 use crate::replica::{ForwardedNumberRefusal, ForwardedNumbers};
 
-/// How long before and after it was sealed a request is good: what the clock of tasks may differ by between two replicas, and
-/// what a request may be under way.
+/// How far a request's seal may be in the past or the future: allows for clock skew between replicas and for transit.
 const GOOD_FOR: Duration = Duration::from_secs(30);
 
-/// Those whose requests other replicas pass on. Clones are one.
+/// Authenticates forwarded requests. Clones share state.
 #[derive(Clone)]
 pub struct ForwardedCallers(Arc<ForwardedCallersState>);
 
 struct ForwardedCallersState {
     homes: Arc<SessionHomes>,
-    /// Which requests came.
+    /// The numbers of the received requests.
     numbers: Mutex<ForwardedNumbers>,
 }
 
@@ -32,10 +31,9 @@ impl ForwardedCallers {
         Self(Arc::new(ForwardedCallersState { homes, numbers: Mutex::default() }))
     }
 
-    /// Who asks, and where that client is.
+    /// The principal of a forwarded request, and its client's address.
     ///
-    /// # Errors
-    /// Unless a replica sealed just this request for this one, a moment ago, and it comes for the first time.
+    /// # Errors Unless a replica sealed exactly this request for this replica, recently, and it arrives for the first time.
     pub(super) fn identify<B>(&self, request: &Request<B>) -> Result<ForwardToken, ForwardRefusal> {
         let ForwardedCallersState { homes, numbers } = &*self.0;
         let mut sealed = request.headers().get_all(FORWARD).iter();
@@ -52,7 +50,7 @@ impl ForwardedCallers {
         if token.request != digest_of_request(request.method(), uri.path(), uri.query(), request.headers()) {
             return Err(ForwardRefusal::Altered);
         }
-        // Last: nothing else of a token is remembered.
+        // The last check, since it stores the token's number.
         let taken = numbers.lock().take((token.sender, token.number), now, GOOD_FOR);
         taken.map(|()| token).map_err(|refusal| match refusal {
             ForwardedNumberRefusal::Repeated => ForwardRefusal::Repeated,

@@ -1,7 +1,7 @@
-//! Follows the frame boundaries of an HTTP/2 byte stream, and counts the frames that cost only the receiver.
+//! Finds HTTP/2 frame boundaries in a byte stream, and counts control frames.
 //!
-//! hyper answers every PING and SETTINGS and offers no hook to count them (B41 to B43), so this looks at the
-//! nine bytes in front of each frame as they pass.
+//! hyper answers every PING and SETTINGS and offers no hook to count them (B41 to B43), so this module reads the nine bytes of
+//! each frame header.
 
 use std::time::Duration;
 
@@ -15,13 +15,12 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const WINDOW_UPDATE: u8 = 8;
 
-/// WINDOW_UPDATE frames that one frame of an answer may cause: clients send them as they read it, for its stream and the
-/// connection.
+/// WINDOW_UPDATE frames that one response frame may cause, for its stream and for the connection.
 const UPDATES_PER_FRAME: u32 = 64;
 /// The same for a request: some clients widen the window of each stream as they open it.
 const UPDATES_PER_REQUEST: u32 = 2;
 
-/// Where in a frame a byte stream stands.
+/// The position of a byte stream within a frame.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FrameCursor {
     head: [u8; HEAD],
@@ -30,12 +29,12 @@ pub(super) struct FrameCursor {
 }
 
 impl FrameCursor {
-    /// A cursor that first passes over `preface` bytes that are no frame.
+    /// A cursor that first skips `preface` bytes.
     pub(super) const fn after(preface: usize) -> Self {
         Self { head: [0; HEAD], held: 0, skip: preface }
     }
 
-    /// Passes over `bytes` and names the type of each frame whose head ends in them.
+    /// Advances over `bytes`, and reports the type of each frame whose header ends in them.
     pub(super) fn advance(&mut self, mut bytes: &[u8], mut seen: impl FnMut(u8)) {
         while !bytes.is_empty() {
             if self.skip > 0 {
@@ -69,7 +68,7 @@ pub(super) struct ControlBudget {
     window: Duration,
     window_ends: Instant,
     spent: u32,
-    /// WINDOW_UPDATE frames that answers have caused, and that have not come yet.
+    /// WINDOW_UPDATE frames that responses have caused and that have not arrived yet.
     updates_due: u32,
 }
 
@@ -78,14 +77,14 @@ impl ControlBudget {
         Self { max, window, window_ends: Instant::now() + window, spent: 0, updates_due: 0 }
     }
 
-    /// Notes one frame of type `kind` that was sent.
+    /// Records a sent frame of type `kind`.
     pub(super) const fn sent(&mut self, kind: u8) {
         if matches!(kind, DATA | HEADERS) {
             self.updates_due = self.updates_due.saturating_add(UPDATES_PER_FRAME);
         }
     }
 
-    /// Counts one frame of type `kind` that was received.
+    /// Counts a received frame of type `kind`.
     pub(super) fn spend(&mut self, kind: u8) {
         if kind == HEADERS {
             self.updates_due = self.updates_due.saturating_add(UPDATES_PER_REQUEST);
@@ -108,10 +107,10 @@ impl ControlBudget {
     }
 }
 
-/// A GOAWAY frame with `ENHANCE_YOUR_CALM`, for streams already seen as well (RFC 9113, 6.8).
+/// A GOAWAY frame with `ENHANCE_YOUR_CALM` that also covers accepted streams (RFC 9113, 6.8).
 pub(super) const CALM_DOWN: [u8; HEAD + 8] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11];
 
-/// What an HTTP/2 client says first.
+/// The connection preface of an HTTP/2 client.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
-//! Ends the streams of a credential when the credential is withdrawn.
+//! Ends a credential's streams when the credential is withdrawn.
 //!
-//! The one place where the streams of a credential are ended, whatever face they belong to: an event stream is wrapped
-//! as it leaves, and ends with its grant. An answer in one piece is given all the same, as its request was admitted
-//! (B152).
+//! Wraps every event stream as it leaves, for all faces: the stream ends with its grant. A response in one piece is still sent,
+//! because its request was admitted (B152).
 
 use std::sync::Arc;
 
@@ -11,7 +10,7 @@ use tokio::sync::watch;
 use crate::face::http::FaceResponse;
 use crate::face::revocable_body::ending_with;
 
-/// What one credential is served on. Clones are one grant.
+/// The validity of one credential. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Grant(Arc<watch::Sender<bool>>);
 
@@ -22,17 +21,17 @@ impl Default for Grant {
 }
 
 impl Grant {
-    /// Ends every stream that was or will be begun on it.
+    /// Ends every stream of this grant, present and future.
     pub(super) fn withdraw(&self) {
         self.0.send_replace(true);
     }
 
-    /// The same answer, which ends with the grant if it is an event stream.
+    /// Binds a response to the grant if it is an event stream.
     pub(super) fn bind(&self, response: FaceResponse) -> FaceResponse {
         ending_with(response, || {
             let mut withdrawn = self.0.subscribe();
             async move {
-                // A listener that is gone withdraws nothing: its connections end by themselves.
+                // A dropped listener withdraws nothing: its connections end by themselves.
                 if withdrawn.wait_for(|is_withdrawn| *is_withdrawn).await.is_err() {
                     std::future::pending::<()>().await;
                 }

@@ -1,7 +1,7 @@
-//! Ends HTTP/1 connections that are silent for too long: between requests, and inside a request head.
+//! Ends HTTP/1 connections that are idle too long, or too slow with a request head.
 //!
-//! hyper has one timer for both, made anew for each request. A client that keeps a connection for its next call
-//! deserves more time than one that trickles a head; and a timer that is asked rarely costs a request nothing.
+//! hyper has one timer for both, created for each request. A client that keeps a connection for its next call deserves more time
+//! than a client that trickles a head; and a timer that is rarely reset costs a request nothing.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::ListenerLimits;
 use super::connection_state::ConnectionState;
 
-/// What the peer is waited for.
+/// The awaited bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeaderTimeoutStage {
     /// The first byte of a request.
@@ -21,13 +21,12 @@ pub(super) enum HeaderTimeoutStage {
     Head,
 }
 
-/// The wait for the next request.
 #[derive(Debug)]
 pub(super) struct HeaderTimeout {
     trail: Arc<ConnectionState>,
     stage: HeaderTimeoutStage,
     since: Instant,
-    /// How many requests had begun when the stage did: another count means that the stage is over.
+    /// The number of requests when the stage began: another number means that the stage is over.
     begun: u32,
     timer: Option<Pin<Box<Sleep>>>,
 }
@@ -38,8 +37,7 @@ impl HeaderTimeout {
         Self { trail, stage: HeaderTimeoutStage::Idle, since: Instant::now(), begun, timer: None }
     }
 
-    /// Bytes have come; whether a head begins with them. Those of a body, or of a pipelined request, count as part of no
-    /// head.
+    /// Records received bytes. Returns whether a head begins with them; bytes of a body or a pipelined request begin none.
     pub(super) fn heard(&mut self) -> bool {
         let begins = self.stage == HeaderTimeoutStage::Idle && !self.trail.is_busy();
         if begins {
@@ -48,9 +46,9 @@ impl HeaderTimeout {
         begins
     }
 
-    /// Ready with the stage that took too long.
+    /// Ready with the stage that timed out.
     ///
-    /// hyper may stop reading while it is idle and is then woken by the timer alone, so one is always set.
+    /// hyper may stop reading while it is idle, and then only the timer wakes it, so a timer is always set.
     pub(super) fn poll(&mut self, context: &mut Context<'_>, limits: &ListenerLimits) -> Poll<HeaderTimeoutStage> {
         loop {
             if self.trail.is_busy() || self.trail.begun() != self.begun {
@@ -62,7 +60,7 @@ impl HeaderTimeout {
                     HeaderTimeoutStage::Head => limits.head_deadline,
                 };
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(ends_at)));
-            // A timer that fires too early is set again; only one that would fire too late is moved at once.
+            // A timer that fires too early is set again; only a timer that would fire too late is moved at once.
             if timer.deadline() > ends_at {
                 timer.as_mut().reset(ends_at);
             }

@@ -1,6 +1,6 @@
-//! Checks Host and Origin, which keeps a web page in somebody's browser away (SEC-06).
+//! Checks Host and Origin, which blocks foreign web pages and DNS rebinding (SEC-06).
 //!
-//! They are independent of each other and hold on every listener.
+//! The two checks are independent, and apply to every listener.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
@@ -15,30 +15,29 @@ use super::refusal::{Guard, Refusal};
 /// Names that always mean this machine.
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 
-/// Which names this listener answers to, on any port.
+/// The names that this listener serves, on any port.
 #[derive(Clone, Debug)]
 pub(super) struct HostGuard {
-    /// `None` where any will do.
+    /// `None` where any name is served.
     names: Option<Arc<HashSet<String>>>,
-    /// What the listener shows over TLS; its names are served, too.
+    /// The certificate of a TLS listener; its names are served, too.
     certificate: Option<Arc<ListenerCertificate>>,
-    /// The address that the client connected to. A page whose name was rebound cannot send it as `Host`.
+    /// The address that the client connected to. A page under a rebound name cannot send it as `Host`.
     local: IpAddr,
 }
 
 impl HostGuard {
-    /// `bound` is where the listener listens; `allowed` adds names in lower case, without port.
+    /// `bound` is the listener's address; `allowed` adds names in lower case, without port.
     pub(super) fn new(bound: SocketAddr, allowed: &[String], certificate: Option<Arc<ListenerCertificate>>) -> Self {
         let mut names: HashSet<String> = allowed.iter().map(|name| name.to_ascii_lowercase()).collect();
-        // A listener on all addresses listens on loopback too.
+        // A listener on all addresses includes loopback.
         if bound.ip().is_loopback() || bound.ip().is_unspecified() {
             names.extend(LOOPBACK_NAMES.map(str::to_owned));
         }
         Self { names: Some(Arc::new(names)), certificate, local: bound.ip() }
     }
 
-    /// The same guard for a listener that answers to any name: a page whose name was rebound gets nothing there, as it has
-    /// no credential, or may not come by its origin.
+    /// Serves any name. A page under a rebound name gains nothing there: it has no credential, or its origin is refused.
     pub(super) fn of_any_name(self) -> Self {
         Self { names: None, ..self }
     }
@@ -47,12 +46,12 @@ impl HostGuard {
         self.certificate.as_ref()
     }
 
-    /// The same guard for a connection that came in on `local`.
+    /// The guard for a connection to `local`.
     pub(super) fn on(&self, local: IpAddr) -> Self {
         Self { names: self.names.clone(), certificate: self.certificate.clone(), local }
     }
 
-    /// Whether a name is one that is served.
+    /// Whether a name is served.
     pub(super) fn welcomes(&self, authority: &str) -> bool {
         let Some(name) = host_name(authority) else {
             return false;
@@ -88,7 +87,7 @@ impl Guard for HostGuard {
         let Some(field) = field else {
             return Err(Refusal::HostUnclear);
         };
-        // The target counts where it names a host, but a field that names another is not waved through (B51).
+        // The target takes precedence, but a `Host` field that disagrees is checked as well (B51).
         target.map_or(Ok(()), |target| self.admit(target))?;
         self.admit(field)
     }
@@ -109,7 +108,7 @@ pub(crate) fn is_loopback(name: &str) -> bool {
         || is_local(&name.to_ascii_lowercase())
 }
 
-/// Whether every host that a request names is this machine. One that cannot be read is another.
+/// Whether every host of a request is this machine. An unreadable host is not.
 pub(super) fn names_this_machine<B>(request: &Request<B>) -> bool {
     let is_here = |authority: &str| host_name(authority).is_some_and(is_loopback);
     let fields = request.headers().get_all(HOST).iter();
@@ -117,7 +116,7 @@ pub(super) fn names_this_machine<B>(request: &Request<B>) -> bool {
         && fields.into_iter().all(|field| field.to_str().is_ok_and(is_here))
 }
 
-/// The host that a request names, with its port.
+/// The host of a request, with its port.
 fn named_host<B>(request: &Request<B>) -> Option<&str> {
     let target = request.uri().authority().map(http::uri::Authority::as_str);
     target.or_else(|| request.headers().get(HOST)?.to_str().ok())
@@ -127,7 +126,7 @@ fn text(value: &HeaderValue) -> Result<&str, Refusal> {
     value.to_str().map_err(|_| Refusal::HostForeign)
 }
 
-/// The host of `host[:port]`, brackets kept; `None` where it is written any other way.
+/// The host of `host[:port]`, brackets kept; `None` for any other form.
 fn host_name(authority: &str) -> Option<&str> {
     let end = if authority.starts_with('[') {
         authority.find(']')? + 1
@@ -143,25 +142,25 @@ fn host_name(authority: &str) -> Option<&str> {
     (named && ported).then_some(name)
 }
 
-/// Whose pages may call this listener. A request without `Origin` comes from no page.
+/// The origins that may call this listener. A request without `Origin` comes from no page.
 #[derive(Clone, Debug)]
 pub(super) struct OriginGuard {
     allowed: Arc<HashSet<String>>,
     pages: ImplicitOrigins,
     own: OwnPages,
-    /// Whether the listener speaks TLS, so that none of its own pages is plain.
+    /// Whether the listener uses TLS, so that none of its pages is `http`.
     is_tls: bool,
 }
 
-/// Pages that need no listing.
+/// Pages that are allowed without being listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ImplicitOrigins {
     None,
-    /// Those served from this machine, on any port: the listener is for this machine alone.
+    /// Pages of this machine, on any port: the listener is on loopback.
     Loopback,
 }
 
-/// Whether pages of the very host that is asked may call.
+/// Whether pages of the requested host may call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OwnPages {
     Welcome,
@@ -185,8 +184,8 @@ impl OriginGuard {
         Self { allowed: Arc::default(), pages: ImplicitOrigins::None, own: OwnPages::Barred, is_tls: false }
     }
 
-    /// Whether a page is of the host that its request is for, which the host's guard has let in: a proxy in front may
-    /// serve pages under that name. Names and ports are compared as they are written, but for the scheme's own port.
+    /// Whether a page belongs to the host of its request, which the host guard has admitted: a proxy may serve pages under that
+    /// name. Names and ports are compared literally, except for the scheme's default port.
     fn is_of(&self, host: &str, origin: &str, is_https: bool) -> bool {
         if self.own == OwnPages::Barred {
             return false;
@@ -218,8 +217,8 @@ impl OriginGuard {
 }
 
 impl OriginGuard {
-    /// Checks the page that a request is from. `asked` is the host that its client asked for where that is not the one that
-    /// the request names, `is_https` whether its client spoke TLS to somebody in front.
+    /// Checks a request's origin. `asked` is the host that the client requested, where a proxy reports another than `Host`;
+    /// `is_https` tells whether the client used TLS to the proxy.
     pub(super) fn check<B>(&self, request: &Request<B>, asked: Option<&str>, is_https: bool) -> Result<(), Refusal> {
         let mut fields = request.headers().get_all(ORIGIN).iter();
         match (fields.next(), fields.next()) {

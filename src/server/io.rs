@@ -1,5 +1,6 @@
-//! Carries the byte stream under HTTP: remembers what was read to detect the protocol, resets peers that do not read,
-//! counts HTTP/2 control frames, and hands the socket back when HTTP is done with it.
+//! Wraps a connection's byte stream: replays the prefix, detects slow readers, counts control frames.
+//!
+//! Resets peers that do not read, counts HTTP/2 control frames, and returns the socket when hyper has finished.
 
 use std::io;
 use std::pin::Pin;
@@ -19,7 +20,7 @@ use super::frames::{ControlBudget, FrameCursor};
 use super::header_timeout::{HeaderTimeout, HeaderTimeoutStage};
 use super::{ListenerLimits, StallCost};
 
-/// Something a connection can run over.
+/// A stream that a connection can use.
 pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// Makes the drop of this socket a reset instead of an orderly end.
     fn reset_on_drop(&self);
@@ -27,12 +28,12 @@ pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'stat
 
 impl ResettableStream for TcpStream {
     fn reset_on_drop(&self) {
-        // It fails only where the socket is gone already.
+        // It fails only if the socket is closed already.
         let _ = self.set_zero_linger();
     }
 }
 
-/// A peer that takes fewer bytes a second, while bytes wait for it, is cut off like one that takes none.
+/// A peer that reads fewer bytes per second while bytes wait for it is treated as stalled.
 const READ_RATE_MIN: u128 = 1 << 10;
 
 /// Counts the bytes that a peer read since the first one waited for it.
@@ -42,55 +43,54 @@ struct SlowReader {
     taken: usize,
 }
 
-/// Which protocol the first bytes spoke.
+/// The HTTP version that the first bytes show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Http1,
     Http2,
 }
 
-/// What was wrong with the peer, if anything.
+/// The peer's misconduct, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misconduct {
     None,
-    /// It left an answer unread for too long (B28).
+    /// It left a response unread for too long (B28).
     Stalled,
-    /// It sent control frames without end (B41 to B43).
+    /// It sent too many control frames (B41 to B43).
     Flooded,
-    /// It began a request head and did not end it (B25).
+    /// It began a request head and did not finish it (B25).
     Late,
 }
 
-/// A socket that HTTP has let go of.
+/// A socket that hyper has released.
 #[derive(Debug)]
 pub(super) struct ReleasedSocket<T> {
     pub(super) socket: T,
     pub(super) misconduct: Misconduct,
-    /// Whether a frame may be written now without tearing another.
+    /// Whether a frame may be written now without splitting another.
     pub(super) between_frames: bool,
 }
 
-/// A socket under HTTP.
 #[derive(Debug)]
 pub(super) struct WatchedSocket<T> {
-    /// There until drop.
+    /// `None` after drop.
     socket: Option<T>,
     home: Option<oneshot::Sender<ReleasedSocket<T>>>,
     prefix: Bytes,
     limits: Arc<ListenerLimits>,
     stalled: Option<Pin<Box<Sleep>>>,
-    /// There while bytes wait for the peer.
+    /// Set while bytes wait for the peer.
     slow: Option<SlowReader>,
-    /// As `stalled`, for what the socket has taken but not passed on; only TLS holds bytes back.
+    /// As `stalled`, for bytes that the socket has buffered and not sent; only TLS buffers bytes.
     unflushed: Option<Pin<Box<Sleep>>>,
     /// Over HTTP/1.
     patience: Option<HeaderTimeout>,
-    /// Where the next byte over HTTP/1 stands.
+    /// The position of the next HTTP/1 byte.
     request_line: RequestLine,
-    /// Over HTTP/2, as are the frames; there where an unread answer costs the connection.
+    /// Over HTTP/2, as are the frames; set where an unread response costs the connection.
     unread: Option<ReadWatch>,
     frames: Option<Box<FrameCounters>>,
-    /// Over HTTP/2, once the peer has ended its side: when that is told.
+    /// Over HTTP/2, once the peer has closed its side: the delay before hyper sees it.
     ending: Option<Pin<Box<Sleep>>>,
     misconduct: Misconduct,
 }
@@ -112,13 +112,13 @@ impl FrameCounters {
     }
 }
 
-/// How long after a peer's end HTTP/2 is told of it: it accepts the streams that came right before in between.
+/// How long the end of the peer's stream is held back, so that hyper accepts the streams right before it.
 const END_TOLD_AFTER: Duration = Duration::from_millis(1);
 
 const GONE: &str = "the socket is there until drop";
 
 impl<T: ResettableStream> WatchedSocket<T> {
-    /// Wraps `socket`, of which `prefix` has been read. The receiver gets the socket back when this is dropped.
+    /// Wraps `socket`, of which `prefix` has been read. Dropping the wrapper sends the socket to the receiver.
     pub(super) fn new(
         socket: T,
         (protocol, prefix): (Protocol, Bytes),
@@ -169,7 +169,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
         Ok(())
     }
 
-    /// Passes on the outcome of a write and fails once writes have been pending for too long.
+    /// Returns the outcome of a write, or fails once writes have been pending for too long.
     fn watch(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         let span = self.limits.write_stall;
         if let Poll::Ready(outcome) = written {
@@ -194,8 +194,7 @@ impl<T: ResettableStream> WatchedSocket<T> {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// As [`WatchedSocket::watch`], with a time of its own: a socket without TLS has nothing to flush even while it
-    /// takes no byte.
+    /// As [`WatchedSocket::watch`], with a separate timer: a socket without TLS flushes at once even while it takes no byte.
     fn watch_flush(&mut self, context: &mut Context<'_>, flushed: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
         if flushed.is_ready() {
             self.unflushed = None;
@@ -208,7 +207,8 @@ impl<T: ResettableStream> WatchedSocket<T> {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Over HTTP/2 a peer that takes nothing more may have sent streams that are not yet read: its end is told by the read behind them.
+    /// Reports success for a write to an HTTP/2 peer that reads no more: its last streams may still be unread here, and the read
+    /// after them reports the end.
     fn unless_gone<R>(&self, outcome: Poll<io::Result<R>>, all: R) -> Poll<io::Result<R>> {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
 
@@ -261,7 +261,7 @@ impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
             }
             let read = std::task::ready!(read);
             if this.frames.is_some() && (read.is_err() || buf.filled().len() == before) {
-                // HTTP/2 forgets the streams that it has not yet accepted.
+                // h2 drops the streams that it has not yet accepted.
                 let ending = this.ending.get_or_insert_with(|| Box::pin(sleep(END_TOLD_AFTER)));
                 return ending.as_mut().poll(context).map(Ok);
             }
@@ -307,7 +307,7 @@ impl<T: ResettableStream> AsyncWrite for WatchedSocket<T> {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        // HTTP has written all that it had.
+        // hyper has written everything it had.
         this.slow = None;
         let flushed = this.socket().poll_flush(context);
         let flushed = this.unless_gone(flushed, ());
@@ -321,13 +321,13 @@ impl<T: ResettableStream> AsyncWrite for WatchedSocket<T> {
     }
 }
 
-/// Where the next byte stands, with regard to a request line.
+/// The position of the next byte relative to a request line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RequestLine {
-    /// In front of one. Empty lines before it are passed over by the parser, too.
+    /// Before a request line. The parser skips empty lines there, too.
     Before,
     Within,
-    /// Behind one, or nowhere near.
+    /// After a request line, or elsewhere.
     Over,
 }
 
@@ -338,8 +338,8 @@ impl RequestLine {
         }
     }
 
-    /// Makes a `#` in a request line a byte that none may have, so that it is refused as malformed, which it is (RFC
-    /// 9112, 3.2): the parser would leave it out with all behind it, and serve another path than was asked for (B56).
+    /// Replaces a `#` in a request line by an invalid byte, so that hyper refuses the request as malformed (RFC 9112, 3.2). The
+    /// parser would cut the target there, and serve another path than the requested one (B56).
     fn spoil_fragment(&mut self, mut read: &mut [u8]) {
         if *self == Self::Before {
             let Some(begin) = read.iter().position(|byte| !matches!(byte, b'\r' | b'\n')) else { return };
@@ -357,7 +357,7 @@ impl RequestLine {
     }
 }
 
-/// Where a test wants the process to end in the middle of a handle: writes half of the answer, and ends it (F08).
+/// Failpoint: writes half of a handle's response and ends the process (F08).
 #[cfg(debug_assertions)]
 fn half_write<T: ResettableStream>(socket: Pin<&mut T>, context: &mut Context<'_>, bufs: &[&[u8]]) {
     let point = "handle-half-written";
@@ -377,22 +377,22 @@ impl<T> Drop for WatchedSocket<T> {
     fn drop(&mut self) {
         if let (Some(socket), Some(home)) = (self.socket.take(), self.home.take()) {
             let between_frames = self.frames.as_ref().is_some_and(|frames| frames.outbound.at_boundary());
-            // Nobody waits where the connection was aborted; the socket then ends here.
+            // The receiver is gone if the connection was aborted; the socket is then dropped here.
             drop(home.send(ReleasedSocket { socket, misconduct: self.misconduct, between_frames }));
         }
     }
 }
 
-/// Ends the connection so that the peer sees the last answer: says that nothing more will come, then reads on
-/// for a while, because closing a socket with unread bytes would reset it and take the answer back.
+/// Closes the connection so that the peer receives the last response: shuts down the write side, then reads for a while, because
+/// closing a socket with unread bytes would send a reset and discard the response.
 pub(super) async fn linger<T: ResettableStream>(mut socket: T, span: Duration) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let ends_at = Instant::now() + span;
-    // It fails where HTTP has done it already, or the peer is gone: the reads then end at once.
-    // It waits where TLS still has bytes for a peer that does not read.
+    // Fails if hyper has shut it down already, or the peer is gone: the reads then end at once. Waits while TLS holds bytes for a
+    // peer that does not read.
     let _ = tokio::time::timeout_at(ends_at, socket.shutdown()).await;
-    // On the heap: the future that awaits this is alive as long as the connection.
+    // On the heap: the awaiting future exists as long as the connection.
     let mut scratch = vec![0; 4096];
     while let Ok(Ok(1..)) = tokio::time::timeout_at(ends_at, socket.read(&mut scratch)).await {}
 }

@@ -28,27 +28,27 @@ use super::tls::Tls;
 use super::{ListenSettings, ListenerLimits, ListenerRole};
 use crate::tls::TlsFileError;
 
-/// After this many the tasks of aborted connections are no longer waited for.
+/// How long the tasks of aborted connections are awaited.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
-/// How long those who were let in last may take to make a request: longer than they may be silent.
+/// How long the last accepted connections may take to send a request: longer than they may be silent.
 const HEARD_OUT_MAX: Duration = Duration::from_secs(1);
 const HEARD_OUT_LOOK: Duration = Duration::from_millis(20);
-/// How long accepting pauses after it failed, so that a shortage of descriptors does not spin (F60).
+/// The pause after a failed accept, so that a shortage of descriptors does not spin (F60).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Stands for the address that a peer dialled where it cannot be told; it welcomes no name.
+/// Used where the local address of a connection is unknown; no host name matches it.
 const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Everything one listener serves.
+/// The specification of one listener.
 #[derive(Clone, Debug)]
 pub struct ListenerSpec {
     pub role: ListenerRole,
     pub settings: ListenSettings,
     pub limits: ListenerLimits,
-    /// Who may come.
+    /// How clients are authenticated.
     pub callers: Authenticator,
     pub routes: Routes,
-    /// Who vouches for peers, in a PEM file; where there is one, a peer without a certificate gets no connection.
+    /// The CA for client certificates, a PEM file; with it, a peer without a certificate gets no connection.
     pub peers_ca: Option<PathBuf>,
 }
 
@@ -61,7 +61,7 @@ pub enum StartError {
     Identity(#[from] TlsFileError),
 }
 
-/// A listener at work. Dropping it ends its connections at once; [`RunningListener::drain`] is the polite way.
+/// A running listener. Dropping it ends its connections at once; [`RunningListener::drain`] ends them gracefully.
 #[derive(Debug)]
 pub struct RunningListener {
     local_addr: SocketAddr,
@@ -69,19 +69,19 @@ pub struct RunningListener {
     connections_max: usize,
     places: Arc<ConnectionPermits>,
     shared: Arc<ListenerState>,
-    /// There while connections are accepted.
+    /// Alive while connections are accepted.
     socket: Weak<std::net::TcpListener>,
 }
 
 impl RunningListener {
-    /// The bound address, with the port that was picked where the settings named none.
+    /// The bound address, with the port that the system chose where the settings have none.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Its socket once more, for a listener that takes its place; `None` where it listens no more, or the process has no
-    /// descriptor left.
+    /// A duplicate of its socket, for the listener that replaces it; `None` if it no longer listens, or the process is out of
+    /// descriptors.
     #[must_use]
     pub fn socket(&self) -> Option<std::net::TcpListener> {
         self.socket.upgrade()?.try_clone().ok()
@@ -93,9 +93,9 @@ impl RunningListener {
         self.scheme
     }
 
-    /// Serves other routes to other principals from now on, in one step: each request meets the old or the new (F24). One
-    /// that is under way ends as it began, but for the event streams of those who may not come any more. Of `settings` the
-    /// allowed names and origins and the largest body hold; the rest needs another listener. Reads the certificate again.
+    /// Replaces routes and authentication in one step: each request uses the old or the new ones (F24). A running request ends as
+    /// it began, except event streams whose credential is no longer valid. Of `settings` only the allowed names, the allowed
+    /// origins and the body limit apply; the rest needs a new listener. Reads the certificate again.
     pub fn replace(&self, settings: &ListenSettings, callers: Authenticator, routes: Routes) {
         let before = self.shared.layers.load_full();
         let kept = RetainedLayers {
@@ -108,14 +108,14 @@ impl RunningListener {
         self.shared.reread.notify_one();
     }
 
-    /// Open connections.
+    /// The number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections_max - self.places.all.available_permits()
     }
 
-    /// Is done once the notice of a drain is over and those who were let in until then have made their requests: when all of
-    /// them have gone, and a second after the last could come at the latest.
+    /// Completes once the notice of a drain is over and the connections accepted until then have sent their requests: when all
+    /// have ended, at the latest a second after the last could arrive.
     pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
         let (shared, places, all) = (Arc::clone(&self.shared), Arc::clone(&self.places), self.connections_max);
         async move {
@@ -128,17 +128,16 @@ impl RunningListener {
                     tokio::time::sleep(HEARD_OUT_LOOK).await;
                 }
             };
-            // Whoever is still there then waits for an answer.
+            // The remaining connections wait for a response.
             let _ = tokio::time::timeout(HEARD_OUT_MAX, gone).await;
         }
     }
 
-    /// Ends the listener in the phases of `plan`, and returns once every connection has ended. New ones are taken until
-    /// it is over: as long as something is waited for somebody may ask how it stands. Not where another process goes
-    /// on with the socket.
+    /// Drains the listener in the phases of `plan`, and returns once every connection has ended. It accepts connections until the
+    /// drain is over, because clients may poll a call that is still awaited; not if another process continues with the socket.
     ///
-    /// HTTP/1 peers are told by `Connection: close`, HTTP/2 peers by GOAWAY. Dropping the future ends everything at
-    /// once. Readiness is the caller's to take back before.
+    /// HTTP/1 peers get `Connection: close`, HTTP/2 peers GOAWAY. Dropping the future ends everything at once. The caller
+    /// withdraws readiness first.
     pub async fn drain(self, plan: DrainPlan) -> Drained {
         let phases = &self.shared.phases;
         phases.notice.cancel();
@@ -169,19 +168,16 @@ impl Drop for RunningListener {
     }
 }
 
-/// Binds and begins to accept. Needs a tokio runtime; returns once connections are taken.
+/// Binds the address and starts to accept. Needs a tokio runtime; returns once connections are accepted.
 ///
-/// # Errors
-/// Where the address cannot be bound, or the certificate is of no use.
+/// # Errors If the address cannot be bound, or the certificate cannot be used.
 pub async fn start(site: ListenerSpec) -> Result<RunningListener, StartError> {
     start_on(site, None).await
 }
 
-/// The same on a socket that listens already, such as a service manager hands over: then the address in the settings
-/// is not used.
+/// As [`start`], on a socket that listens already, such as a service manager's; then the address of the settings is not used.
 ///
-/// # Errors
-/// As [`start`].
+/// # Errors As [`start`].
 pub async fn start_on(
     site: ListenerSpec,
     socket: Option<std::net::TcpListener>,
@@ -209,7 +205,7 @@ pub async fn start_on(
     let meter = ListenerMetrics::new(name);
     let shared =
         Arc::new(ListenerState { limits: Arc::new(limits), layers, reread: Notify::new(), meter, tracker, phases });
-    // More permits than a semaphore holds cannot be meant.
+    // More permits than a semaphore can hold are certainly not intended.
     let connections_max = settings.connections_max.get().min(Semaphore::MAX_PERMITS);
     let places = Arc::new(ConnectionPermits::new(connections_max, limits.connections_per_address_max));
     if let Some(tls) = tls.clone() {
@@ -221,7 +217,7 @@ pub async fn start_on(
     Ok(RunningListener { local_addr, scheme, connections_max, places, shared, socket })
 }
 
-/// What one listener's layers have of those before them.
+/// The parts of the layers that a replacement retains.
 struct RetainedLayers {
     principal: PrincipalGuard,
     certificate: Option<Arc<ListenerCertificate>>,
@@ -250,7 +246,7 @@ fn layers(
     }
 }
 
-/// The listening socket, with a spare descriptor that can be given up to tell one client that there is none.
+/// The listening socket, with a spare descriptor that is released to refuse one client when there are no others.
 struct Acceptor {
     listener: TcpListener,
     original: Arc<std::net::TcpListener>,
@@ -267,7 +263,7 @@ impl Acceptor {
 
     async fn run(mut self, shared: Arc<ListenerState>, places: Arc<ConnectionPermits>, tls: Option<Tls>) {
         let stop = shared.phases.stop.clone();
-        // Told once, however often accepting fails in between.
+        // Logged once, however often accepting fails in between.
         let mut is_short = false;
         while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
             match accepted {
@@ -298,13 +294,13 @@ impl Acceptor {
     /// Accepts one connection with the spare descriptor and closes it, so that its client need not wait.
     async fn shed(&mut self) {
         self.spare = None;
-        // The pause is the bound: the connection that could not be accepted is still there, or has left.
+        // Bounded by the pause: the connection that could not be accepted is still pending, or has left.
         drop(tokio::time::timeout(ACCEPT_PAUSE, self.listener.accept()).await);
         self.spare = self.original.try_clone().ok();
     }
 }
 
-/// Errors that say nothing about the next accept.
+/// Errors that concern one connection and not the listener.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
@@ -312,14 +308,14 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 fn admit(shared: &Arc<ListenerState>, place: ConnectionPermit, (socket, peer): (TcpStream, IpAddr), tls: Option<Tls>) {
     crate::failpoint::hit("accepted");
-    // Without these two the connection works, more slowly, and under its listed names only.
+    // Without these two the connection works, but slower, and under its listed names only.
     let _ = socket.set_nodelay(true);
     let local = socket.local_addr().map_or(UNKNOWN, |local| local.ip().to_canonical());
     let (shared, ends) = (Arc::clone(shared), ConnectionAddresses { local, peer });
     shared.tracker.clone().spawn(async move {
         match tls {
             None => serve(shared, socket, ends).await,
-            // Boxed: a connection without TLS takes no room for it.
+            // Boxed: a connection without TLS does not allocate it.
             Some(tls) => Box::pin(serve_tls(shared, tls, socket, ends)).await,
         }
         drop(place);
@@ -332,7 +328,7 @@ async fn serve_tls(shared: Arc<ListenerState>, tls: Tls, socket: TcpStream, ends
     }
 }
 
-/// Who may still come in.
+/// The permits for connections.
 #[derive(Debug)]
 struct ConnectionPermits {
     all: Arc<Semaphore>,
@@ -345,9 +341,9 @@ impl ConnectionPermits {
         Self { all: Arc::new(Semaphore::new(max)), per_address_max, per_address: Mutex::default() }
     }
 
-    /// A place for one connection, or the reason why there is none. The address goes first: one that takes too
-    /// much meets its own limit before everybody's. Without an address none is counted: of this machine's own, and of
-    /// proxies.
+    /// Takes a permit for one connection, or returns the reason why there is none. The address is checked first, so that an
+    /// address with too many meets its own limit before everyone's. Without `peer` no address is counted: for this machine and
+    /// for proxies.
     fn take(self: &Arc<Self>, peer: Option<IpAddr>) -> Result<ConnectionPermit, &'static str> {
         let by_address = peer.map(|peer| self.take_of(network(peer))).transpose()?;
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| "connections_max")?;
@@ -365,7 +361,7 @@ impl ConnectionPermits {
     }
 }
 
-/// One connection's place; free again when dropped.
+/// The permit of one connection; released when dropped.
 #[derive(Debug)]
 struct ConnectionPermit {
     _permit: OwnedSemaphorePermit,

@@ -1,4 +1,4 @@
-//! Counts what a listener does, without looking a metric up for each request.
+//! Counts a listener's requests and connections without a metric lookup per request.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ use crate::metric;
 const STATUS_FIRST: u16 = 100;
 const STATUS_COUNT: usize = 900;
 
-/// The counters of one listener. The recorder must be installed before a listener starts.
+/// The metrics of one listener. The recorder must be installed before a listener starts.
 pub(super) struct ListenerMetrics {
     listener: &'static str,
     in_flight: Gauge,
@@ -29,7 +29,7 @@ impl ListenerMetrics {
             answers: (0..STATUS_COUNT).map(|_| OnceLock::new()).collect(),
             accept_pauses: metrics::counter!(metric::ACCEPT_PAUSES, "listener" => listener),
         };
-        // So that it is there before the first request.
+        // Creates the series before the first request.
         let _ = metrics.counter_of(StatusCode::OK);
         metrics
     }
@@ -62,7 +62,7 @@ impl ListenerMetrics {
         GaugeGuard::new(self.connections.clone())
     }
 
-    /// Counts something that hyper refused, or that never became a request.
+    /// Counts a connection or request that hyper refused.
     pub(super) fn refused(&self, reason: &'static str) {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(listener = self.listener, reason, "connection refused");

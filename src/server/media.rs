@@ -1,4 +1,4 @@
-//! Reads what a request carries and what it takes in return: `Content-Type`, `Content-Encoding`, `Accept`.
+//! Checks the media types of a request: `Content-Type`, `Content-Encoding`, `Accept`.
 
 use http::HeaderMap;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
@@ -9,9 +9,9 @@ use crate::face::http::AcceptedTypes;
 const USUAL_CONTENT: &str = "application/json";
 const USUAL_ACCEPT: &str = "application/json, text/event-stream";
 
-/// The body is JSON in UTF-8 and not encoded further (B67, B68).
+/// Requires JSON in UTF-8 without further encoding (B67, B68).
 ///
-/// What nearly every client sends, to the letter, needs no parsing here and in [`accepted`].
+/// The exact values that nearly every client sends are not parsed, here and in [`accepted`].
 pub(super) fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
     if !headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         return Err(Refusal::ContentCoding);
@@ -35,7 +35,7 @@ fn is_json(value: &str) -> bool {
         })
 }
 
-/// Which of our two types `Accept` admits: the most specific range decides, `q=0` refuses (RFC 9110, 12.5.1).
+/// Which of the two response types `Accept` admits: the most specific range decides, `q=0` refuses (RFC 9110, 12.5.1).
 pub(super) fn accepted(headers: &HeaderMap) -> AcceptedTypes {
     let mut values = headers.get_all(ACCEPT).iter();
     if values.next().is_some_and(|only| only == USUAL_ACCEPT) && values.next().is_none() {
@@ -67,7 +67,7 @@ fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item
         .filter(|element| !element.trim().is_empty())
 }
 
-/// The best range seen so far for one type.
+/// The best range so far for one type.
 #[derive(Clone, Copy, Default)]
 struct MediaRangeMatch {
     specificity: u8,
@@ -90,7 +90,7 @@ impl MediaRangeMatch {
         }
     }
 
-    /// Absent or empty, `Accept` admits everything.
+    /// Without `Accept`, or with an empty one, everything is admitted.
     fn admits(self, headers: &HeaderMap) -> bool {
         match self.admitted {
             MediaAcceptance::Yes => true,

@@ -1,4 +1,4 @@
-//! Logs refused requests: one line a minute for each reason, with the key of the configuration that decides it.
+//! Logs refused requests: once a minute per reason, with the deciding configuration key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,12 +15,12 @@ use super::refusal::{HeadPart, Refusal};
 use crate::task::Principal;
 use crate::task::reference::principal_reference;
 
-/// Further refusals for the same reason are counted meanwhile.
+/// Further refusals for the same reason are only counted meanwhile.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Most that is shown of what a client sent.
+/// The longest text of a client's that is logged.
 const SHOWN_MAX: usize = 100;
 
-/// What was said by one listener. At most one entry for each reason there is.
+/// The last notices of one listener. At most one entry per reason.
 #[derive(Debug)]
 pub(super) struct Notices {
     listener: ListenerRole,
@@ -30,15 +30,15 @@ pub(super) struct Notices {
 #[derive(Debug)]
 struct RefusalNotice {
     at: Instant,
-    /// How many were refused since and not told of.
+    /// How many requests were refused since, and not logged.
     since: u64,
 }
 
-/// Who sent a refused request.
+/// The sender of a refused request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RefusedAsker<'a> {
     pub(super) client: IpAddr,
-    /// The principal of the request's credential, once known.
+    /// The principal of the request's credential, if known.
     pub(super) principal: Option<&'a Principal>,
 }
 
@@ -47,13 +47,12 @@ impl Notices {
         Self { listener, by_reason: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Whom the listener is for.
     pub(super) const fn listener(&self) -> ListenerRole {
         self.listener
     }
 
-    /// Tells of a refused request, unless the same was told within the last minute, or there is nothing to do about it: of
-    /// the operators' listener nothing of the kind can be set.
+    /// Logs a refused request, unless the same reason was logged within the last minute or the operator cannot change it: the
+    /// admin listener has no such settings.
     pub(super) fn refused(&self, refusal: &Refusal, asker: RefusedAsker<'_>, target: &Uri, headers: &HeaderMap) {
         let Some(advice) = refusal.advice().filter(|_| self.listener == ListenerRole::Clients) else { return };
         let Some(more) = self.due(advice.reason) else { return };
@@ -72,7 +71,7 @@ impl Notices {
         tracing::warn!(listener = self.listener.name(), reason, key, %value, %client, principal, more, "refused: {sentence}");
     }
 
-    /// Whether it is time to speak of this reason, and of how many more than the last.
+    /// Whether to log this reason now, and how many refusals since the last time.
     fn due(&self, reason: &'static str) -> Option<u64> {
         let now = Instant::now();
         let mut notices = self.by_reason.lock();
@@ -93,7 +92,7 @@ impl Notices {
     }
 }
 
-/// Text of a client's as a log may hold it: printable, and cut (B160).
+/// A client's text as a log may contain it: printable and truncated (B160).
 struct LoggedText<'a>(&'a [u8]);
 
 impl fmt::Display for LoggedText<'_> {

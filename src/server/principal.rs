@@ -1,4 +1,4 @@
-//! Finds out who asks. The one layer that knows about credentials.
+//! Authenticates requests. The only layer that knows credentials.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,39 +16,40 @@ use super::refusal::Refusal;
 use crate::face::session_homes::FORWARD;
 use crate::task::principal::Principal;
 
-/// Headers that proxies add beside those that have names of their own, and what the names of the rest begin with.
+/// A proxy header with a name outside the common prefix, and that prefix.
 const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
 const ADDED_BY_PROXIES: &str = "x-forwarded-";
 
-/// Who may come to a listener.
+/// How a listener authenticates its clients.
 ///
-/// No header but [`KEY_HEADER`] and `Authorization` says who somebody is. `X-Forwarded-For` and its kin can only take away
-/// what a client may do (B73).
+/// Only [`KEY_HEADER`] and `Authorization` establish an identity. `X-Forwarded-For` and the like can only reduce a client's
+/// rights (B73).
 #[derive(Clone, Debug)]
 pub enum Authenticator {
-    /// Whoever comes, as this principal: nobody in particular, where the operator serves everybody (T-22). Credentials
-    /// are not looked at.
+    /// Serves every client as this principal: anonymous, where the operator serves everyone (T-22). Credentials are ignored.
     Everyone(Principal),
-    /// The one person behind a loopback listener, unless something says that several come.
+    /// Serves the one user of a loopback listener, unless there is a sign of other clients.
     OnePerson(LocalUser),
-    /// Holders of an API key, each as the principal that it belongs to.
+    /// Requires an API key, and serves its principal.
     KeyHolders(ApiKeyRing),
-    /// Those whose requests other replicas pass on, each as it was found out there.
+    /// Serves requests that other replicas forward, with the principal that they authenticated.
     Replicas(ForwardedCallers),
 }
 
-/// The one person that a loopback listener without authentication is for. Whoever comes through a proxy is not known
-/// to be that person, and is nobody in particular; whoever's credential goes on to the server behind is known by that.
+/// The one user of a loopback listener without authentication.
+///
+/// A client behind a proxy may be another person and is anonymous; a client whose credential is forwarded upstream is identified
+/// by it.
 #[derive(Clone, Debug)]
 pub struct LocalUser {
-    /// The operator serves a name that is not this machine's, or trusts a proxy: others come, whatever their requests look like.
+    /// The operator serves a name that is not this machine's, or trusts a proxy: every request may be another person's.
     is_shared: bool,
-    /// Whether the log says already that requests come through a proxy.
+    /// Whether the log already has the warning about requests through a proxy.
     is_logged: Arc<AtomicBool>,
 }
 
 impl LocalUser {
-    /// Of the listener with these settings. Names besides loopback's say that several come, as do proxies that are trusted.
+    /// Reads the listener's settings. Names other than loopback's indicate several people, and so do trusted proxies.
     #[must_use]
     pub fn new(settings: &ListenSettings) -> Self {
         let is_named = settings.allowed_hosts.iter().any(|name| !is_loopback(name));
@@ -76,13 +77,13 @@ impl LocalUser {
     }
 }
 
-/// Whoever the server behind takes a request to be from.
+/// The principal by which an upstream knows the request's credential.
 fn by_credential(headers: &HeaderMap) -> Result<Principal, Refusal> {
     let credential = only(headers, &AUTHORIZATION)?;
     Ok(credential.map_or_else(Principal::anonymous, |credential| Principal::bearing(credential.as_bytes())))
 }
 
-/// The key that a request comes with. Where [`KEY_HEADER`] is there, it alone decides, and `Authorization` is the server's.
+/// The key of a request. [`KEY_HEADER`] takes precedence, and `Authorization` is then the upstream's.
 fn key_in(headers: &HeaderMap) -> Result<Option<&str>, Refusal> {
     let (own, authorization) = (only(headers, &KEY_HEADER)?, only(headers, &AUTHORIZATION)?);
     Ok(match own {
@@ -91,7 +92,7 @@ fn key_in(headers: &HeaderMap) -> Result<Option<&str>, Refusal> {
     })
 }
 
-/// The one value of a header, if it is there: of two nobody knows which is meant (B150).
+/// The only value of a header, if any. Two values are refused, as either may be the intended one (B150).
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Refusal> {
     let mut fields = headers.get_all(name).iter();
     match (fields.next(), fields.next()) {
@@ -100,7 +101,7 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a Head
     }
 }
 
-/// No client speaks HTTP/1.0, but nginx does where nobody tells it otherwise, and then it shows in nothing else.
+/// No client uses HTTP/1.0, but nginx does by default, and may add no header.
 fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
     let is_added = |name: &str| name.starts_with(ADDED_BY_PROXIES) || name == ADDRESS_OF_ANOTHER;
     let headers = request.headers();
@@ -110,13 +111,13 @@ fn came_through_a_proxy<B>(request: &Request<B>) -> bool {
         || headers.keys().any(|name| is_added(name.as_str()))
 }
 
-/// Somebody who may come in.
+/// The authenticated client of a request.
 #[derive(Debug)]
 pub(super) struct AuthenticatedCaller {
     pub(super) principal: Principal,
-    /// What they are served on.
+    /// The grant of its credential.
     pub(super) grant: Grant,
-    /// Where its client is, if another replica passes the request on, which counted it.
+    /// The client's address, if another replica forwards the request and has counted it.
     pub(super) passed_on_from: Option<IpAddr>,
 }
 
@@ -129,7 +130,7 @@ impl AuthenticatedCaller {
 #[derive(Clone, Debug)]
 pub(super) struct PrincipalGuard {
     callers: Authenticator,
-    /// What those are served on who need no key.
+    /// The grant of clients without a key.
     open: Grant,
 }
 
@@ -138,7 +139,7 @@ impl PrincipalGuard {
         Self { callers, open: Grant::default() }
     }
 
-    /// A guard in the place of this one. Whoever may come as before is served on; the streams of all others end.
+    /// The guard that replaces this one. Clients that remain valid keep their streams; all other streams end.
     pub(super) fn followed_by(&self, callers: Authenticator) -> Self {
         if let (Authenticator::KeyHolders(before), Authenticator::KeyHolders(now)) = (&self.callers, &callers) {
             return Self::new(Authenticator::KeyHolders(now.clone().succeeding(before)));
@@ -148,7 +149,7 @@ impl PrincipalGuard {
             (Authenticator::OnePerson(before), Authenticator::OnePerson(now)) if before.is_shared == now.is_shared => {
                 return self.clone();
             }
-            // What they are served on is with the replica that their clients came to.
+            // The replica that accepted the client holds its grant.
             (Authenticator::Replicas(_), Authenticator::Replicas(_)) => {
                 return Self { callers, open: self.open.clone() };
             }
@@ -160,13 +161,13 @@ impl PrincipalGuard {
         Self::new(callers)
     }
 
-    /// Whether nobody gets past without a credential.
+    /// Whether every request needs a credential.
     pub(super) const fn asks_all(&self) -> bool {
         matches!(self.callers, Authenticator::KeyHolders(_))
     }
 
-    /// Takes out of a request that was let in what is a key of this gateway's, or looks like one, and what replicas sealed: no
-    /// server is shown it, whatever goes on otherwise (SEC-04).
+    /// Removes this gateway's keys, texts that look like one, and replicas' seals from an admitted request: no upstream receives
+    /// them, whatever else is forwarded (SEC-04).
     pub(super) fn withhold_keys(&self, headers: &mut HeaderMap) {
         if self.asks_all() {
             headers.remove(KEY_HEADER);
@@ -179,16 +180,15 @@ impl PrincipalGuard {
         }
     }
 
-    /// Whoever sends a request for what is everybody's.
+    /// The client of a public endpoint.
     pub(super) fn anybody(&self) -> AuthenticatedCaller {
         AuthenticatedCaller::of_this_listener(Principal::anonymous(), self.open.clone())
     }
 
-    /// Who sent this request. `forwards` says of a path whether credentials go on to the server behind.
+    /// Authenticates a request. `forwards` tells whether a path's endpoint forwards credentials upstream.
     ///
-    /// # Errors
-    /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` where there is no key that is known, `NotForwarded` where
-    /// only what replicas pass on is served.
+    /// # Errors `CredentialsUnclear` for two credentials (B150), `Unauthorized` without a known key, `NotForwarded` on the
+    /// replica listener for a request that no replica sealed.
     pub(super) fn identify<B>(
         &self,
         request: &Request<B>,
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// All that tells of nginx with nothing but an address to go to.
+    /// Plain nginx with only a `proxy_pass` shows by nothing else.
     #[test]
     fn a_request_of_http_1_0_came_through_a_proxy() {
         let guard = PrincipalGuard::new(Authenticator::OnePerson(person(&[])));
@@ -256,7 +256,7 @@ mod tests {
         LocalUser { is_shared: allowed.iter().any(|name| !is_loopback(name)), is_logged: Arc::default() }
     }
 
-    /// The table of who a request on loopback is from: headers, allowed hosts, whether the path forwards credentials.
+    /// The principal of a request on loopback: headers, allowed hosts, whether the path forwards credentials.
     #[test]
     fn one_person_is_alone_only_while_nothing_says_otherwise() {
         let (local, anonymous, ada) = ("local", "anon", Principal::bearing(b"Bearer ada"));
@@ -326,7 +326,7 @@ mod tests {
         check(&ApiKeyRing::new(ApiKeys::default()), &[&good], &Err(Refusal::Unauthorized));
     }
 
-    /// What stands in the gateway's own header, and in `Authorization`; who that is, and what of the latter goes on.
+    /// The gateway's own header and `Authorization`; the principal, and the forwarded part of the latter.
     #[test]
     fn a_key_in_the_gateways_own_header_alone_decides_and_no_key_goes_on() {
         let ada = Principal::new("key:ada");

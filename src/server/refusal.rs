@@ -1,7 +1,7 @@
-//! Lists every reason to refuse a request or a connection by looking at HTTP alone, and the answer to each.
+//! Lists every reason to refuse a request or a connection at the HTTP level, with its response.
 //!
-//! Each is answered with its status and one sentence, as a JSON-RPC error without an id, and with no byte of the
-//! client's (GW-43). What the operator may do about it, [`Refusal::advice`] says to the log.
+//! A response has its status and one sentence, as a JSON-RPC error without id, and contains no byte from the client (GW-43).
+//! [`Refusal::advice`] tells the operator in the log how to allow such requests.
 
 use std::borrow::Cow;
 
@@ -13,60 +13,60 @@ use crate::face::http::FaceResponse;
 use crate::metric;
 use crate::wire::rpc_error;
 
-/// Why something was turned away.
+/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// CONNECT: this is no tunnel (B46, B55).
+    /// CONNECT: the gateway is no tunnel (B46, B55).
     Tunnel,
     HeadTooLarge,
     TargetTooLong,
-    /// No host at all, two of them, or two that disagree (B44, B45, B49, B50).
+    /// No host, two hosts, or two that disagree (B44, B45, B49, B50).
     HostUnclear,
     HostForeign,
     OriginForeign,
     /// Two credentials of one kind (B150).
     CredentialsUnclear,
-    /// No credential, or none that is known: which of the two is nobody's business (B151).
+    /// No credential, or an unknown one: the client does not learn which (B151).
     Unauthorized,
-    /// Where clients look for what says how to log in, and where they would register: nothing is there (RFC 8414, 9728).
+    /// The paths of OAuth metadata and of client registration, which this gateway does not have (RFC 8414, 9728).
     NoMetadata,
     /// Carries the paths of servers, for a client that may know them; else it is empty.
     PathUnknown(String),
-    /// Something is there, but not for whoever asks, who is told what others are told of an unknown path.
+    /// The path exists but is withheld from this client, which gets the response for an unknown path.
     PathWithheld,
-    /// Carries the methods that the path has.
+    /// Carries the path's methods.
     MethodUnknown(HeaderValue),
     MediaType,
     ContentCoding,
     NotAcceptable,
     Expectation,
-    /// Transfer codings that would have to be undone before the body can be read (B04).
+    /// Transfer codings that must be decoded before the body can be read (B04).
     TransferCoding,
     BodyTooLarge,
     BodyTooSlow,
-    /// The framing of the body broke off or was malformed (B15).
+    /// The framing of the body was truncated or malformed (B15).
     BodyBroken,
-    /// Chunk extensions beyond any use (B16).
+    /// Chunk extensions above hyper's limit (B16).
     ChunkExtensions,
     BodyEmpty,
-    /// What came to the listener for replicas is not what one of them passed on.
+    /// A request on the replica listener that no replica forwarded.
     NotForwarded(ForwardRefusal),
 }
 
-/// Why a request to the listener for replicas is not served. Nothing else is served there.
+/// Why a request on the replica listener is refused. It serves forwarded requests only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ForwardRefusal {
-    /// Nothing that was sealed with a key of this replica's goes with it.
+    /// It has no seal of a key that this replica knows.
     Unsealed,
-    /// It is for another replica, or an earlier life of this one.
+    /// It is sealed for another replica, or an earlier process of this one.
     Misdirected,
     /// It was sealed for another request.
     Altered,
-    /// It was sealed too long ago, or for a time that is yet to come.
+    /// It was sealed too long ago, or with a future time.
     Untimely,
-    /// It came before, or too long after later ones.
+    /// It was received before, or arrives too long after later ones.
     Repeated,
-    /// Too many have passed requests on of late.
+    /// Too many replicas have forwarded requests recently.
     Crowded,
 }
 
@@ -96,21 +96,21 @@ impl ForwardRefusal {
     }
 }
 
-/// Marks the answer to a refused request, so that its connection can keep count.
+/// Marks the response to a refused request, so that its connection can count it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RefusalMarker;
 
-/// How one reason is answered.
+/// The response to one reason.
 struct RefusalResponse {
     status: StatusCode,
-    /// The label under which it is counted.
+    /// The reason's metric label.
     reason: &'static str,
     then: ConnectionAction,
-    /// The code of the error in the body.
+    /// The error code in the body.
     code: i64,
 }
 
-/// What becomes of an HTTP/1 connection whose request had been read to its end.
+/// The effect on an HTTP/1 connection that has received the whole request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConnectionAction {
     GoesOn,
@@ -122,22 +122,22 @@ impl RefusalResponse {
         Self { status, reason, then, code: rpc_error::INVALID_REQUEST }
     }
 
-    /// For what concerns the JSON text itself.
+    /// For faults of the JSON text.
     const fn of_text(reason: &'static str, then: ConnectionAction) -> Self {
         Self { code: rpc_error::PARSE_ERROR, ..Self::new(StatusCode::BAD_REQUEST, reason, then) }
     }
 }
 
-/// What the operator may do about a refusal.
+/// Advice for the operator about a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RefusalAdvice {
-    /// The label under which the refusal is counted.
+    /// The reason's metric label.
     pub(super) reason: &'static str,
-    /// The key of the configuration to write.
+    /// The configuration key to set.
     pub(super) key: &'static str,
-    /// What happened, and what writing it does.
+    /// The event, and the effect of the key.
     pub(super) sentence: &'static str,
-    /// What of the request shows which value is meant.
+    /// The part of the request that shows the value to allow.
     pub(super) shown: HeadPart,
 }
 
@@ -148,7 +148,7 @@ pub(super) enum HeadPart {
     Origin,
     Length,
     Path,
-    /// What may be a secret is not shown.
+    /// The part may be a secret.
     Nothing,
 }
 
@@ -188,7 +188,7 @@ impl Refusal {
         }
     }
 
-    /// What whoever is refused is told: what would be right, and the operator's key where one decides it.
+    /// The sentence for the client: the remedy, and the operator's key where there is one.
     const fn sentence(&self) -> &'static str {
         match self {
             Self::Tunnel => "This is no proxy for connections",
@@ -226,7 +226,7 @@ impl Refusal {
         }
     }
 
-    /// What an operator may do about it, where that is a key of the configuration.
+    /// Advice for the operator, where a configuration key decides.
     pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
         let (key, shown, sentence) = match self {
             Self::HostForeign => (
@@ -274,7 +274,7 @@ impl Refusal {
         Some(RefusalAdvice { reason: self.terms().reason, key, sentence, shown })
     }
 
-    /// The answer, counted.
+    /// Counts the refusal and builds its response.
     pub(super) fn answer(self, stream: StreamPosition) -> FaceResponse {
         let RefusalResponse { status, reason, then, code } = self.terms();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
@@ -326,12 +326,12 @@ impl Refusal {
     }
 }
 
-/// Where the byte stream stands when a request is answered before its body was read.
+/// The position of the byte stream when a request is answered before its body was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamPosition {
-    /// HTTP/2: a stream ends alone, and `Connection` must not be sent.
+    /// HTTP/2: only the stream ends, and `Connection` must not be sent.
     Multiplexed,
-    /// HTTP/1 with body bytes to come: the next request cannot be found without reading them.
+    /// HTTP/1 with unread body bytes: they must be read before the next request.
     Unread,
     /// HTTP/1 at the end of a message.
     Known,
@@ -348,7 +348,7 @@ impl StreamPosition {
         }
     }
 
-    /// The position once the body had been read, or had been given up in a way that ends the connection anyway.
+    /// The position once the body was read, or abandoned in a way that ends the connection.
     pub(super) const fn after_body(self) -> Self {
         match self {
             Self::Multiplexed => Self::Multiplexed,
@@ -357,7 +357,7 @@ impl StreamPosition {
     }
 }
 
-/// A check of one request head that needs no waiting.
+/// A synchronous check of a request head.
 pub(super) trait Guard {
     fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal>;
 }

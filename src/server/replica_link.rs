@@ -1,4 +1,4 @@
-//! Takes requests to other replicas: one connection of HTTP/2 to each, made when it is needed.
+//! Forwards requests to other replicas over one HTTP/2 connection each, opened on demand.
 
 mod connection;
 mod link_places;
@@ -35,15 +35,15 @@ use crate::task::{Clock as _, Principal, SystemClock};
 use crate::tls::provider;
 use crate::upstream::TaskScope;
 
-/// How long a replica may take to be reached, where nothing else is said.
+/// The default time limit for connecting to a replica.
 pub const REACH_MAX: Duration = Duration::from_secs(1);
-/// Requests that are under way to one replica at a time: all who may listen here, and as many more as their calls may be.
+/// Concurrent requests to one replica: one for every permitted stream here, and as many more for calls.
 const REQUESTS_MAX: u32 = LISTENERS_MAX as u32 + 2_048;
 const _: () = assert!(REQUESTS_MAX < replicas::REQUESTS_MAX, "the other side takes them");
-/// How often the log tells of one replica that it cannot be reached.
+/// The interval at which the log repeats that a replica is unreachable.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// The ways to other replicas.
+/// The connections to other replicas.
 pub struct Http2ReplicaLink {
     tls: Option<ReplicaTls>,
     life: TaskScope,
@@ -52,13 +52,13 @@ pub struct Http2ReplicaLink {
     peers: Mutex<HashMap<Incarnation, Arc<PeerConnection>>>,
 }
 
-/// The way to one replica.
+/// The connection to one replica.
 struct PeerConnection {
     peer: ReplicaPeer,
-    /// Held by whoever connects; others wait for that.
+    /// Locked while one request connects; others wait for it.
     sender: tokio::sync::Mutex<Option<ReplicaSender>>,
     places: Arc<LinkPlaces>,
-    /// When the log told last that it is away.
+    /// When the log last reported it unreachable.
     logged: Mutex<Option<Instant>>,
 }
 
@@ -78,14 +78,14 @@ enum ConnectError {
 }
 
 impl Http2ReplicaLink {
-    /// Shows and wants the certificates of `tls`; without them no replica is reached but those on loopback. One of several principals
-    /// has the share of a replica's places that `limits` give it.
+    /// Uses the certificates of `tls` on both sides; without them only replicas on loopback are reachable. `limits` gives a
+    /// principal's share of a replica's permits.
     #[must_use]
     pub fn new(tls: Option<ReplicaTls>, life: TaskScope, limits: SharedLimits) -> Self {
         Self { tls, life, limits, reach_max: REACH_MAX, peers: Mutex::default() }
     }
 
-    /// The same, where a replica may take so long to be reached in place of [`REACH_MAX`].
+    /// Replaces [`REACH_MAX`].
     #[must_use]
     pub fn reaching_within(self, reach_max: Duration) -> Self {
         Self { reach_max, ..self }
@@ -101,7 +101,7 @@ impl Http2ReplicaLink {
         Arc::clone(known)
     }
 
-    /// A connection that can be used: the one that is there, or another.
+    /// A usable connection: the existing one, or a new one.
     async fn sender(&self, to: &PeerConnection) -> Result<ReplicaSender, ConnectError> {
         let mut kept = to.sender.lock().await;
         if let Some(sender) = kept.as_ref()
@@ -120,7 +120,7 @@ impl Http2ReplicaLink {
         let socket = TcpStream::connect(peer.address).await?;
         socket.set_nodelay(true)?;
         let Some(tls) = &self.tls else { return Ok(ReplicaSender::speak(socket, REQUESTS_MAX, &self.life).await?) };
-        // Read anew for each connection: whoever changes certificates need not tell anybody.
+        // Read for each connection, so that changed certificates need no notification.
         let tls = tls.clone();
         let config = self.life.tracker.spawn_blocking(move || client_config(&tls)).await;
         let config = config.map_err(|error| ConnectError::Files(error.to_string()))?.map_err(ConnectError::Files)?;
@@ -144,7 +144,7 @@ impl ReplicaLink for Http2ReplicaLink {
             return Err(ForwardFailure::Away);
         };
         let request = addressed(request, peer, self.tls.is_some()).ok_or(ForwardFailure::Away)?;
-        // Twice, as the connection may end while a request is on its way to it.
+        // Two attempts, as the connection may end while a request is sent.
         for _ in 0..2 {
             let reached = timeout(self.reach_max, self.sender(&to)).await.unwrap_or(Err(ConnectError::Late));
             let sender = reached.map_err(|error| {
@@ -169,7 +169,7 @@ impl ReplicaLink for Http2ReplicaLink {
     }
 
     fn keep(&self, directory: &ReplicaDirectory) {
-        // What is under way on a connection goes on: who waits for it holds it.
+        // Requests in progress continue: they hold their connection.
         self.peers.lock().retain(|incarnation, to| directory.peer(*incarnation) == Some(to.peer));
     }
 }
@@ -200,7 +200,7 @@ impl PeerConnection {
     }
 }
 
-/// A request with the whole address that it goes to, as HTTP/2 wants it.
+/// Sets the absolute URI that HTTP/2 requires.
 fn addressed(mut request: Request<Bytes>, peer: ReplicaPeer, is_tls: bool) -> Option<Request<Bytes>> {
     let mut parts = std::mem::take(request.uri_mut()).into_parts();
     parts.scheme = Some(if is_tls { Scheme::HTTPS } else { Scheme::HTTP });
@@ -210,7 +210,7 @@ fn addressed(mut request: Request<Bytes>, peer: ReplicaPeer, is_tls: bool) -> Op
     Some(request)
 }
 
-/// TLS towards replicas: their certificates and this one's own are vouched for by the same authority.
+/// TLS between replicas: one CA signs the certificates of both sides.
 fn client_config(tls: &ReplicaTls) -> Result<ClientConfig, String> {
     let (own, roots) = tls.read(SystemClock.now()).map_err(|error| error.to_string())?;
     let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();

@@ -1,7 +1,7 @@
-//! Describes the listener for other replicas of the gateway, which pass on what is at home here.
+//! Describes the replica listener, which serves requests that other replicas forward.
 //!
-//! It serves what the clients' listener serves, to nobody but replicas: each request is sealed for this one. Whoever asks was
-//! authenticated, and counted, where the client came in.
+//! It has the routes of the client listener, and serves replicas only: each request is sealed for this one. The forwarding
+//! replica has authenticated and counted the client.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -19,44 +19,43 @@ use super::{ListenSettings, ListenerLimits, ListenerRole, Routes, StallCost};
 use crate::task::Timestamp;
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 
-/// Each replica has one connection, and another while that one ends.
+/// Each replica has one connection, and another while the first ends.
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).expect("not zero");
-/// Requests that one replica passes on at a time: more than all who may listen there. The other side keeps to less by itself.
+/// Concurrent requests per replica: more than the number of permitted streams. The sender limits itself to fewer.
 pub(super) const REQUESTS_MAX: u32 = 8_192;
-/// What a request may have beside what its client sent: what seals it.
+/// Room for the seal, besides the headers that the client sent.
 const HEAD_BYTES_MORE: usize = 4 << 10;
 const HEADERS_MORE: usize = 8;
-/// Over HTTP/2 each field counts for 32 bytes more than it has.
+/// HTTP/2 counts 32 bytes of overhead per field.
 const FIELD_BYTES: usize = 32;
-/// How long an answer may be left unread before it is reset. A client that reads nothing at all loses its own connection sooner, and
-/// its answer here with it; one that reads very slowly does not, as what it has taken is told here only by the half of a window.
+/// How long a response may stay unread before it is reset. A client that reads nothing loses its own connection sooner, and the
+/// response here with it. A client that reads very slowly keeps it, as its progress is reported here only by half a window.
 const WRITE_STALL: Duration = Duration::from_secs(120);
-/// The refusals of many clients come over one connection.
+/// One connection carries the refusals of many clients.
 const GLITCHES_MAX: u32 = 10_000;
-/// Many clients may leave at once.
+/// Many clients may disconnect at once.
 const UNSEEN_RESETS_MAX: usize = 1_024;
 
-/// The certificates that replicas show one another.
+/// The certificates for connections between replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaTls {
-    /// This replica's own, shown by both of its sides. It names the address that others reach it by.
+    /// The certificate of this replica, used as server and as client. It names the address at which others reach it.
     pub identity: IdentityFiles,
-    /// Who vouches for all of them, in a PEM file. Nobody else is trusted.
+    /// The CA of all replicas, a PEM file. No other CA is trusted.
     pub ca: PathBuf,
 }
 
 impl ReplicaTls {
-    /// What is in the files: this replica's own, and who vouches for the others.
+    /// Reads this replica's identity and the CA's roots.
     ///
-    /// # Errors
-    /// As [`IdentityFiles::read`] and [`read_roots`].
+    /// # Errors As [`IdentityFiles::read`] and [`read_roots`].
     pub fn read(&self, now: Timestamp) -> Result<(Arc<CertifiedKey>, RootCertStore), TlsFileError> {
         Ok((self.identity.read(now)?, read_roots(&self.ca)?))
     }
 }
 
-/// The listener for replicas at `address`: with certificates, or in clear where it is loopback's. `body_bytes_max` is that of the
-/// clients' listener, as are the routes.
+/// The replica listener at `address`: with TLS, or in the clear on loopback. `body_bytes_max` and the routes are the client
+/// listener's.
 #[must_use]
 pub fn site(
     address: SocketAddr,
@@ -82,7 +81,7 @@ pub fn site(
     ListenerSpec { role, settings, limits: limits(), callers, routes, peers_ca }
 }
 
-/// Those of the clients' listener, with room for what is added to a request and for many clients over one connection.
+/// The client listener's limits, with room for added headers and for many clients per connection.
 fn limits() -> ListenerLimits {
     let of_clients = ListenerLimits::default();
     let head_bytes_max = of_clients.head_bytes_max + HEAD_BYTES_MORE;

@@ -1,4 +1,4 @@
-//! Calls the layers in front of every endpoint, in order, with one reason each.
+//! Runs the layers in front of every endpoint, in order.
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
@@ -26,28 +26,28 @@ use crate::metric;
 /// The addresses of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionAddresses {
-    /// The one that the peer dialled.
+    /// The local address that the peer connected to.
     pub(super) local: IpAddr,
     pub(super) peer: IpAddr,
 }
 
-/// The layers of one listener. A reload replaces them as a whole: a request meets the old or the new (F24).
+/// The layers of one listener. A reload replaces all at once: a request uses the old or the new ones (F24).
 #[derive(Clone, Debug)]
 pub(super) struct Layers {
     pub(super) head: HeadGuard,
-    /// Whose word on a request's client is taken.
+    /// The proxies whose headers are trusted.
     pub(super) proxies: TrustedProxies,
     pub(super) host: HostGuard,
     pub(super) origin: OriginGuard,
     pub(super) principal: PrincipalGuard,
     pub(super) dispatch: Dispatch,
-    /// What is told of refusals; the dispatch shares it.
+    /// The log of refusals, shared with the dispatch.
     pub(super) notices: Arc<Notices>,
 }
 
 impl Layers {
-    /// Answers one request. Connections were admitted before, and answers are counted after
-    /// it, in `connection`. The request is boxed: the layers and what is behind them would each hold it twice.
+    /// Answers one request. `connection` has admitted the connection and counts the responses. The request is boxed, because each
+    /// nested future would hold it twice.
     pub(super) async fn answer(
         &self,
         request: Box<Request<Incoming>>,
@@ -55,13 +55,13 @@ impl Layers {
         arrival: &Arrival,
     ) -> FaceResponse {
         let version = request.version();
-        // A bug costs one answer, not the process (F64); outside everything that may have bugs.
-        // Nothing that the panic left half done is used again: the request is gone with its future.
+        // A panic costs one response, not the process (F64), so this encloses all code that may panic. No half-updated state is
+        // reused: the request is dropped with its future.
         let caught = AssertUnwindSafe(self.guarded(request, ends, arrival)).catch_unwind().await;
         caught.unwrap_or_else(|_| {
             let mut answer = rescue(version);
             if self.is_for_replicas() {
-                // Otherwise the other one would take it that nothing was done.
+                // Without the mark the other replica would assume that the request was not processed.
                 note_taken(&mut answer);
             }
             answer
@@ -84,7 +84,7 @@ impl Layers {
         if let Some(page) = page {
             page.share(&mut response);
         }
-        // The answer to HEAD has no body (B54), and what is not sent is not announced. The sentences are for clients.
+        // The response to HEAD has no body (B54), and an omitted body has no headers. The sentences are for clients.
         let is_told = self.is_for_clients() || self.is_for_replicas();
         if (is_head || !is_told) && response.extensions().get::<RefusalMarker>().is_some() {
             *response.body_mut() = empty_body();
@@ -101,24 +101,24 @@ impl Layers {
         self.notices.listener() == ListenerRole::Replicas
     }
 
-    /// Lets a request in whose head, host and origin may come; with the page that is to read its answer.
+    /// Checks head, host and origin of a request; returns the page that will read the response.
     fn enter<B>(
         &self,
         request: &Request<B>,
         local: IpAddr,
         forwarded: &ForwardedRequest,
     ) -> Result<Option<CallingPage>, Refusal> {
-        // What is too large to look at is not looked at by anyone below.
+        // An oversized head is refused before anything else reads it.
         self.head.check(request)?;
         if self.is_for_replicas() {
-            // No page can seal anything, and host and origin of what is passed on were looked at where the client came in.
+            // No page can seal a request, and the forwarding replica has checked its host and origin.
             return Ok(None);
         }
-        // A rebound name must not reach anything (SEC-06), the admin paths included.
+        // A rebound name must reach nothing (SEC-06), the admin paths included.
         let host = self.host.on(local);
         host.check(request)?;
-        // A foreign page must not either; on its own, so that a mistake in one list opens nothing. Which pages are the
-        // gateway's own is told by the name that the client used, if that is one that is served.
+        // Nor must a foreign page; a separate check, so that an error in one list does not open the other. The gateway's own
+        // pages are those under the name that the client used, if that name is served.
         let asked = forwarded.host.as_deref().filter(|name| host.welcomes(name));
         self.origin.check(request, asked, forwarded.is_https)?;
         Ok(CallingPage::of(request).filter(|_| self.is_for_clients()))
@@ -131,7 +131,7 @@ impl Layers {
         page: Option<&CallingPage>,
         arrival: &Arrival,
     ) -> FaceResponse {
-        // Before anybody's credential is looked at: a browser asks without one.
+        // Before authentication: browsers send preflights without credentials.
         if let Some(answer) = page.and_then(|page| page.preflight(&request, |name| self.dispatch.forwards(name))) {
             return answer;
         }
@@ -157,7 +157,7 @@ impl Layers {
     }
 
     fn admit<B>(&self, request: &Request<B>) -> Result<AuthenticatedCaller, Refusal> {
-        // Clients without a key look here for a way to get one. That there is none is no secret.
+        // Clients without a key look here for authorization metadata. Its absence is no secret.
         let path = request.uri().path();
         if self.is_for_replicas() {
             return self.principal.identify(request, |_| false);
@@ -165,23 +165,22 @@ impl Layers {
         if is_metadata(path) && !self.dispatch.serves(path) {
             return Err(Refusal::NoMetadata);
         }
-        // Whoever looks for a way to a credential has none.
+        // A client that looks for a login has no credential yet.
         if self.dispatch.is_public(path) {
             return Ok(self.principal.anybody());
         }
-        // Before the routes: no other path is outside it, so nobody without a name learns which paths exist (SEC-05).
+        // Before the routes, so that an unauthenticated client cannot find out which paths exist (SEC-05).
         self.principal.identify(request, |path| self.dispatch.forwards_authorization(path))
     }
 }
 
-/// Where clients look for what says how to log in, and where they would register.
+/// Whether a path is one of OAuth metadata or of client registration.
 fn is_metadata(path: &str) -> bool {
     // Hardly any other path has a dot.
     memchr::memchr(b'.', path.as_bytes()).is_some_and(|_| path.contains("/.well-known/")) || path == "/register"
 }
 
-/// A bare 500 in place of an answer that panicked. Over HTTP/1 it ends the connection: how much of the body was
-/// read is unknown.
+/// An empty 500 for a request whose handler panicked. It ends an HTTP/1 connection, since the unread part of the body is unknown.
 fn rescue(version: Version) -> FaceResponse {
     metrics::counter!(metric::HTTP_PANICS).increment(1);
     let mut response = FaceResponse::new(empty_body());

@@ -1,7 +1,7 @@
-//! Makes TLS handshakes with clients, with certificates that can be changed while connections run.
+//! Performs TLS handshakes with clients; certificates can change while connections run.
 //!
-//! Versions 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else
-//! gets an alert and no byte of HTTP (B30). What is in the files: [`crate::tls`].
+//! TLS 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else gets an alert and no HTTP
+//! (B30). [`crate::tls`] reads the files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,10 +22,10 @@ use super::io::{ResettableStream, linger};
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, provider, read_roots};
 
-/// The protocols that are served, the preferred one first.
+/// The supported protocols, the preferred one first.
 const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// What a listener needs to speak TLS. Clones share what is in force.
+/// A listener's TLS state. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     handshakes: Arc<ArcSwap<HandshakeSettings>>,
@@ -33,31 +33,31 @@ pub(super) struct Tls {
     files: ListenerFiles,
 }
 
-/// What new connections are greeted with.
+/// The settings for new connections.
 #[derive(Debug)]
 struct HandshakeSettings {
     config: Arc<ServerConfig>,
-    /// Who vouches for peers, where they need certificates.
+    /// The CA's roots for client certificates, if they are required.
     peer_roots: Option<Arc<RootCertStore>>,
 }
 
-/// The files that a listener speaks TLS by.
+/// The files of a listener's TLS settings.
 #[derive(Clone, Debug)]
 struct ListenerFiles {
     identity: IdentityFiles,
-    /// Who vouches for peers; without it they need no certificates.
+    /// The CA for client certificates; without it none are required.
     peers_ca: Option<PathBuf>,
 }
 
 impl ListenerFiles {
-    /// The certificate, and what vouches for peers, where anything must.
+    /// Reads the certificate, and the client verifier if there is one.
     fn read(&self) -> Result<(Arc<CertifiedKey>, Option<PeerVerifier>), TlsFileError> {
         let verifier = self.peers_ca.as_deref().map(PeerVerifier::read).transpose()?;
         Ok((self.identity.read(SystemClock.now())?, verifier))
     }
 }
 
-/// Takes the certificates that some authorities vouch for.
+/// Verifies client certificates against a CA.
 struct PeerVerifier {
     roots: Arc<RootCertStore>,
     verifier: Arc<dyn ClientCertVerifier>,
@@ -73,7 +73,7 @@ impl PeerVerifier {
 }
 
 impl HandshakeSettings {
-    /// Shows whatever certificate is `shown` at the time.
+    /// Uses the certificate that `shown` holds at the time of each handshake.
     fn new(shown: &Arc<ListenerCertificate>, peers: Option<PeerVerifier>) -> Self {
         let builder = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
@@ -89,7 +89,7 @@ impl HandshakeSettings {
 }
 
 impl Tls {
-    /// Reads the files. Where `peers_ca` vouches for peers, none gets through that it does not vouch for.
+    /// Reads the files. With `peers_ca`, only clients with a certificate of that CA are accepted.
     pub(super) fn read(identity: IdentityFiles, peers_ca: Option<PathBuf>) -> Result<Self, TlsFileError> {
         let files = ListenerFiles { identity, peers_ca };
         let (identity, peers) = files.read()?;
@@ -98,12 +98,12 @@ impl Tls {
         Ok(Self { handshakes, shown, files })
     }
 
-    /// The certificate, whichever it is at the time.
+    /// The current certificate.
     pub(super) const fn shown(&self) -> &Arc<ListenerCertificate> {
         &self.shown
     }
 
-    /// Performs the handshake. `None` where there is nobody to serve; the peer knows why.
+    /// Performs the handshake. `None` if it failed; the peer has received an alert.
     pub(super) async fn accept(&self, shared: &ListenerState, socket: TcpStream) -> Option<TlsStream<TcpStream>> {
         let handshake = TlsAcceptor::from(Arc::clone(&self.handshakes.load().config)).accept(socket).into_fallible();
         let ended = tokio::select! {
@@ -115,7 +115,7 @@ impl Tls {
             Ok(Err((error, socket))) => {
                 shared.meter.refused("tls_handshake");
                 tracing::debug!(%error, "no TLS");
-                // The alert must not be taken back by a reset.
+                // A reset must not discard the alert.
                 linger(socket, shared.limits.linger).await;
                 None
             }
@@ -126,8 +126,8 @@ impl Tls {
         }
     }
 
-    /// Reads the files again whenever they have changed, and when they are asked for, until the listener ends (F65). Files that are of no
-    /// use leave what is in force in place; the log says so once for each change of them.
+    /// Reads the files again when they change or on notification, until the listener ends (F65). Unusable files leave the current
+    /// settings in force, which the log reports once per change.
     pub(super) async fn follow(self, shared: Arc<ListenerState>) {
         let mut troubled = None;
         loop {
@@ -147,7 +147,7 @@ impl Tls {
         }
     }
 
-    /// Greets new connections with what was read. Returns what is wrong with the files; `known` is what was before.
+    /// Applies the files to new connections. Returns the fault of the files, if any; `known` is the previous one.
     fn take_over(
         &self,
         read: Result<(Arc<CertifiedKey>, Option<PeerVerifier>), TlsFileError>,
@@ -162,7 +162,7 @@ impl Tls {
                 let are_others = roots(peers.as_ref().map(|peers| &peers.roots))
                     != roots(self.handshakes.load().peer_roots.as_ref());
                 if are_others {
-                    // With all else, so that nobody goes on with a session that the old ones vouched for.
+                    // Replaces the whole configuration, so that no session that the old CA admitted can be resumed.
                     self.handshakes.store(Arc::new(HandshakeSettings::new(&self.shown, peers)));
                     tracing::info!("the authorities that vouch for peers changed");
                 }

@@ -1,8 +1,8 @@
-//! Resets answers over HTTP/2 that nobody reads (B28).
+//! Resets HTTP/2 responses that their clients do not read (B28).
 //!
-//! A peer may keep the window of one stream closed while the socket takes the bytes of all others. A stream asks
-//! for more of its answer only once the peer has room for what it was given; so what counts is how long a piece
-//! has been waited with. Pieces are small enough for a slow reader to take one in time.
+//! A peer may keep the window of one stream closed while the socket takes the bytes of all others. A stream polls for more of its
+//! response only once the peer has room for the previous piece, so the measure is how long a piece has been waiting. Pieces are
+//! small enough for a slow reader to take one in time.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -17,11 +17,11 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::ConnectionState;
 use crate::wire::framing::BodyPart;
 
-/// Largest piece of an answer: what one frame holds unless the peer allows more (RFC 9113, 4.2).
+/// The largest piece of a response: the default maximum frame size (RFC 9113, 4.2).
 pub(super) const PIECE_MAX: usize = 16 << 10;
-/// From this size on the last byte of an answer is a piece of its own. A piece is taken as soon as there is room
-/// for its first byte, so only then is it sure that all before it has left. Smaller rests may stay behind
-/// unnoticed; they are no more than what an idle connection costs.
+/// From this size on, the last byte of a response is a separate piece. A piece is taken as soon as there is room for its first
+/// byte, so only the next poll proves that the peer took all of it. A smaller rest may stay behind unnoticed; it costs no more
+/// than an idle connection.
 const REST_MAX: usize = 1 << 10;
 
 /// Cuts the next piece off `data`.
@@ -34,17 +34,17 @@ pub(super) fn next_piece(data: &mut BodyPart) -> Bytes {
     data.copy_to_bytes(length)
 }
 
-/// Which answers of a connection wait for their peer, and since when. As many entries as open streams.
+/// The responses of a connection that wait for their peer, with the time of their last piece. At most one entry per open stream.
 #[derive(Debug, Default)]
 pub(in crate::server) struct UnreadAnswers(Mutex<BTreeMap<u32, Instant>>);
 
 impl UnreadAnswers {
-    /// A piece of the answer to `request` was handed over.
+    /// Records that a piece of the response to `request` was handed to hyper.
     pub(in crate::server) fn handed(&self, request: u32) {
         self.0.lock().insert(request, Instant::now());
     }
 
-    /// The answer to `request` is asked for more, or is over.
+    /// Records that hyper polled the response to `request` again, or finished it.
     pub(in crate::server) fn taken(&self, request: u32) {
         self.0.lock().remove(&request);
     }
@@ -58,11 +58,11 @@ impl UnreadAnswers {
     }
 }
 
-/// Looks from time to time whether an answer has waited for too long.
+/// A timer that fires when a response has waited too long.
 #[derive(Debug)]
 pub(in crate::server) struct ReadWatch {
     trail: Arc<ConnectionState>,
-    /// Which one; all of the connection without.
+    /// The request it watches; without it, all of the connection.
     request: Option<u32>,
     span: Duration,
     timer: Option<Pin<Box<Sleep>>>,
@@ -73,13 +73,13 @@ impl ReadWatch {
         Self { trail, request: None, span, timer: None }
     }
 
-    /// The same for the answer to one request. To be polled after each piece that is handed over.
+    /// A watch over the response to one request. Poll it after each piece.
     pub(in crate::server) const fn of(trail: Arc<ConnectionState>, span: Duration, request: u32) -> Self {
         Self { trail, request: Some(request), span, timer: None }
     }
 
-    /// Ready once an answer has waited for the whole span. The timer never stands later than the first moment
-    /// at which that may be, and moves only when it fires: it costs a request nothing.
+    /// Ready once a response has waited for the whole span. The timer is set no later than the earliest such moment, and is reset
+    /// only when it fires, so it costs a request nothing.
     pub(in crate::server) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Self { trail, request, span, timer } = self;
         if request.is_some_and(|request| trail.unread().since(request).is_none()) {

@@ -1,4 +1,4 @@
-//! One connection of HTTP/2 to a replica, spoken by h2 itself: a request is no task and no channel of its own.
+//! An HTTP/2 connection to a replica, on h2 itself: a request needs no task or channel.
 
 use std::future::pending;
 use std::io;
@@ -20,30 +20,30 @@ use crate::cause::CauseChain;
 use crate::upstream::TaskScope;
 use crate::wire::framing::BodyPart;
 
-/// What may be unread of one answer. All answers together may have as much each, so that a client that does not read holds up
-/// none of the others.
+/// The flow-control window of one response. The connection's window is the sum of all streams', so that a client that does not
+/// read blocks no other.
 const STREAM_WINDOW: u32 = 64 << 10;
-/// Largest head of an answer.
+/// The largest response head.
 const HEADER_LIST_BYTES_MAX: u32 = 64 << 10;
-/// A replica that has stopped without a word is noticed by this, as silence is normal for a running call.
+/// A ping detects a replica that has died silently, as silence is normal during a call.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
 const PING_MAX: Duration = Duration::from_secs(2);
 
-/// Sends requests over one connection. Each clone does, over the same one.
+/// Sends requests over one connection. Clones share it.
 #[derive(Clone)]
 pub(super) struct ReplicaSender(SendRequest<Bytes>);
 
-/// Why there is no answer.
+/// Why there is no response.
 pub(super) enum Unanswered {
-    /// The replica has certainly done nothing about the request.
+    /// The replica has certainly not processed the request.
     Unsent,
-    /// It may have.
+    /// The replica may have processed it.
     Lost(h2::Error),
 }
 
 impl ReplicaSender {
-    /// Begins to speak HTTP/2, for as many requests at a time; returns once the replica has answered. The connection lasts while there are
-    /// senders or answers.
+    /// Performs the HTTP/2 handshake for up to `requests_max` concurrent requests, and returns once the replica has responded.
+    /// The connection lasts as long as its senders and responses.
     pub(super) async fn speak<T>(io: T, requests_max: u32, life: &TaskScope) -> Result<Self, h2::Error>
     where
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -52,15 +52,15 @@ impl ReplicaSender {
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(STREAM_WINDOW * requests_max)
             .max_header_list_size(HEADER_LIST_BYTES_MAX)
-            // What comes late for an answer that nobody waits for any more is no mistake of the replica's, however often it happens.
+            // Late frames of cancelled responses are no error of the replica's, however many there are.
             .max_concurrent_reset_streams(requests_max as usize)
             .max_local_error_reset_streams(None)
             .enable_push(false)
             .handshake(io)
             .await?;
         let mut pings = connection.ping_pong().expect("nobody else asked for it");
-        // Whether the replica takes this side's certificate is known once it has answered something, and not when the handshake has
-        // ended here (RFC 8446, 4.4.2): until then a request would be lost with the connection.
+        // Whether the replica accepts this side's certificate is known only after its first response, not at the end of this
+        // side's handshake (RFC 8446, 4.4.2): a request sent earlier would be lost with the connection.
         tokio::select! {
             ended = &mut connection => return Err(ended.err().unwrap_or_else(|| Reason::NO_ERROR.into())),
             answered = pings.ping(Ping::opaque()) => answered?,
@@ -73,7 +73,7 @@ impl ReplicaSender {
                     () = unanswered_ping(pings) => Err("it answers no ping".to_owned()),
                 }
             };
-            // Whatever is under way fails with it, as nobody reads any more.
+            // Requests in progress fail with the connection.
             if let Some(Err(error)) = stop.run_until_cancelled(ended).await {
                 tracing::debug!(%error, "a connection to another replica ended");
             }
@@ -81,12 +81,12 @@ impl ReplicaSender {
         Ok(Self(sender))
     }
 
-    /// Whether a request could be sent: the connection has not ended, and the replica has not said that it will.
+    /// Whether a request can be sent: the connection has not ended and no GOAWAY has arrived.
     pub(super) async fn is_open(&self) -> bool {
         self.0.clone().ready().await.is_ok()
     }
 
-    /// The answer to a request, once its head is there. The request must have no header of one hop (RFC 9113, 8.2.2).
+    /// Sends a request and returns the response head. The request must have no hop-by-hop header (RFC 9113, 8.2.2).
     pub(super) async fn send(&self, request: Request<Bytes>) -> Result<Response<RecvStream>, Unanswered> {
         let (mut head, body) = request.into_parts();
         if !body.is_empty() {
@@ -96,37 +96,37 @@ impl ReplicaSender {
         let sent = sender.send_request(Request::from_parts(head, ()), body.is_empty());
         let (answer, mut stream) = sent.map_err(|_| Unanswered::Unsent)?;
         if !body.is_empty() {
-            // All of it is in memory already. h2 sends as much as the replica's windows have room for, and keeps the rest.
-            // Where this fails the stream has ended, which the answer tells as well.
+            // The whole body is in memory. h2 sends as much as the replica's windows allow and queues the rest. A failure means
+            // that the stream has ended, which the response reports, too.
             let _ = stream.send_data(body, true);
         }
         answer.await.map_err(|error| if is_unprocessed(&error) { Unanswered::Unsent } else { Unanswered::Lost(error) })
     }
 }
 
-/// Whether the replica said that it did nothing about a request (RFC 9113, 8.7). h2 gives the error of a GOAWAY to those streams alone
-/// that are beyond the last one that it names.
+/// Whether the replica reported that it did not process a request (RFC 9113, 8.7). h2 applies a GOAWAY error only to streams
+/// after the last one that the frame names.
 fn is_unprocessed(error: &h2::Error) -> bool {
     error.is_remote() && (error.is_go_away() || error.reason() == Some(Reason::REFUSED_STREAM))
 }
 
-/// Returns when the other side has not answered a ping in time.
+/// Returns when a ping has timed out.
 async fn unanswered_ping(mut pings: PingPong) {
     loop {
         sleep(PING_INTERVAL).await;
         match timeout(PING_MAX, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
-            // The connection has ended, and says why by itself.
+            // The connection has ended, and its own future reports why.
             Ok(Err(_)) => return pending().await,
             Err(_) => return,
         }
     }
 }
 
-/// The body of an answer as a replica sends it. Dropped, it ends the request there.
+/// A response body from a replica. Dropping it cancels the request there.
 pub(super) struct ForwardedBody {
     incoming: RecvStream,
-    /// What its head says is still to come.
+    /// The bytes that `Content-Length` still announces.
     left: Option<u64>,
     data_ended: bool,
     _place: LinkPlace,
@@ -156,7 +156,7 @@ impl Body for ForwardedBody {
         if !self.data_ended {
             match ready!(self.poll_data(context)) {
                 Some(Ok(data)) => return Poll::Ready(Some(Ok(Frame::data(BodyPart::Bytes(data))))),
-                // What was wanted of the request was said, and the answer is whole (RFC 9113, 8.1).
+                // The response is complete: the replica only stopped reading the request (RFC 9113, 8.1).
                 Some(Err(error)) if error.reason() == Some(Reason::NO_ERROR) => return Poll::Ready(None),
                 Some(Err(error)) => return Poll::Ready(Some(Err(io::Error::other(error)))),
                 None => self.data_ended = true,

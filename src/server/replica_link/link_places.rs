@@ -1,4 +1,4 @@
-//! Grants places for requests that are under way to one replica: streams and waits hold theirs for as long as their clients like.
+//! Grants permits for requests to one replica; streams and waits may hold theirs indefinitely.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Principal, PrincipalCounts};
 
-/// The places of one replica.
+/// The permits of one replica.
 #[derive(Debug)]
 pub(super) struct LinkPlaces {
     max: usize,
@@ -20,7 +20,7 @@ impl LinkPlaces {
         Arc::new(Self { max, taken: Mutex::default(), limits })
     }
 
-    /// Takes a place for `owner`, as its requests are counted; `None` where all are taken, or its share of them.
+    /// Takes a permit for `owner`; `None` if all are taken, or its share of them.
     pub(super) fn take(self: &Arc<Self>, owner: &Principal) -> Option<LinkPlace> {
         let share = self.limits.places(owner, self.max);
         let mut taken = self.taken.lock();
@@ -36,7 +36,7 @@ impl LinkPlaces {
     }
 }
 
-/// The place of one request; given back when dropped.
+/// The permit of one request; released when dropped.
 #[derive(Debug)]
 pub(super) struct LinkPlace {
     places: Arc<LinkPlaces>,

@@ -1,7 +1,7 @@
-//! Encodes tasks of 2025-11-25 for clients: nested in a handle, flat elsewhere; outcomes by a method of their own.
+//! Encodes tasks of 2025-11-25 for clients.
 //!
-//! A tool's own failure is `failed` here (L25-44), with its words as the status message. What is said about a
-//! task between methods is in [`messages`] and [`super::related_task`].
+//! Task fields are nested in a handle, flat elsewhere; `tasks/result` returns the outcome. A tool's own failure is `failed` here
+//! (L25-44), with its text as the status message. [`messages`] and [`super::related_task`] write the messages between requests.
 
 pub mod hybrid;
 mod instant;
@@ -30,10 +30,10 @@ use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError, method
 pub use list_params::{LIST_VALUES_MAX, list_filter};
 pub use task_param::RequestedTtl;
 
-/// The flavour's codec.
+/// The codec of 2025-11-25 tasks.
 #[derive(Clone, Debug, Default)]
 pub struct CoreTasks {
-    /// What goes with a handle for the client's model.
+    /// A handle's text for the client's model.
     immediate_response: Option<Arc<str>>,
     /// Whether tasks name their parents and children (SEP-2268).
     names_tree: bool,
@@ -46,13 +46,13 @@ impl CoreTasks {
         Self { immediate_response: None, names_tree: drafts.has(Draft::Sep2268) }
     }
 
-    /// The same, with `text` in its handles for the client's model (GW-09).
+    /// Adds `text` to its handles, for the client's model (GW-09).
     #[must_use]
     pub fn with_immediate_response(self, text: Option<Arc<str>>) -> Self {
         Self { immediate_response: text, ..self }
     }
 
-    /// What messages of a task have in their `_meta`: with the parent of a child (SUB-09).
+    /// The `_meta` of a task's messages: with the parent of a child (SUB-09).
     #[must_use]
     pub fn related(&self, task: &Task) -> RelatedTask {
         RelatedTask::of(task.key.id, task.chosen.as_ref()).under(self.parent(task))
@@ -62,20 +62,20 @@ impl CoreTasks {
         task.tree.parent.filter(|_| self.names_tree)
     }
 
-    /// Whether clients of a version are offered tasks: this one alone has them.
+    /// Whether clients of a version are offered tasks: only 2025-11-25 has them.
     #[must_use]
     pub fn are_offered_in(version: ProtocolVersion) -> bool {
         version.traits().has_session_tasks
     }
 
-    /// Whether this is a method of the flavour.
+    /// Whether this is a task method of 2025-11-25.
     #[must_use]
     pub fn is_method(name: &str) -> bool {
         matches!(name, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)
     }
 
-    /// `capabilities.tasks` of the gateway: all that it serves, and nothing else (L25-01, L25-02). Lists are
-    /// for clients that are somebody in particular (L25-54).
+    /// The gateway's `capabilities.tasks`: exactly the served methods (L25-01, L25-02). Lists are only for authenticated clients
+    /// (L25-54).
     #[must_use]
     pub fn capability(lists: ListSupport) -> Payload {
         let none = Payload::empty_object();
@@ -100,10 +100,10 @@ impl CoreTasks {
         }
     }
 
-    /// What a call may be, given what it asks for and what the tool's rules say.
+    /// Reads a call's wish for a task, checked against the tool's rules.
     ///
     /// # Errors
-    /// If the tool runs only the other way (L25-04, L25-05), or the wish cannot be read.
+    /// If the tool's rules exclude the wish (L25-04, L25-05), or the wish cannot be read.
     pub fn wish(params: &Object, mode: TaskMode) -> Result<Option<RequestedTtl>, RequestError> {
         match (RequestedTtl::read(params)?, mode) {
             (Some(_), TaskMode::Never) => Err(RequestError::TakesNoTask),
@@ -137,7 +137,7 @@ impl CoreTasks {
         if self.names_tree { tree_fields(writer, &task.tree) } else { writer }.finish()
     }
 
-    /// What the call itself would have been answered with (L25-22, L25-24 to L25-28).
+    /// The call's own result or error (L25-22, L25-24 to L25-28).
     fn outcome(&self, task: &Task) -> Result<JsonPieces, RpcError> {
         match &task.phase {
             Phase::Settled(Outcome::Returned { result, .. }) => {
@@ -156,7 +156,7 @@ impl CoreTasks {
     }
 }
 
-/// Where a task stands in its tree, by the ids that `tasks/get` takes (SEP-2268).
+/// Adds a task's parent and children, by the ids that `tasks/get` takes (SEP-2268).
 fn tree_fields(writer: ObjectWriter, tree: &TreePlace) -> ObjectWriter {
     let writer = match tree.parent {
         Some(parent) => writer.text("parentTaskId", &parent.to_string()),
@@ -173,14 +173,14 @@ fn tree_fields(writer: ObjectWriter, tree: &TreePlace) -> ObjectWriter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListSupport {
     Served,
-    /// And by what it asks for (SEP-1904).
+    /// With filters (SEP-1904).
     Filtered,
     Withheld,
 }
 
 impl FaceDialect for CoreTasks {
-    /// Of the params of task methods `taskId` and `cursor` alone are read: neither a related task in `_meta`
-    /// (L25-29) nor a `task` that some clients repeat there says anything.
+    /// Reads only `taskId` and `cursor` from the params of task methods: a related task in `_meta` (L25-29), or the `task` that
+    /// some clients repeat there, has no meaning.
     fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
         match method {
             method::TASKS_GET => Ok(TaskCommand::Get(task_id(params)?)),
@@ -204,7 +204,7 @@ impl FaceDialect for CoreTasks {
     }
 }
 
-/// The word for how a task stands (T-01).
+/// The status text of a phase (T-01).
 const fn status(phase: PhaseKind) -> &'static str {
     match phase {
         PhaseKind::Queued | PhaseKind::Working => "working",
@@ -215,8 +215,8 @@ const fn status(phase: PhaseKind) -> &'static str {
     }
 }
 
-/// A failed task says why (L25-45): clients stop at `failed` and never fetch the result (T-02). A cancelled one says that it
-/// was.
+/// The status message; a failed task's is its error (L25-45): clients stop at `failed` and never fetch the result (T-02). A
+/// cancelled task's says so.
 fn status_message(task: &Summary) -> Option<Arc<str>> {
     let message = match task.phase {
         SummaryPhase::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),

@@ -1,9 +1,8 @@
-//! Encodes tasks of SEP-1686 as it was drafted, for session clients: a call carries the id of its task in `_meta` and is
-//! answered all the same.
+//! Encodes tasks of the SEP-1686 draft for session clients.
 //!
-//! Ids are words of the client's, one namespace for each session: the task's key follows from them
-//! ([`ChosenId::task_id`]). A tool's own failure is `completed` here (D86-26). What is said of a task between methods is in
-//! [`super::related_task`].
+//! A call carries its task's id in `_meta` and still gets its own response. The client chooses the ids, in one namespace for each
+//! session: the task's key is derived from both ([`ChosenId::task_id`]). A tool's own failure is `completed` here (D86-26).
+//! [`super::related_task`] writes the messages between requests.
 
 mod task_key;
 #[cfg(test)]
@@ -27,11 +26,11 @@ use crate::wire::one_line::status_text;
 use crate::wire::{JsonPieces, Object, Payload, RpcError, envelope, method};
 pub use task_key::{RequestedTask, chosen_text};
 
-/// The flavour's codec, for one request of a session.
+/// The draft's codec, for one request of a session.
 #[derive(Clone, Debug)]
 pub struct DraftTasks {
     session: SessionScope,
-    /// The id that the request names, if it names a usable one.
+    /// The id in the request, if it is usable.
     named: Option<Arc<str>>,
 }
 
@@ -48,8 +47,7 @@ impl DraftTasks {
         Self { session: chosen.session, named: Some(Arc::clone(&chosen.text)) }
     }
 
-    /// Whether this is a method of the flavour. `tasks/cancel` is none of the draft's, but asks for what its notification
-    /// asks for.
+    /// Whether this is a method of the draft. `tasks/cancel` is not in the draft, but means the same as the draft's notification.
     #[must_use]
     pub fn is_method(name: &str) -> bool {
         matches!(
@@ -58,7 +56,7 @@ impl DraftTasks {
         )
     }
 
-    /// What is said first of all on the stream of a call that became a task (D86-02).
+    /// The first message on the stream of a call that became a task (D86-02).
     #[must_use]
     pub fn created(chosen: &ChosenId) -> Bytes {
         let params = ObjectWriter::new().member(META, &RelatedTask::chosen(&chosen.text).meta()).finish();
@@ -76,8 +74,7 @@ impl DraftTasks {
         Ok(ChosenId { session: self.session, text: chosen_text(params)? }.task_id())
     }
 
-    /// The id as the client knows it. The request says it where the task does not know its own any more: damage on the
-    /// disk may have taken it.
+    /// The id that the client chose. Read from the request if the task has lost its own to damage on the disk.
     fn text(&self, task: &Task) -> Arc<str> {
         match (&task.chosen, &self.named) {
             (Some(chosen), _) => Arc::clone(&chosen.text),
@@ -90,7 +87,7 @@ impl DraftTasks {
         RelatedTask::chosen(&self.text(task))
     }
 
-    /// What is shown of a task (D86-13, D86-25).
+    /// The members of a task (D86-13, D86-25).
     fn fields(&self, task: &Task) -> ObjectWriter {
         let writer = ObjectWriter::new()
             .text("taskId", &self.text(task))
@@ -107,7 +104,7 @@ impl DraftTasks {
         self.fields(task).member(META, &self.related(task).meta()).finish()
     }
 
-    /// What the call itself is answered with (D86-03).
+    /// The call's own response (D86-03).
     fn outcome(&self, task: &Task) -> Result<JsonPieces, RpcError> {
         match &task.phase {
             Phase::Settled(Outcome::Returned { result, .. }) => {
@@ -138,7 +135,7 @@ impl FaceDialect for DraftTasks {
             TaskReply::Cancelled { was_settled: true, .. } => Err(already_settled()),
             TaskReply::Cancelled { task, was_settled: false } => Ok(self.snapshot(task).into()),
             TaskReply::Outcome(task) => self.outcome(task),
-            // D86-15: there is a result where the status says so, and nowhere else.
+            // D86-15: only a `completed` task has a result.
             TaskReply::Fetched(task) => match &task.phase {
                 Phase::Settled(Outcome::Returned { .. }) => self.outcome(task),
                 phase @ (Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_)) => {
@@ -150,20 +147,20 @@ impl FaceDialect for DraftTasks {
                 let related = related.unwrap_or_else(Payload::empty_object);
                 Ok(ObjectWriter::new().member(META, &related).finish().into())
             }
-            // A call is no handle here, and pages are of whole tasks.
+            // The draft has no handles, and its pages have whole tasks.
             TaskReply::Created(_) | TaskReply::Answered | TaskReply::Listed { .. } => Err(not_in_flavour()),
         }
     }
 }
 
-/// The word for how a task stands (D86-07 to D86-09).
+/// The status text of a phase (D86-07 to D86-09).
 const fn status(phase: &Phase) -> &'static str {
     match phase {
         Phase::Queued => "submitted",
         Phase::Working => "working",
         Phase::AwaitingInput(_) => "input_required",
         Phase::Settled(Outcome::Returned { .. }) => "completed",
-        // What became of the call stood in what is damaged.
+        // The outcome was in the damaged record.
         Phase::Settled(Outcome::Faulted(Failure::Gateway(GatewayFault { reason: Reason::StoreCorrupt, .. }))) => {
             "unknown"
         }
@@ -172,7 +169,7 @@ const fn status(phase: &Phase) -> &'static str {
     }
 }
 
-/// Why a task failed (D86-25), as one line.
+/// The error of a failed task (D86-25), as one line.
 fn error(phase: &Phase) -> Option<Arc<str>> {
     match phase {
         Phase::Settled(Outcome::Faulted(failure)) => status_text(&session_failure_error(failure).message),

@@ -1,7 +1,7 @@
 //! Encodes the extension `io.modelcontextprotocol/tasks` of 2026-07-28.
 //!
-//! Flat task fields; results and errors inlined in `tasks/get`; empty acknowledgements. A tool's own
-//! failure is `completed` here (EXT-29): only JSON-RPC errors are `failed`.
+//! Flat task fields; results and errors inlined in `tasks/get`; empty acknowledgements. A tool's own failure is `completed` here
+//! (EXT-29): only JSON-RPC errors are `failed`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -35,8 +35,8 @@ impl ExtTasks {
         matches!(name, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL)
     }
 
-    /// How a task stands, with what its subtasks ended in so far: each by its place among all of them. The extension has no
-    /// subtasks, so that stands in `_meta` under a key of ours.
+    /// The task with the outcomes of its settled subtasks, each by its index. The extension has no subtasks, so they are in
+    /// `_meta` under a key of ours.
     #[must_use]
     pub fn snapshot_with(&self, task: &Task, settled: &[(usize, Arc<Task>)]) -> JsonPieces {
         if settled.is_empty() {
@@ -55,7 +55,7 @@ impl ExtTasks {
         ObjectWriter::new().text("resultType", result_type).member(META, &self.meta)
     }
 
-    /// The Task object with what belongs to its status (EXT-21 to EXT-26, EXT-32).
+    /// The Task object with the members of its status (EXT-21 to EXT-26, EXT-32).
     fn detailed(&self, task: &Task) -> JsonPieces {
         let writer = task_fields(self.envelope("complete"), task);
         match &task.phase {
@@ -66,11 +66,11 @@ impl ExtTasks {
     }
 }
 
-/// An object with what came of a call in it.
+/// Adds the outcome of a call.
 fn with_outcome(writer: ObjectWriter, outcome: &Outcome) -> ObjectWriter {
     match outcome {
         Outcome::Cancelled => writer,
-        // The inlined result is a CallToolResult of 2026-07-28, which wants its own `resultType` (T-13).
+        // The inlined result is a CallToolResult of 2026-07-28, which requires its own `resultType` (T-13).
         Outcome::Returned { result, .. } => writer.member_led_by("result", ("resultType", "complete"), result),
         Outcome::Faulted(failure) => writer.member("error", &Payload::of(&failure_error(failure))),
     }
@@ -133,7 +133,7 @@ const fn status(phase: &Phase) -> &'static str {
     }
 }
 
-/// A failed task says why (EXT-27), a cancelled one that it was; the others repeat the upstream's last word.
+/// A failed task's error (EXT-27), a cancelled task's cancellation, else the upstream's last status message.
 fn status_message(task: &Task) -> Option<Cow<'_, str>> {
     match &task.phase {
         Phase::Settled(Outcome::Faulted(failure)) => {

@@ -1,4 +1,4 @@
-//! Defines the client's side of a flavour: what its words ask for, and the words for what the engine says.
+//! Defines the client's side of a dialect: reads task requests, writes the engine's replies.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,27 +9,27 @@ use crate::task::{Answer, InputKey, Summary, Task, TaskId};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{JsonPieces, Object, Payload, RpcError};
 
-/// Longest `taskId` that is looked at (B119).
+/// Longest `taskId` that is read (B119).
 const TASK_ID_BYTES_MAX: usize = 128;
 
-/// What a client asks of a task, whatever words it used.
+/// A client's request about a task, independent of its dialect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskCommand {
     Get(TaskId),
     Answer(TaskId, BTreeMap<InputKey, Answer>),
     Cancel(TaskId),
-    /// The outcome, waited for.
+    /// Waits for the outcome.
     Await(TaskId),
-    /// The outcome, if there is one.
+    /// Returns the outcome, if there is one.
     Fetch(TaskId),
-    /// The end of all that is known of a task which has settled.
+    /// Deletes a settled task.
     Delete(TaskId),
-    /// All tasks of the client, from the place on that an earlier page named.
+    /// Lists the client's tasks, from the cursor of an earlier page.
     List(Option<String>),
 }
 
 impl TaskCommand {
-    /// The task that is spoken of, if it is one.
+    /// The task, if the command is about one.
     #[must_use]
     pub const fn task(&self) -> Option<TaskId> {
         match self {
@@ -44,43 +44,43 @@ impl TaskCommand {
     }
 }
 
-/// What the engine has to say, before anyone chose the words.
+/// A reply of the engine, independent of the dialect.
 #[derive(Clone, Copy, Debug)]
 pub enum TaskReply<'a> {
-    /// A handle was made.
+    /// The handle of a new task.
     Created(&'a Task),
-    /// How the task stands.
+    /// The state of a task.
     Snapshot(&'a Task),
-    /// Answers were taken.
+    /// The client's input was accepted.
     Answered,
-    /// A cancel was taken; `was_settled` says that it came too late to change anything.
+    /// A cancel was accepted; if `was_settled`, it came too late and changed nothing.
     Cancelled { task: &'a Task, was_settled: bool },
-    /// What came of a settled task's call.
+    /// The outcome of a settled task.
     Outcome(&'a Task),
-    /// The same for who asks without waiting, whether or not the task has settled.
+    /// The outcome, requested without waiting; the task may be unsettled.
     Fetched(&'a Task),
-    /// A task is gone.
+    /// A task was deleted.
     Deleted,
-    /// One page of the client's tasks, and the name of the place where the next one begins.
+    /// One page of the client's tasks, and the cursor of the next page.
     Listed { tasks: &'a [Summary], next: Option<&'a str> },
 }
 
-/// One flavour of task talk with clients: stateless and byte-exact.
+/// One dialect of tasks with clients: stateless and byte-exact.
 pub trait FaceDialect: Send + Sync + std::fmt::Debug {
     /// Reads a task method.
     ///
     /// # Errors
-    /// A [`RequestError`] that names the field. An id that cannot be ours is answered like an unknown one.
+    /// A [`RequestError`] that names the field. An id that cannot be ours is an unknown task.
     fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError>;
 
     /// Writes the result of a task method, or the handle of a call. A large result of the task is shared, not copied.
     ///
     /// # Errors
-    /// Where the flavour answers this reply with an error (2025-11-25: cancelling a settled task, the outcome
-    /// of a call that failed), or has no words for it.
+    /// If the dialect replies with an error (2025-11-25: cancelling a settled task, the outcome of a failed call), or has no such
+    /// reply.
     fn pieces(&self, reply: TaskReply<'_>) -> Result<JsonPieces, RpcError>;
 
-    /// The same in one piece: a large result in it is copied.
+    /// As [`Self::pieces`], in one piece: a large result is copied.
     ///
     /// # Errors
     /// As [`FaceDialect::pieces`].
@@ -103,7 +103,7 @@ pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
     TaskId::parse(&text).ok_or(RequestError::UnknownTask)
 }
 
-/// The place in the params of a `tasks/list`.
+/// The cursor in the params of a `tasks/list`.
 ///
 /// # Errors
 /// If it is no string.
@@ -114,7 +114,7 @@ pub(super) fn list_cursor(params: &Object) -> Result<Option<String>, RequestErro
     }
 }
 
-/// The complaint about a cursor that is none of ours (L25-36, D86-23).
+/// The error for a cursor that is not ours (L25-36, D86-23).
 #[must_use]
 pub const fn bad_cursor() -> RequestError {
     RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
@@ -130,13 +130,13 @@ pub(super) fn list_page(tasks: &[Payload], next: Option<&str>) -> Payload {
     .finish()
 }
 
-/// A number of milliseconds; parts of one are left out.
+/// A number of milliseconds, rounded down.
 pub(super) fn milliseconds(number: &Payload) -> Option<Duration> {
     let text = number.as_str();
     if let Ok(whole) = text.parse() {
         return Some(Duration::from_millis(whole));
     }
-    // A text in quotes is no number, and neither is one with a sign.
+    // A quoted number and a signed one are refused.
     let number: f64 = text.starts_with(|c: char| c.is_ascii_digit()).then(|| text.parse().ok())??;
     Some(Duration::try_from_secs_f64(number / 1000.0).unwrap_or(Duration::MAX))
 }

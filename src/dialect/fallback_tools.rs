@@ -1,7 +1,7 @@
-//! Encodes tasks for clients without tasks: a result that names the task, and three tools in place of the task methods.
+//! Encodes tasks for clients without tasks: a result that names the task, and three tools.
 //!
-//! Every answer here is a result of `tools/call`. What a task came to is the result that its tool gave, as it came;
-//! everything else is said in text, and beside it as structured content.
+//! Every response is a result of `tools/call`. The outcome of a task is its tool's result, verbatim; every other reply is text,
+//! with structured content beside it.
 
 #[cfg(test)]
 mod tests;
@@ -20,17 +20,17 @@ use crate::task::{Outcome, Phase, Question, Task, TaskId};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{JsonPieces, Object, Payload, RpcError, method};
 
-/// Put in front of the three names, as often as it takes, where the upstream has a tool of such a name.
+/// Prefix of the three names, repeated as needed, if the upstream has a tool of such a name.
 const PREFIX: &str = "taskgate_";
-/// How often that is done at most: an upstream with more such names has them for their sake alone.
+/// Most repetitions: an upstream with more such names has them on purpose.
 pub const LEVELS: usize = 4;
-/// How long `task_result` waits where the call does not say: well under the 60 s after which many clients give up.
+/// How long `task_result` waits by default: well under the 60 s after which many clients time out.
 pub const WAIT_DEFAULT: Duration = Duration::from_secs(30);
-/// How long it waits at most; a longer wish is cut down to this.
+/// Longest wait; a longer wish is capped.
 pub const WAIT_MAX: Duration = Duration::from_secs(50);
-/// Longest id that is looked at (B119).
+/// Longest id that is read (B119).
 const ID_BYTES_MAX: usize = 128;
-/// What is said of a task that is not there, whoever asks.
+/// The text for an unknown task, equal for all clients.
 const UNKNOWN: &str = "There is no such task. Its id may be mistyped, or its time to live may be over.";
 
 /// One of the three tools.
@@ -41,11 +41,11 @@ pub enum FallbackTool {
     Cancel,
 }
 
-/// A name that may stand for one of the tools.
+/// A name that may mean one of the tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FallbackToolName {
     pub tool: FallbackTool,
-    /// How often the prefix stands in front of it: less than [`LEVELS`].
+    /// How often the prefix is repeated: less than [`LEVELS`].
     pub level: usize,
 }
 
@@ -62,13 +62,13 @@ impl FallbackTool {
         }
     }
 
-    /// Its name at a level.
+    /// Its name with the prefix repeated `level` times.
     #[must_use]
     pub fn name(self, level: usize) -> String {
         [&PREFIX.repeat(level), self.base()].concat()
     }
 
-    /// The tool that a name may stand for, if the upstream has none of that name.
+    /// The tool that a name means, unless the upstream has a tool of that name.
     #[must_use]
     pub fn named(name: &str) -> Option<FallbackToolName> {
         let (mut rest, mut level) = (name, 0);
@@ -79,14 +79,14 @@ impl FallbackTool {
         (level < LEVELS).then_some(FallbackToolName { tool, level })
     }
 
-    /// Whether an item of a tool list is the gateway's own, and no tool of an upstream's that has such a name.
+    /// Whether an item of a tool list is the gateway's own, not an upstream's tool with such a name.
     #[must_use]
     pub fn is_definition(item: &Payload) -> bool {
         let named = Object::of(item).and_then(|item| Self::named(&item.get_str("name")?));
         named.is_some_and(|named| named.tool.definition(named.level).as_str() == item.as_str())
     }
 
-    /// How a tool list shows it.
+    /// Its entry in a tool list.
     #[must_use]
     pub fn definition(self, level: usize) -> Payload {
         let [status, result, cancel] = Self::ALL.map(|tool| tool.name(level));
@@ -131,14 +131,14 @@ impl FallbackTool {
             },
         });
         match self {
-            // Its result is that of whatever tool the task is of.
+            // It returns the result of any tool, so it has no output schema.
             Self::Result => Payload::of(&definition),
             Self::Status | Self::Cancel => with_output_schema(&Payload::of(&definition)),
         }
     }
 }
 
-/// What [`status_content`] writes, as a schema.
+/// Adds the schema of [`status_content`].
 fn with_output_schema(definition: &Payload) -> Payload {
     let text = || json!({ "type": "string" });
     let schema = json!({
@@ -158,10 +158,10 @@ fn with_output_schema(definition: &Payload) -> Payload {
     }
 }
 
-/// How a call of a tool reads.
+/// The arguments of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FallbackToolArguments {
-    /// `None` for an id that cannot be ours: nobody has such a task.
+    /// `None` for an id that cannot be ours: an unknown task.
     pub id: Option<TaskId>,
     pub wait: Duration,
 }
@@ -170,7 +170,7 @@ impl FallbackToolArguments {
     /// Reads the arguments of a call.
     ///
     /// # Errors
-    /// What is wrong with them, in words for the model that made them.
+    /// The fault in the arguments, as a sentence for the model.
     pub fn read(tool: FallbackTool, arguments: Option<&Object>) -> Result<Self, &'static str> {
         let id = arguments.and_then(|arguments| arguments.get_string("id"));
         let id = id.filter(|id| !id.is_empty() && id.len() <= ID_BYTES_MAX && !id.contains(char::is_control));
@@ -187,12 +187,12 @@ impl FallbackToolArguments {
     }
 }
 
-/// The flavour's codec.
+/// The codec for clients without tasks.
 #[derive(Clone, Debug)]
 pub struct FallbackTools {
-    /// How the three tools are called towards this client.
+    /// The prefix repetitions in this client's tool names.
     level: usize,
-    /// The server's name for itself, which results of 2026-07-28 bear.
+    /// The server's identity, which results of 2026-07-28 carry.
     identity: Option<Payload>,
 }
 
@@ -203,25 +203,25 @@ impl FallbackTools {
         Self { level, identity: None }
     }
 
-    /// For clients without, whose results bear the server's name.
+    /// For stateless clients, with the server's identity in results.
     #[must_use]
     pub const fn for_stateless(level: usize, server_info: Payload) -> Self {
         Self { level, identity: Some(server_info) }
     }
 
-    /// What is said of a task that is not there: the same for one that is somebody else's.
+    /// The result for an unknown task: the same for another client's task.
     #[must_use]
     pub fn unknown(&self) -> Payload {
         self.failed(UNKNOWN)
     }
 
-    /// A result that says what went wrong.
+    /// A result with an error text.
     #[must_use]
     pub fn failed(&self, why: &str) -> Payload {
         self.finished(&failed_result(why))
     }
 
-    /// A result as this client's version has it.
+    /// A result in the form of the client's version.
     fn finished(&self, result: &Payload) -> Payload {
         match &self.identity {
             Some(server_info) => stateless_result(method::TOOLS_CALL, result, server_info),
@@ -235,7 +235,7 @@ impl FallbackTools {
         self.finished(&writer.member(STRUCTURED_CONTENT, &status_content(task)).finish())
     }
 
-    /// The answer to the call itself, which outlived its grace period.
+    /// The response to a call that outlived its grace period.
     fn notice(&self, task: &Task) -> Payload {
         let [status, result, cancel] = FallbackTool::ALL.map(|tool| tool.name(self.level));
         let (tool, id) = (&task.origin.tool, task.key.id);
@@ -271,7 +271,7 @@ impl FallbackTools {
         self.text_result(&format!("Task {id} ({tool}) {state}.{message}"), task)
     }
 
-    /// What the task came to.
+    /// The outcome of the task.
     fn outcome(&self, task: &Task) -> JsonPieces {
         let (tool, id) = (&task.origin.tool, task.key.id);
         match &task.phase {
@@ -334,7 +334,7 @@ impl FaceDialect for FallbackTools {
     }
 }
 
-/// How a task stands, as structured content.
+/// The state of a task, as structured content.
 fn status_content(task: &Task) -> Payload {
     let writer = ObjectWriter::new()
         .text("taskId", &task.key.id.to_string())
@@ -359,7 +359,7 @@ fn status_content(task: &Task) -> Payload {
     .finish()
 }
 
-/// What a question asks, for people.
+/// The text of a question, for people.
 fn asked(question: &Question) -> String {
     let request = Object::of(&question.request);
     let message = request.as_ref().and_then(|request| request.get_object("params"));
@@ -368,7 +368,7 @@ fn asked(question: &Question) -> String {
     message.unwrap_or_else(kind)
 }
 
-/// The word for how a task stands.
+/// The status text of a phase.
 const fn status(phase: &Phase) -> &'static str {
     match phase {
         Phase::Queued | Phase::Working => "working",

@@ -1,7 +1,8 @@
-//! Gives every error its JSON-RPC code and its public words; no other file does.
+//! Gives every error its JSON-RPC code and its public text; no other file does.
 //!
-//! Every refusal is either a [`RequestError`] about the request itself or a [`GatewayFault`] about its
-//! fate. Words never repeat what a client or an upstream sent, but for names of methods, headers, members and tools; what a
+//! Every refusal is either a [`RequestError`] about the request itself or a [`GatewayFault`] about its handling. Texts never
+//! quote a client or an upstream, except names of methods, headers, members and tools; names that a client chose are bounded and
+//! have no control characters.
 //! client chose freely among them is bounded and without control characters.
 
 use std::borrow::Cow;
@@ -9,40 +10,39 @@ use std::borrow::Cow;
 use crate::task::{Executed, Failure, GatewayFault, ProcessExit, RateRefusal, Reason};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, one_line, rpc_error};
 
-/// What is wrong with a request.
+/// A fault in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestError {
     /// No JSON document.
     NotJson(String),
     /// JSON, but no JSON-RPC request that is accepted here.
     NotARequest(Cow<'static, str>),
-    /// It names a session that is not its client's, or has ended. Hosts begin again on this code.
+    /// It names a session of another client, or one that has ended. Hosts initialise again on this code.
     UnknownSession,
-    /// A JSON document that is refused for what it would do to those who read it; `reason` is its
-    /// machine-readable name.
+    /// A JSON document that is unsafe to forward; `reason` is its machine-readable name.
     Refused {
         what: String,
         reason: &'static str,
     },
-    /// `_meta` lacks what a stateless request must carry.
+    /// `_meta` lacks a member that a stateless request requires.
     Metadata(Cow<'static, str>),
-    /// A parameter of a known method.
+    /// A wrong parameter of a known method.
     Params(Cow<'static, str>),
     UnknownMethod(String),
-    /// By the name that was asked for, fit to be repeated; see [`RequestError::unknown_tool`].
+    /// The requested name, sanitised; see [`RequestError::unknown_tool`].
     UnknownTool(String),
     UnknownTask,
-    /// A `requestState` that was not given out for this request, or has expired (B135).
+    /// A `requestState` that was issued for another request or not at all, or has expired (B135).
     State,
-    /// The idempotency key was given to another call (B135).
+    /// The idempotency key belongs to another call (B135).
     Misnamed,
     /// The tool runs only as a task, and the client asked for none (L25-05).
     NeedsTask,
-    /// The tool runs only plainly, and the client asked for a task (L25-04).
+    /// The tool never runs as a task, and the client asked for one (L25-04).
     TakesNoTask,
-    /// A header is missing or says something else than the body.
+    /// A header is missing or contradicts the body.
     Header(Cow<'static, str>),
-    /// The request needs what its client did not declare: a `ClientCapabilities` object.
+    /// The request needs capabilities that its client did not declare: a `ClientCapabilities` object.
     Capability(Payload),
     Version {
         requested: String,
@@ -50,7 +50,7 @@ pub enum RequestError {
 }
 
 impl RequestError {
-    /// The call with these params is of a tool that is not there.
+    /// The error for a call of an unknown tool, by its params.
     #[must_use]
     pub fn unknown_tool(params: Option<&Object>) -> Self {
         Self::UnknownTool(
@@ -58,8 +58,8 @@ impl RequestError {
         )
     }
 
-    /// The error object. `version` is the request's: the draft name of 2026-07-28 has another code for
-    /// missing capabilities (T-80).
+    /// The error object for a request of `version`: the draft name of 2026-07-28 has another code for missing capabilities
+    /// (T-80).
     #[must_use]
     pub fn to_error(&self, version: ProtocolVersion) -> RpcError {
         match self {
@@ -77,7 +77,7 @@ impl RequestError {
                 RpcError::new(rpc_error::INVALID_PARAMS, format!("Invalid params: {what}"))
             }
             Self::UnknownMethod(method) => {
-                // Tasks have moved between versions.
+                // Task methods differ between versions.
                 let elsewhere = match method.as_str() {
                     _ if !version.is_stateless() => "",
                     method::TASKS_RESULT => "; in 2026-07-28 `tasks/get` has the result",
@@ -86,7 +86,7 @@ impl RequestError {
                 };
                 let words = format!("Method not found: {method}{elsewhere}");
                 let error = RpcError::new(rpc_error::METHOD_NOT_FOUND, words);
-                // A client that asks for a handshake is told which versions need none (B100).
+                // The error to `initialize` lists the stateless versions (B100).
                 if method == method::INITIALIZE {
                     error.with_data(&SupportedData { supported: &ProtocolVersion::advertised_stateless() })
                 } else {
@@ -127,7 +127,7 @@ struct RequiredCapabilities<'a> {
     required_capabilities: &'a Payload,
 }
 
-/// The data names the versions of this kind of request alone, so the words name the others.
+/// The data lists only the stateless versions, so the text lists the session versions.
 fn unsupported_version() -> String {
     let in_sessions = ProtocolVersion::ALL.into_iter().filter(|version| !version.is_stateless());
     let in_sessions: Vec<_> = in_sessions.map(ProtocolVersion::as_str).collect();
@@ -149,14 +149,13 @@ struct SupportedVersions<'a> {
     requested: &'a str,
 }
 
-/// The error for a fault of the gateway itself: always −32603, with machine-readable data
-/// (GW-38).
+/// The error for a fault of the gateway itself: always −32603, with machine-readable data (GW-38).
 #[must_use]
 pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     let words = match fault.exit {
         None => match fault.http_status {
             Some(status) => format!("{} (HTTP {status})", sentence(fault.reason)),
-            // No server was asked.
+            // The upstream was not called.
             None if fault.reason == Reason::UpstreamAuth => CREDENTIAL_GONE.to_owned(),
             None => sentence(fault.reason).to_owned(),
         },
@@ -183,13 +182,13 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     })
 }
 
-/// The error for a request that came too often: names the bound, and whom it holds for.
+/// The error for a request over a rate limit: names the limit and its scope.
 #[must_use]
 pub fn rate_error(refusal: &RateRefusal) -> RpcError {
     RpcError { message: refusal.to_string(), ..gateway_error(&refusal.fault()) }
 }
 
-/// The error for a request that is refused since answers under way hold as many bytes as they may: names the bound.
+/// The error for a request that is refused because buffered responses have reached their limit in bytes: names the limit.
 #[must_use]
 pub fn bound_error(fault: &GatewayFault, bytes_max: usize) -> RpcError {
     let bound = bytesize::ByteSize(bytes_max as u64);
@@ -212,7 +211,7 @@ struct GatewayData {
     exit_signal: Option<i32>,
 }
 
-/// The error of a call that failed, in the words of 2026-07-28.
+/// The error of a failed call, for clients of 2026-07-28.
 #[must_use]
 pub fn failure_error(failure: &Failure) -> RpcError {
     match failure {
@@ -221,8 +220,7 @@ pub fn failure_error(failure: &Failure) -> RpcError {
     }
 }
 
-/// The error of a call that failed, in the words of the session versions: an upstream's own as it came
-/// (L25-25).
+/// The error of a failed call, for session clients: an upstream's own is verbatim (L25-25).
 #[must_use]
 pub fn session_failure_error(failure: &Failure) -> RpcError {
     match failure {
@@ -231,7 +229,7 @@ pub fn session_failure_error(failure: &Failure) -> RpcError {
     }
 }
 
-/// A cancel that came too late, where that is an error (L25-37).
+/// The error for cancelling a settled task (L25-37).
 #[must_use]
 pub fn already_settled() -> RpcError {
     RpcError::new(rpc_error::INVALID_PARAMS, "The task has ended and cannot be cancelled")
@@ -239,55 +237,55 @@ pub fn already_settled() -> RpcError {
 
 const CANCELLED: &str = "The task was cancelled";
 
-/// What a cancelled task says of itself, after what was heard of it last: progress, or why its server ended it.
+/// A cancelled task's status message, which ends with its last one: progress, or the reason for which its server cancelled it.
 #[must_use]
 pub fn cancelled_words(last: Option<&str>) -> Cow<'static, str> {
     match last {
         None => Cow::Borrowed(CANCELLED),
-        // Said by a gateway behind this one.
+        // Another gateway behind this one wrote it.
         Some(last) if last.starts_with(CANCELLED) => Cow::Owned(last.to_owned()),
         Some(last) => Cow::Owned(format!("{CANCELLED}; last heard: {last}")),
     }
 }
 
-/// The outcome of a task that was cancelled: there is none (T-08).
+/// The outcome of a cancelled task: an error (T-08).
 #[must_use]
 pub fn was_cancelled() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, CANCELLED)
 }
 
-/// The outcome of a task that has none yet; nobody asks who does not wait first.
+/// The outcome of an unsettled task; the engine waits first, so no client sees it.
 #[must_use]
 pub fn not_settled() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "The task has not ended")
 }
 
-/// The result of a task that has none, in a flavour where only `completed` tasks have one (D86-15).
+/// The error for fetching the result of a task that is not `completed` (D86-15).
 #[must_use]
 pub fn not_completed(status: &str) -> RpcError {
     RpcError::new(rpc_error::INVALID_PARAMS, format!("The task has no result: its status is {status}"))
 }
 
-/// The end of a task that still runs, which cannot be deleted (D86-24).
+/// The error for deleting an unsettled task (D86-24).
 #[must_use]
 pub fn not_deletable() -> RpcError {
     RpcError::new(rpc_error::INVALID_REQUEST, "The task has not ended: cancel it first")
 }
 
-/// What a flavour has no words for; its own methods never lead there.
+/// The error for a reply that a dialect cannot write; its own methods never lead there.
 #[must_use]
 pub fn not_in_flavour() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "This flavour of tasks has no such answer")
 }
 
-/// The answer that a client gave to a question is no object.
+/// A client's answer to a question is no object.
 #[must_use]
 pub fn unusable_answer() -> RpcError {
     RpcError::new(rpc_error::INTERNAL_ERROR, "The client's answer is not an object")
 }
 
-/// Rewrites the codes of session versions that must not reach a stateless client (T-50, MOD-30):
-/// −32002 becomes −32602, codes about the gateway's own request and −32042 become −32603.
+/// Rewrites the codes of session versions that must not reach a stateless client (T-50, MOD-30): −32002 becomes −32602, codes
+/// about the gateway's own request and −32042 become −32603.
 fn stateless_error(error: &RpcError) -> RpcError {
     let code = match error.code {
         rpc_error::RESOURCE_NOT_FOUND => rpc_error::INVALID_PARAMS,
@@ -297,7 +295,7 @@ fn stateless_error(error: &RpcError) -> RpcError {
     RpcError { code, ..error.clone() }
 }
 
-/// Adds the address that was asked for where a resource was not found (T-50).
+/// Adds the requested URI to the error for a missing resource (T-50).
 #[must_use]
 pub fn with_uri(mut error: RpcError, uri: &str) -> RpcError {
     let named = error.data.as_ref().and_then(Object::of).is_some_and(|data| data.get("uri").is_some());
@@ -360,7 +358,7 @@ const fn executed_key(executed: Executed) -> &'static str {
     }
 }
 
-/// Why a call that was made with its client's credential is not gone on with by a later life.
+/// Why a later process does not resume a call that used its client's credential.
 const CREDENTIAL_GONE: &str = "The gateway restarted while the tool was running, and keeps no credentials of clients to go on \
                                with; log in and call again";
 

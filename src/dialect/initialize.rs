@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ElicitationKinds, Object, Payload, ProtocolVersion, RequestId, envelope, method};
 
-/// `initialize` in the gateway's own words. Whoever gave no name is called as the gateway is.
+/// Writes `initialize`. A client without a name gets the gateway's.
 #[must_use]
 pub fn initialize_request(
     id: &RequestId,
@@ -21,14 +21,14 @@ pub fn initialize_request(
     envelope::request(id, method::INITIALIZE, Some(&params))
 }
 
-/// The gateway's name, for whoever gave none.
+/// The gateway's identity, for a client without one.
 #[must_use]
 pub fn own_identity() -> Payload {
     ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
 }
 
-/// A client's capabilities in the words of `version`: before 2025-11-25 there was one kind of elicitation, by
-/// form, and it had no members (GW-05).
+/// A client's capabilities as `version` has them: before 2025-11-25 there was one kind of elicitation, by form, and it had no
+/// members (GW-05).
 #[must_use]
 pub fn capabilities_in(version: ProtocolVersion, capabilities: &Payload) -> Payload {
     let unchanged = || capabilities.clone();

@@ -1,7 +1,7 @@
-//! Encodes questions and answers of 2026-07-28, where both travel as maps: `inputRequests` one way, `inputResponses`
-//! back (MOD-27, EXT-22).
+//! Encodes questions and answers of 2026-07-28 (MOD-27, EXT-22).
 //!
-//! The same in a task and between two rounds of a plain call, so both codecs use this and nothing of each other.
+//! Both are maps: `inputRequests` to the client, `inputResponses` back. They are the same in a task and between two rounds of a
+//! plain call, so both codecs use this module.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
-/// What a client may do with an elicitation.
+/// The actions of an elicitation's result.
 const ACTIONS: [&str; 3] = ["accept", "decline", "cancel"];
 
-/// `inputRequests`: every question that is open (EXT-23).
+/// `inputRequests`: every open question (EXT-23).
 #[must_use]
 pub fn requests(open: &BTreeMap<InputKey, Question>) -> Payload {
     let entries = open.iter().fold(ObjectWriter::new(), |entries, (key, question)| {
@@ -42,11 +42,11 @@ fn without_elicitation_id(request: &Payload) -> Payload {
     edited().unwrap_or_else(|| request.clone())
 }
 
-/// Reads `inputResponses`; absent means none. Keys that we never issued are ignored before their values are looked at
-/// (EXT-39); of the others each value must be an object.
+/// Reads `inputResponses`; absent means none. Keys that we never issued are ignored before their values are read (EXT-39); every
+/// other value must be an object.
 ///
 /// # Errors
-/// A [`RequestError::Params`] that says what is malformed.
+/// A [`RequestError::Params`] that names the malformed member.
 pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, RequestError> {
     let mut answers = BTreeMap::new();
     if !params.contains("inputResponses") {
@@ -61,7 +61,7 @@ pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, RequestE
     Ok(answers)
 }
 
-/// A client's answer belongs to no task of the upstream's (GW-19).
+/// Drops the upstream's task: a client's answer belongs to none (GW-19).
 fn without_related_task(answer: &Object) -> Payload {
     let Some(meta) = answer.get_object(META).filter(|m| m.contains(RELATED_TASK) || m.contains(DRAFT_RELATED_TASK))
     else {
@@ -71,10 +71,10 @@ fn without_related_task(answer: &Object) -> Payload {
     answer.edit().set(META, kept).finish()
 }
 
-/// Compares the answers to questions that are open with what they answer (B129). Others are passed over.
+/// Checks answers against the open questions (B129). Answers to other questions are ignored.
 ///
 /// # Errors
-/// A [`RequestError::Params`] about the first one that is no answer to its question: then none is to be taken.
+/// A [`RequestError::Params`] about the first answer that does not fit its question: then none must be used.
 pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, Answer>) -> Result<(), RequestError> {
     for (key, answer) in answers {
         if let (Some(question), Answer::Result(answer)) = (open.get(key), answer) {
@@ -84,7 +84,7 @@ pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, A
     Ok(())
 }
 
-/// An answer to one open question, or the refusal that it comes to where it is none and nobody could be told.
+/// An answer to one open question; a refusal if it does not fit and its client can no longer be notified.
 #[must_use]
 pub fn fitting(open: &BTreeMap<InputKey, Question>, key: InputKey, answer: Answer) -> Answer {
     match check(open, &BTreeMap::from([(key, answer.clone())])) {

@@ -1,5 +1,4 @@
-//! Writes what stateless clients are told of a server: `server/discover` (MOD-12, GW-12), and the members of every
-//! result (MOD-11, MOD-13).
+//! Writes `server/discover` and the members of every stateless result (MOD-11 to MOD-13, GW-12).
 
 use bytes::Bytes;
 
@@ -7,7 +6,7 @@ use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::{ObjectEdit, ObjectWriter};
 use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, method};
 
-/// What a session server said of itself, as far as stateless clients are told.
+/// A session server's description, as far as stateless clients see it.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionServerDescription<'a> {
     pub capabilities: &'a Payload,
@@ -27,13 +26,12 @@ pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
         Some(instructions) => writer.member("instructions", instructions),
         None => writer,
     };
-    // Instructions and capabilities may differ with who asks, so nobody else may be shown them.
+    // Instructions and capabilities may depend on the client, so the response is private.
     writer.number("ttlMs", 0).text("cacheScope", "private").member(META, &server_meta(server.server_info)).finish()
 }
 
-/// A session server's capabilities for stateless clients: less tasks of the older flavour (EXT-60), plus the
-/// extension as exactly `{}` (EXT-01). `listChanged` and `subscribe` stay: what the server pushes is told to
-/// those who ask by `subscriptions/listen`.
+/// A session server's capabilities for stateless clients: without tasks of 2025-11-25 (EXT-60), with the extension as exactly
+/// `{}` (EXT-01). `listChanged` and `subscribe` stay: `subscriptions/listen` serves the server's notifications.
 fn stateless_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else {
         return ObjectWriter::new().member("extensions", &extensions(None)).finish();
@@ -49,21 +47,20 @@ fn extensions(declared: Option<&Object>) -> Payload {
     }
 }
 
-/// `_meta` with the server's identity, for results that are ours alone (MOD-13).
+/// `_meta` with the server's identity, for the gateway's own results (MOD-13).
 #[must_use]
 pub fn server_meta(server_info: &Payload) -> Payload {
     ObjectWriter::new().member(SERVER_INFO, server_info).finish()
 }
 
-/// Adds what 2026-07-28 wants on every result: `resultType`, the server's identity, and on cacheable
-/// ones how long and for whom (MOD-11, MOD-13, MOD-14). A session server gives no hint, so what it
-/// says is stale at once and for this client alone.
+/// Adds the members that 2026-07-28 requires on every result: `resultType`, the server's identity, and cache hints on cacheable
+/// ones (MOD-11, MOD-13, MOD-14). A session server gives no hint, so its results are stale at once and private.
 #[must_use]
 pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -> Payload {
     completed(method, result, server_info, |edit| edit.finish()).unwrap_or_else(|| result.clone())
 }
 
-/// The same in pieces, without a copy of the large ones.
+/// As [`stateless_result`], in pieces, without copying large ones.
 #[must_use]
 pub fn completed_result(method: &str, result: &Payload, server_info: &Payload) -> JsonPieces {
     match completed(method, result, server_info, |edit| edit.finish_pieces()) {
@@ -72,7 +69,7 @@ pub fn completed_result(method: &str, result: &Payload, server_info: &Payload) -
     }
 }
 
-/// The same in pieces that follow each other: what stays of at least `large` bytes is not copied.
+/// As [`stateless_result`], in consecutive pieces: unchanged parts of at least `large` bytes are not copied.
 #[must_use]
 pub fn stateless_result_in_pieces(method: &str, result: &Payload, server_info: &Payload, large: usize) -> Vec<Bytes> {
     let pieces = completed(method, result, server_info, |edit| edit.pieces(large));
@@ -96,7 +93,7 @@ fn completed<T>(
     Some(finish(edit.set(META, meta)))
 }
 
-/// The methods whose results carry cache hints (MOD-14).
+/// The methods with cache hints in their results (MOD-14).
 fn is_cacheable(method: &str) -> bool {
     matches!(
         method,
@@ -123,7 +120,7 @@ mod tests {
         assert_eq!(stateless_capabilities(&payload(server)).as_str(), client_reads);
     }
 
-    /// EXT-01, EXT-60, EXT-61: exactly `{}`, and nothing of the older flavour.
+    /// EXT-01, EXT-60, EXT-61: exactly `{}`, and no tasks of 2025-11-25.
     #[test]
     fn capabilities_offer_the_extension_and_what_listeners_can_hear() {
         check_capabilities("{}", r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#);
@@ -151,7 +148,7 @@ mod tests {
         );
     }
 
-    /// MOD-11, MOD-14, T-14: the rest of the result stays as it came.
+    /// MOD-11, MOD-14, T-14: the rest of the result is verbatim.
     #[test]
     fn results_gain_what_2026_07_28_wants_and_keep_the_rest() {
         let info = payload(r#"{"name":"s"}"#);

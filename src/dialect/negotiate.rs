@@ -1,6 +1,6 @@
-//! Reads once who is on the other side of a request, from what the request says of itself.
+//! Reads a peer's version and capabilities from its request, once.
 //!
-//! After this nobody asks for the version again: the answer is a set of facts.
+//! The result is a set of facts: no later code asks for the version again.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -12,15 +12,15 @@ use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PR
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 
-/// What a stateless request says of its client, in its own `_meta` alone (MOD-19).
+/// A stateless request's own `_meta` (MOD-19).
 #[derive(Clone, Debug)]
 pub struct StatelessRequest {
     pub version: ProtocolVersion,
     capabilities: Object,
-    /// What of them is declared to a session upstream, once somebody has asked.
+    /// The capabilities declared to a session upstream, computed on first use.
     of_upstream: OnceLock<Payload>,
     takes_tasks: HandleSupport,
-    /// The token that progress is reported under, verbatim; absent means that none is wanted (MOD-22).
+    /// The token for progress notifications, verbatim; absent means that none are wanted (MOD-22).
     pub progress_token: Option<Payload>,
     /// Absent means that no log messages are wanted (MOD-23).
     pub log_level: Option<LogLevel>,
@@ -33,8 +33,7 @@ pub fn names_version(params: Option<&Object>) -> bool {
 }
 
 impl StatelessRequest {
-    /// Reads `_meta` (MOD-03). The version is read but not judged: that comes after
-    /// the headers were compared (GW-03).
+    /// Checks the shape of `_meta` (MOD-03). The version is read but not checked: headers are compared first (GW-03).
     ///
     /// # Errors
     /// A [`RequestError::Metadata`] that names the missing or malformed key.
@@ -52,10 +51,10 @@ impl StatelessRequest {
         Ok((version, meta))
     }
 
-    /// Reads the rest, once the version is known to be served.
+    /// Reads the other members, once the version is known to be served.
     ///
     /// # Errors
-    /// A [`RequestError`] about a progress token or log level that is none (MOD-36).
+    /// A [`RequestError`] about an invalid progress token or log level (MOD-36).
     pub fn read(version: ProtocolVersion, meta: &Object) -> Result<Self, RequestError> {
         let capabilities = meta.get_object(CLIENT_CAPABILITIES).ok_or(RequestError::Metadata(Cow::Borrowed(
             "_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object",
@@ -83,7 +82,7 @@ impl StatelessRequest {
         Ok(Self { version, capabilities, of_upstream: OnceLock::new(), takes_tasks, progress_token, log_level })
     }
 
-    /// Whether this request may be answered with a task of the extension (EXT-02, EXT-62).
+    /// Whether this request may get a task of the extension (EXT-02, EXT-62).
     #[must_use]
     pub const fn takes_tasks(&self) -> HandleSupport {
         self.takes_tasks
@@ -95,22 +94,21 @@ impl StatelessRequest {
         takes_questions(&self.capabilities)
     }
 
-    /// Whether the client declares tasks of 2025-11-25, which this version does not know: it counts as one without
-    /// tasks (EXT-62), but for those that it made in sessions (T-10).
+    /// Whether the client declares tasks of 2025-11-25, which this version does not have: it counts as a client without tasks
+    /// (EXT-62), except for tasks that it made in sessions (T-10).
     #[must_use]
     pub fn declares_session_tasks(&self) -> bool {
         self.capabilities.get("tasks").is_some_and(|tasks| !matches!(tasks.as_str(), "false" | "null"))
     }
 
-    /// The complaint that this request must declare the extension (EXT-03, EXT-55).
+    /// The error that this request must declare the extension (EXT-03, EXT-55).
     #[must_use]
     pub fn needs_extension() -> RequestError {
         let extension = ObjectWriter::new().member(TASKS_EXTENSION, &Payload::empty_object()).finish();
         RequestError::Capability(ObjectWriter::new().member("extensions", &extension).finish())
     }
 
-    /// What is declared to a session upstream: this request's capabilities, less tasks in either
-    /// flavour, and no more (UPC-21).
+    /// The capabilities declared to a session upstream: this request's without tasks of any dialect (UPC-21).
     #[must_use]
     pub fn upstream_capabilities(&self) -> Payload {
         self.of_upstream.get_or_init(|| self.less_tasks()).clone()
@@ -131,8 +129,8 @@ impl StatelessRequest {
         edit.finish().detached()
     }
 
-    /// What the client would have to declare besides, to be asked all of these questions (`{method, params}`): a
-    /// `ClientCapabilities` object. `None` if it declared it all (EXT-41, MOD-27).
+    /// The capabilities that these questions (`{method, params}`) need and the client did not declare: a `ClientCapabilities`
+    /// object. `None` if it declared all (EXT-41, MOD-27).
     #[must_use]
     pub fn missing<'q>(&self, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
         missing(&self.capabilities, questions)
@@ -158,31 +156,30 @@ impl StatelessRequest {
     }
 }
 
-/// Whether capabilities (a `ClientCapabilities` object) say that their client can be asked this question
-/// (`{method, params}`).
+/// Whether a client with these capabilities (a `ClientCapabilities` object) can be asked this question (`{method, params}`).
 #[must_use]
 pub fn can_be_asked(capabilities: &Object, question: &Payload) -> bool {
     missing(capabilities, [question]).is_none()
 }
 
-/// Whether capabilities (a `ClientCapabilities` object) say that their client can be asked anything.
+/// Whether a client with these capabilities (a `ClientCapabilities` object) can be asked anything.
 #[must_use]
 pub fn takes_questions(capabilities: &Object) -> bool {
     ["elicitation", "sampling", "roots"].into_iter().any(|capability| capabilities.has_object(capability))
 }
 
-/// [`can_be_asked`] for capabilities that were kept; if they are none, nothing can be asked.
+/// [`can_be_asked`] for stored capabilities; if they are no object, nothing can be asked.
 pub fn declared_by(capabilities: &Payload) -> impl Fn(&Payload) -> bool + Send + Sync + 'static {
     let declared = Object::of(capabilities);
     move |question| declared.as_ref().is_some_and(|all| can_be_asked(all, question))
 }
 
-/// What of capabilities is missing for their client to be asked all of these questions.
+/// The capabilities that these questions need and that are not declared.
 fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
     let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (capability, part) in questions.into_iter().filter_map(need_of) {
         if !has(capabilities, capability, part) {
-            // Naming no mode means forms, where nothing else is declared either.
+            // An elicitation without modes means forms, unless another mode is declared.
             let is_named = |part: &&str| *part != FORM || capabilities.has_object(capability);
             missing.entry(capability).or_default().extend(part.filter(is_named));
         }
@@ -195,7 +192,7 @@ fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Pa
     (!missing.is_empty()).then(|| named.fold(ObjectWriter::new(), write).finish())
 }
 
-/// Whether capabilities hold this one, and this part of it.
+/// Whether a capability, and this part of it, is declared.
 fn has(capabilities: &Object, capability: &str, part: Option<&str>) -> bool {
     let Some(declared) = capabilities.get_object(capability) else { return false };
     match part {
@@ -210,7 +207,7 @@ fn has(capabilities: &Object, capability: &str, part: Option<&str>) -> bool {
 const FORM: &str = "form";
 const URL: &str = "url";
 
-/// The client capability behind a question of an upstream, and the part of it.
+/// The client capability that an upstream's question needs, and the part of it.
 fn need_of(question: &Payload) -> Option<(&'static str, Option<&'static str>)> {
     let question = Object::of(question)?;
     let params = question.get_object("params");
@@ -228,7 +225,7 @@ fn need_of(question: &Payload) -> Option<(&'static str, Option<&'static str>)> {
     }
 }
 
-/// Severity of log messages, least first.
+/// Severity of log messages, lowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
     Debug,

@@ -1,8 +1,7 @@
-//! Encodes calls at upstreams without tasks: each is sent as a plain call and held.
+//! Encodes calls to upstreams without tasks: each is sent as a plain call and held.
 //!
-//! Legacy servers fail on members that they do not know (TypeScript SDK 1.x on `task`), so
-//! everything that belongs to the client's hop or to a flavour of tasks is taken out
-//! (GW-30).
+//! Legacy servers fail on unknown members (TypeScript SDK 1.x on `task`), so every member of the client's hop or of a task
+//! dialect is removed (GW-30).
 
 mod questions;
 
@@ -16,16 +15,14 @@ use crate::wire::{Object, Payload, RpcError};
 pub struct PlainUpstream;
 
 impl PlainUpstream {
-    /// What is answered to a question that a client of these capabilities must not be shown as it stands (U31, U32):
-    /// `None` for one that it may be. Capabilities are what the client's version gives a meaning
-    /// ([`super::session_results::client_capabilities`]).
+    /// The refusal of a question that a client with these capabilities must not see (U31, U32); `None` for an allowed one.
+    /// `declared` is limited to the client's version ([`super::session_results::client_capabilities`]).
     #[must_use]
     pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
         questions::forbidden(declared, question, params)
     }
 
-    /// What a client is told in place of an error that would send its user where nobody is sent to (T-49, U32); `None`
-    /// for every other error.
+    /// The replacement for an error that would send the user to a forbidden address (T-49, U32); `None` for every other error.
     #[must_use]
     pub fn unfit(error: &RpcError) -> Option<RpcError> {
         questions::unfit(error)

@@ -1,6 +1,6 @@
-//! Writes the messages that session clients are sent about a task between their requests: its questions, progress and log.
+//! Writes a task's messages to session clients between requests: questions, progress and log.
 //!
-//! All of them name the task in `_meta`, by the member and the id that its flavour has for it (L25-27, L25-31, D86-17).
+//! Each names the task in `_meta`, by the member and the id of its dialect (L25-27, L25-31, D86-17).
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{JsonPieces, Object, Payload, RequestId, envelope, method};
 
-/// What messages of a task have in their `_meta`: the task as its client knows it.
+/// A task's reference in the `_meta` of its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelatedTask {
     member: &'static str,
@@ -22,7 +22,7 @@ pub struct RelatedTask {
 }
 
 impl RelatedTask {
-    /// By the id that its client chose, where it did; else by the task's own.
+    /// By the id that the client chose, if it did; else by the task's own.
     #[must_use]
     pub fn of(id: TaskId, chosen: Option<&ChosenId>) -> Self {
         match chosen {
@@ -31,31 +31,31 @@ impl RelatedTask {
         }
     }
 
-    /// By an id that a client chose.
+    /// By the id that the client chose.
     #[must_use]
     pub fn chosen(text: &Arc<str>) -> Self {
         Self { member: DRAFT_RELATED_TASK, id: Arc::clone(text), parent: None }
     }
 
-    /// The same, with the parent of the task (SUB-09), for clients that know subtasks.
+    /// Adds the task's parent (SUB-09), for clients that know subtasks.
     #[must_use]
     pub fn under(self, parent: Option<TaskId>) -> Self {
         Self { parent, ..self }
     }
 
-    /// The `_meta` of a message that has nothing else in it, such as progress of the call (L25-46).
+    /// The `_meta` of a message without other members in it, such as the call's progress (L25-46).
     #[must_use]
     pub fn meta(&self) -> Payload {
         self.beside(None)
     }
 
-    /// An object that says in its `_meta` which task it belongs to (L25-27); everything else stays as it is.
+    /// Adds the related task to an object's `_meta` (L25-27); other members are unchanged.
     #[must_use]
     pub fn on(&self, object: &Payload) -> Payload {
         self.on_shared(object).whole()
     }
 
-    /// The same in pieces, without a copy of the large ones.
+    /// As [`Self::on`], in pieces, without copying large ones.
     #[must_use]
     pub fn on_shared(&self, object: &Payload) -> JsonPieces {
         match Object::of(object) {
@@ -64,7 +64,7 @@ impl RelatedTask {
         }
     }
 
-    /// `_meta` with the task in it, beside whatever stood there.
+    /// Adds the task to an existing `_meta`.
     fn beside(&self, meta: Option<&Object>) -> Payload {
         let related = ObjectWriter::new().text("taskId", &self.id);
         let related = match self.parent {
@@ -77,9 +77,9 @@ impl RelatedTask {
         }
     }
 
-    /// A question of the upstream as a request to the client (L25-14, D86-11); `None` if it is none that can be put.
+    /// An upstream's question as a request to the client (L25-14, D86-11); `None` if it is invalid.
     ///
-    /// An elicitation by address gets an id where it has none, as 2025-11-25 demands one (T-49).
+    /// An elicitation by URL gets an id if it has none, as 2025-11-25 requires one (T-49).
     #[must_use]
     pub fn question(&self, key: InputKey, question: &Question, id: &RequestId) -> Option<Bytes> {
         let request = Object::of(&question.request)?;
@@ -88,7 +88,7 @@ impl RelatedTask {
             let params = ObjectWriter::new().member(META, &self.meta()).finish();
             return Some(envelope::request(id, &name, Some(&params)));
         };
-        // Clients are asked for answers, never for tasks of their own (T-59).
+        // Clients are asked for answers, never for tasks (T-59).
         let edit = params.edit().remove("task").set(META, self.beside(params.get_object(META).as_ref()));
         let by_address = name == method::ELICIT && params.get_str("mode").is_some_and(|mode| mode == "url");
         let edit = if by_address && !params.contains("elicitationId") {
@@ -99,7 +99,7 @@ impl RelatedTask {
         Some(envelope::request(id, &name, Some(&edit.finish())))
     }
 
-    /// The end of a question that nobody waits for any more.
+    /// Cancels a question that is no longer needed.
     #[must_use]
     pub fn withdrawn(&self, id: &RequestId) -> Bytes {
         let params = ObjectWriter::new()
@@ -116,7 +116,7 @@ impl RelatedTask {
         envelope::notification(method::LOG_MESSAGE, Some(&self.on(params)))
     }
 
-    /// What a client says to a question, less what belongs to this hop.
+    /// A client's answer to a question, without members of this hop.
     #[must_use]
     pub fn answer(&self, response: Response) -> Answer {
         match (response.outcome, response.result) {

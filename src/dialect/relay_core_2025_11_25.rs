@@ -1,7 +1,6 @@
-//! Encodes calls at upstreams that run 2025-11-25 tasks of their own (UPC-01 to UPC-08): what is sent, and what their
-//! answers mean.
+//! Encodes calls to upstreams that run their own 2025-11-25 tasks (UPC-01 to UPC-08).
 //!
-//! The wire's words end here: whoever drives such a task reads [`UpstreamTaskStatus`] and never a status.
+//! No status text leaves this module: callers read [`UpstreamTaskStatus`].
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -17,12 +16,12 @@ use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RpcError, ScanLimits, method, rpc_error};
 
-/// Longest id of an upstream's task that is taken, in bytes.
+/// Longest accepted id of an upstream's task, in bytes.
 const TASK_ID_BYTES_MAX: usize = 1024;
-/// Subtasks that are read of one task.
+/// Most subtasks that are read from one task.
 pub const CHILDREN_MAX: usize = 10_000;
 
-/// What an upstream can do with tasks of its own. The default is nothing.
+/// An upstream's support for its own tasks. None by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTaskSupport {
     /// `tools/call` may carry `task`.
@@ -32,19 +31,19 @@ pub struct UpstreamTaskSupport {
 }
 
 impl UpstreamTaskSupport {
-    /// Reads `ServerCapabilities` that were said in a session of this version.
+    /// Reads `ServerCapabilities` from a session of this version.
     #[must_use]
     pub fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
         Self::declared(capabilities).within(version)
     }
 
-    /// What of it can be had in a session of this version. Only 2025-11-25 has this flavour.
+    /// The support within a session of this version. Only 2025-11-25 has this dialect.
     #[must_use]
     pub fn within(self, version: ProtocolVersion) -> Self {
         if version.traits().has_session_tasks { self } else { Self::default() }
     }
 
-    /// Reads `ServerCapabilities`, whatever version they were said in: many servers declare the same in all.
+    /// Reads `ServerCapabilities` of any version: many servers declare the same in all.
     #[must_use]
     pub fn declared(capabilities: &Payload) -> Self {
         let tasks = Object::of(capabilities).and_then(|capabilities| capabilities.get_object("tasks"));
@@ -59,7 +58,7 @@ fn declares(object: &Object, key: &str) -> bool {
     object.get(key).is_some_and(|value| !matches!(value.as_str(), "false" | "null"))
 }
 
-/// What a tool says of being called as a task (UPC-05).
+/// A tool's declaration of task support (UPC-05).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ToolTaskSupport {
     #[default]
@@ -69,7 +68,7 @@ pub enum ToolTaskSupport {
 }
 
 impl ToolTaskSupport {
-    /// Reads an entry of `tools/list`. A word that nobody knows is none.
+    /// Reads an entry of `tools/list`. An unknown word means none.
     #[must_use]
     pub fn of(tool: &Object) -> Self {
         let execution = tool.get_object("execution");
@@ -84,47 +83,46 @@ impl ToolTaskSupport {
 /// A task as its upstream describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamTask {
-    /// The upstream's own id, never shown to clients (T-67).
+    /// The upstream's own id, never sent to clients (T-67).
     pub id: Arc<str>,
     pub status: UpstreamTaskStatus,
-    /// The upstream's word for that, for whoever shows it.
+    /// The upstream's status text, for display.
     pub word: Cow<'static, str>,
-    /// What the upstream says about it, fit to be shown.
+    /// The upstream's status message, sanitised.
     pub message: Option<Arc<str>>,
-    /// How long it is kept from its creation; `None` for ever.
+    /// Its time to live from its creation; `None` for unlimited.
     pub ttl: Option<Duration>,
-    /// How often it may be asked for.
+    /// The minimum interval between polls.
     pub poll_interval: Option<Duration>,
-    /// The upstream's ids of its subtasks, in their order, each once (SEP-2268).
+    /// The upstream's ids of its subtasks, in order, without duplicates (SEP-2268).
     pub children: Vec<Arc<str>>,
 }
 
-/// How a task stands, as far as it decides what to do next.
+/// A task's status, as far as it decides the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamTaskStatus {
     Working,
-    /// Its questions may come on a stream of `tasks/result` alone.
+    /// Its questions may come only on a stream of `tasks/result`.
     Asking,
-    /// `tasks/result` has the outcome: the status alone does not tell an error from `isError` (T-03).
+    /// `tasks/result` has the outcome: the status alone does not distinguish an error from `isError` (T-03).
     Done,
     /// The upstream ended it without an outcome.
     Cancelled,
-    /// A word that nobody knows: taken for work (GW-14).
+    /// An unknown word: treated as work (GW-14).
     Unknown,
 }
 
-/// What the result of a call with `task` is.
+/// The kind of result of a call with `task`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TaskCallResult {
     Task(UpstreamTask),
-    /// An ordinary result: a server may pass over `task` (T-46).
+    /// An ordinary result: a server may ignore `task` (T-46).
     Plain,
-    /// A handle that cannot be used.
+    /// An unusable handle.
     Malformed,
 }
 
-/// The params of a call that asks for a task, which is to be kept as long as the call may run; without a `ttl` as long
-/// as the upstream likes.
+/// The params of a call that asks for a task with this `ttl`, the longest run time of the call; without one the upstream chooses.
 #[must_use]
 pub fn augmented(params: &Object, ttl: Option<Duration>) -> Payload {
     let wish = ttl.iter().fold(ObjectWriter::new(), |wish, ttl| wish.number("ttl", millis(*ttl)));
@@ -176,7 +174,7 @@ fn described(task: &Object) -> Option<UpstreamTask> {
     })
 }
 
-/// The subtasks that a task names: what is no usable id is passed over, and so is what comes after too many.
+/// The subtasks that a task names, without unusable ids, and up to the limit.
 fn children(task: &Object) -> Vec<Arc<str>> {
     let Some(named) = task.get("childTaskIds") else { return Vec::new() };
     let Ok(named) = named.read::<Vec<Box<serde_json::value::RawValue>>>() else { return Vec::new() };
@@ -189,36 +187,36 @@ fn children(task: &Object) -> Vec<Arc<str>> {
         .collect()
 }
 
-/// A member in milliseconds. Whole numbers are the rule, others are understood (GW-08).
+/// A member in milliseconds. Fractions are accepted (GW-08).
 fn span(task: &Object, key: &str) -> Option<Duration> {
     let millis: f64 = task.get(key)?.read().ok()?;
     Duration::try_from_secs_f64(millis / 1_000.0).ok()
 }
 
-/// The params of every request about a task. Related-task stands in none of them (UPC-03, T-34).
+/// The params of every request about a task. None has a related task (UPC-03, T-34).
 #[must_use]
 pub fn params_of(task: &str) -> Payload {
     ObjectWriter::new().text("taskId", task).finish()
 }
 
-/// The task that a status notification is about. What it says of the task is not looked at (UPC-02).
+/// The task of a status notification. Its other members are not read (UPC-02).
 #[must_use]
 pub fn changed(params: &Object) -> Option<String> {
     params.get_string("taskId")
 }
 
-/// Whom a message on a session's own stream concerns.
+/// The recipient of a message on a session's own stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageConcern {
-    /// The client, like anything else there.
+    /// The client, as for most messages.
     Client,
-    /// A task of the upstream's, which the client knows nothing of.
+    /// A task of the upstream, unknown to the client.
     Task,
-    /// It names something that only a call may know.
+    /// It names an id that only a call may know.
     Unsure,
 }
 
-/// Whom a message concerns, as far as it tells by itself.
+/// The recipient of a message, as far as the message itself shows it.
 #[must_use]
 pub fn concern(message: &Message) -> MessageConcern {
     let (name, params) = match message {
@@ -235,7 +233,7 @@ pub fn concern(message: &Message) -> MessageConcern {
     }
 }
 
-/// Whether a text that is no message is about a task all the same: `FastMCP` puts `_meta` beside `params`.
+/// Whether a text that is no message refers to a task: `FastMCP` puts `_meta` beside `params`.
 #[must_use]
 pub fn concerns_a_task(text: &Bytes) -> bool {
     let object = Payload::parse(text, ScanLimits::UPSTREAM).ok().as_ref().and_then(Object::of);
@@ -245,19 +243,19 @@ pub fn concerns_a_task(text: &Bytes) -> bool {
     })
 }
 
-/// The task that a message of the upstream's names as its cause.
+/// The related task of an upstream's message.
 #[must_use]
 pub fn related_task(params: &Object) -> Option<String> {
     params.get_object(META)?.get_object(RELATED_TASK)?.get_string("taskId")
 }
 
-/// Whether an error is the one of requests about tasks that are unknown, or not in the right state (L25-37, L25-41).
+/// Whether an error means that the task is unknown, or not in the right state (L25-37, L25-41).
 #[must_use]
 pub const fn is_about_the_task(error: &RpcError) -> bool {
     error.code == rpc_error::INVALID_PARAMS
 }
 
-/// An answer to a question of a task, with what says so (UPC-08). Errors have no place for it.
+/// Adds the related task to an answer to its question (UPC-08). Errors have no member for it.
 #[must_use]
 pub fn related(answer: Answer, task: &str) -> Answer {
     match answer {
@@ -276,7 +274,7 @@ pub fn related(answer: Answer, task: &str) -> Answer {
     }
 }
 
-/// Params of a message of a task without the upstream's id of it, which concerns this hop alone (T-67).
+/// Removes the upstream's task id from a message's params: it belongs to this hop (T-67).
 #[must_use]
 pub fn unrelated(params: &Object) -> Payload {
     let Some(meta) = params.get_object(META).filter(|meta| meta.contains(RELATED_TASK)) else {

@@ -1,8 +1,7 @@
-//! Encodes calls at upstreams of 2026-07-28 that make tasks of them (UPC-09 to UPC-14): what is sent, and what results,
-//! tasks and questions mean.
+//! Encodes calls to upstreams of 2026-07-28 that may make tasks of them (UPC-09 to UPC-14).
 //!
-//! The wire's words end here: whoever drives such a call reads [`ExtensionTaskState`] and never a status. Questions are the
-//! same in a task and between two rounds of a plain call.
+//! No status text leaves this module: callers read [`ExtensionTaskState`]. Questions are the same in a task and between two
+//! rounds of a plain call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,82 +13,82 @@ use crate::wire::meta::{HOP_BY_HOP, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
-/// Longest id of an upstream's task that is taken, in bytes.
+/// Longest accepted id of an upstream's task, in bytes.
 const TASK_ID_BYTES_MAX: usize = 1024;
-/// Longest key of a question that is taken, in bytes.
+/// Longest accepted key of a question, in bytes.
 const KEY_BYTES_MAX: usize = 1024;
 
-/// What the result of a request is (UPC-09).
+/// The kind of a request's result (UPC-09).
 #[derive(Clone, Debug)]
 pub enum StatelessResult {
     /// The request's own result.
     Complete,
-    /// The request is to be made again.
+    /// Asks for input, after which the request is repeated.
     Round(InputRound),
     Task(ExtensionTaskHandle),
-    /// Of a type that a result of this request may not have.
+    /// Of a type that this request may not have.
     Misplaced,
-    /// No object, or a handle that cannot be used.
+    /// No object, or an unusable handle.
     Malformed,
 }
 
-/// What a request that is to be made again has to say.
+/// A request for input before the request is repeated.
 #[derive(Clone, Debug)]
 pub struct InputRound {
-    /// The questions, each by the upstream's key for it; `None` if nothing is asked.
+    /// The questions, by the upstream's keys; `None` without questions.
     pub requests: Option<Object>,
-    /// What goes back as it came, escapes and all; nothing where there is none (UPC-14).
+    /// The state to send back verbatim, if there is one (UPC-14).
     pub state: Option<Payload>,
 }
 
-/// A task that a call was answered with.
+/// The handle of an upstream's task.
 #[derive(Clone, Debug)]
 pub struct ExtensionTaskHandle {
-    /// The upstream's own id, never shown to clients (T-67).
+    /// The upstream's own id, never sent to clients (T-67).
     pub id: Arc<str>,
     pub task: ExtensionTask,
-    /// Whether its status is another than work. Handles hold neither questions nor a result, so they are to be fetched.
+    /// Whether its status is not `working`. Handles hold neither questions nor a result, so the task must be polled.
     pub has_news: bool,
-    /// As it came, for whoever shows it.
+    /// The handle verbatim, for display.
     pub payload: Payload,
 }
 
 /// A task as its upstream describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtensionTask {
-    /// The upstream's word for how it stands, for whoever shows it; empty where there is none.
+    /// The upstream's status text, for display; empty without one.
     pub word: String,
-    /// What the upstream says about it, never empty. Not yet fit to be shown.
+    /// The upstream's status message, never empty. Not yet sanitised.
     pub message: Option<String>,
-    /// How often it may be asked for: more than zero, unless it is next to nothing.
+    /// The minimum interval between polls: more than zero, unless it rounds to zero.
     pub poll_interval: Option<Duration>,
 }
 
-/// How a task stands, with what its status brings.
+/// A task's state, with the members of its status.
 #[derive(Clone, Debug)]
 pub enum ExtensionTaskState {
     Working,
-    /// The questions that are open, each by the upstream's key for it.
+    /// The open questions, by the upstream's keys.
     Asking(Object),
     Returned(Payload),
     Faulted(RpcError),
     /// The upstream ended it without an outcome.
     Cancelled,
-    /// A word that nobody knows: taken for work (GW-14).
+    /// An unknown word: treated as work (GW-14).
     Unknown,
-    /// What the status has to bring is not there.
+    /// A member that the status requires is missing.
     Malformed(Executed),
 }
 
-/// A question of the upstream's.
+/// An upstream's question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtensionQuestion {
     pub method: Arc<str>,
-    /// Without what belongs to this hop or to other versions.
+    /// Without members of this hop or of other versions.
     pub params: Option<Payload>,
 }
 
-/// Tells results apart: a task is an answer to a call alone, questions to those that may ask.
+/// Classifies a result: only a `tools/call` may get a task, and only some methods questions.
 #[must_use]
 pub fn answered(request: &str, result: &Payload) -> StatelessResult {
     let Some(object) = Object::of(result) else { return StatelessResult::Malformed };
@@ -151,7 +150,7 @@ fn described(object: &Object) -> ExtensionTask {
     }
 }
 
-/// Whole numbers are the rule, others are understood (GW-08). What is longer than any time is as long as can be.
+/// A poll interval; fractions are accepted (GW-08). One beyond the range of `Duration` is the longest.
 fn poll_interval(object: &Object) -> Option<Duration> {
     let millis = object.get("pollIntervalMs")?.as_str().parse::<f64>().ok().filter(|millis| *millis > 0.0)?;
     Some(Duration::try_from_secs_f64(millis / 1_000.0).unwrap_or(Duration::MAX))
@@ -178,10 +177,10 @@ fn of_this_hop(params: &Object) -> Payload {
     edit.finish().detached()
 }
 
-/// An answer to a question as `inputResponses` have it.
+/// An answer to a question, as an entry of `inputResponses`.
 ///
 /// # Errors
-/// The error, where it is one that cannot be expressed as an answer: it ends the call (T-48).
+/// An error that cannot be expressed as an answer: it ends the call (T-48).
 pub fn response(question: &str, answer: Answer) -> Result<Payload, RpcError> {
     match answer {
         Answer::Result(result) => Ok(result),
@@ -193,7 +192,7 @@ pub fn response(question: &str, answer: Answer) -> Result<Payload, RpcError> {
     }
 }
 
-/// `inputResponses` of these, each under the upstream's own key; `None` of none.
+/// `inputResponses` from these answers by the upstream's keys; `None` without answers.
 #[must_use]
 pub fn responses<'a>(mut answered: impl Iterator<Item = (&'a str, &'a Payload)>) -> Option<Payload> {
     let (first_key, first) = answered.next()?;
@@ -201,7 +200,7 @@ pub fn responses<'a>(mut answered: impl Iterator<Item = (&'a str, &'a Payload)>)
     Some(answered.fold(writer, |writer, (key, answer)| writer.member(key, answer)).finish())
 }
 
-/// The params of a request that is made again with what its [`InputRound`] asked for (UPC-14).
+/// The params of a repeated request, with the input that its [`InputRound`] asked for (UPC-14).
 #[must_use]
 pub fn repeated(params: Option<&Payload>, responses: Option<Payload>, state: Option<Payload>) -> Option<Payload> {
     let params = params.cloned().unwrap_or_else(Payload::empty_object);
@@ -228,7 +227,7 @@ pub fn update_of(task: &str, responses: &Payload) -> Payload {
     ObjectWriter::new().text("taskId", task).member("inputResponses", responses).finish()
 }
 
-/// Whether an error says that the upstream does not know the task: then nobody ever learns how it ended.
+/// Whether an error means that the upstream does not know the task: its outcome is then lost.
 #[must_use]
 pub const fn is_of_an_unknown_task(error: &RpcError) -> bool {
     error.code == rpc_error::INVALID_PARAMS

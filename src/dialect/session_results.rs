@@ -1,5 +1,4 @@
-//! Writes what clients with sessions are told of a stateless server: `initialize` (LEG-02, GW-12), and results and
-//! errors in the form of their versions (GW-05, LEG-17).
+//! Writes a stateless server's description, results and errors for session clients (LEG-02, GW-05, GW-12, LEG-17).
 
 use std::borrow::Cow;
 
@@ -15,7 +14,7 @@ pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
 /// The code for a missing resource until 2025-11-25.
 const RESOURCE_NOT_FOUND: i64 = -32002;
 
-/// The result of `initialize`, for a server that knows none.
+/// The result of `initialize`, for a server that has no handshake.
 #[must_use]
 pub fn initialize_result(server: SessionServerDescription<'_>, version: ProtocolVersion) -> Payload {
     let writer = ObjectWriter::new()
@@ -28,8 +27,8 @@ pub fn initialize_result(server: SessionServerDescription<'_>, version: Protocol
     }
 }
 
-/// A stateless server's capabilities for clients with sessions: less the extension, which means nothing to them
-/// (EXT-64). `listChanged` and `subscribe` stay: the gateway listens, and tells what it hears on the session's stream.
+/// A stateless server's capabilities for session clients: without the extension, which means nothing to them (EXT-64).
+/// `listChanged` and `subscribe` stay: the gateway subscribes, and forwards notifications on the session's stream.
 fn session_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
     let mut edit = object.edit().remove("tasks");
@@ -41,8 +40,8 @@ fn session_capabilities(capabilities: &Payload) -> Payload {
     edit.finish()
 }
 
-/// A stateless server's result as older clients know it: less what they do not (LEG-17), and with structured content
-/// only where it is an object, as all their versions have it (T-77).
+/// A stateless server's result for session clients: without newer members (LEG-17), and with structured content only if it is an
+/// object, as all their versions require (T-77).
 #[must_use]
 pub fn session_result(method: &str, result: &Payload) -> JsonPieces {
     let Some(object) = Object::of(result) else { return result.clone().into() };
@@ -64,12 +63,12 @@ pub fn session_result(method: &str, result: &Payload) -> JsonPieces {
     edit.finish_pieces()
 }
 
-/// Whether a tool's result has structured content that is no object: until 2025-11-25 it can be nothing else (T-77).
+/// Whether a tool's result has structured content that is no object: until 2025-11-25 it must be one (T-77).
 fn has_odd_content(result: &Object) -> bool {
     result.get(STRUCTURED_CONTENT).is_some_and(|content| Object::of(&content).is_none())
 }
 
-/// A task's result less what session versions give no meaning (T-77): a server without sessions may have given it.
+/// A task's result without such structured content (T-77): a stateless server may have returned it.
 pub(super) fn without_odd_content(result: &Payload) -> Cow<'_, Payload> {
     match Object::of(result).filter(has_odd_content) {
         Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
@@ -77,7 +76,7 @@ pub(super) fn without_odd_content(result: &Payload) -> Cow<'_, Payload> {
     }
 }
 
-/// A tool without an output schema that older clients would take for one of objects.
+/// A tool without an output schema of another type than object.
 fn session_tool(tool: &Payload) -> Payload {
     let Some(object) = Object::of(tool) else { return tool.clone() };
     let mut edit = object.edit().remove("execution");
@@ -88,11 +87,11 @@ fn session_tool(tool: &Payload) -> Payload {
     edit.finish()
 }
 
-/// A stateless server's error as older clients know it. `uri` is the resource that was asked for.
+/// A stateless server's error for session clients. `uri` is the requested resource.
 #[must_use]
 pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
     match error.code {
-        // They are about the gateway's own request, which its client knows nothing of.
+        // These are about the gateway's own request, which its client does not know.
         rpc_error::HEADER_MISMATCH | rpc_error::MISSING_CLIENT_CAPABILITY | rpc_error::UNSUPPORTED_VERSION => {
             gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No))
         }
@@ -103,8 +102,7 @@ pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
     }
 }
 
-/// Why a question was not put to a client with a session (GW-23). `needed` is what it did not
-/// declare.
+/// Why a question was not sent to a session client (GW-23). `needed` are the capabilities that it did not declare.
 #[must_use]
 pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
     let because = match (takes_stream, needed) {
@@ -115,7 +113,7 @@ pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
     format!("The server asked something that cannot be put to this client: {because}. The call was ended.")
 }
 
-/// The result of a tool that failed, with the reason as its text (T-51: nothing else).
+/// The result of a tool that failed, with the reason as its only text (T-51).
 #[must_use]
 pub fn failed_result(why: &str) -> Payload {
     let block = ObjectWriter::new().text("type", "text").text("text", why).finish();
@@ -123,8 +121,8 @@ pub fn failed_result(why: &str) -> Payload {
     writer.member("isError", &Payload::of(&true)).finish()
 }
 
-/// What a client with a session can be asked, as a stateless request declares it: less what its version gives no
-/// meaning (GW-05, LEG-16), and less what only sessions have.
+/// A session client's capabilities, as a stateless request declares them: without capabilities that its version does not have
+/// (GW-05, LEG-16), and without session features.
 #[must_use]
 pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
@@ -147,8 +145,8 @@ pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> 
     edit.finish()
 }
 
-/// A question (`{method, params}`) as a request to a client of this version: its method and params. `None` for what is
-/// no question. `id` names an elicitation that the client may be told about later, which 2025-11-25 alone wants.
+/// A question (`{method, params}`) as a request to a client of this version: its method and params. `None` if it is no question.
+/// `id` names an elicitation for later notifications, which only 2025-11-25 requires.
 #[must_use]
 pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) -> Option<(String, Option<Payload>)> {
     let question = Object::of(question)?;

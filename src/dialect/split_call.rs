@@ -1,4 +1,4 @@
-//! Splits a call with a list in it into calls with one element each, and combines their results.
+//! Splits a call with a list argument by element, and combines the results.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct SplitCall {
     elements: Vec<Payload>,
 }
 
-/// How many elements the list of a call has; `None` where there is no list.
+/// How many elements a call's list has; `None` without a list.
 #[must_use]
 pub fn elements_in(rule: &SplitRule, params: &Object) -> Option<usize> {
     let list = params.get_object(ARGUMENTS)?.get(&rule.argument)?;
@@ -31,8 +31,7 @@ pub fn elements_in(rule: &SplitRule, params: &Object) -> Option<usize> {
 }
 
 impl SplitCall {
-    /// Reads the params of a `tools/call`. `None` for a plain call: the list is missing, empty, no array, or longer than
-    /// it may be.
+    /// Reads the params of a `tools/call`. `None` for a plain call: the list is missing, empty, no array, or too long.
     #[must_use]
     pub fn read(rule: &SplitRule, params: &Object) -> Option<Self> {
         let arguments = params.get_object(ARGUMENTS)?;
@@ -48,13 +47,13 @@ impl SplitCall {
         self.elements.len()
     }
 
-    /// Never: there is no such call.
+    /// Always false.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.elements.is_empty()
     }
 
-    /// The params of one call: those of the whole, with one element in the list.
+    /// The params of one call: the original params, with one element in the list.
     #[must_use]
     pub fn part(&self, index: usize) -> Option<Payload> {
         let element = self.elements.get(index)?;
@@ -62,15 +61,15 @@ impl SplitCall {
         Some(self.params.edit().set(ARGUMENTS, arguments).finish())
     }
 
-    /// The member of the arguments that is the list.
+    /// The name of the list argument.
     #[must_use]
     pub const fn argument(&self) -> &Arc<str> {
         &self.argument
     }
 }
 
-/// The result of the whole: what its calls returned, in the order of the list. A call that failed contributes a text
-/// that names its element and says why. `isError` if every call failed.
+/// The combined result, in the order of the list. A failed call contributes a text that names its element and the error.
+/// `isError` if every call failed.
 #[must_use]
 pub fn combined(argument: &str, parts: &[SplitResult]) -> Payload {
     let mut content: Vec<Payload> = Vec::new();
@@ -114,15 +113,15 @@ fn failure(argument: &str, index: usize, why: &str) -> Payload {
     ObjectWriter::new().text("type", "text").text("text", &text).finish()
 }
 
-/// What came of one call.
+/// The result of one call.
 #[derive(Clone, Debug)]
 pub enum SplitResult {
     Returned(CanonicalResult),
-    /// There is no result, and this is why.
+    /// The call failed; the text says why.
     Failed(String),
 }
 
-/// The name of a question of one call among those of all.
+/// The name of one call's question among the questions of all calls.
 #[must_use]
 pub fn question_of(index: usize, ask: &Payload) -> Payload {
     #[derive(Serialize)]
@@ -130,7 +129,7 @@ pub fn question_of(index: usize, ask: &Payload) -> Payload {
     Payload::of(&QuestionName(index, ask))
 }
 
-/// The call that a question is of, and how that call names it.
+/// The index of a question's call, and the question's name there.
 #[must_use]
 pub fn question_named(name: &Payload) -> Option<(usize, Payload)> {
     let mut items = name.items();

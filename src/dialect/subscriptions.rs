@@ -1,4 +1,4 @@
-//! Encodes `subscriptions/listen` of 2026-07-28 (MOD-24): what a client subscribes to, and its notifications.
+//! Encodes `subscriptions/listen` of 2026-07-28 (MOD-24): filters and notifications.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use crate::wire::{Object, Payload, RequestId, envelope, method};
 
 /// Most task ids that one request may name (B132).
 pub const TASKS_MAX: usize = 1_000;
-/// Most resources likewise: each costs a request to the upstream.
+/// Most resources that one request may name: each costs a request to the upstream.
 pub const RESOURCES_MAX: usize = 256;
 
 /// A kind of list that may change.
@@ -55,27 +55,27 @@ impl ListKind {
     }
 }
 
-/// What a client asks to hear, and after [`SubscriptionFilter::within`] and some more of it what it will hear.
+/// The notifications that a client asks for, or is granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SubscriptionFilter {
     pub lists: BTreeSet<ListKind>,
-    /// `None` where the client did not speak of resources.
+    /// `None` if the client did not name resources.
     pub resources: Option<BTreeSet<String>>,
-    /// Ids that cannot be ours are left out already; `None` where the client did not speak of tasks.
+    /// Without ids that cannot be ours; `None` if the client did not name tasks.
     pub tasks: Option<BTreeSet<TaskId>>,
 }
 
 impl SubscriptionFilter {
-    /// Whether `params` speak of tasks, so that the request must declare the extension (EXT-47).
+    /// Whether `params` name tasks, so that the request must declare the extension (EXT-47).
     #[must_use]
     pub fn speak_of_tasks(params: &Object) -> bool {
         params.get_object("notifications").is_some_and(|wanted| wanted.contains("taskIds"))
     }
 
-    /// Reads `params`. Members that nobody knows here belong to extensions and are passed over.
+    /// Reads `params`. Unknown members belong to extensions and are ignored.
     ///
     /// # Errors
-    /// [`RequestError::Params`] that names the member which is missing, of another type or too long.
+    /// A [`RequestError::Params`] that names the missing, mistyped or oversized member.
     pub fn read(params: &Object) -> Result<Self, RequestError> {
         let wanted = params.get_object("notifications").ok_or_else(|| invalid("notifications must be an object"))?;
         let mut wishes = Self::default();
@@ -92,7 +92,7 @@ impl SubscriptionFilter {
         Ok(wishes)
     }
 
-    /// What of it a session server with these capabilities tells at all.
+    /// The part of it that a session server with these capabilities sends.
     #[must_use]
     pub fn within(self, capabilities: &Payload) -> Self {
         let declared = Object::of(capabilities);
@@ -107,13 +107,13 @@ impl SubscriptionFilter {
         }
     }
 
-    /// What of it an upstream is asked for: all but tasks, which are the gateway's own.
+    /// The part of it that is requested from an upstream: all but tasks, which are the gateway's own.
     #[must_use]
     pub fn of_the_upstream(&self) -> Self {
         Self { tasks: None, ..self.clone() }
     }
 
-    /// What both name, of what upstreams tell. Where one does not speak of resources, neither does this.
+    /// The upstream's part that both name. If one does not name resources, neither does the result.
     #[must_use]
     pub fn in_common(&self, other: &Self) -> Self {
         let resources = self.resources.as_ref().zip(other.resources.as_ref());
@@ -124,14 +124,14 @@ impl SubscriptionFilter {
         }
     }
 
-    /// Whether all that `other` wants of the upstream is wanted here too.
+    /// Whether it contains the upstream's part of `other`.
     #[must_use]
     pub fn cover(&self, other: &Self) -> bool {
         let has = |uri| self.resources.as_ref().is_some_and(|uris| uris.contains(uri));
         other.lists.is_subset(&self.lists) && other.resources.iter().flatten().all(has)
     }
 
-    /// Adds what `other` wants of the upstream.
+    /// Adds the upstream's part of `other`.
     pub fn extend(&mut self, other: &Self) {
         self.lists.extend(&other.lists);
         if let Some(uris) = &other.resources {
@@ -154,8 +154,7 @@ impl SubscriptionFilter {
         writer.finish()
     }
 
-    /// What of these wishes an upstream's acknowledgement grants. What it grants beyond them was not asked for, and
-    /// what cannot be read is not granted.
+    /// The part of it that an upstream's acknowledgement grants. Additional or unreadable grants are ignored.
     #[must_use]
     pub fn granted_by(&self, acknowledgement: &Object) -> Self {
         let granted = acknowledgement.get_object("notifications");
@@ -171,7 +170,7 @@ impl SubscriptionFilter {
         }
     }
 
-    /// Whether a notification of an upstream's is one of those wanted.
+    /// Whether an upstream's notification is wanted.
     #[must_use]
     pub fn want(&self, name: &str, params: Option<&Object>) -> bool {
         if name == method::RESOURCE_UPDATED {
@@ -180,21 +179,20 @@ impl SubscriptionFilter {
         ListKind::ALL.into_iter().any(|list| list.notification() == name && self.lists.contains(&list))
     }
 
-    /// All that may have changed, where nobody knows what has: the name of one notification for each list and each
-    /// resource, and the resource.
+    /// All notifications for when the changes are unknown: one name for each list and each resource, and the resource.
     pub fn everything(&self) -> impl Iterator<Item = (&'static str, Option<&String>)> {
         let lists = self.lists.iter().map(|list| (list.notification(), None));
         let uris = self.resources.iter().flatten().map(|uri| (method::RESOURCE_UPDATED, Some(uri)));
         lists.chain(uris)
     }
 
-    /// Whether any of it is told by the upstream.
+    /// Whether any of it is the upstream's.
     #[must_use]
     pub fn concern_the_upstream(&self) -> bool {
         !self.lists.is_empty() || self.resources.as_ref().is_some_and(|uris| !uris.is_empty())
     }
 
-    /// Whether an update of this resource is wanted: of one that was named, or of a part of it.
+    /// Whether an update of this resource is wanted: of a named one, or of a part of it.
     #[must_use]
     pub fn want_updates_of(&self, uri: &str) -> bool {
         let is_part = |whole: &String| {
@@ -205,7 +203,7 @@ impl SubscriptionFilter {
     }
 }
 
-/// The strings of an array, at most `max`; `None` if the member is not there.
+/// The strings of an array, at most `max`; `None` if the member is missing.
 fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<Vec<String>>, RequestError> {
     let Some(array) = wanted.get(member) else { return Ok(None) };
     if !array.as_str().starts_with('[') {
@@ -220,8 +218,8 @@ fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<V
     }
 }
 
-/// The params of an upstream's notification without the id of the gateway's own subscription, and that id. `None` where
-/// nothing else was in them.
+/// The params of an upstream's notification without the gateway's own subscription id, and that id. The params are `None` if they
+/// had nothing else.
 #[must_use]
 pub fn untagged(params: Option<&Object>) -> (Option<Payload>, Option<Payload>) {
     let Some(params) = params else { return (None, None) };
@@ -235,7 +233,7 @@ pub fn untagged(params: Option<&Object>) -> (Option<Payload>, Option<Payload>) {
     (any_left.then_some(params), meta.get(SUBSCRIPTION_ID))
 }
 
-/// What a client with a session is told: a notification as its version has it, without any mark of a subscription.
+/// A notification for a session client, without a subscription id.
 #[must_use]
 pub fn untagged_notification(name: &str, uri: Option<&String>) -> Bytes {
     let params = uri.map(|uri| ObjectWriter::new().text("uri", uri).finish());
@@ -250,8 +248,8 @@ fn complaint(member: &str, what: &str) -> RequestError {
     RequestError::Params(Cow::Owned(format!("notifications.{member} {what}")))
 }
 
-/// One open subscription: writes every message of it, each tagged with the id of the request that opened it,
-/// exactly as that was spelt (MOD-24, EXT-51).
+/// One open subscription: writes its messages, each tagged with the id of the request that opened it, byte for byte (MOD-24,
+/// EXT-51).
 #[derive(Clone, Debug)]
 pub struct Subscription {
     id: RequestId,
@@ -263,14 +261,14 @@ impl Subscription {
         Self { id }
     }
 
-    /// The first message: what of the wishes is granted, and nothing else.
+    /// The first message: the granted filter.
     #[must_use]
     pub fn acknowledged(&self, granted: &SubscriptionFilter) -> Bytes {
         let params = ObjectWriter::new().member(META, &self.tag(None)).member("notifications", &granted.written());
         envelope::notification(method::LISTEN_ACKNOWLEDGED, Some(&params.finish()))
     }
 
-    /// What an upstream said, if it is of a kind that was granted.
+    /// An upstream's notification, if its kind was granted.
     #[must_use]
     pub fn passed_on(&self, granted: &SubscriptionFilter, name: &str, params: Option<&Payload>) -> Option<Bytes> {
         let params = params.and_then(Object::of);
@@ -278,8 +276,7 @@ impl Subscription {
         is_wanted.then(|| envelope::notification(name, Some(&self.tagged(params.as_ref()))))
     }
 
-    /// That everything which was granted may have changed, where nobody knows what has: one notification for
-    /// each list and each resource.
+    /// Notifications for when the changes are unknown: one for each granted list and resource.
     pub fn anything(&self, granted: &SubscriptionFilter) -> impl Iterator<Item = Bytes> {
         granted.everything().map(|(name, uri)| {
             let params = ObjectWriter::new().member(META, &self.tag(None));
@@ -288,7 +285,7 @@ impl Subscription {
         })
     }
 
-    /// How a task stands, from what `tasks/get` answers at that moment (EXT-50).
+    /// A task's state, from the result of `tasks/get` at that moment (EXT-50).
     #[must_use]
     pub fn task(&self, snapshot: &Payload) -> Option<Bytes> {
         let params = Object::of(snapshot)?.edit().remove("resultType").set(META, self.tag(None)).finish();
@@ -369,7 +366,7 @@ mod tests {
         assert_eq!(wishes.tasks, Some(BTreeSet::from([TaskId::parse(ID).unwrap()])));
     }
 
-    /// MOD-24: only what the server declares, and only what was asked for.
+    /// MOD-24: only notifications that the server declares and the client asked for.
     #[test]
     fn the_acknowledgement_is_the_part_that_the_server_offers() {
         let everything = r#"{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true,"resourceSubscriptions":["file:///a"],"taskIds":[]}}"#;

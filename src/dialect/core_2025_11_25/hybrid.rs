@@ -1,8 +1,8 @@
-//! Serves tasks of 2025-11-25 to clients that read a handle as a call's result, as FastMCP 2.14 does between SEP-1686 and it.
+//! Serves 2025-11-25 tasks to clients that read handles as results, such as FastMCP 2.14.
 //!
-//! Such a client asks as any other, in sessions of every version, or in `_meta` as the draft does, without an id. It looks for
-//! the task's id in the `_meta` of a result with `content`; its methods are those of 2025-11-25. So the handle here is one and
-//! the other: who knows tasks of 2025-11-25 reads `task`, and no client has to be told from another.
+//! Such a client asks for a task as any other, in sessions of every version, or in `_meta` as SEP-1686 does, but without an id.
+//! It reads the task's id from the `_meta` of a result with `content`; its methods are those of 2025-11-25. The handle here
+//! serves both kinds: a client that knows 2025-11-25 reads `task`, so clients need not be told apart.
 
 use super::{CoreTasks, RequestedTtl, status};
 use crate::dialect::face_dialect::{FaceDialect, TaskCommand, TaskReply};
@@ -12,7 +12,7 @@ use crate::wire::meta::{DRAFT_TASK, META};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{JsonPieces, Object, Payload, ProtocolVersion, RpcError};
 
-/// The codec of both.
+/// The codec for both kinds of clients.
 #[derive(Clone, Debug, Default)]
 pub struct HybridTasks {
     core: CoreTasks,
@@ -24,11 +24,11 @@ impl HybridTasks {
         Self { core }
     }
 
-    /// What a call may be in a session of `version`. Who asks in a way that 2025-11-25 does not have, and may have no task,
-    /// gets a plain answer.
+    /// Reads a call's wish in a session of `version`. A wish in another form than 2025-11-25's, at a tool that takes no task,
+    /// gets a plain response.
     ///
     /// # Errors
-    /// As [`CoreTasks::wish`], of which those about the tool concern sessions with tasks alone.
+    /// As [`CoreTasks::wish`]; its errors about the tool are for sessions with tasks only.
     pub fn wish(
         params: &Object,
         mode: TaskMode,
@@ -61,7 +61,7 @@ impl HybridTasks {
     }
 }
 
-/// The wish of a call that names the draft's key, a `ttl` in it and no id (T-37).
+/// The wish of a call with the draft's key, a `ttl` in it and no id (T-37).
 fn in_meta(params: &Object) -> Result<Option<RequestedTtl>, RequestError> {
     match params.get_object(META).and_then(|meta| meta.get_object(DRAFT_TASK)) {
         Some(task) if task.contains("ttl") && !task.contains("taskId") => RequestedTtl::of(&task).map(Some),

@@ -1,23 +1,23 @@
-//! Reads instants of ISO 8601 as RFC 3339 narrows them: date, time and zone, none of them left out.
+//! Reads ISO 8601 instants as RFC 3339 narrows them: date, time and zone, all required.
 
 use crate::task::Timestamp;
 
-/// An instant between two whole milliseconds, or on one: then both are the same.
+/// An instant, rounded down and up to milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instant {
     /// The last whole millisecond at or before it.
     pub(super) floor: i64,
-    /// The first at or after it.
+    /// The first whole millisecond at or after it.
     pub(super) ceiling: i64,
 }
 
 impl Instant {
-    /// The first moment that tasks can have after it.
+    /// The first task timestamp after it.
     pub(super) fn next(self) -> Timestamp {
         Timestamp::from_millis(u64::try_from(self.floor + 1).unwrap_or(0))
     }
 
-    /// The first moment that is not before it.
+    /// The first task timestamp not before it.
     pub(super) fn end(self) -> Timestamp {
         Timestamp::from_millis(u64::try_from(self.ceiling).unwrap_or(0))
     }
@@ -26,7 +26,7 @@ impl Instant {
 /// Longest text that is read: room for 20 digits of a second's fraction.
 const LEN_MAX: usize = 64;
 
-/// `None` for whatever is no such instant.
+/// `None` for any other text.
 pub(super) fn instant(text: &str) -> Option<Instant> {
     if text.len() > LEN_MAX {
         return None;
@@ -50,7 +50,7 @@ pub(super) fn instant(text: &str) -> Option<Instant> {
     Some(Instant { floor, ceiling: floor + i64::from(has_rest) })
 }
 
-/// What stands before the zone, and how many seconds the zone is ahead.
+/// The text before the zone, and the zone's offset in seconds.
 fn zone(text: &str) -> Option<(&str, i64)> {
     if let Some(time) = text.strip_suffix(['Z', 'z']) {
         return Some((time, 0));
@@ -63,7 +63,7 @@ fn zone(text: &str) -> Option<(&str, i64)> {
     is_zone.then_some((time, if offset.starts_with('-') { -ahead } else { ahead }))
 }
 
-/// Numbers of so many digits each.
+/// Splits a text into numbers of exactly so many digits.
 fn numbers<const N: usize>(text: &str, between: char, digits: [usize; N]) -> Option<[i64; N]> {
     let mut parts = text.split(between);
     let mut numbers = [0; N];
@@ -75,7 +75,7 @@ fn numbers<const N: usize>(text: &str, between: char, digits: [usize; N]) -> Opt
     parts.next().is_none().then_some(numbers)
 }
 
-/// Whole milliseconds of a second's fraction, and whether something is left.
+/// Whole milliseconds of a second's fraction, and whether there is a remainder.
 fn millis(digits: &str) -> Option<(i64, bool)> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -94,9 +94,9 @@ const fn days_in(year: i64, month: i64) -> i64 {
     }
 }
 
-/// Days since 1970, by the calendar as it is now.
+/// Days since 1970, in the Gregorian calendar.
 const fn days(year: i64, month: i64, day: i64) -> i64 {
-    // Years begin in March here, so that the day that some lack is their last.
+    // Years begin in March here, so that a leap day is their last day.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
     365 * year + leap_days + (153 * month + 2) / 5 + day - 1 - 719_468

@@ -1,6 +1,6 @@
-//! Reads what a `tasks/list` wants to hold (SEP-1904): criteria beside the cursor, or in an object `filter` there.
+//! Reads the criteria of a `tasks/list` (SEP-1904), beside the cursor or in `filter`.
 //!
-//! What stands beside the cursor wins over what stands in `filter` (T-41). What is no criterion is not looked at (FIL-03).
+//! A criterion beside the cursor wins over the same in `filter` (T-41). Other members are ignored (FIL-03).
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use crate::wire::{Object, Payload, method};
 /// Longest list of values of one criterion.
 pub const LIST_VALUES_MAX: usize = 100;
 
-/// `capabilities.tasks.list` where lists are filtered: all that is honoured (FIL-01, FIL-02).
+/// `capabilities.tasks.list` for filtered lists: all supported criteria (FIL-01, FIL-02).
 pub(super) fn capability() -> Payload {
     let yes = Payload::of(&true);
     let range = ObjectWriter::new().member("before", &yes).member("after", &yes).finish();
@@ -32,10 +32,10 @@ pub(super) fn capability() -> Payload {
     ObjectWriter::new().member("filter", &filter).finish()
 }
 
-/// What a list is to hold; `None` if nothing is said of it, and then it is as it was without this draft (FIL-07).
+/// The filter of a list request; `None` without criteria, and then the list is as without this draft (FIL-07).
 ///
 /// # Errors
-/// If a criterion has no value that it can have; the complaint names it.
+/// If a criterion has an invalid value; the error names the criterion.
 pub fn list_filter(params: &Object) -> Result<Option<ListFilter>, RequestError> {
     let nested = match params.get_object("filter") {
         None if params.contains("filter") => return Err(wrong("filter must be an object")),
@@ -65,7 +65,7 @@ const fn wrong(what: &'static str) -> RequestError {
 struct Criteria<'a> {
     direct: &'a Object,
     nested: Option<Object>,
-    /// Whether one was found.
+    /// Whether any was found.
     any: bool,
 }
 
@@ -76,7 +76,7 @@ impl Criteria<'_> {
         value
     }
 
-    /// The texts of a list.
+    /// A list of strings.
     fn texts(&mut self, name: &str, complaint: &'static str) -> Result<Option<Vec<String>>, RequestError> {
         let Some(list) = self.get(name) else { return Ok(None) };
         if !list.as_str().starts_with('[') || list.items().take(LIST_VALUES_MAX + 1).count() > LIST_VALUES_MAX {
@@ -90,7 +90,7 @@ impl Criteria<'_> {
         self.get(name).map(|text| text.read().map_err(|_| wrong(complaint))).transpose()
     }
 
-    /// Each list selects by membership (FIL-04). All tasks are of one method, so others select nothing.
+    /// Each list selects by membership (FIL-04). All tasks are `tools/call`, so other methods select nothing.
     fn read_phases(&mut self, filter: &mut ListFilter) -> Result<(), RequestError> {
         let complaint = "status must be an array of at most 100 of \"working\", \"input_required\", \"completed\", \
                          \"failed\" and \"cancelled\"";
@@ -112,14 +112,14 @@ impl Criteria<'_> {
         Ok(())
     }
 
-    /// Ids that cannot be the gateway's are those of no task.
+    /// Ids that cannot be the gateway's select no task.
     fn read_ids(&mut self, filter: &mut ListFilter) -> Result<(), RequestError> {
         let ids = self.texts("taskIds", "taskIds must be an array of at most 100 strings")?;
         filter.ids = ids.map(|ids| ids.iter().filter_map(|id| TaskId::parse(id)).collect());
         Ok(())
     }
 
-    /// Both ends are left out (T-41).
+    /// Both ends are exclusive (T-41).
     fn range(&mut self, after: (&str, &'static str), before: (&str, &'static str)) -> Result<TimeRange, RequestError> {
         let mut range = TimeRange::ALL;
         if let Some(after) = self.instant(after)? {

@@ -1,4 +1,4 @@
-//! Reads the member `task` of a call: the client's wish for a task, and its `ttl`.
+//! Reads the member `task` of a call: the wish for a task, and its `ttl`.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use crate::dialect::RequestError;
 use crate::dialect::face_dialect::milliseconds;
 use crate::wire::Object;
 
-/// A wish for a task (L25-57).
+/// A client's wish for a task (L25-57).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestedTtl {
-    /// For as long as the gateway sees fit.
+    /// For the gateway's default.
     Default,
-    /// For this long, from its creation on.
+    /// For this long after the task's creation.
     For(Duration),
-    /// For as long as the gateway keeps any (`ttl: null`, T-69).
+    /// For the longest time to live of the gateway (`ttl: null`, T-69).
     Longest,
 }
 
 impl RequestedTtl {
-    /// Reads `params.task`. What is no object asks for nothing (GW-10).
+    /// Reads `params.task`. A value that is no object asks for nothing (GW-10).
     ///
     /// # Errors
     /// If `ttl` is neither a number of milliseconds, zero or more, nor null.
@@ -27,7 +27,7 @@ impl RequestedTtl {
         params.get_object("task").map(|task| Self::of(&task)).transpose()
     }
 
-    /// Reads what stands in a wish.
+    /// Reads a wish's members.
     pub(super) fn of(task: &Object) -> Result<Self, RequestError> {
         match task.get("ttl") {
             None => Ok(Self::Default),
@@ -41,7 +41,7 @@ impl RequestedTtl {
         }
     }
 
-    /// How long the task is kept: what was asked for, capped.
+    /// How long the task is kept: the requested time, capped.
     #[must_use]
     pub fn ttl(self, default: Duration, max: Duration) -> Duration {
         match self {

@@ -1,4 +1,4 @@
-//! Golden texts of every shape and message, and tables of what is read.
+//! Golden texts of every shape and message, and tables of requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -112,8 +112,7 @@ fn pages_are_as_their_golden_files() {
     check("page_last", TaskReply::Listed { tasks: &[], next: None });
 }
 
-/// FIL-03 to FIL-07, T-41: what is said beside the cursor and in `filter` comes to the same, and what is said beside the
-/// cursor wins.
+/// FIL-03 to FIL-07, T-41: a criterion is read beside the cursor and in `filter`; beside the cursor wins.
 #[test]
 fn criteria_are_read_in_either_place() {
     use crate::task::{ListDirection, ListFilter, OrderedBy, PhaseKind, TimeRange, Timestamp};
@@ -206,15 +205,15 @@ fn every_message_is_as_its_golden_file() {
     assert_eq!(related.question(InputKey(0), &question("7"), &id), None);
 }
 
-/// A task that is both a child and a parent, as the middle of a tree is.
+/// A task that is both a child and a parent.
 fn in_tree(phase: Phase) -> Task {
     let id = TaskId::from_bits;
     let tree = TreePlace { parent: Some(id(3)), children: Arc::from([id(9), id(4)]) };
     Task { tree, ..in_phase(phase) }
 }
 
-/// SUB-01 to SUB-04, SUB-09 to SUB-11: wherever a Task object stands it names its parent and, in their order, its children;
-/// what is said of a child names its parent beside it.
+/// SUB-01 to SUB-04, SUB-09 to SUB-11: every Task object names its parent and, in order, its children; messages about a child
+/// name its parent.
 #[test]
 fn tasks_of_a_tree_are_as_their_golden_files_where_subtasks_are_on() {
     let codec = CoreTasks::with_drafts([Draft::Sep2268].into_iter().collect());
@@ -236,7 +235,7 @@ fn tasks_of_a_tree_are_as_their_golden_files_where_subtasks_are_on() {
     assert_ne!(codec.notice(&task), codec.notice(&leaves(&task)), "a new child is worth a notification");
 }
 
-/// Off means off: with another draft alone every word is as for a task without a tree.
+/// With another draft alone, every text is as for a task without a tree.
 #[test]
 fn a_tree_is_not_named_where_subtasks_are_off() {
     let codec = CoreTasks::with_drafts([Draft::Sep1686, Draft::Sep1904].into_iter().collect());
@@ -266,7 +265,7 @@ fn every_golden_file_is_compared() {
     assert_eq!(std::fs::read_dir(dir).unwrap().count(), 39);
 }
 
-/// L25-29: neither a repeated `task` nor a related task in `_meta` is looked at.
+/// L25-29: a repeated `task` and a related task in `_meta` are ignored.
 #[test]
 fn each_method_asks_for_its_command() {
     let id = TaskId::parse(ID).unwrap();
@@ -315,7 +314,7 @@ fn a_wish_is_read_and_capped() {
     assert_eq!(RequestedTtl::read(&params("{}")), Ok(None));
 }
 
-/// T-37, T-46: the handle is a result with `content` besides; of all else every word is that of 2025-11-25.
+/// T-37, T-46: the handle is also a result with `content`; every other text is 2025-11-25's.
 #[test]
 fn a_handle_for_both_is_as_its_golden_file() {
     let task = in_phase(Phase::Working);
@@ -338,7 +337,7 @@ fn a_handle_for_both_is_as_its_golden_file() {
     assert_eq!(HybridTasks::default().decode(method::TASKS_GET, &get), Ok(TaskCommand::Get(task.key.id)));
 }
 
-/// T-37: known by its shape, in sessions of every version; a key of the draft that says nothing of this is passed over.
+/// T-37: recognised by its shape, in sessions of every version; a draft key without a wish is ignored.
 #[test]
 fn a_wish_in_either_place_is_read_and_what_is_neither_asks_for_nothing() {
     let minute = Some(RequestedTtl::For(Duration::from_secs(60)));

@@ -1,4 +1,4 @@
-//! Reads what a call says of its task: the id that it is to have, and how long its result is to be kept.
+//! Reads a call's wish for a task: the chosen id and `keepAlive`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,26 +12,26 @@ use crate::wire::meta::{DRAFT_TASK, META};
 /// Longest id, in characters.
 const ID_CHARS_MAX: usize = 256;
 
-/// A wish for a task.
+/// A client's wish for a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedTask {
-    /// The id that it is to have.
+    /// The id that the client chose.
     pub text: Arc<str>,
     keep_alive: KeepAlive,
 }
 
-/// How long a result is to be kept, from the end of the call on.
+/// How long a result is kept, counted from the end of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeepAlive {
-    /// As long as the gateway sees fit.
+    /// The gateway's default.
     Default,
     For(Duration),
-    /// For as long as the gateway keeps any.
+    /// The gateway's longest time.
     Longest,
 }
 
 impl RequestedTask {
-    /// Reads the member of a call's `_meta`. One without an id asks for nothing, and neither does what is no object (T-37).
+    /// Reads the member of a call's `_meta`. One without an id, or that is no object, asks for nothing (T-37).
     ///
     /// # Errors
     /// If the id or `keepAlive` cannot be used.
@@ -47,7 +47,7 @@ impl RequestedTask {
         Ok(Some(Self { text, keep_alive }))
     }
 
-    /// How long the result is kept: what was asked for, capped (D86-29).
+    /// How long the result is kept: the requested time, capped (D86-29).
     #[must_use]
     pub fn keep_alive(&self, default: Duration, max: Duration) -> Duration {
         match self.keep_alive {

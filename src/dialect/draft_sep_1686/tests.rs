@@ -1,4 +1,4 @@
-//! Tables of what is read and written.
+//! Tables of requests and responses.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn returned(result: &str, is_error: bool) -> Phase {
     Phase::Settled(Outcome::Returned { result: payload(result), is_error })
 }
 
-/// D86-07 to D86-09, D86-13, D86-15, D86-25, D86-26: each phase in the draft's words, and what there is to fetch.
+/// D86-07 to D86-09, D86-13, D86-15, D86-25, D86-26: each phase's status in the draft, and its result.
 #[test]
 fn d86_09_every_phase_has_its_word_and_unknown_is_that_of_damage_alone() {
     let dialect = DraftTasks::for_call(&chosen("mine"));
@@ -74,7 +74,7 @@ fn d86_09_every_phase_has_its_word_and_unknown_is_that_of_damage_alone() {
     }
 }
 
-/// T-36: the same words are another task in another session, and other words are another task in the same.
+/// T-36: an id is another task in another session, and another id is another task in the same session.
 #[test]
 fn t_36_a_key_follows_from_the_session_and_the_words() {
     let key = |session, text: &str| ChosenId { session: SessionScope(session), text: Arc::from(text) }.task_id();
@@ -96,7 +96,7 @@ fn t_36_a_key_follows_from_the_session_and_the_words() {
     assert!(!DraftTasks::is_method(method::TASKS_UPDATE));
 }
 
-/// What is damaged does not know its id: the request does.
+/// A damaged task has lost its id: the request has it.
 #[test]
 fn a_task_whose_record_is_damaged_is_shown_under_the_id_that_was_asked_for() {
     let task = Task { chosen: None, ..in_phase(faulted(Reason::StoreCorrupt)) };

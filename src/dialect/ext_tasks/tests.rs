@@ -1,4 +1,4 @@
-//! Golden texts of every task shape, and what the codec makes of every malformed request.
+//! Golden texts of every task shape, and malformed requests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,7 +131,7 @@ fn ids_that_cannot_be_ours_are_unknown_and_unusable_ones_are_named() {
     }
 }
 
-/// B129, EXT-39: keys that were never issued are ignored before their values are looked at.
+/// B129, EXT-39: keys that were never issued are ignored before their values are read.
 #[test]
 fn malformed_answers_are_named_and_foreign_keys_are_not_looked_at() {
     for responses in ["7", "null", "[]", r#"{"r0":7}"#, r#"{"r0":null}"#] {

@@ -1,4 +1,4 @@
-//! Tables of names and arguments, and what is said of a task in each of its phases.
+//! Tables of names and arguments, and the replies for a task in each phase.
 
 use std::collections::BTreeMap;
 

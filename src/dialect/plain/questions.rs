@@ -1,4 +1,4 @@
-//! Encodes what session upstreams ask in mid-call, and the answers (GW-16, GW-19).
+//! Encodes the questions of session upstreams during a call, and the answers (GW-16, GW-19).
 
 use url::Url;
 
@@ -9,7 +9,7 @@ use crate::wire::meta::{HOP_BY_HOP, META, PROGRESS_TOKEN};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
-/// The code of a call that is to be repeated once its user has been somewhere (2025-11-25).
+/// The error of a call that is to be repeated once its user has visited an address (2025-11-25).
 const URL_ELICITATION_REQUIRED: i64 = -32042;
 
 #[derive(serde::Serialize)]
@@ -25,7 +25,7 @@ fn error(code: i64, message: &str) -> RefusalAnswer {
     RefusalAnswer::Error(RpcError::new(code, message))
 }
 
-/// `{method, params}` without what belongs to the upstream's hop.
+/// `{method, params}` without members of the upstream's hop.
 pub(super) fn decode(question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer> {
     if !matches!(question, method::ELICIT | method::SAMPLE | method::ROOTS) {
         return Err(refuse(question, QuestionRefusal::Undeclared));
@@ -50,8 +50,8 @@ fn stripped(params: &Object) -> Payload {
     edit.finish().detached()
 }
 
-/// A user is sent to web pages alone, and to none with credentials in its address (U32). Readers of addresses drop
-/// control characters silently, each others: what is shown would not be where the user goes.
+/// Users are sent to web pages only, and to none with credentials in its URL (U32). URL parsers silently drop control characters,
+/// each others: the displayed URL would not be the visited one.
 fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
     let url = params.get_str("url").ok_or_else(|| error(rpc_error::INVALID_PARAMS, "url must be a string"))?;
     let is_page =
@@ -60,7 +60,7 @@ fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
     if is_plain && Url::parse(&url).is_ok_and(|url| is_page(&url)) { Ok(()) } else { Err(elicited("decline")) }
 }
 
-/// What is answered to a question that a client of these capabilities must not be shown; `None` for one that it may be.
+/// The refusal of a question that a client with these capabilities must not see; `None` for an allowed one.
 pub(super) fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
     match decode(question, params) {
         Ok(request) if can_be_asked(declared, &request) => None,
@@ -69,7 +69,7 @@ pub(super) fn forbidden(declared: &Object, question: &str, params: Option<&Paylo
     }
 }
 
-/// An answer without what only stateless results have.
+/// Drops the members that only stateless results have.
 pub(super) fn encode_answer(answer: Answer) -> Answer {
     match answer {
         Answer::Result(result) => Answer::Result(match Object::of(&result) {
@@ -80,7 +80,7 @@ pub(super) fn encode_answer(answer: Answer) -> Answer {
     }
 }
 
-/// The elicitations that an error stands for (T-49); none if it is an error and nothing else.
+/// The elicitations in an error (T-49); none for any other error.
 pub(super) fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> {
     let elicitations = || {
         let data = Object::of(error.data.as_ref()?)?;
@@ -90,7 +90,7 @@ pub(super) fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> 
     if error.code == URL_ELICITATION_REQUIRED { elicitations().unwrap_or_default() } else { Vec::new() }
 }
 
-/// What the client is told in place of an error that would send its user where nobody is sent to; `None` for every other.
+/// The replacement for an error that would send the user to a forbidden address; `None` for every other error.
 pub(super) fn unfit(error: &RpcError) -> Option<RpcError> {
     let what = "the server wants its user at an address that nobody is sent to";
     demanded(error).iter().any(Result::is_err).then(|| RpcError::new(rpc_error::INTERNAL_ERROR, what))

@@ -1,4 +1,4 @@
-//! Every shape that a task-making upstream may answer with, and what is sent to it.
+//! Every shape of response from an upstream with tasks, and the requests to it.
 
 use super::*;
 use crate::wire::ScanLimits;
@@ -62,7 +62,7 @@ fn task(status: UpstreamTaskStatus, word: &'static str) -> UpstreamTask {
     }
 }
 
-/// SUB-18: in their order, each once; what is no id is passed over.
+/// SUB-18: in order, without duplicates; invalid ids are skipped.
 #[test]
 fn the_subtasks_of_a_task_are_read_and_bounded() {
     let long = format!(r#"["{}","ok"]"#, "x".repeat(1_025));
@@ -136,7 +136,7 @@ fn what_a_task_says_of_itself_is_read_and_bounded() {
     }
 }
 
-/// T-46, UPC-09 in this flavour: what came instead of a handle is no handle.
+/// T-46, UPC-09 in this dialect: an ordinary result is no handle.
 #[test]
 fn a_handle_is_told_from_an_ordinary_result() {
     #[track_caller]
@@ -226,7 +226,7 @@ fn t_67_questions_and_messages_lose_the_upstreams_id() {
     }
 }
 
-/// T-67: what is about a task of the upstream's is told from what is the client's.
+/// T-67: messages about an upstream's task are distinguished from the client's.
 #[test]
 fn t_67_a_message_on_a_sessions_stream_says_whom_it_concerns() {
     let related = r#""_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u"}}"#;

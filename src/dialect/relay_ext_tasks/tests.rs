@@ -1,4 +1,4 @@
-//! Every shape that an upstream of 2026-07-28 may answer a call with, and what is sent to it.
+//! Every shape of response from an upstream of 2026-07-28, and the requests to it.
 
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ fn object(text: &str) -> Object {
     Object::of(&payload(text)).expect(text)
 }
 
-/// What a result is, in a word; of a handle its id, of a round its questions and state.
+/// The kind of a result, with a handle's id, or a round's questions and state.
 fn kind(request: &str, result: &str) -> String {
     let text = |part: Option<Payload>| part.map_or_else(|| "-".to_owned(), |part| part.as_str().to_owned());
     match answered(request, &payload(result)) {
@@ -27,7 +27,7 @@ fn kind(request: &str, result: &str) -> String {
     }
 }
 
-/// UPC-09: a task is an answer to a call alone, questions to those that may ask, and no type means complete.
+/// UPC-09: only a call may get a task, only some methods questions, and no type means complete.
 #[test]
 fn results_are_told_apart_by_their_type_and_their_request() {
     let task = r#"{"resultType":"task","taskId":"u-1","status":"working"}"#;
@@ -51,7 +51,7 @@ fn results_are_told_apart_by_their_type_and_their_request() {
     }
 }
 
-/// UPC-14: the state goes back as it came.
+/// UPC-14: the state is sent back verbatim.
 #[test]
 fn a_round_has_its_questions_and_its_state_verbatim() {
     for (members, expected) in [
@@ -98,7 +98,7 @@ fn a_handle_has_an_id_of_a_bearable_length_and_says_whether_there_is_more_to_fet
     }
 }
 
-/// What the result of a poll is, in a word, with what comes with it.
+/// The kind of a poll's result, with its members.
 fn stands(result: &str) -> String {
     match polled(&payload(result)).expect(result).1 {
         ExtensionTaskState::Working => "working".to_owned(),
@@ -161,7 +161,7 @@ fn what_a_task_says_of_itself_is_read() {
     assert_eq!(odd.word, "submitted");
 }
 
-/// MOD-27: what may be asked, and under which keys.
+/// MOD-27: the questions that may be asked, and their keys.
 #[test]
 fn an_entry_is_a_question_where_it_has_a_method_of_one_and_a_bearable_key() {
     for name in [method::ELICIT, method::SAMPLE, method::ROOTS] {
@@ -214,7 +214,7 @@ fn requests_are_made_again_with_the_answers_under_the_upstreams_keys() {
     }
 }
 
-/// UPC-03: nothing else stands in what is said of a task.
+/// UPC-03: requests about a task have no other members.
 #[test]
 fn requests_about_tasks_name_the_task_alone() {
     assert_eq!(params_of("a\"b").as_str(), r#"{"taskId":"a\"b"}"#);

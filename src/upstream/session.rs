@@ -121,7 +121,8 @@ pub(crate) struct UpstreamSession {
     replies: Arc<Semaphore>,
     level: SessionLogLevel,
     subscriptions: ResourceSubscriptions,
-    refusals: SessionRefusals,
+    /// Shared by all calls in a client's own session.
+    refusals: Arc<SessionRefusals>,
     /// Set once its own stream is open, or is known not to be had.
     listened: SetOnce<()>,
     /// A task that may be taken up later was let go in it.
@@ -134,7 +135,7 @@ impl UpstreamSession {
     /// A session whose upstream has told its `facts`.
     fn opened(link: &Arc<UpstreamLink>, credentials: SessionHeaders, facts: ServerFacts) -> Arc<Self> {
         let tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities);
-        Self::new(link, credentials, Some(Arc::new(facts)), tasks)
+        Self::new(link, credentials, Some(Arc::new(facts)), tasks, Arc::default())
     }
 
     fn new(
@@ -142,6 +143,7 @@ impl UpstreamSession {
         credentials: SessionHeaders,
         facts: Option<Arc<ServerFacts>>,
         tasks: UpstreamTaskSupport,
+        refusals: Arc<SessionRefusals>,
     ) -> Arc<Self> {
         Arc::new(Self {
             link: Arc::clone(link),
@@ -153,7 +155,7 @@ impl UpstreamSession {
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
             level: SessionLogLevel::default(),
             subscriptions: ResourceSubscriptions::default(),
-            refusals: SessionRefusals::default(),
+            refusals,
             listened: SetOnce::new(),
             has_orphan: AtomicBool::new(false),
             over: link.stop.child_token(),
@@ -167,7 +169,17 @@ impl UpstreamSession {
         credentials: SessionHeaders,
         tasks: UpstreamTaskSupport,
     ) -> Arc<Self> {
-        Self::new(link, credentials, None, tasks)
+        Self::new(link, credentials, None, tasks, Arc::default())
+    }
+
+    /// A client's own session as one call in it knows it.
+    fn lent(
+        link: &Arc<UpstreamLink>,
+        credentials: SessionHeaders,
+        tasks: UpstreamTaskSupport,
+        refusals: &Arc<SessionRefusals>,
+    ) -> Arc<Self> {
+        Self::new(link, credentials, None, tasks, Arc::clone(refusals))
     }
 
     pub(crate) const fn facts(&self) -> Option<&Arc<ServerFacts>> {
@@ -255,8 +267,9 @@ impl UpstreamSession {
 
     /// Counts a request that the upstream refused without answering it.
     pub(crate) async fn refused(&self) {
-        if self.refusals.count() && self.refusals.settle(self.ping().await) {
-            tracing::info!(upstream = %self.link.name, "the upstream refuses a session and a ping in it: the session is opened anew");
+        let Some(owed) = self.refusals.count() else { return };
+        if owed.settle(self.ping().await) {
+            tracing::info!(upstream = %self.link.name, "the upstream refuses a session and a ping in it: the session is not used any more");
             self.over.cancel();
         }
     }

@@ -193,7 +193,7 @@ impl HttpCall {
         let session = self.session();
         let response = self.head(&session, message.clone(), handed_over).await?;
         // Boxed, as all that comes after the long wait for the head and is larger than it.
-        let mut opened = Box::pin(self.open(&session, response)).await;
+        let mut opened = Box::pin(session.open(response, &self.call.id, &self.limits)).await;
         if matches!(opened, Err(ResponseRefusal::SessionLost)) {
             opened = Box::pin(self.post_anew(&session, message)).await?;
         }
@@ -217,19 +217,7 @@ impl HttpCall {
     ) -> Result<Result<AcceptedResponse, ResponseRefusal>, GatewayFault> {
         let session = self.renew(lost).await?;
         let response = self.head(&session, message, &HandedOver::default()).await?;
-        Ok(self.open(&session, response).await)
-    }
-
-    async fn open(
-        &self,
-        session: &UpstreamSession,
-        response: Response<AnswerBody>,
-    ) -> Result<AcceptedResponse, ResponseRefusal> {
-        let opened = session.open(response, &self.call.id, &self.limits).await;
-        if let (SessionSource::Own(lease), Err(ResponseRefusal::Gateway(fault))) = (&self.home, &opened) {
-            Box::pin(lease.refused(fault)).await;
-        }
-        opened
+        Ok(session.open(response, &self.call.id, &self.limits).await)
     }
 
     /// Sends the call; returns with the head of the answer, which a server that answers in JSON sends only

@@ -154,12 +154,13 @@ impl OwnSessions {
     }
 
     /// Counts a request that the server refused without answering it.
-    pub(crate) async fn refused(&self, session: &OwnSession, fault: &GatewayFault) {
+    async fn refused(&self, session: &OwnSession, fault: &GatewayFault) {
         if !may_be_about_session(fault) {
             return;
         }
         let memory = self.remembered.get_or_default(session.opened.nonce);
-        if memory.refusals.count() && memory.refusals.settle(self.ping(session).await) {
+        let Some(owed) = memory.refusals.count() else { return };
+        if owed.settle(self.ping(session).await) {
             tracing::info!(upstream = %self.channel.name(), "the upstream refuses a client's session and a ping in it: the client is told that its session has ended");
         }
     }

@@ -34,18 +34,24 @@ pub(super) enum PingVerdict {
     Unknown,
 }
 
+/// A `ping` that is owed. Dropped without a verdict, the next refusal asks again.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct OwedPing<'a>(&'a SessionRefusals);
+
 impl SessionRefusals {
-    /// Counts a refusal; whether the server has to be asked now.
-    pub(super) fn count(&self) -> bool {
+    /// Counts a refusal; the `ping` with which the server has to be asked now, if it has.
+    pub(super) fn count(&self) -> Option<OwedPing<'_>> {
         let add = |count: u8| (count <= REFUSALS_MAX).then(|| count + 1);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) == Ok(REFUSALS_MAX - 1)
+        let counted = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        (counted == Ok(REFUSALS_MAX - 1)).then_some(OwedPing(self))
     }
 
     /// The server took a request.
     pub(super) fn forget(&self) {
         // Read first: a session that works writes nothing.
-        if self.is_any() && !self.is_over() {
-            self.0.store(0, Ordering::Relaxed);
+        if self.is_any() {
+            self.set(0);
         }
     }
 
@@ -59,15 +65,30 @@ impl SessionRefusals {
         self.0.load(Ordering::Relaxed) == OVER
     }
 
-    /// Takes the answer to a `ping`; whether the session is of no use any more.
-    pub(super) fn settle(&self, verdict: PingVerdict) -> bool {
-        let count = match verdict {
-            PingVerdict::Alive => 0,
-            PingVerdict::Unknown => REFUSALS_MAX - 1,
-            PingVerdict::Refused => OVER,
-        };
-        self.0.store(count, Ordering::Relaxed);
+    /// A session that is over stays so.
+    fn set(&self, count: u8) {
+        let next = |before: u8| (before != OVER).then_some(count);
+        let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+}
+
+impl OwedPing<'_> {
+    /// Takes the answer to the `ping`; whether the session is of no use any more.
+    pub(super) fn settle(self, verdict: PingVerdict) -> bool {
+        match verdict {
+            PingVerdict::Alive => self.0.set(0),
+            PingVerdict::Unknown => (),
+            PingVerdict::Refused => self.0.set(OVER),
+        }
         verdict == PingVerdict::Refused
+    }
+}
+
+impl Drop for OwedPing<'_> {
+    fn drop(&mut self) {
+        // Unless the answer said more.
+        let owed = |count: u8| (count >= REFUSALS_MAX && count != OVER).then_some(REFUSALS_MAX - 1);
+        let _ = self.0.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, owed);
     }
 }
 
@@ -94,13 +115,25 @@ mod tests {
     #[test]
     fn the_second_refusal_in_a_row_asks_once_and_an_answer_counts_anew() {
         let refusals = SessionRefusals::default();
-        assert_eq!([refusals.count(), refusals.count(), refusals.count()], [false, true, false]);
-        assert!(!refusals.settle(PingVerdict::Alive));
-        assert_eq!([refusals.count(), refusals.count()], [false, true]);
-        assert!(!refusals.settle(PingVerdict::Unknown));
-        assert!(refusals.count(), "a ping that met no server is repeated with the next refusal");
-        assert!(refusals.settle(PingVerdict::Refused));
+        assert!(refusals.count().is_none());
+        let owed = refusals.count().unwrap();
+        assert!(refusals.count().is_none(), "it is asked already");
+        assert!(!owed.settle(PingVerdict::Alive));
+        assert!(!refusals.is_any() && refusals.count().is_none());
+        assert!(!refusals.count().unwrap().settle(PingVerdict::Unknown));
+        let owed = refusals.count().expect("a ping that met no server is repeated with the next refusal");
         refusals.forget();
-        assert!(refusals.is_over() && !refusals.count(), "a session that is over stays so");
+        assert!(refusals.count().is_none());
+        assert!(owed.settle(PingVerdict::Refused));
+        refusals.forget();
+        assert!(refusals.is_over() && refusals.count().is_none(), "a session that is over stays so");
+    }
+
+    #[test]
+    fn a_ping_that_is_dropped_midway_is_made_with_the_next_refusal() {
+        let refusals = SessionRefusals::default();
+        assert!(refusals.count().is_none());
+        drop(refusals.count().unwrap());
+        assert!(refusals.count().is_some());
     }
 }

@@ -3,7 +3,9 @@
 use http::StatusCode;
 use serde_json::json;
 
+use super::client::TestGateway;
 use super::talk::{ManualSetup, SessionUser};
+use super::upstream::{ScriptedServer, answer, whole};
 
 /// T-31: tasks outlive the session, and the upstream's session lives until they have ended.
 #[tokio::test]
@@ -55,6 +57,38 @@ async fn a_call_that_met_a_lost_session_is_sent_once_more_in_a_new_one() {
     });
     let () = arrived;
     assert_eq!(reply.status, StatusCode::OK);
+}
+
+/// UPC-29: a refusal counts once, and any answer in the session begins the count anew.
+#[tokio::test]
+async fn refusals_of_tasks_and_answers_in_one_session_are_counted_together() {
+    let server = ScriptedServer::start(|seen| {
+        if seen.rpc() == "tools/list" {
+            let tool = json!({"name": "work", "inputSchema": {"type": "object"}});
+            return Some(answer(seen, &json!({"tools": [tool]})));
+        }
+        let is_refused = seen.body["params"]["arguments"]["refuse"] == true;
+        is_refused.then(|| {
+            let mut reply = whole("who are you?");
+            *reply.status_mut() = StatusCode::BAD_REQUEST;
+            reply
+        })
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let person = SessionUser::meet(&gate, "2025-11-25", &json!({})).await;
+    for (refuse, status, pings) in [
+        (true, "failed", 0),
+        (false, "completed", 0),
+        (true, "failed", 0),
+        (true, "failed", 1),
+        (false, "completed", 1),
+    ] {
+        let params = json!({"name": "work", "arguments": {"refuse": refuse}, "task": {}});
+        let task = person.start_with(&params).await["taskId"].clone();
+        person.until(&task, status).await;
+        assert_eq!(server.world.count("ping"), pings, "{refuse}");
+    }
 }
 
 /// A question finds the client in whichever of its sessions it looks after the task.

@@ -123,6 +123,29 @@ async fn a_session_that_is_refused_twice_in_unknown_words_is_asked_and_opened_an
     }
 }
 
+/// UPC-29: as where the call's deadline ends while the server keeps silent.
+#[tokio::test]
+async fn a_ping_whose_call_is_dropped_midway_is_made_with_the_next_refusal() {
+    let server = ScriptedServer::slow(|seen, world| async move {
+        if seen.rpc() == "ping" && world.count("ping") == 1 {
+            std::future::pending::<()>().await;
+        }
+        let is_refused = seen.header("mcp-session-id") == Some("s-1") && (seen.is_call() || seen.rpc() == "ping");
+        is_refused.then(|| refusal(400, Some("text/plain"), "who are you?"))
+    })
+    .await;
+    let upstream = upstream(&server.url());
+    assert_eq!(lines(&mut begin(&upstream).await).await, ["lost UpstreamHttpStatus Unknown"]);
+    let mut dropped = begin(&upstream).await;
+    tokio::select! {
+        outcome = lines(&mut dropped) => panic!("{outcome:?}"),
+        _ = server.world.first(|seen| seen.rpc() == "ping") => drop(dropped),
+    }
+    assert_eq!(lines(&mut begin(&upstream).await).await, ["lost UpstreamHttpStatus Unknown"]);
+    assert_eq!(lines(&mut begin(&upstream).await).await, ["returned {}"]);
+    assert_eq!((server.world.count("ping"), server.world.count("initialize")), (2, 2));
+}
+
 /// A refused credential says nothing of the session, in which other calls go on.
 #[tokio::test]
 async fn a_session_outlives_refused_credentials() {

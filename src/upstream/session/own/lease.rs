@@ -114,7 +114,8 @@ impl SessionLease {
     pub(crate) fn adopt(&self, link: &Arc<UpstreamLink>, binding: SessionBinding) -> Arc<UpstreamSession> {
         let SessionBinding { session, version, tasks } = binding;
         let client = self.session.forwarded.credential();
-        let adopted = UpstreamSession::adopted(link, SessionHeaders { session, version, client }, tasks);
+        let refusals = &self.sessions.remembered.get_or_default(self.session.opened.nonce).refusals;
+        let adopted = UpstreamSession::lent(link, SessionHeaders { session, version, client }, tasks, refusals);
         if tasks.calls {
             self.sessions.leases.listen(self.session.opened.nonce, &adopted);
             self.sessions.read_for_calls(&self.session);
@@ -125,11 +126,6 @@ impl SessionLease {
     /// Leaves the session to the server when its client has ended it and the last call in it is over here.
     pub(crate) fn keep_for_later(&self) {
         self.sessions.leases.keep(self.session.opened.nonce);
-    }
-
-    /// Counts a call that the server refused without answering it.
-    pub(crate) async fn refused(&self, fault: &GatewayFault) {
-        self.sessions.refused(&self.session, fault).await;
     }
 
     /// The session that takes the place of one which the server has lost, for one call.

@@ -26,7 +26,8 @@ type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFa
 #[derive(Debug, Default)]
 pub(super) struct SessionMemory {
     facts: Mutex<SessionFacts>,
-    pub(super) refusals: SessionRefusals,
+    /// Shared with the calls that the session is lent to.
+    pub(super) refusals: Arc<SessionRefusals>,
 }
 
 #[derive(Debug, Default)]

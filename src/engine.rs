@@ -296,6 +296,15 @@ impl Engine {
         &self.calls_end
     }
 
+    /// Now, for what ends a task by its age. As long as the clock may be wrong nothing ages: nobody knows for how long the task was left.
+    fn time_of(&self, task: &Task, now: Timestamp) -> Timestamp {
+        if self.store.is_time_distrusted() { task.created_at } else { now }
+    }
+
+    fn is_overdue(&self, task: &Task, now: Timestamp) -> bool {
+        !task.is_settled() && task.expires_at() <= self.time_of(task, now)
+    }
+
     /// Why a call of a life that has ended cannot go on.
     fn why_lost(&self) -> Reason {
         if self.store.reach() == Reach::Shared { Reason::ReplicaLost } else { Reason::GatewayRestart }

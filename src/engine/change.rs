@@ -92,7 +92,7 @@ impl Engine {
     pub async fn held(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-        if is_overdue(&row.task, now) {
+        if self.is_overdue(&row.task, now) {
             let (engine, key) = (Arc::clone(self), key.clone());
             return self.finish(async move { engine.expired(&key).await }).await;
         }
@@ -281,7 +281,7 @@ impl Engine {
     async fn present(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-        if is_overdue(&row.task, now) { self.expired(key).await } else { Ok(row.task) }
+        if self.is_overdue(&row.task, now) { self.expired(key).await } else { Ok(row.task) }
     }
 
     async fn expired(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
@@ -317,10 +317,6 @@ impl Engine {
         }
         Ok(CancelResult { task: applied.task, was_settled: !applied.changed })
     }
-}
-
-fn is_overdue(task: &Task, now: Timestamp) -> bool {
-    !task.is_settled() && task.expires_at() <= now
 }
 
 fn visible(task: Arc<Task>) -> Result<Arc<Task>, TaskError> {

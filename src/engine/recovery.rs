@@ -294,6 +294,7 @@ async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCa
         // A call that would now be another tool's is one of an upstream that is gone.
         let policy = reach.filter(|reach| !reach.would_send_another(&task));
         let policy = policy.map(|reach| reach.settings.rules.policy_of(&task.origin.tool));
+        let now = engine.time_of(&task, now);
         let verdict = verdict(&task, policy.as_ref(), (now, engine.why_lost()));
         let verdict = if lets_clients_in(reach, &task) { without_credential(verdict, &task) } else { verdict };
         if let Some((before, tried)) = found.tried.take_if(|(before, _)| is_decided(&verdict, &task, before)) {

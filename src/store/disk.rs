@@ -258,6 +258,10 @@ impl TaskStore for DiskStore {
         OWN
     }
 
+    fn is_time_distrusted(&self) -> bool {
+        self.clock.is_distrusted()
+    }
+
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         self.put(RowWrite::Insert(Arc::new(task.clone()))).await

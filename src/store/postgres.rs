@@ -302,6 +302,10 @@ impl TaskStore for PostgresStore {
         self.state.holder
     }
 
+    fn is_time_distrusted(&self) -> bool {
+        self.trust.is_distrusted()
+    }
+
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         self.view.now().may_begin(self.state.settings.terms, boot_time())?;

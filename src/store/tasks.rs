@@ -248,6 +248,12 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// The life that has the store open.
     fn holder(&self) -> Incarnation;
 
+    /// Whether the clock may be wrong by more than tasks live: nothing is freed then, and no task ends because its time is over. By
+    /// default it never is, as where nothing outlives the process.
+    fn is_time_distrusted(&self) -> bool {
+        false
+    }
+
     /// Adds a task, held by this life; returns once it would survive what this store survives.
     ///
     /// # Errors

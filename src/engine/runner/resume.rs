@@ -214,7 +214,7 @@ impl Runner {
     /// The deadline of a call that was sent by an earlier life counts on.
     fn goes_on(&mut self, task: &Task) {
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
-        let ran = self.engine.clock.now().since(since);
+        let ran = self.engine.time_of(task, self.engine.clock.now()).since(since);
         self.dispatched = Some(Instant::now());
         self.deadline = Some(Instant::now() + self.spec.policy.deadline.saturating_sub(ran));
     }
@@ -338,6 +338,7 @@ async fn judge_child(
         if matches!(task.phase, Phase::Queued) && spec.request.params.is_some() {
             return Ok(Some((task, spec.clone(), RecoveryAction::Dispatch)));
         }
+        let now = engine.time_of(&task, now);
         let verdict = verdict(&task, Some(&spec.policy), (now, engine.why_lost()));
         if let RecoveryDecision::Run(way) = &verdict {
             record(&task, &verdict);

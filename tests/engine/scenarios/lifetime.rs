@@ -10,7 +10,7 @@ use taskgate::task::TaskMode;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::script::{Saw, Script};
+use super::script::{Resumes, Saw, Script};
 use super::world::{Ask, Rules, World, millis, seconds};
 
 #[track_caller]
@@ -61,6 +61,38 @@ async fn a_plain_call_that_outlives_its_deadline_may_have_run() {
     assert_eq!(error["data"], json!({ "source": "gateway", "reason": "deadline_exceeded", "executed": "unknown" }));
     assert_eq!(world.upstream.cancels(), 1);
     world.is_idle().await;
+}
+
+/// F88: neither at a poll, nor as it is taken up, nor by its deadline. When the clock is trusted again its time counts.
+#[tokio::test(start_paused = true)]
+async fn f88_no_running_task_ends_by_a_clock_that_may_be_wrong() {
+    const LEAP: std::time::Duration = seconds(30 * 24 * 3_600);
+    let rules = Rules { in_flight_max: 1, queue_deadline: seconds(3_600), durable: true, ..Rules::default() };
+    for is_trusted in [false, true] {
+        let before = World::choosing(rules, |call| match call.params.contains("other") {
+            true => Script::returns(seconds(20), "done"),
+            false => Script::returns(LEAP + seconds(600), "done").resumed(Resumes::Follows),
+        });
+        let id = before.handle(&Ask::call()).await;
+        let queued = before.handle(&Ask::tool("other")).await;
+        let world = before.next_life();
+        world.store.is_time_distrusted.store(!is_trusted, Ordering::Relaxed);
+        tokio::time::sleep(LEAP).await;
+        if !is_trusted {
+            assert_eq!(world.get(&id).await["status"], "working");
+        }
+        world.recover().await;
+        sweeper::sweep(&world.engine).await.unwrap();
+        let task = world.settled(&id).await;
+        if is_trusted {
+            check_fault(&task, "ttl_expired", "unknown");
+            check_fault(&world.get(&queued).await, "ttl_expired", "no");
+        } else {
+            assert_eq!(task["result"]["content"][0]["text"], "done", "{task}");
+            assert_eq!(world.settled(&queued).await["result"]["content"][0]["text"], "done");
+        }
+        world.is_idle().await;
+    }
 }
 
 const SHORT: Rules = Rules {

@@ -186,6 +186,10 @@ impl TaskStore for Mortal<GatedStore> {
         self.inner.holder()
     }
 
+    fn is_time_distrusted(&self) -> bool {
+        self.inner.is_time_distrusted()
+    }
+
     fn bytes_max(&self) -> usize {
         self.inner.bytes_max()
     }

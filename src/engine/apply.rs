@@ -148,7 +148,11 @@ impl Engine {
             if effects.is_empty() {
                 return Ok(AppliedEvent { task: before, changed: false });
             }
-            if task.is_settled() && !before.is_settled() && !before.tree.children.is_empty() {
+            let settles = task.is_settled() && !before.is_settled();
+            if settles && role == WriteRole::Holder && self.live.has_waiting_cancel(key) {
+                return Err(TaskError::Contended);
+            }
+            if settles && !before.tree.children.is_empty() {
                 self.settle_children(&before, &task, role).await?;
             }
             match self.store.replace(revision, role, &task).await {

@@ -289,14 +289,18 @@ impl Engine {
     }
 
     /// Makes a change for a client or an operator. One that finds the store without room is kept and tried again, for a while: it is
-    /// refused where half of all changes that may be under way wait so.
+    /// refused where half of all changes that may be under way wait so. A cancel that waits goes before the outcome (L6).
     async fn apply_with_room(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let (until, mut pauses) = (Instant::now() + ROOM_WAIT_MAX, ROOM_LOOKS);
+        let mut waiting = None;
         loop {
             let applied = self.apply(key, WriteRole::Command, event.clone()).await;
             let may_wait = Instant::now() < until && self.changes.places.available_permits() > CHANGES_MAX / 2;
             if !matches!(applied, Err(TaskError::Store(StoreError::NoRoom))) || !may_wait {
                 return applied;
+            }
+            if waiting.is_none() && matches!(event, Event::CancelRequested) {
+                waiting = self.live.waits_to_cancel(key);
             }
             if self.leaving.run_until_cancelled(pauses.wait()).await.is_none() {
                 return applied;

@@ -47,6 +47,8 @@ struct RunnerMailbox {
     bell: Notify,
     /// How often clients asked for the task in this life of the process.
     polls: AtomicU32,
+    /// Cancels that wait for room in the store.
+    cancels: AtomicU32,
     /// Whether its task is in the store: one that is about to be added is not, as yet.
     is_stored: AtomicBool,
 }
@@ -109,6 +111,17 @@ impl LiveRunners {
     /// How often a task that has a runner was polled.
     pub(in crate::engine) fn polls(&self, key: &TaskKey) -> u32 {
         self.mailbox(key).map_or(0, |mailbox| mailbox.polls.load(Ordering::Relaxed))
+    }
+
+    /// Lets a cancel wait for room in the store, until what is returned is dropped: no outcome is stored before it.
+    pub(in crate::engine) fn waits_to_cancel(&self, key: &TaskKey) -> Option<WaitingCancel> {
+        let mailbox = self.mailbox(key)?;
+        mailbox.cancels.fetch_add(1, Ordering::Relaxed);
+        Some(WaitingCancel(Arc::downgrade(&mailbox)))
+    }
+
+    pub(in crate::engine) fn has_waiting_cancel(&self, key: &TaskKey) -> bool {
+        self.mailbox(key).is_some_and(|mailbox| mailbox.cancels.load(Ordering::Relaxed) > 0)
     }
 
     /// Whether a task has a runner that hears orders, as one whose insert is in doubt has not.
@@ -181,6 +194,18 @@ impl StoredRunner {
         if let Some(mailbox) = self.0.upgrade() {
             mailbox.waiting.lock().is_fenced = true;
             mailbox.bell.notify_one();
+        }
+    }
+}
+
+/// A cancel that waits for room in the store, at the runner of its task.
+#[derive(Debug)]
+pub(in crate::engine) struct WaitingCancel(Weak<RunnerMailbox>);
+
+impl Drop for WaitingCancel {
+    fn drop(&mut self) {
+        if let Some(mailbox) = self.0.upgrade() {
+            mailbox.cancels.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -65,6 +65,40 @@ async fn l8_two_hundred_tasks_outlast_a_full_disk_and_a_cancel_is_kept() {
     world.is_idle().await;
 }
 
+/// L6: whichever of the two is tried first once there is room.
+#[tokio::test(start_paused = true)]
+async fn l6_a_cancel_that_waits_for_room_goes_before_an_outcome_that_does() {
+    for number in 0..80 {
+        let world = World::with(rules(), Script::returns(seconds(4), "done"));
+        let id = world.handle(&Ask::call()).await;
+        is_full(&world);
+        tokio::time::sleep(seconds(5)).await;
+        let cancel = world.client(&Ask::task("tasks/cancel", &id));
+        tokio::time::sleep(seconds(1) + millis(100 * number)).await;
+        assert!(!cancel.is_finished(), "it waits");
+        world.store.faults.heal();
+        assert!(cancel.await.unwrap().json().await["result"].is_object());
+        for _ in 0..20 {
+            assert_eq!(world.get(&id).await["status"], "cancelled", "{number}");
+            tokio::time::sleep(seconds(1)).await;
+        }
+        world.is_idle().await;
+    }
+}
+
+/// L6: a cancel that was refused leaves the outcome as it is.
+#[tokio::test(start_paused = true)]
+async fn l6_an_outcome_is_stored_once_a_cancel_that_waited_before_it_is_refused() {
+    let world = World::with(rules(), Script::returns(seconds(4), "done"));
+    let id = world.handle(&Ask::call()).await;
+    is_full(&world);
+    tokio::time::sleep(seconds(5)).await;
+    assert_eq!(world.send(&Ask::task("tasks/cancel", &id)).await.status, 503);
+    world.store.faults.heal();
+    assert_eq!(world.settled(&id).await["status"], "completed");
+    world.is_idle().await;
+}
+
 /// A change that the store takes only after long is refused, and not made later.
 #[tokio::test(start_paused = true)]
 async fn a_change_waits_for_room_for_so_long_and_is_refused_then() {

@@ -36,7 +36,7 @@ pub const TASKS_CREATED: &str = "taskgate_tasks_created_total";
 pub const TASKS_IN_FLIGHT: &str = "taskgate_tasks_in_flight";
 /// Settled tasks, by `upstream` and `outcome`.
 pub const TASKS_SETTLED: &str = "taskgate_tasks_settled_total";
-/// Age of a task when it settled, in seconds, by `upstream`.
+/// Age of a task when it settled, in seconds, by `upstream`; from when its call was sent, where that was before it became a task.
 pub const TASK_AGE: &str = "taskgate_task_age_seconds";
 /// How calls left the grace period, by `upstream` and `result` (`plain` or `task`).
 pub const GRACE: &str = "taskgate_grace_total";

@@ -73,6 +73,8 @@ struct TaskEntry {
     expires_at: String,
     /// What kind of client made it; in the answer about one task.
     client: Option<String>,
+    /// When its call began; in the answer about one task.
+    began_at: Option<String>,
     flavour: Option<String>,
     parent: Option<String>,
     children: Option<usize>,
@@ -244,7 +246,8 @@ fn details(task: &TaskEntry, now: Timestamp) -> String {
     let text = |text: &str| Some(printable(text).into_owned());
     let at = |written: &str| Some(format!("{} ({})", printable(written), ago(written, now)));
     let has_ended = ["completed", "failed", "cancelled"].contains(&task.state.as_str());
-    let took = since(&task.created_at, now).zip(since(&task.updated_at, now)).filter(|_| has_ended);
+    let began_at = task.began_at.as_ref().unwrap_or(&task.created_at);
+    let took = since(began_at, now).zip(since(&task.updated_at, now)).filter(|_| has_ended);
     let mut all = String::new();
     for (name, value) in [
         ("ref", text(&task.reference)),
@@ -308,6 +311,7 @@ mod tests {
             updated_at: "1970-01-01T00:01:00.000Z".to_owned(),
             expires_at: "e".to_owned(),
             client: None,
+            began_at: None,
             flavour: None,
             parent: None,
             children: None,
@@ -360,6 +364,8 @@ mod tests {
             progress: Some("page\u{1b} 2".to_owned()),
             bytes: Some(2_048),
             attempt: Some(2),
+            began_at: Some("1970-01-01T00:00:00.000Z".to_owned()),
+            created_at: "1970-01-01T00:00:02.000Z".to_owned(),
             holder: Some("a".to_owned()),
             holder_life: Some(7),
             ..entry("t")
@@ -368,7 +374,7 @@ mod tests {
             details(&task, NOW),
             "ref       00000000000a\nstate     failed (ttl_expired)\nwhy       The task's time to live ended\n\
              progress  page  2\nupstream  up\ntool      t\nprincipal b\nholder    a\n\
-             created   1970-01-01T00:00:00.000Z (1h 1m ago)\nupdated   1970-01-01T00:01:00.000Z (1h 0m ago)\n\
+             created   1970-01-01T00:00:02.000Z (1h 0m ago)\nupdated   1970-01-01T00:01:00.000Z (1h 0m ago)\n\
              took      1m 0s\nexpires   e\nsize      2048 bytes\nattempt   2\n"
         );
     }

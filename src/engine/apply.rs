@@ -251,7 +251,7 @@ impl Engine {
             return;
         }
         let (upstream, tool) = (&after.origin.upstream, &after.origin.tool);
-        let age = after.updated_at.since(after.created_at);
+        let age = after.updated_at.since(after.began_at());
         self.metrics.settled(upstream, label, age);
         let (task, principal) = (LoggedTask(&after.key), LoggedPrincipal(&after.key.owner));
         let (id, polls) = (&after.key.id, self.live.polls(&after.key));

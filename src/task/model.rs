@@ -139,7 +139,7 @@ pub struct Recovery {
     pub call: Option<StoredCall>,
     /// Where the exchange can be taken up again: the newest token that the transport gave for it.
     pub resume: Option<Payload>,
-    /// When the try under way was sent; its deadline counts from here, in a later life too.
+    /// When the last try was sent; its deadline counts from here, in a later life too.
     pub dispatched_at: Option<Timestamp>,
     /// How many lives of the process took the call up and ended before the upstream gave a sign, one after the other.
     pub crashes: u8,
@@ -204,6 +204,12 @@ impl Task {
     #[must_use]
     pub fn expires_at(&self) -> Timestamp {
         self.created_at.after(self.ttl)
+    }
+
+    /// When its call began: it may have been sent before it became a task.
+    #[must_use]
+    pub fn began_at(&self) -> Timestamp {
+        self.recovery.dispatched_at.map_or(self.created_at, |sent| sent.min(self.created_at))
     }
 
     #[must_use]

@@ -271,8 +271,13 @@ fn told(mut task: Task) -> (Task, Vec<Effect>) {
     if !task.recovery.is_untold {
         return (task, Vec::new());
     }
-    task.recovery = Recovery::default();
+    task.recovery = done_with(&task.recovery);
     (task, vec![Effect::Keep])
+}
+
+/// What stays with a task for which nothing is to be done: when its call was sent, for operators.
+fn done_with(recovery: &Recovery) -> Recovery {
+    Recovery { dispatched_at: recovery.dispatched_at, ..Recovery::default() }
 }
 
 /// Ends the task while its upstream may be at work: where to tell it so is kept until that is done.
@@ -281,14 +286,14 @@ fn abandon(task: &mut Task, outcome: Outcome, now: Timestamp) {
     let was_sent = !matches!(task.phase, Phase::Queued);
     settle(task, outcome, now);
     if was_sent {
-        task.recovery = Recovery { resume, is_untold: true, ..Recovery::default() };
+        (task.recovery.resume, task.recovery.is_untold) = (resume, true);
     }
 }
 
 /// Ends the task and makes sure that its end can be read for a while.
 fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
     task.phase = Phase::Settled(outcome);
-    task.recovery = Recovery::default();
+    task.recovery = done_with(&task.recovery);
     if task.certainly_did_not_run() {
         task.idempotency = None;
     }

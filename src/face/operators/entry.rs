@@ -76,6 +76,8 @@ pub(super) struct OperatorTaskDetails {
     #[serde(flatten)]
     entry: OperatorTaskEntry,
     client: &'static str,
+    /// When its call began: before it was created, where it was sent before it became a task.
+    began_at: String,
     /// Why the gateway has no answer, in the words that its client gets.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
@@ -105,6 +107,7 @@ impl OperatorTaskDetails {
         Self {
             entry,
             client,
+            began_at: task.began_at().to_string(),
             why,
             progress: task.status_message.clone(),
             bytes: task.stored_bytes(),

@@ -50,6 +50,25 @@ async fn the_deadline_counts_from_the_dispatch_and_not_from_the_wait_for_a_slot(
     world.is_idle().await;
 }
 
+/// What operators are shown counts from the call, which was sent before its task was made.
+#[tokio::test(start_paused = true)]
+async fn a_settled_task_knows_when_its_call_began() {
+    for is_cancelled in [false, true] {
+        let world = World::with(Rules::default(), Script::returns(seconds(4), "done"));
+        let id = world.handle(&Ask::call()).await;
+        let key = world.store.unsettled().await.remove(0);
+        tokio::time::sleep_until(world.started + seconds(3)).await;
+        if is_cancelled {
+            world.send(&Ask::task("tasks/cancel", &id)).await;
+        }
+        world.settled(&id).await;
+        world.is_idle().await;
+        let task = world.task(&key).await;
+        let spans = [task.created_at, task.updated_at].map(|at| at.since(task.began_at()));
+        assert_eq!(spans, [super::world::GRACE, seconds(if is_cancelled { 3 } else { 4 })]);
+    }
+}
+
 /// A plain call may have run, so the status is 200 (GW-38).
 #[tokio::test(start_paused = true)]
 async fn a_plain_call_that_outlives_its_deadline_may_have_run() {

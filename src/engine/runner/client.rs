@@ -33,6 +33,11 @@ impl AttachedClients {
         }
     }
 
+    /// The seat of the client that made the call.
+    pub(super) fn first(&self) -> Option<CallStreamSender> {
+        self.seats.first().cloned()
+    }
+
     /// Whether anybody waits for this call.
     pub(super) const fn is_there(&self) -> bool {
         !self.seats.is_empty()

@@ -6,11 +6,12 @@
 //! A client that takes a handle gets that of the first call. Any other client waits for the answer: its call has a task's row
 //! all the same, so that it outlives the client and the process. While the client is there the runner treats the call as one
 //! without a handle: progress and questions go to the client. Once it has left the call goes on as a task. A repetition waits
-//! until the row has the outcome of the call, on any gateway.
+//! until the row has the outcome of the call, on any gateway; one that comes while a question is open is asked it, too.
 //!
 //! An id that the client chose for its task is a name too (D86-06). The row's key follows from it, and a repetition is
 //! refused.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,10 +24,12 @@ use super::{CallEnd, CallEvent, Runner, RunnerFlow, at, lost};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
+use crate::engine::call::{Askable, RoundRetry, RoundSupport};
 use crate::store::{StoreError, StoredTask};
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    ChosenId, Executed, Failure, GatewayFault, Idempotency, Outcome, Phase, Plan, Reason, Task, TaskKey, TaskVisibility,
+    ChosenId, Executed, Failure, GatewayFault, Idempotency, Outcome, Phase, Plan, Question, Reason, Task, TaskKey,
+    TaskVisibility,
 };
 
 /// How often a row under a chosen id is inserted: once more where one that is gone was in the way. It may stay in the way for a while.
@@ -118,6 +121,7 @@ impl Runner {
         self.inputs.stop_gathering();
         if let Some(row) = &mut self.row {
             row.shown = TaskVisibility::Handle;
+            row.orders.take_repetitions(true);
         }
         tracing::debug!("a call under an idempotency key goes on without its client");
         self.mirror_subtasks().await;
@@ -138,6 +142,24 @@ impl Runner {
         Ok(task)
     }
 
+    /// Has the client of a repetition asked what is open, where it can be asked: the one that was asked before may never come back.
+    /// Whoever answers first is heard.
+    fn is_asked_too(&mut self, first: &Task) -> bool {
+        let Phase::AwaitingInput(open) = &first.phase else { return false };
+        let may_be_asked = |question: &Question| (self.spec.questions)(&question.request) == Askable::Declared;
+        let Some(seat) = self.client.first() else { return false };
+        if self.spec.rounds == RoundSupport::Unknown || !open.values().all(may_be_asked) {
+            return false;
+        }
+        let questions = Arc::clone(&self.spec.questions);
+        let retry = RoundRetry { answers: BTreeMap::new(), plan: self.spec.plan, questions };
+        let is_asked = self.engine.live.join(&first.key, seat, retry);
+        if is_asked {
+            self.client = AttachedClients::nobody();
+        }
+        is_asked
+    }
+
     /// Answers a repetition with the outcome of the first call once there is one, or with its task at the end of the grace
     /// period, where the plan has any.
     async fn wait_for_first(&mut self, first: Arc<Task>) {
@@ -145,6 +167,9 @@ impl Runner {
         self.stage.finish();
         self.place = None;
         self.in_progress = None;
+        if self.is_asked_too(&first) {
+            return;
+        }
         let (engine, key) = (Arc::clone(&self.engine), first.key.clone());
         let unknown = |reason| lost(GatewayFault::new(reason, Executed::Unknown));
         let Ok(mut watcher) = engine.watchers().watch(&key) else {

@@ -51,6 +51,8 @@ struct RunnerMailbox {
     cancels: AtomicU32,
     /// Whether its task is in the store: one that is about to be added is not, as yet.
     is_stored: AtomicBool,
+    /// Whether the client of a call under an idempotency key left, or took its questions with it: that of a repetition can be asked.
+    takes_repetitions: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -182,6 +184,12 @@ impl LiveRunners {
             None => Err(RetryRefusal::NotHere),
         }
     }
+
+    /// Hands the client of a repetition to the runner of the first call, if that one has no client to ask.
+    pub(super) fn join(&self, key: &TaskKey, seat: CallStreamSender, retry: RoundRetry) -> bool {
+        let is_taken = self.mailbox(key).is_some_and(|mailbox| mailbox.takes_repetitions.load(Ordering::Relaxed));
+        is_taken && self.retry(key, seat, retry).is_ok()
+    }
 }
 
 /// One runner, whoever has its key by now.
@@ -229,6 +237,11 @@ impl RunnerCommands {
     /// Its task is in the store.
     pub(super) fn is_stored(&self) {
         self.mailbox.is_stored.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the clients of repetitions are handed to it.
+    pub(super) fn take_repetitions(&self, takes: bool) {
+        self.mailbox.takes_repetitions.store(takes, Ordering::Relaxed);
     }
 
     /// The next order; pends for ever once the entry is gone. Cancel safe.

@@ -39,7 +39,13 @@ impl Runner {
         self.inputs.rounds += 1;
         self.grace_status = None;
         let asks = CallEvent::InputRequired { task, round: self.inputs.rounds };
-        if self.client.hand_over(asks).await { RunnerFlow::Continue } else { self.client_left().await }
+        if !self.client.hand_over(asks).await {
+            return self.client_left().await;
+        }
+        if let Some(row) = self.row.as_ref().filter(|_| self.spec.is_held_by_key()) {
+            row.orders.take_repetitions(true);
+        }
+        RunnerFlow::Continue
     }
 
     async fn give_up_all(&mut self) -> RunnerFlow {
@@ -56,6 +62,9 @@ impl Runner {
     pub(super) async fn retried(&mut self, seat: CallStreamSender, retry: RoundRetry) -> RunnerFlow {
         let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         self.client.seat(seat);
+        if let Some(row) = &self.row {
+            row.orders.take_repetitions(false);
+        }
         self.spec.questions = retry.questions;
         let task = match self.write(&key, vec![Event::Answered { answers: retry.answers }]).await {
             Ok(applied) => applied.task,

@@ -235,6 +235,24 @@ async fn progress_and_questions_under_a_key_go_to_the_first_client() {
     world.is_idle().await;
 }
 
+/// GW-46: the client that was asked may never come back; one that cannot be asked waits.
+#[tokio::test(start_paused = true)]
+async fn a_repetition_that_comes_while_a_question_is_open_is_asked_too() {
+    let world = World::with(Rules::default(), Script::of([elicits("a", 1), heard(1), returns(2)]));
+    let ask = plain().saying(KEY, "k");
+    let left = round(&world.send(&ask).await.json().await["result"]);
+    let waits = world.client(&ask.clone().declaring(json!({})));
+    let open = round(&world.send(&ask).await.json().await["result"]);
+    assert_eq!(open.keys, left.keys);
+    let answered = world.send(&again(&ask, &open, &[&open.keys[0]])).await;
+    check_done(&answered.json().await["result"]);
+    check_done(&waits.await.unwrap().json().await["result"]);
+    check_done(&world.send(&again(&ask, &left, &[&left.keys[0]])).await.json().await["result"]);
+    assert_eq!((world.upstream.calls().len(), super::rounds::answers(&world).len()), (1, 1));
+    assert!(world.age() < seconds(10), "{:?}", world.age());
+    world.is_idle().await;
+}
+
 /// GW-46: nobody is there to be asked, so the server hears that at once, and goes on.
 #[tokio::test(start_paused = true)]
 async fn a_question_under_a_key_is_refused_where_its_client_has_left() {

@@ -1,11 +1,18 @@
 //! Tests every store against what [`TaskStore`] promises, from outside.
+//!
+//! Tests of one store alone have what no other can promise, or show:
+//! - A store that is older than what it acknowledged is noticed in PostgreSQL alone. A copy of a folder cannot be told from the folder, and
+//!   memory outlives nothing.
+//! - A write that failed and was not made is shown on a disk, whose commits can be made to fail. A database that cannot be heard was
+//!   written, or says that it was not.
+//! - What is damaged, or has no room, is damaged and full in its own way.
 
 mod lives;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use lives::StoreOpener;
+pub(crate) use lives::{AcknowledgementLoss, StoreOpener};
 
 use super::tasks::{PAGE_BYTES_MAX, PLACES_MAX};
 use super::{Revision, StoreError, TaskStore, Usage, WriteRole};
@@ -70,6 +77,8 @@ pub(crate) async fn check_all<K: StoreOpener>(kind: &K) {
     lives::a_settled_row_is_claimed_until_its_upstream_was_told(kind, roomy().await).await;
     lives::a_subtask_is_claimed_with_its_parent(kind, roomy().await).await;
     lives::without_a_doubt_a_row_is_what_it_was(&*roomy().await).await;
+    lives::a_lost_acknowledgement_leaves_no_doubt(kind).await;
+    lives::a_life_holds_what_it_made_or_took_over(kind, roomy().await).await;
     let pair = async || {
         let one = roomy().await;
         kind.beside(&one).await.map(|other| (one, other))

@@ -363,6 +363,10 @@ mod tests {
             Some(Arc::new(store.join()))
         }
 
+        async fn open_unheard(&self) -> Option<(Arc<MemoryStore>, contract::AcknowledgementLoss)> {
+            None
+        }
+
         async fn declare_ended(&self, by: &MemoryStore, ended: Incarnation) {
             by.end_life(ended);
         }

@@ -11,6 +11,9 @@ use crate::replica::Incarnation;
 use crate::store::{Revision, StoreError, StoreHint, StoredTask, TaskStore, WriteRole};
 use crate::task::{Event, Task, TaskId, TaskKey, Timestamp, TreePlace, transition};
 
+/// Has writes made and not acknowledged, as long as it is on.
+pub(crate) type AcknowledgementLoss = Box<dyn Fn(bool) + Send + Sync>;
+
 /// How stores of one kind are opened.
 pub(crate) trait StoreOpener {
     type Store: TaskStore;
@@ -28,10 +31,15 @@ pub(crate) trait StoreOpener {
     /// by more than any task lives. `None` where nothing outlives a process.
     async fn next_life_ahead(&self, ended: Arc<Self::Store>) -> Option<(Arc<Self::Store>, Timestamp)>;
 
+    /// A new one that can lose acknowledgements; `None` where a write is acknowledged by being made.
+    async fn open_unheard(&self) -> Option<(Arc<Self::Store>, AcknowledgementLoss)>;
+
     /// Has a life declared ended by another one. It may go on, and not know.
     async fn declare_ended(&self, by: &Self::Store, ended: Incarnation);
 }
 
+/// How long it may take until a doubt is settled.
+const DECISION_MAX: Duration = Duration::from_secs(60);
 /// How long a hint may take.
 const HINT_MAX: Duration = Duration::from_secs(10);
 
@@ -155,6 +163,77 @@ pub(super) async fn a_subtask_is_claimed_with_its_parent<K: StoreOpener>(kind: &
     assert_eq!(claimed.len(), 4, "each once: {claimed:?}");
 }
 
+/// L9: rows that nobody runs are looked for among these.
+pub(super) async fn a_life_holds_what_it_made_or_took_over<K: StoreOpener>(kind: &K, store: Arc<K::Store>) {
+    let rows: Vec<Task> = (1..7_u8).map(|id| task("a", id.into())).collect();
+    for one in &rows {
+        store.insert(one).await.unwrap();
+    }
+    store.insert(&settled(task("a", 9), "r")).await.unwrap();
+    let mut unsettled: BTreeSet<_> = rows.iter().map(|one| one.key.clone()).collect();
+    assert_eq!(held(&*store).await, unsettled);
+    let revision = row(&*store, &rows[0].key).await.revision;
+    let cancelled = transition(rows[0].clone(), Event::CancelRequested, START).0;
+    store.replace(revision, WriteRole::Command, &cancelled).await.unwrap();
+    unsettled.remove(&cancelled.key);
+    assert_eq!(held(&*store).await, unsettled, "its upstream is to be told, and it has settled");
+    let later = kind.next_life(store).await;
+    assert_eq!(held(&*later).await, BTreeSet::new(), "nobody has taken them over");
+    let claimed: BTreeSet<_> = later.claim(2, &known()).await.unwrap().into_iter().collect();
+    let mut own: BTreeSet<_> = claimed.intersection(&unsettled).cloned().collect();
+    assert!(!own.is_empty() && own.len() < unsettled.len(), "{claimed:?}");
+    assert_eq!(held(&*later).await, own);
+    let made = task("b", 1);
+    later.insert(&made).await.unwrap();
+    own.insert(made.key);
+    assert_eq!(held(&*later).await, own);
+}
+
+async fn held(store: &impl TaskStore) -> BTreeSet<TaskKey> {
+    store.held().await.unwrap().into_iter().collect()
+}
+
+/// A write that was made and not acknowledged: what the store says of the row then is what every later life finds; an insert has no
+/// row, as nobody was told of it.
+pub(super) async fn a_lost_acknowledgement_leaves_no_doubt<K: StoreOpener>(kind: &K) {
+    let Some((store, loses)) = kind.open_unheard().await else { return };
+    let (one, two) = (task("a", 1), named("a", 2));
+    let first = store.insert(&one).await.unwrap();
+    let cancelled = transition(one, Event::CancelRequested, START).0;
+    loses(true);
+    let unsure = store.replace(first, WriteRole::Command, &cancelled).await;
+    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    loses(false);
+    let found = decided(&*store, &cancelled.key).await.expect("the row is there");
+    assert_eq!(*found.task, cancelled);
+    assert!(found.revision > first);
+    loses(true);
+    let unsure = store.insert(&two).await;
+    assert!(matches!(unsure, Err(StoreError::Unsure(_))), "{unsure:?}");
+    loses(false);
+    assert!(decided(&*store, &two.key).await.is_none(), "nobody was told of it");
+    store.insert(&two).await.expect("neither its id nor its name is taken");
+    let later = kind.next_life(store).await;
+    let again = row(&*later, &cancelled.key).await;
+    assert_eq!((&again.task, again.revision), (&found.task, found.revision));
+    assert_eq!(*row(&*later, &two.key).await.task, two);
+    later.close().await;
+}
+
+/// How a row certainly stands, once that can be known.
+async fn decided(store: &impl TaskStore, key: &TaskKey) -> Option<StoredTask> {
+    let deciding = async {
+        loop {
+            match store.settle_doubt(key, START).await {
+                Ok(found) => return found,
+                Err(StoreError::Io(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    };
+    tokio::time::timeout(DECISION_MAX, deciding).await.expect("it is known in time")
+}
+
 pub(super) async fn without_a_doubt_a_row_is_what_it_was(store: &impl TaskStore) {
     let one = task("a", 1);
     let first = store.insert(&one).await.unwrap();
@@ -174,6 +253,7 @@ pub(super) async fn lives_beside_each_other_see_what_the_other_writes(one: &impl
     let first = one.insert(&made).await.unwrap();
     let seen = row(other, &made.key).await;
     assert_eq!((seen.holder, seen.revision), (Some(one.holder()), first));
+    assert_eq!(held(other).await, BTreeSet::new());
     assert!(matches!(other.insert(&made).await, Err(StoreError::Exists)));
     let changed = Task { status_message: Some(Arc::from("half")), ..made.clone() };
     let foreign = other.replace(first, WriteRole::Holder, &changed).await;

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
+use self::faults::failing_while;
 use super::folder::DiskSpace;
 use super::resident::{RowChange, RowTotals};
 use super::settings::FaultHook;
@@ -102,11 +103,7 @@ impl contract::StoreOpener for OnDisk {
     type Store = DiskStore;
 
     async fn open(&self, stored_bytes_max: usize) -> Arc<DiskStore> {
-        let folder = tempfile::tempdir().unwrap();
-        let settings = DiskSettings { stored_bytes_max, ..settings(&folder) };
-        let store = DiskStore::open_with(settings, roomy()).await.unwrap();
-        self.0.lock().push((Arc::downgrade(&store), folder, stored_bytes_max));
-        store
+        self.open_with(stored_bytes_max, roomy()).await
     }
 
     async fn next_life(&self, ended: Arc<DiskStore>) -> Arc<DiskStore> {
@@ -122,10 +119,25 @@ impl contract::StoreOpener for OnDisk {
         None
     }
 
+    async fn open_unheard(&self) -> Option<(Arc<DiskStore>, contract::AcknowledgementLoss)> {
+        let fails = Arc::new(AtomicBool::new(false));
+        let hooks = FaultHooks { after_commit: Some(failing_while(&fails)), ..roomy() };
+        let store = self.open_with(ROOMY, hooks).await;
+        Some((store, Box::new(move |loses| fails.store(loses, Ordering::SeqCst))))
+    }
+
     async fn declare_ended(&self, _: &DiskStore, _: Incarnation) {}
 }
 
 impl OnDisk {
+    async fn open_with(&self, stored_bytes_max: usize, hooks: FaultHooks) -> Arc<DiskStore> {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = DiskSettings { stored_bytes_max, ..settings(&folder) };
+        let store = DiskStore::open_with(settings, hooks).await.unwrap();
+        self.0.lock().push((Arc::downgrade(&store), folder, stored_bytes_max));
+        store
+    }
+
     /// Under a machine's clock that shows this.
     async fn next_life_at(&self, ended: Arc<DiskStore>, clock: Option<Timestamp>) -> Arc<DiskStore> {
         ended.close().await;

@@ -17,6 +17,7 @@ mod trouble;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use support::fault_proxy::{Fault, FaultProxy, Verb};
 use support::postgres::{PostgresServer, shared};
 use tokio::time::Instant;
 
@@ -57,6 +58,14 @@ fn settings(server: &PostgresServer, schema: &str) -> PostgresSettings {
 fn with(mut settings: PostgresSettings, change: impl FnOnce(&mut DatabaseAccess)) -> PostgresSettings {
     change(&mut settings.access);
     settings
+}
+
+/// The same through a proxy, in whose silence a write waits for a second.
+fn behind(line: &FaultProxy, settings: PostgresSettings) -> PostgresSettings {
+    with(settings, |access| {
+        access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
+        access.write_max = Duration::from_secs(1);
+    })
 }
 
 async fn open_with(settings: PostgresSettings) -> Result<Arc<PostgresStore>, PostgresOpenError> {
@@ -109,6 +118,12 @@ impl StoreOpener for Postgres {
         let mut settings = (*store.state.settings).clone();
         settings.replica.name.push('+');
         Some(open_with(settings).await.unwrap())
+    }
+
+    async fn open_unheard(&self) -> Option<(Arc<PostgresStore>, contract::AcknowledgementLoss)> {
+        let line = FaultProxy::start(([127, 0, 0, 1], self.server.port()).into()).await;
+        let store = open_with(behind(&line, settings(self.server, &new_schema()))).await.unwrap();
+        Some((store, Box::new(move |loses| line.set(loses.then(|| Fault::down("", 0, Verb::Hold))))))
     }
 
     async fn declare_ended(&self, by: &PostgresStore, ended: Incarnation) {

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use support::fault_proxy::{Fault, FaultProxy, Verb};
-
 use super::rules::{READ_EACH, Waiting};
 use super::*;
 use crate::store::contract::{NAME, named, settled};
@@ -19,10 +17,7 @@ impl Deafened {
     pub(super) async fn begin(server: &PostgresServer) -> Self {
         let line = FaultProxy::start(([127, 0, 0, 1], server.port()).into()).await;
         let other = settings(server, &new_schema());
-        let mut deaf = with(other.clone(), |access| {
-            access.url = DatabaseUrl::Here(format!("postgres://postgres@{}/postgres?sslmode=disable", line.address));
-            access.write_max = Duration::from_secs(1);
-        });
+        let mut deaf = behind(&line, other.clone());
         deaf.replica.name.push('+');
         Self { line, other: open_with(other).await.unwrap(), deaf: open_with(deaf).await.unwrap() }
     }

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 #![allow(clippy::print_stdout, reason = "a run says how many of its calls ran")]
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -243,6 +243,28 @@ fn learnt(answer: &Value) -> Learnt {
     }
 }
 
+/// Which keys a kill may have met: those under which a client made a call meanwhile.
+#[derive(Default)]
+struct KillExposure {
+    in_flight: Vec<String>,
+    is_killing: bool,
+    met: BTreeSet<String>,
+}
+
+impl KillExposure {
+    fn enter(&mut self, key: &str) {
+        self.in_flight.push(key.to_owned());
+        if self.is_killing {
+            self.met.insert(key.to_owned());
+        }
+    }
+
+    fn leave(&mut self, key: &str) {
+        let place = self.in_flight.iter().position(|known| known == key).unwrap();
+        self.in_flight.swap_remove(place);
+    }
+}
+
 /// Calls under keys, in their order, at a server that counts them.
 pub(crate) struct KeyCourse {
     calls: usize,
@@ -250,6 +272,7 @@ pub(crate) struct KeyCourse {
     runs: Runs,
     next: AtomicUsize,
     heard: Mutex<Vec<(String, Kind, Learnt)>>,
+    exposure: Mutex<KillExposure>,
 }
 
 impl KeyCourse {
@@ -258,7 +281,8 @@ impl KeyCourse {
         let calls = std::env::var("KEY_CALLS").ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
         let runs = Runs::default();
         let server = server(Arc::clone(&runs)).await;
-        Self { calls, server, runs, next: AtomicUsize::new(0), heard: Mutex::default() }
+        let next = AtomicUsize::new(0);
+        Self { calls, server, runs, next, heard: Mutex::default(), exposure: Mutex::default() }
     }
 
     /// The part of a configuration that names the server.
@@ -284,6 +308,7 @@ impl KeyCourse {
             let caller = &mut callers[call % KINDS.len()];
             // An answer may be lost with the gateway that it came by, whatever became of the call: the key is asked again.
             let mut is_unsure = false;
+            self.exposure.lock().enter(&key);
             let learnt = loop {
                 let at = {
                     let places = places.wait_for(|places| !places.is_empty()).await.unwrap();
@@ -295,6 +320,7 @@ impl KeyCourse {
                     _ => sleep(Duration::from_millis(20)).await,
                 }
             };
+            self.exposure.lock().leave(&key);
             self.heard.lock().push((key, caller.kind, learnt));
         }
     }
@@ -306,10 +332,23 @@ impl KeyCourse {
         }
     }
 
-    /// Each key's call ran once, and all heard the same of it.
+    /// Kills a gateway.
+    pub(crate) async fn meet(&self, kill: impl Future<Output = ()>) {
+        {
+            let mut exposure = self.exposure.lock();
+            let KillExposure { in_flight, is_killing, met } = &mut *exposure;
+            *is_killing = true;
+            met.extend(in_flight.iter().cloned());
+        }
+        kill.await;
+        self.exposure.lock().is_killing = false;
+    }
+
+    /// Each key's call ran once, unless a kill met it, and all heard the same of it.
     pub(crate) fn check(&self) {
         let (runs, heard, mut unsure) = (self.runs.lock(), self.heard.lock(), 0);
         let keys = self.calls / CALLS_UNDER_A_KEY;
+        let met = &self.exposure.lock().met;
         for key in (0..keys).map(|number| format!("key-{number}")) {
             let ran = runs.get(&key).copied().unwrap_or_default();
             let of_key: Vec<_> = heard.iter().filter(|(name, ..)| *name == key).collect();
@@ -319,14 +358,16 @@ impl KeyCourse {
                 Learnt::Ran(text) => assert_eq!((ran, text), (1, &key), "{of_key:?}"),
                 Learnt::MayHaveRun | Learnt::Again => {
                     assert!(ran <= 1, "{key} ran {ran} times");
+                    assert!(met.contains(&key), "{key}: no kill met its call: {of_key:?}");
                     unsure += 1;
                 }
             }
         }
         println!(
-            "{} calls under {keys} keys ran {} times; {unsure} keys say that theirs may have run",
+            "{} calls under {keys} keys ran {} times; {unsure} keys of {} that a kill met say that theirs may have run",
             heard.len(),
-            runs.len()
+            runs.len(),
+            met.len()
         );
     }
 }
@@ -340,7 +381,7 @@ async fn calls_of_six_kinds_of_clients_run_once_under_each_key_however_often_the
     let kills = async {
         for kill in 1..=KILLS {
             course.is_at(kill, KILLS + 1).await;
-            keeper.kill().await;
+            course.meet(keeper.kill()).await;
             keeper.start(&[]).await.unwrap();
         }
     };

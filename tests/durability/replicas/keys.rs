@@ -24,7 +24,7 @@ async fn calls_run_once_under_each_key_at_two_gateways_of_which_one_after_the_ot
     let kills = async {
         for kill in 1..=KILLS {
             course.is_at(kill, KILLS + 1).await;
-            replicas[kill % 2].kill().await;
+            course.meet(replicas[kill % 2].kill()).await;
             replicas[kill % 2].start().await;
         }
     };

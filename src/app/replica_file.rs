@@ -155,6 +155,15 @@ mod tests {
         assert_eq!(prior, Some(PriorLife { beat: 0, ..LIFE }));
     }
 
+    /// As a process leaves it that is killed between its write and the cut behind it.
+    #[test]
+    fn the_rest_of_a_longer_text_says_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "00000000-0000-0000-0000-000000000007 41 17\n6 99\n";
+        std::fs::write(folder.path().join("a.replica"), text).unwrap();
+        assert_eq!(ReplicaFile::lock(folder.path(), "a").unwrap().1, Some(LIFE));
+    }
+
     #[test]
     fn a_folder_without_room_for_it_is_told_from_a_file_that_is_wrong() {
         let of = |kind: io::ErrorKind| ReplicaFileError::File { path: PathBuf::from("a.replica"), source: kind.into() };

@@ -1,12 +1,14 @@
 //! A store without room is an outage that passes, for all but new tasks; and a row that lost its runner gets another one.
 
+use std::sync::atomic::Ordering;
+
 use serde_json::{Value, json};
 use taskgate::engine::rows_without_runner;
 use taskgate::task::TaskMode;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::script::Script;
+use super::script::{Resumes, Script};
 use super::store_faults::{Method, StoreFault};
 use super::waiting::{answer, asking, asks, ends, task};
 use super::world::{Ask, Rules, World, millis, seconds};
@@ -59,8 +61,7 @@ async fn l8_two_hundred_tasks_outlast_a_full_disk_and_a_cancel_is_kept() {
         assert_eq!(task["result"]["content"][0]["text"], "done", "{task}");
     }
     for id in [&cancelled, &last] {
-        let status = world.settled(id).await["status"].take();
-        assert!(["cancelled", "completed"].contains(&status.as_str().unwrap()), "{status}");
+        assert_eq!(world.get(id).await["status"], "cancelled");
     }
     world.is_idle().await;
 }
@@ -153,4 +154,31 @@ async fn l9_a_row_that_lost_its_runner_is_taken_up_again() {
     world.is_idle().await;
     world.ending.cancel();
     timeout(millis(10), looking.join_all()).await.expect("it ends");
+}
+
+/// L9: of the rows that recovery took over, those that it has not looked at yet wait for it.
+#[tokio::test(start_paused = true)]
+async fn l9_rows_that_recovery_has_in_hand_are_not_without_a_runner() {
+    const TASKS: usize = 100;
+    let rules = Rules { durable: true, ..Rules::mode(TaskMode::Always) };
+    let world = World::with(rules, Script::returns(seconds(60), "done").resumed(Resumes::Follows));
+    for _ in 0..TASKS {
+        world.handle(&Ask::call()).await;
+    }
+    let world = world.next_life();
+    world.store.pauses.store(true, Ordering::Relaxed);
+    let looks = async {
+        loop {
+            world.every_row_is_run().await;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = looks => unreachable!(),
+        () = world.recover() => (),
+    }
+    world.store.pauses.store(false, Ordering::Relaxed);
+    world.every_row_is_run().await;
+    tokio::time::sleep(seconds(60)).await;
+    world.is_idle().await;
 }

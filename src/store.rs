@@ -1,4 +1,4 @@
-//! Keeps tasks. Knows `task`, not `dialect`. Read [`tasks`] first: what every store promises.
+//! Stores tasks. Depends on `task`, not on `dialect`. Start with [`tasks`], the contract of every store.
 
 mod clock_trust;
 mod condemned;

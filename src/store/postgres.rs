@@ -1,12 +1,14 @@
-//! Keeps tasks in a PostgreSQL database, for several gateways at once: an acknowledged write is found again by all of them, whatever
-//! crashes, as far as `durability` says.
+//! Stores tasks in a PostgreSQL database that several replicas share. An acknowledged write survives any crash that `durability`
+//! covers, and every replica finds it.
 //!
-//! `session` opens and drives connections, of which there are six: one of `writer`, which makes one transaction of all writes that
-//! wait (`batch`, of `task_write`s, by the `statements`), one of `control`, for beats and hints, and four of `readers`, half of them for `lists`.
-//! `transaction` asks `transaction_end`, and that [`crate::replica::commit_trust`], what is known of a commit (by the `notices` of
-//! its session, too), and `readers` ask [`crate::replica::read_trust`] what is known of a read. `schema` knows the tables, `columns`
-//! what a row is made of, `server_words` what the server's errors mean. `state` is what they share: `sums`, rows in doubt, and
-//! `settled_rows` that were read.
+//! `session` opens and drives the six connections: one for the `writer`, which commits all waiting writes as one transaction (a
+//! `batch` of `task_write`s, run with the `statements`); one for `control`, which sends heartbeats and receives hints; and four
+//! for `readers`, two of them for `lists`. `transaction` determines the outcome of a commit from `transaction_end`,
+//! [`crate::replica::commit_trust`] and the `notices` of its session; `readers` ask [`crate::replica::read_trust`] whether a read
+//! may be believed. `schema` defines the tables, `columns` the contents of a row, and `server_words` the meaning of the server's
+//! errors. `state` holds the shared state: the `sums`, rows with an unknown commit, and a cache of `settled_rows`. `upkeep`
+//! removes the remains of long-dead incarnations; `forgetting` declares incarnations dead and removes a replica on request.
+//! `access_files` reads the files with the database's URL and credentials.
 //! `upkeep` has removed what dead lives leave; `forgetting` declares lives dead, and has removed what one leaves that is to be
 //! forgotten. `access_files` reads what says where the database is.
 
@@ -86,13 +88,13 @@ use crate::metric;
 use crate::replica::{Incarnation, OwnStanding, StoreGeneration};
 use crate::task::{Clock, Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
-/// Writes that may wait for the writer; whoever comes then waits for a place.
+/// Capacity of the writer's queue. Further senders wait.
 const QUEUE_MAX: usize = 1_024;
-/// Connections that read rows by key, and lists.
+/// Connections that read rows by key; and those that read lists.
 const POINT_READERS: usize = 2;
 const LIST_READERS: usize = 2;
 
-/// See the module.
+/// A task store in a PostgreSQL database that several replicas share.
 pub struct PostgresStore {
     queue: mpsc::Sender<PendingWrite>,
     rows: mpsc::Sender<RowRequest>,
@@ -105,7 +107,7 @@ pub struct PostgresStore {
     trust: ClockTrust,
     generation: StoreGeneration,
     tracker: TaskTracker,
-    /// Ends beats and looks.
+    /// Stops heartbeats and looks at the other replicas' rows.
     silence: CancellationToken,
     end: CancellationToken,
 }
@@ -121,14 +123,15 @@ impl std::fmt::Debug for PostgresStore {
 }
 
 impl PostgresStore {
-    /// Opens the store for a new life of a gateway, making the schema where there is none. Tries once: whoever may wait
-    /// tries again after a while, where [`PostgresOpenError::retry`] says so. Takes as long as a beat of the others, where there are any, and
-    /// the lease where one is silent whose keys do not fit; far longer where an earlier program made the schema, and all rows are
-    /// written anew. Dropped before its end it has changed as little as where it fails.
+    /// Opens the store as a new incarnation, and creates the schema if it is missing.
+    ///
+    /// Tries once; [`PostgresOpenError::retry`] says whether a later try may succeed. Takes as long as one heartbeat interval of
+    /// the other replicas, or the lease if a silent replica has other keys. Upgrading a schema of an earlier program rewrites all
+    /// rows and takes far longer. Dropping the future has the same effects as a failure.
     ///
     /// # Errors
-    /// See [`PostgresOpenError`]. Nothing is changed then, apart from a schema that was made, lives that were declared dead,
-    /// the one before and silent ones, and a line that says that this life began, which others find silent.
+    /// See [`PostgresOpenError`]. A failure may leave behind a created schema, incarnations declared dead (this replica's earlier
+    /// one and silent ones), and a row of this incarnation without heartbeats.
     pub async fn open(settings: PostgresSettings) -> Result<Arc<Self>, PostgresOpenError> {
         if !is_schema_name(&settings.access.schema) {
             return Err(PostgresOpenError::SchemaName { schema: settings.access.schema });
@@ -198,58 +201,58 @@ impl PostgresStore {
         }))
     }
 
-    /// The one time of the tasks of all gateways.
+    /// The clock of all tasks, shared by all replicas.
     #[must_use]
     pub fn clock(&self) -> Arc<dyn Clock> {
         Arc::<SharedClock>::clone(&self.clock)
     }
 
-    /// What the next life of this gateway is told of this one.
+    /// Describes this incarnation for the next process of this replica.
     #[must_use]
     pub fn life(&self) -> PriorLife {
         PriorLife { generation: self.generation, holder: self.state.holder, beat: self.view.now().beat }
     }
 
-    /// How the store is.
+    /// The store's health.
     #[must_use]
     pub fn health(&self) -> PostgresHealth {
         self.state.health()
     }
 
-    /// Follows the same.
+    /// Follows [`PostgresStore::health`].
     #[must_use]
     pub fn watch_health(&self) -> watch::Receiver<PostgresHealth> {
         self.state.watch()
     }
 
-    /// Brings the metrics up to date that change with time alone.
+    /// Updates the metrics that depend on the current time.
     pub fn refresh_metrics(&self) {
         let age = boot_time().since(self.view.now().beaten);
         metrics::gauge!(metric::REPLICA_BEAT_AGE).set(age.as_secs_f64());
     }
 
-    /// Tells the others that this life is about to end, with the next beat, which is made at once. It takes over no rows any more:
-    /// those who stay go on with them.
+    /// Announces that this replica is leaving, with an immediate heartbeat. From then on it claims no rows; the remaining
+    /// replicas take over.
     pub fn leave(&self) {
         self.content.send_modify(|content| content.is_leaving = true);
     }
 
-    /// Tells the others what this life is configured with from now on, with the next beat, which is made at once.
+    /// Announces a new configuration digest, with an immediate heartbeat.
     pub fn tell_config(&self, config_digest: Vec<u8>) {
         self.content.send_modify(|content| content.config_digest = config_digest);
     }
 
-    /// Writes what waits, gives up this life's rows, ends all connections, and waits until they are closed. Every later use
-    /// fails. Where the database is away the others wait for the lease. A life that has ended before has nothing to wait for.
+    /// Completes waiting writes, releases this replica's rows, and closes all connections. Every later call fails. If the
+    /// database is unavailable, the other replicas wait until the lease has run out. A fenced replica has nothing to complete.
     pub async fn close(&self) {
-        // A beat that comes after the end of this life would find that it is dead.
+        // A heartbeat after this incarnation was declared dead would report that it is fenced.
         self.silence.cancel();
         self.end.cancel();
         self.tracker.close();
         if matches!(self.view.now().standing, OwnStanding::Fenced | OwnStanding::StoreLost(_)) {
             return;
         }
-        // Readers and beats end at once; the drivers of connections with them.
+        // Readers and heartbeats stop at once, and with them their connections' drivers.
         let ended = async { tokio::join!(self.lists.close(), self.tracker.wait()) };
         let _ = tokio::time::timeout(self.state.settings.access.write_max, ended).await;
         if let Err(error) = self.declare_dead(self.state.holder).await {
@@ -263,7 +266,7 @@ impl PostgresStore {
         outcome.await.unwrap_or_else(|_| Err(StoreError::Unsure(io::Error::other("the store's writer ended"))))
     }
 
-    /// As all living gateways read it.
+    /// Encodes a task in a format that all living replicas can read.
     fn encoded(&self, task: &Task) -> EncodedRow {
         EncodedRow::of(task, self.view.now().record_format())
     }
@@ -287,7 +290,7 @@ fn closed() -> StoreError {
     StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
 }
 
-/// No write has the outcome of another kind.
+/// For a [`WriteOutcome`] of another kind of write, which the writer never returns.
 fn unreachable_outcome() -> StoreError {
     StoreError::Io(io::Error::other("another write's outcome"))
 }
@@ -419,7 +422,7 @@ impl TaskStore for PostgresStore {
         let (found, next) =
             reader.read(async |link| lists::select(link, owner, filter, after, limit, now).await).await?;
         let mut tasks = self.listed(found, now).await;
-        // The rows were read after the places, and may have changed in between.
+        // A row may have changed since its index entry was read.
         tasks.retain(|task| filter.fits(task));
         Ok(SummaryPage { tasks, next })
     }
@@ -434,7 +437,8 @@ impl TaskStore for PostgresStore {
             return Ok(Vec::new());
         }
         let rows = ClaimableRows::of(upstreams, &view.given_up);
-        // Lines of the dead are there for long, and rows of theirs hardly ever. That need not be true for good, and costs no commit.
+        // Rows of dead replicas are rare, while their `tg_replica` rows remain for long. This check needs no proof, and saves a
+        // commit.
         if !self.lists.reader()?.read_unproven(async |link| lists::has_claimable(link, &rows).await).await? {
             return Ok(Vec::new());
         }

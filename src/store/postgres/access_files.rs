@@ -1,4 +1,4 @@
-//! Reads the files that say where the database is, and by which password and authority it is reached.
+//! Reads the files with the database's URL, password and certificate authority.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use super::settings::{DatabaseAccess, DatabaseUrl, read_url};
 use crate::secret_file;
 use crate::tls::read_roots;
 
-/// Most of a file with a secret.
+/// Maximum size of a file with a secret.
 const SECRET_BYTES_MAX: usize = 4 << 10;
 
 impl DatabaseAccess {
-    /// What a connection is made by, as the files are now.
+    /// Builds the connection settings from the files' current contents.
     pub(super) fn read(&self) -> Result<Config, PostgresOpenError> {
         let mut config = self.url.read()?;
         if let Some(path) = &self.password_file {
@@ -22,10 +22,10 @@ impl DatabaseAccess {
         Ok(config)
     }
 
-    /// What is wrong with the files, each with the key in `[store]` that names it. Connects to nothing.
+    /// Checks the files, and returns each fault with the key in `[store]` that names the file. Connects to nothing.
     pub fn mistakes(&self) -> impl Iterator<Item = (&'static str, PostgresOpenError)> {
         let url = match &self.url {
-            // Said where the configuration is read.
+            // Checked when the configuration is read.
             DatabaseUrl::Here(_) => None,
             DatabaseUrl::File(_) => self.url.read().err(),
         };

@@ -1,4 +1,4 @@
-//! Makes one transaction of many writes: which may stand beside each other, and what became of each.
+//! Combines writes into one transaction: selects compatible writes, and determines each one's outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,25 +19,25 @@ use crate::task::{Principal, TaskKey};
 const BATCH_WRITES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 
-/// Lives and sums of one transaction that removes what is left of the dead.
+/// Limits of one transaction that removes remains of dead incarnations.
 const RETIRED_LIVES_MAX: i64 = 64;
 pub(super) const RETIRED_SUMS_MAX: i64 = 1_000;
 
-/// What became of it.
+/// The outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WriteOutcome {
-    /// The row has this revision.
+    /// The row's new revision.
     At(Revision),
     Removed,
-    /// So many rows were freed.
+    /// The number of freed rows.
     Freed(usize),
     Claimed(Vec<TaskKey>),
-    /// So many sums were taken over.
+    /// The number of sums taken over.
     Folded(usize),
     Passed,
 }
 
-/// Chooses the writes of one batch: those that touch no row and no name of each other's, and that have room beside each other.
+/// Selects the writes of a batch: those with distinct rows and names, and with enough room for all.
 #[derive(Debug, Default)]
 pub(super) struct BatchPlan {
     keys: BTreeSet<TaskKey>,
@@ -50,7 +50,7 @@ pub(super) struct BatchPlan {
 }
 
 impl BatchPlan {
-    /// Whether one more write fits into this batch; one that does not is for the next batch. `room`: free bytes for new rows.
+    /// Adds a write if it fits into this batch; else it is for the next one. `room`: free bytes for new rows.
     pub(super) fn takes(&mut self, write: &TaskWrite, room: usize) -> bool {
         if self.is_closed || self.writes >= BATCH_WRITES_MAX || (write.is_alone() && self.writes > 0) {
             return false;
@@ -61,7 +61,7 @@ impl BatchPlan {
         if !is_first && (self.bytes + bytes > BATCH_BYTES_MAX || (size > 0 && self.size.saturating_add(size) > room)) {
             return false;
         }
-        // An empty one is none.
+        // An empty name is no name.
         let name = |row: &EncodedRow| Some((row.key.owner.clone(), row.name.clone().filter(|name| !name.is_empty())?));
         let name = write.new_row().and_then(name);
         let is_beside = write.key().is_none_or(|key| !self.keys.contains(key))
@@ -78,26 +78,26 @@ impl BatchPlan {
         true
     }
 
-    /// Whether nothing more can be of this batch, whatever it is.
+    /// Whether no further write can fit.
     pub(super) const fn is_full(&self) -> bool {
         self.is_closed || self.writes >= BATCH_WRITES_MAX || self.bytes >= BATCH_BYTES_MAX
     }
 }
 
-/// The life, and its writer's connection, that writes.
+/// The incarnation that writes, and its writer's connection number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriterIdentity {
     pub(super) holder: Incarnation,
     pub(super) epoch: i64,
 }
 
-/// What a batch did.
+/// The outcome of a batch.
 #[derive(Debug)]
 pub(super) struct BatchOutcome {
-    /// For each write in order.
+    /// One result for each write, in order.
     pub(super) results: Vec<Result<WriteOutcome, StoreError>>,
     pub(super) sums: Vec<SumChange>,
-    /// Sums of others that became this life's; negated where it was the other way round.
+    /// Sums of other replicas that became this one's; negated for the other direction.
     pub(super) folded: Vec<SumChange>,
     pub(super) changed: Vec<TaskKey>,
     /// When it was sent: it is a barrier too.
@@ -105,13 +105,13 @@ pub(super) struct BatchOutcome {
 }
 
 impl BatchOutcome {
-    /// Of a transaction that one write has to itself.
+    /// For a transaction of a single write.
     fn of_one(outcome: WriteOutcome, sent: BootTime) -> Self {
         Self { results: vec![Ok(outcome)], sums: vec![], folded: vec![], changed: vec![], sent }
     }
 }
 
-/// A row that a statement changed or looked at.
+/// A row that a statement changed or read.
 struct TouchedRow {
     key: TaskKey,
     revision: Revision,
@@ -125,21 +125,21 @@ impl TouchedRow {
     }
 }
 
-/// See the module.
+/// The writes of one transaction.
 #[derive(Debug)]
 pub(super) struct GroupedWrites<'a> {
     pub(super) session: &'a Session,
     pub(super) statements: &'a WriterStatements,
     pub(super) identity: WriterIdentity,
-    /// What is free in the store.
+    /// Free bytes in the store.
     pub(super) room: usize,
 }
 
 impl GroupedWrites<'_> {
-    /// Makes the writes, which a [`BatchPlan`] chose.
+    /// Runs the writes that a [`BatchPlan`] selected.
     ///
     /// # Errors
-    /// What is known of the transaction then is said of all its writes. Dropping the future leaves it open.
+    /// The transaction's failure, which holds for all its writes. Dropping the future leaves the outcome unknown.
     pub(super) async fn run(&self, writes: &[TaskWrite]) -> Result<BatchOutcome, CommitFailure> {
         let me = (holder_column(self.identity.holder), self.identity.epoch);
         match writes {
@@ -160,7 +160,7 @@ impl GroupedWrites<'_> {
         }
     }
 
-    /// Makes a write that goes by what it finds, and says what became of it by the rows that it changed.
+    /// Runs a write that selects its rows itself, and derives its outcome from the changed rows.
     async fn take(
         &self,
         statement: (&Statement, Parameters<'_>),
@@ -181,7 +181,7 @@ impl GroupedWrites<'_> {
         let retire: Parameters<'_> = vec![&me.0, &me.1, &RETIRED_LIVES_MAX, &RETIRED_SUMS_MAX, &kept, &one];
         let mut statements = vec![(&self.statements.close_lanes, close), (&self.statements.retire, retire.clone())];
         if life.is_some() {
-            // A line goes where no sums are left.
+            // A dead incarnation's row is deleted once it has no sums.
             statements.push((&self.statements.retire, retire));
         }
         let made = self.commit(&statements).await?;
@@ -197,7 +197,7 @@ impl GroupedWrites<'_> {
         let made = self.commit(&statements).await?;
         let sums = made.rows.iter().flatten().filter(|row| matches!(row.try_get(0), Ok(false)));
         let merged = sums.map(|row| SumChange::of(row, 1, 2)).collect::<Result<Vec<_>, _>>().map_err(unread)?;
-        // Others have them from now on.
+        // Incarnation 0 has them from now on.
         let folded = merged.iter().map(SumChange::negated).collect();
         Ok(BatchOutcome { folded, ..BatchOutcome::of_one(WriteOutcome::Folded(merged.len()), made.sent) })
     }
@@ -225,8 +225,8 @@ impl GroupedWrites<'_> {
         Ok(BatchOutcome { results, sums, folded: vec![], changed, sent: made.sent })
     }
 
-    /// How rows stand that could not be written over. It is known by now that the batch was made; where this fails it is not
-    /// said, so that nobody is told what is not known of his own write.
+    /// Reads the rows that could not be replaced. The batch is known to be committed by then; if this read fails, the outcome is
+    /// reported as unknown, so that no caller gets a wrong one.
     async fn look(&self, left: &[&TaskWrite], me: (i64, i64)) -> Result<BTreeMap<TaskKey, TouchedRow>, CommitFailure> {
         let rows = left.iter().filter_map(|write| write.row());
         let (ids, owners): (Vec<&[u8]>, Vec<&[u8]>) = rows.map(|row| (&row.id[..], row.owner())).unzip();
@@ -284,7 +284,7 @@ const fn lost(why: String) -> CommitFailure {
     CommitFailure::Unsure { doubt: WriteDoubt::Lost, why, is_answered: false }
 }
 
-/// Reads what the last statement returned, with its changes to sums if it says them.
+/// Reads the rows of the last statement, with their changes to sums if it returns those.
 fn read(made: &MadeTransaction, has_sums: bool) -> Result<(Vec<TouchedRow>, Vec<SumChange>), CommitFailure> {
     let rows = made.rows.last().map_or(&[][..], Vec::as_slice);
     let (mut touched, mut sums) = (Vec::with_capacity(rows.len()), Vec::new());

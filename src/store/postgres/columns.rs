@@ -1,4 +1,4 @@
-//! Defines what a row is made of: the record and the summary, and the columns that statements must find.
+//! Defines a row's contents: the record, the summary, and the columns for statements.
 
 use bytes::Bytes;
 use tokio_postgres::Row;
@@ -10,10 +10,10 @@ use crate::task::{
     LagClass, PhaseKind, Principal, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
 };
 
-/// In the column of states: no list shows it, whatever its phase is.
+/// The state of a row that no list shows.
 const HIDDEN: i16 = -1;
 
-/// A task as it is written. Made by whoever writes it, so that the writer only hands it on.
+/// A task in its stored form. The caller encodes it, which spares the writer that work.
 #[derive(Debug)]
 pub(super) struct EncodedRow {
     pub(super) key: TaskKey,
@@ -22,7 +22,7 @@ pub(super) struct EncodedRow {
     pub(super) needs_holder: bool,
     pub(super) state: i16,
     pub(super) lag: i16,
-    /// Empty where the gateway chose the id.
+    /// Empty if the gateway chose the id.
     pub(super) scope: Vec<u8>,
     pub(super) parent: Option<Vec<u8>>,
     pub(super) upstream: Vec<u8>,
@@ -30,7 +30,7 @@ pub(super) struct EncodedRow {
     pub(super) updated: i64,
     pub(super) expires: i64,
     pub(super) reference: Vec<u8>,
-    /// Empty for a task that ended without its call: its name is taken from the row.
+    /// Empty for a task that ended without its call, which releases the key.
     pub(super) name: Option<Vec<u8>>,
     pub(super) size: i64,
     pub(super) summary: Vec<u8>,
@@ -38,7 +38,7 @@ pub(super) struct EncodedRow {
 }
 
 impl EncodedRow {
-    /// For programs that read records up to the version `newest`.
+    /// Encodes for programs that read record versions up to `newest`.
     pub(super) fn of(task: &Task, newest: u16) -> Self {
         let summary = Summary::of(task);
         let lists = OrderColumns::of(&summary);
@@ -73,13 +73,13 @@ impl EncodedRow {
         self.key.owner.as_str().as_bytes()
     }
 
-    /// What it takes of a transaction, roughly.
+    /// Its approximate size in a transaction.
     pub(super) fn bytes(&self) -> usize {
         self.record.len() + self.summary.len()
     }
 }
 
-/// What lists are filtered and put in order by.
+/// The columns that lists filter and sort by.
 #[derive(Debug)]
 pub(super) struct OrderColumns {
     state: i16,
@@ -105,8 +105,8 @@ impl OrderColumns {
         }
     }
 
-    /// What the checksum of a summary covers. A row's revision and holder are not of it: rows change hands by a statement that
-    /// reads no summary; nor is its name, which is taken from it once it is gone.
+    /// The bytes that the summary's checksum covers. Excluded are the revision and the holder, since a claim changes them without
+    /// reading the summary, and the idempotency key, which is released after the row expires.
     fn sealed(&self, key: &TaskKey, is_settled: bool, expires: i64) -> Vec<u8> {
         let owner = key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());
@@ -122,19 +122,19 @@ impl OrderColumns {
     }
 }
 
-/// A row as a list finds it.
+/// A row of a list.
 #[derive(Debug)]
 pub(super) struct ListLine {
     pub(super) key: TaskKey,
-    /// `None` if it is not what was written: who reads the row as a whole learns what is the matter.
+    /// `None` if its checksum fails: reading the whole row finds the damage.
     pub(super) summary: Option<Summary>,
 }
 
-/// What [`ListLine::of`] reads.
+/// The columns that [`ListLine::of`] reads.
 pub(super) const LISTED: &str = "id, owner, settled, state, lag, scope, parent, created, updated, expires, summary";
 
 impl ListLine {
-    /// Of a row that begins with [`LISTED`].
+    /// Reads a row that starts with [`LISTED`].
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;
         let lists = OrderColumns {
@@ -152,11 +152,11 @@ impl ListLine {
     }
 }
 
-/// A row as whoever reads it as a whole finds it.
+/// A whole row, as read.
 #[derive(Debug)]
 pub(super) enum FetchedRow {
     Whole(StoredTask),
-    /// It is not what was written (F56).
+    /// Its contents are not as written (F56).
     Damaged(DamagedRow),
 }
 
@@ -171,7 +171,7 @@ pub(super) struct DamagedRow {
 }
 
 impl FetchedRow {
-    /// Of a row that begins with its id, owner, revision, holder, whether it is settled, its times, and its record.
+    /// Reads a row with its id, owner, revision, holder, settled flag, times, and record.
     pub(super) fn of(row: &Row) -> Result<Self, tokio_postgres::Error> {
         let key = key(row, 0)?;
         let revision = revision(row.try_get(2)?);
@@ -199,7 +199,7 @@ impl FetchedRow {
     }
 }
 
-/// The key of a row in which an id and an owner stand at `from`. What is no key becomes one that nobody has.
+/// Reads a key from the columns `from` and `from + 1`. Invalid bytes become a key that no task has.
 pub(super) fn key(row: &Row, from: usize) -> Result<TaskKey, tokio_postgres::Error> {
     let (id, owner): (&[u8], &[u8]) = (row.try_get(from)?, row.try_get(from + 1)?);
     Ok(TaskKey { owner: Principal::new(&String::from_utf8_lossy(owner)), id: id_of(id) })
@@ -213,7 +213,7 @@ pub(super) const fn id(key: &TaskKey) -> [u8; 16] {
     key.id.bits().to_be_bytes()
 }
 
-/// The arrays of ids and of owners that name rows.
+/// The arrays of ids and owners for keys.
 pub(super) fn key_arrays<'a>(keys: impl IntoIterator<Item = &'a TaskKey>) -> (Vec<Vec<u8>>, Vec<&'a [u8]>) {
     keys.into_iter().map(|key| (id(key).to_vec(), key.owner.as_str().as_bytes())).unzip()
 }

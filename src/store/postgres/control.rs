@@ -1,9 +1,8 @@
-//! Keeps this life's line: beats, looks at the lines of the others, declares those dead that are silent, and listens to hints,
-//! on a connection of its own.
+//! Replica heartbeat: writes this replica's row, reads the others', and marks silent replicas dead. Also receives hints. Uses its
+//! own connection.
 //!
-//! A beat is a commit like any other, so it is at once the proof that the server still keeps what it acknowledges; and it says
-//! whether the store is the one that acknowledged the beats before. What follows from what is seen says
-//! [`Membership`].
+//! A heartbeat is an ordinary commit, so it also proves that the server still keeps its acknowledged writes, and shows whether
+//! the store is the one that acknowledged the earlier heartbeats. [`Membership`] draws the conclusions.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -32,39 +31,40 @@ use crate::store::clock_trust::ClockTrust;
 use crate::store::tasks::StoreHint;
 use crate::task::Clock as _;
 
-/// How often it is measured what makes the tables grow.
+/// Interval between measurements of table growth.
 const MEASURE_EVERY: Duration = Duration::from_secs(15);
-/// The age in seconds of the oldest transaction in this database that is none of this process's, whose connections' names begin with
-/// `$1`, and how many versions of rows wait to be freed. Transactions of other roles are shown to members of `pg_read_all_stats` alone.
+/// Returns the age in seconds of the oldest transaction in this database that does not belong to this process, and the number of
+/// dead row versions in `tg_task`. `$1` is the prefix of this process's connection names. Only members of `pg_read_all_stats` see
+/// transactions of other roles.
 const GROWTH: &str = "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8,
     coalesce(pg_stat_get_dead_tuples(to_regclass('tg_task')), 0)::float8
     FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'
     AND NOT starts_with(application_name, $1)";
 
-/// How long a hint may take to come back.
+/// A hint that takes longer counts as undelivered.
 const HINT_WITHIN: Duration = Duration::from_secs(2);
 
-/// Notifications that wait to be read; when there is no room, some are missed.
+/// Capacity for unread notifications. Further ones are dropped, and the loss is detected.
 const NOTIFICATIONS_MAX: usize = 4_096;
 
 const BEAT: &str = "UPDATE tg_replica SET beat = beat + 1, now_ms = $2, leaving = $3, config_digest = $4
     WHERE incarnation = $1 AND NOT dead
     RETURNING beat, (SELECT generation::text FROM tg_meta)";
-/// Asked where a beat found nothing to write.
+/// Reads this replica's row, after a heartbeat updated none.
 const OWN_LINE: &str = "SELECT dead, beat FROM tg_replica WHERE incarnation = $1";
-/// The sums of all other lives and of nobody, but for those that say nothing. Reads no line of this life's.
+/// Returns the sums of all other incarnations and of incarnation 0, without zero sums. Does not read this incarnation's rows.
 pub(super) const OTHERS_SUMS: &str = "SELECT owner, sum(tasks)::int8, sum(unsettled)::int8, sum(bytes)::int8 FROM (
         SELECT * FROM tg_usage WHERE incarnation < $1 UNION ALL SELECT * FROM tg_usage WHERE incarnation > $1) AS others
     GROUP BY owner HAVING sum(tasks) <> 0 OR sum(unsettled) <> 0 OR sum(bytes) <> 0";
 
-/// What a life says of itself with each beat, beside the time.
+/// The contents of a heartbeat, beside the time.
 #[derive(Clone, Debug)]
 pub(super) struct BeatContent {
     pub(super) is_leaving: bool,
     pub(super) config_digest: Vec<u8>,
 }
 
-/// See the module.
+/// Runs the heartbeat, and publishes the resulting view.
 #[derive(Debug)]
 pub(super) struct ReplicaControl {
     pub(super) connector: Arc<DatabaseConnector>,
@@ -75,18 +75,18 @@ pub(super) struct ReplicaControl {
     pub(super) membership: Membership,
     pub(super) content: watch::Receiver<BeatContent>,
     pub(super) end: CancellationToken,
-    /// Whether it was said that no hints come.
+    /// Whether the log already says that no hints arrive.
     pub(super) has_warned: bool,
-    /// The dead of the last look.
+    /// The dead incarnations of the last look.
     pub(super) dead: BTreeSet<Incarnation>,
 }
 
 struct ControlLink {
     session: Session,
     notifications: mpsc::Receiver<Notification>,
-    /// When a hint for this connection itself was sent.
+    /// When a hint to this connection itself was sent.
     hinted: Option<Instant>,
-    /// Whether any hint has come.
+    /// Whether any hint has arrived.
     hears: bool,
     beat: Statement,
     proof: Statement,
@@ -96,7 +96,7 @@ struct ControlLink {
 }
 
 impl ReplicaControl {
-    /// Beats until the store is closed, or this life has ended.
+    /// Sends heartbeats until the store is closed or this incarnation is fenced.
     pub(super) async fn run(mut self) {
         let mut failures = 0;
         let end = self.end.clone();
@@ -126,7 +126,7 @@ impl ReplicaControl {
         }
     }
 
-    /// What this life may do now; whoever follows it is told.
+    /// Publishes and returns this replica's standing.
     fn standing(&self) -> OwnStanding {
         let standing = self.membership.standing(boot_time());
         self.view.set_standing(standing);
@@ -137,7 +137,7 @@ impl ReplicaControl {
         let (sender, notifications) = mpsc::channel(NOTIFICATIONS_MAX);
         let session = self.connector.connect("control", Some(sender)).await;
         let session = session.map_err(|error: PostgresOpenError| error.health())?;
-        // A server that fell silent in the meantime must not keep this life from finding out that it has ended.
+        // A server that falls silent here must not delay the discovery that this replica is fenced.
         let within = self.state.settings.access.write_max;
         tokio::time::timeout(within, self.prepare(session, notifications)).await.unwrap_or(Err(PostgresHealth::slow()))
     }
@@ -158,7 +158,7 @@ impl ReplicaControl {
         Ok(ControlLink { session, notifications, hinted: None, hears: false, beat, proof, look, others, growth })
     }
 
-    /// Beats and looks as long as that goes well, and this life goes on; never `Ok`.
+    /// Sends heartbeats and reads the other rows until a failure or until this replica is fenced. Never returns `Ok`.
     async fn beats(&mut self, link: &mut ControlLink, failures: &mut u32) -> Result<(), PostgresHealth> {
         let within = self.state.settings.access.write_max;
         let slow = |_| PostgresHealth::slow();
@@ -172,7 +172,7 @@ impl ReplicaControl {
             tokio::select! {
                 _ = beats.tick() => {
                     tokio::time::timeout(within * 2, self.beat(link)).await.map_err(slow)??;
-                    // A store that answers that this life has ended is of no use to it.
+                    // A store that answers is of no use to a fenced replica.
                     self.goes_on()?;
                     *failures = 0;
                     self.state.control_is(PostgresHealth::Good);
@@ -203,7 +203,8 @@ impl ReplicaControl {
         }
     }
 
-    /// Sends what everybody who listens hears, so that it shows whether hints come. It is a commit, so a beat goes first.
+    /// Sends a hint to every listener, including this connection, to test whether hints arrive. The `NOTIFY` is a commit, so a
+    /// heartbeat goes first.
     async fn hint_at_itself(&self, link: &mut ControlLink) -> Result<(), PostgresHealth> {
         let (channel, text) = (hints::channel(&self.state.settings.access.schema), hints::keyless(self.state.holder));
         link.session.client.batch_execute(&format!("NOTIFY {channel}, '{text}'")).await.map_err(away)?;
@@ -211,8 +212,8 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Lets go of settled rows at each look where hints do not come, as something between passes none on: that one was removed
-    /// elsewhere would never be heard. What is waited for is looked at each second whatever the hints say.
+    /// Empties the cache of settled rows at each look if hints do not arrive, as through some poolers, because removals by other
+    /// replicas would go unnoticed. Rows with waiting clients are read every second in any case.
     fn keep_nothing_unheard(&mut self, link: &ControlLink) {
         if link.hears || link.hinted.is_none_or(|at| at.elapsed() < HINT_WITHIN) {
             return;
@@ -225,7 +226,7 @@ impl ReplicaControl {
         self.state.settled.forget_all();
     }
 
-    /// What others say; if there was no room for all of it, some was missed.
+    /// Publishes a received hint, or a missed one if the channel was full.
     fn hear(&self, link: &ControlLink, heard: &Notification) {
         if link.notifications.len() + 1 >= NOTIFICATIONS_MAX {
             self.state.heard(StoreHint::Missed);
@@ -240,7 +241,7 @@ impl ReplicaControl {
         let (me, now) = (holder_column(self.state.holder), line_time(self.clock.now(), self.trust));
         let BeatContent { is_leaving, config_digest } = self.content.borrow().clone();
         let values: Parameters<'_> = vec![&me, &now, &is_leaving, &config_digest];
-        // Why one found nothing to write is asked behind a barrier.
+        // The reason for a heartbeat that updated no row is read after a barrier.
         let made = transact(&link.session, &[(&link.beat, values), (&link.proof, vec![])]).await;
         let made = made.map_err(|failure: CommitFailure| failure.health())?;
         self.state.settled.write_passed(link.session.server, made.sent);
@@ -265,7 +266,7 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Why a beat found nothing to write.
+    /// Why a heartbeat updated no row.
     async fn unwritten(&self, link: &ControlLink, me: i64) -> Result<BeatAnswer, PostgresHealth> {
         let row = link.session.client.query_opt(OWN_LINE, &[&me]).await.map_err(away)?;
         let Some(row) = row else { return Ok(BeatAnswer::Missing) };
@@ -281,7 +282,7 @@ impl ReplicaControl {
         let rows = client.query(&link.look, &[]).await.map_err(away)?;
         let received = boot_time();
         let lines = StoredReplica::all(&rows).map_err(away)?;
-        // Where no other life is left, too: what was seen last may be this life's by now.
+        // Also without other replicas: the sums read last may have been reassigned to this one.
         let sums = client.query(&link.others, &[&holder_column(self.state.holder)]).await.map_err(away)?;
         self.state.sums.reset_others(SumChange::all(&sums).map_err(away)?);
         let silent = self.membership.looked(look_of(&lines, (sent, received)));
@@ -290,7 +291,7 @@ impl ReplicaControl {
         }
         let dead = lines.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation).collect();
         if !BTreeSet::is_subset(&dead, &self.dead) {
-            // What they wrote last they may have told nobody.
+            // They may have sent no hints for their last writes.
             self.state.heard(StoreHint::Missed);
         }
         self.dead = dead;
@@ -312,12 +313,12 @@ impl ReplicaControl {
         Ok(())
     }
 
-    /// Looks for what was written over and is not freed, and for transactions of others that keep the server from it (N9).
+    /// Measures dead row versions, and transactions of other processes that keep the server from freeing them (N9).
     async fn measure_growth(&self, link: &ControlLink) -> Result<(), PostgresHealth> {
         let own = self.connector.name_of_connections();
         let row = match link.session.client.query_one(&link.growth, &[&own]).await {
             Ok(row) => row,
-            // Whoever may not look there goes without.
+            // Without the right to read these views there are no values.
             Err(error) if error.as_db_error().is_some() && !link.session.client.is_closed() => return Ok(()),
             Err(error) => return Err(away(error)),
         };

@@ -1,5 +1,4 @@
-//! Declares lives dead, and forgets a replica that is dead before its time has come: what it leaves is removed as of one that is long
-//! dead.
+//! Declares incarnations dead, and removes a dead replica before the retention time is over.
 
 use std::io;
 
@@ -14,27 +13,27 @@ use crate::store::tasks::StoreError;
 
 const HELD: &str = "SELECT count(*) FROM tg_task WHERE holder = ANY ($1)";
 
-/// What became of a replica that was to be forgotten.
+/// The outcome of a request to forget a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicaForgetting {
-    /// So many lives of it are gone.
+    /// This many of its incarnations were removed.
     Forgotten(usize),
-    /// There is none of this name.
+    /// No replica has this name.
     Unknown,
-    /// None of its lives is dead.
+    /// None of its incarnations is dead.
     Alive,
-    /// So many rows name it as their holder still.
+    /// This many rows still have it as their holder.
     Holding(usize),
-    /// What it wrote last has not ended yet, or there was too much for once.
+    /// Its last write has not ended yet, or it left too much for one pass.
     Unfinished,
 }
 
 impl PostgresStore {
-    /// Declares a life dead, whoever it is and whatever it does: its rows can be claimed from then on, and it writes none of them any
-    /// more.
+    /// Declares an incarnation dead, regardless of its state. Other replicas may then claim its rows, and it can no longer write
+    /// them.
     ///
     /// # Errors
-    /// `Io`, after which it may be done all the same.
+    /// `Io`; the declaration may have taken effect.
     pub async fn declare_dead(&self, life: Incarnation) -> Result<bool, StoreError> {
         let declare = async {
             let session = self.connector.connect("declaring", None).await.map_err(|error| error.to_string())?;
@@ -49,11 +48,11 @@ impl PostgresStore {
         Ok(is_done)
     }
 
-    /// Removes the lines of all dead lives of a replica, with what they leave, if no row names one of them as its holder. One of them
-    /// that is only paused concludes that the store has lost what it promised.
+    /// Removes all dead incarnations of a replica with their remains, unless one still holds rows. A removed incarnation that was
+    /// only paused concludes that the store has lost acknowledged writes.
     ///
     /// # Errors
-    /// `Io`, after which it may be done all the same, or in part: it can be tried again.
+    /// `Io`; the removal may have taken effect in whole or in part, and can be repeated.
     pub async fn forget(&self, name: &str) -> Result<ReplicaForgetting, StoreError> {
         let named = self.lives_of(name).await?;
         let dead: Vec<Incarnation> =

@@ -1,37 +1,37 @@
-//! Defines how the store is.
+//! Defines the store's health.
 
 use tokio_postgres::Error;
 
 use super::server_words::{code_of, in_words, is_full, is_read_only};
 
-/// What a server says that answers and lets nobody in for now, by its code: a connection too many, a password or a role that is
-/// wrong, no such database, and that it starts, stops, or is a standby that is not to be asked.
+/// Codes with which a running server refuses connections for now: too many connections, a wrong role or password, a missing
+/// database, a server that starts, stops, or is a standby that accepts no queries.
 const REFUSALS: [&str; 5] = ["53300", "28000", "28P01", "3D000", "57P03"];
 
-/// How the store is, for readiness. What is worse stands further down.
+/// The store's health, for readiness. Worse states stand further down.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PostgresHealth {
     Good,
-    /// There is no connection that may be believed; says why.
+    /// No trustworthy connection is open; with the reason.
     Away(String),
-    /// The server can be reached, and lets nobody in for now; says why.
+    /// The server can be reached, but refuses connections for now; with the reason.
     Refusing(String),
-    /// The server is not to be written to: it is not the primary; says why.
+    /// The server is not the primary and refuses writes; with the reason.
     ReadOnly(String),
-    /// The server answers, and commits wait, as they do for a standby that is away; says what was seen of it.
+    /// The server answers, but commits wait, for example for an unavailable standby; with the evidence.
     Behind(String),
-    /// The server names no synchronous standby, where one is needed.
+    /// The server names no synchronous standby, where one is required.
     NoStandby,
-    /// There is no room on the database's disk.
+    /// The database's disk is full.
     Full,
-    /// Others have declared this life dead, or it was without the store for too long; it is to begin anew.
+    /// This replica was declared dead, or had no store for too long; it has to restart as a new incarnation.
     Fenced,
-    /// The store is older than what it acknowledged, or another one: it lost what it promised.
+    /// The store lost acknowledged writes: it is older than they are, or another one.
     Lost,
 }
 
 impl PostgresHealth {
-    /// What an error of a connection says of the store.
+    /// The health that a connection's error implies.
     pub(super) fn of(error: &Error) -> Self {
         let why = in_words(error);
         if is_full(error) {
@@ -45,12 +45,12 @@ impl PostgresHealth {
         }
     }
 
-    /// Nobody answers in time.
+    /// For a server that does not answer in time.
     pub(super) fn silent() -> Self {
         Self::Away("it does not answer".to_owned())
     }
 
-    /// What is asked is answered too late.
+    /// For an operation that takes too long.
     pub(super) fn slow() -> Self {
         Self::Away("the database takes too long".to_owned())
     }

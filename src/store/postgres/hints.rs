@@ -1,4 +1,4 @@
-//! Writes hints as the text of a notification, reads those of others, and passes them on.
+//! Encodes hints as notification texts, decodes those of other replicas, and streams them.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -11,15 +11,15 @@ use crate::replica::Incarnation;
 use crate::store::tasks::StoreHint;
 use crate::task::{Principal, TaskKey};
 
-/// PostgreSQL takes fewer than 8,000 bytes.
+/// Below PostgreSQL's limit of 8,000 bytes.
 const TEXT_LEN_MAX: usize = 7_900;
 
-/// The channel of all gateways that share a schema.
+/// The channel of all replicas that share a schema.
 pub(super) fn channel(schema: &str) -> String {
     format!("taskgate_{schema}")
 }
 
-/// Hints as they come; where too many came at once, that some were missed.
+/// Streams hints. A lagging receiver gets [`StoreHint::Missed`].
 pub(super) fn stream(hints: broadcast::Receiver<StoreHint>) -> BoxStream<'static, StoreHint> {
     let next = |mut hints: broadcast::Receiver<StoreHint>| async move {
         match hints.recv().await {
@@ -31,7 +31,7 @@ pub(super) fn stream(hints: broadcast::Receiver<StoreHint>) -> BoxStream<'static
     stream::unfold(hints, next).boxed()
 }
 
-/// The text of a hint that this life changed a row: the life, and the key. Without a key where that is too long.
+/// Encodes the hint that this replica changed a row: its incarnation and the key. Omits a key that is too long.
 pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
     let mut bytes = holder.0.to_be_bytes().to_vec();
     bytes.extend_from_slice(&key.id.bits().to_be_bytes());
@@ -40,12 +40,12 @@ pub(super) fn text(holder: Incarnation, key: &TaskKey) -> String {
     if text.len() <= TEXT_LEN_MAX { text } else { keyless(holder) }
 }
 
-/// The same without a key.
+/// Encodes a hint without a key.
 pub(super) fn keyless(holder: Incarnation) -> String {
     URL_SAFE_NO_PAD.encode(holder.0.to_be_bytes())
 }
 
-/// What a text hints at for a life; `None` for its own. What is no hint says that something is missed.
+/// Decodes a hint; `None` for the replica's own. An invalid text counts as [`StoreHint::Missed`].
 pub(super) fn read(text: &str, own: Incarnation) -> Option<StoreHint> {
     let read = || {
         let text = Some(text).filter(|text| text.len() <= TEXT_LEN_MAX)?;

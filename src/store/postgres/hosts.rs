@@ -1,18 +1,18 @@
-//! Parts the hosts that a URL names, and their addresses, so that each can be given its own time: the library bounds how long an
-//! address may take to accept a connection, and not how long it may then be silent.
+//! Splits a URL's hosts and addresses, so that each gets its own time limit: the library limits how long an address takes to
+//! accept a connection, but not how long it is silent afterwards.
 
 use tokio::net::lookup_host;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, LoadBalanceHosts};
 
-/// Where a server listens, if nothing else is said.
+/// PostgreSQL's default port.
 const PORT: u16 = 5432;
 
-/// The same for each host alone, in the order in which they are to be tried. What a URL cannot say is left out.
+/// The configuration of each host alone, in the order of tries. Drops settings that a URL cannot express.
 pub(super) fn each_host(config: &Config) -> Vec<Config> {
     let (hosts, addresses, ports) = (config.get_hosts(), config.get_hostaddrs(), config.get_ports());
     let many = hosts.len();
-    // The library refuses what does not match.
+    // The library rejects numbers that do not match.
     if many < 2 || ![0, many].contains(&addresses.len()) || ![0, 1, many].contains(&ports.len()) {
         return vec![config.clone()];
     }
@@ -33,7 +33,7 @@ pub(super) fn each_host(config: &Config) -> Vec<Config> {
     balanced(config, each.collect())
 }
 
-/// The same for each address of a host; of one that has none the library says so.
+/// The configuration of each address of a host. If the lookup fails, the library reports the error.
 pub(super) async fn each_address(host: Config) -> Vec<Config> {
     let ([Host::Tcp(name)], []) = (host.get_hosts(), host.get_hostaddrs()) else { return vec![host] };
     let port = host.get_ports().first().copied().unwrap_or(PORT);
@@ -49,7 +49,7 @@ pub(super) async fn each_address(host: Config) -> Vec<Config> {
     balanced(&host, each.collect())
 }
 
-/// From any of them on, where the URL wants it so.
+/// Rotates the hosts randomly, if the URL asks for it.
 fn balanced(config: &Config, mut each: Vec<Config>) -> Vec<Config> {
     if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
         let [random] = crate::random::bytes::<1>();

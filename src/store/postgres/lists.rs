@@ -1,4 +1,4 @@
-//! Makes the statements of lists. None reads a record.
+//! Runs the list queries. None of them reads a record.
 
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ use crate::task::{
     TaskKey, TimeRange, Timestamp,
 };
 
-/// Those of `wanted`, which has [`super::columns::LISTED`] in its order, that begin before the bytes of a page are full.
+/// Limits a query to the rows that start within the byte limit of a page. `wanted` selects [`super::columns::LISTED`], in that
+/// order.
 fn paged(wanted: &str, order: &str) -> String {
     format!(
         "SELECT * FROM (
@@ -27,7 +28,7 @@ fn paged(wanted: &str, order: &str) -> String {
     )
 }
 
-/// Some rows of a list, and behind which place others follow: that of the last, which may be one that cannot be read.
+/// The listed rows, and the cursor after the last one, which may be unreadable.
 fn page_of<P: PartialEq>(
     rows: &[tokio_postgres::Row],
     (after, limit): (Option<P>, usize),
@@ -37,12 +38,12 @@ fn page_of<P: PartialEq>(
     let listed = rows.iter().take(limit).map(ListLine::of).collect::<Result<Vec<_>, _>>()?;
     let created = rows.iter().take(limit).next_back().map(|row| row.try_get("created")).transpose()?.map(time);
     let last = created.zip(listed.last()).map(|(created, line)| place(created, &line.key));
-    // A key that cannot be read leads nowhere.
+    // An unreadable key gives no cursor.
     let next = last.filter(|last| count(found) > listed.len() && after.as_ref() != Some(last));
     Ok((listed, next))
 }
 
-/// One owner's rows that are not gone, in order of creation.
+/// One owner's unexpired rows, in order of creation.
 pub(super) async fn page(
     link: &mut ReaderLink,
     owner: &Principal,
@@ -62,7 +63,7 @@ pub(super) async fn page(
     page_of(&rows, (after, limit), |created, key| (created, key.id))
 }
 
-/// All rows that are not gone, the newest first.
+/// All unexpired rows, newest first.
 pub(super) async fn survey(
     link: &mut ReaderLink,
     after: Option<NewestCursor>,
@@ -80,13 +81,13 @@ pub(super) async fn survey(
     page_of(&rows, (after, limit), |created, key| (created, ShortReference::of(key)))
 }
 
-/// Whether rows of the dead are there to be taken over.
+/// Whether dead replicas have left rows to claim.
 pub(super) async fn has_claimable(link: &mut ReaderLink, rows: &ClaimableRows) -> Result<bool, Error> {
     let found = link.query(&statements::has_claimable(), &vec![&rows.upstreams, &rows.given_up]).await?;
     found.first().map_or(Ok(false), |row| row.try_get(0))
 }
 
-/// Rows by key, in the order of the keys, gone or not.
+/// Rows by key, in the order of the keys, expired ones included.
 pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<ListLine>, Error> {
     let sql = format!(
         "SELECT t.* FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (wanted_id, wanted_owner, ord)
@@ -100,7 +101,7 @@ pub(super) async fn named(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec
     rows.iter().map(ListLine::of).collect()
 }
 
-/// Who holds rows, in the order of their keys; none of a row that is not there.
+/// The holders of rows, in the order of their keys; `None` for a missing row.
 pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<Vec<Option<Incarnation>>, Error> {
     let sql = "SELECT t.holder FROM unnest($1::bytea[], $2::bytea[]) WITH ORDINALITY AS w (id, owner, ord)
         LEFT JOIN LATERAL (SELECT holder FROM tg_task t WHERE t.id = w.id AND t.owner = w.owner LIMIT 1) AS t ON true
@@ -110,7 +111,7 @@ pub(super) async fn holders(link: &mut ReaderLink, keys: &[TaskKey]) -> Result<V
     rows.iter().map(|row| Ok(row.try_get::<_, Option<i64>>(0)?.map(holder))).collect()
 }
 
-/// Keys of rows that one column leads to.
+/// Keys of the rows that match a condition.
 async fn keys(
     link: &mut ReaderLink,
     rest: &str,
@@ -128,7 +129,7 @@ pub(super) async fn referred(
     keys(link, "ref = $1 ORDER BY created LIMIT $2", &vec![&&reference.0[..], &number(limit)]).await
 }
 
-/// The unsettled rows of one life. By the index of holders alone.
+/// The unsettled rows of one incarnation. Uses the index of holders only.
 pub(super) async fn held(link: &mut ReaderLink, life: Incarnation) -> Result<Vec<TaskKey>, Error> {
     keys(link, "holder = $1 AND NOT coalesce(settled, false)", &vec![&holder_column(life)]).await
 }
@@ -148,11 +149,11 @@ pub(super) async fn idempotent(
     Ok(found.into_iter().next())
 }
 
-/// What ranges of unsettled rows have in place of a lag: those are kept together, whatever theirs is.
+/// The lag of ranges of unsettled rows, which share one range for all lags.
 const UNSETTLED: i16 = -1;
 
-/// The statement of an order: the first places of all ranges, each of one phase, and of one class of lags where that is a settled
-/// one's. No index follows the progress of tasks: those that are not settled are put in order of it when a list asks for it.
+/// The query of an order: the first positions of all ranges. A range has one phase, and for settled rows one class of lags. No
+/// index follows a task's progress: unsettled rows are sorted by it for each list.
 fn selection(by: OrderedBy, direction: ListDirection) -> String {
     let order = match direction {
         ListDirection::OldestFirst => "",
@@ -182,10 +183,10 @@ fn selection(by: OrderedBy, direction: ListDirection) -> String {
     )
 }
 
-/// Where rows of some phase and lags may stand in a filter's order.
+/// The positions in a filter's order that rows of one phase and lag may have.
 type PlaceRange = (PhaseKind, i16, Range<ListPlace>);
 
-/// All ranges of an order that may have rows behind `after`.
+/// All ranges of an order that may have rows after `after`.
 fn ranges(filter: &ListFilter, after: Option<ListPlace>) -> Vec<PlaceRange> {
     let classes = || LagClass::all().map(|class| (class, filter.places(class, after)));
     let some = |(_, places): &(LagClass, Range<ListPlace>)| !places.is_empty();
@@ -200,7 +201,7 @@ fn ranges(filter: &ListFilter, after: Option<ListPlace>) -> Vec<PlaceRange> {
     filter.phases.iter().copied().flat_map(of_phase).collect()
 }
 
-/// What an index has of a row, and how large its summary is.
+/// The index columns of a row, and the size of its summary.
 struct PlaceEntry {
     place: ListPlace,
     other: Timestamp,
@@ -209,7 +210,7 @@ struct PlaceEntry {
     bytes: usize,
 }
 
-/// The first places of one owner's tasks that a filter's order has, at most `limit`.
+/// The first `limit` positions of one owner's tasks in a filter's order.
 async fn entries(
     link: &mut ReaderLink,
     owner: &Principal,
@@ -246,7 +247,7 @@ async fn entries(
     rows.iter().map(entry).collect()
 }
 
-/// All places in order, if the time that is not ordered by leaves no more than `limit`.
+/// All positions in order, if the time that is not sorted by leaves at most `limit` of them.
 async fn few(
     link: &mut ReaderLink,
     owner: &Principal,
@@ -266,7 +267,7 @@ async fn few(
     Ok(Some(found))
 }
 
-/// One owner's rows that fit, as far as their columns say, and where others follow.
+/// One owner's rows with columns that fit the filter, and the position to continue from.
 pub(super) async fn select(
     link: &mut ReaderLink,
     owner: &Principal,
@@ -275,7 +276,7 @@ pub(super) async fn select(
     limit: usize,
     now: Timestamp,
 ) -> Result<(Vec<ListLine>, Option<ListPlace>), Error> {
-    // What is no more than a page has no second one to look for.
+    // Rows that fit in one page need no cursor.
     let found = match after {
         None if filter.other() != TimeRange::ALL => few(link, owner, filter, limit.min(PLACES_MAX / 2)).await?,
         _ => None,

@@ -1,4 +1,4 @@
-//! Keeps what the server says on a connection besides its answers: a warning on a commit makes it unsure (rule 2).
+//! Keeps the notices of a connection: a warning on a commit makes its outcome unknown (rule 2).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use tokio_postgres::error::{DbError, Severity};
 
 use crate::replica::SqlNotice;
 
-/// Sessions are set up to hear warnings alone, of which a transaction that is well has none.
+/// Sessions receive warnings only, and a healthy transaction has none.
 const KEPT_MAX: usize = 16;
 
-/// A notice as it came. Without a code, it stands for one that was not kept.
+/// A received notice. One without a code stands for a notice that was dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ReceivedNotice {
     severity: &'static str,
@@ -28,18 +28,18 @@ impl ReceivedNotice {
     }
 }
 
-/// The notices of one connection, the newest of them.
+/// The newest notices of one connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SessionNotices(Arc<Mutex<KeptNotices>>);
 
 #[derive(Debug, Default)]
 struct KeptNotices {
-    /// So many came so far.
+    /// Notices received so far.
     count: usize,
     newest: VecDeque<ReceivedNotice>,
 }
 
-/// A moment on a connection, by the notices that came before.
+/// A position among a connection's notices.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NoticePlace(usize);
 
@@ -59,12 +59,12 @@ impl SessionNotices {
         kept.newest.push_back(notice);
     }
 
-    /// Where a transaction begins: a notice on a statement comes in before the statement's answer.
+    /// The current position. A notice on a statement arrives before the statement's answer.
     pub(super) fn place(&self) -> NoticePlace {
         NoticePlace(self.0.lock().count)
     }
 
-    /// What came since. Those that were not kept are there as one of which nothing is known.
+    /// The notices after a position. Dropped ones are represented by one empty notice.
     pub(super) fn since(&self, place: NoticePlace) -> Vec<ReceivedNotice> {
         let kept = self.0.lock();
         let came = kept.count.saturating_sub(place.0);
@@ -73,12 +73,12 @@ impl SessionNotices {
     }
 }
 
-/// What the server says in a notice or an error.
+/// Converts a notice or an error.
 pub(super) fn as_sql(said: &DbError) -> SqlNotice<'_> {
     SqlNotice { severity: severity(said), sqlstate: said.code().code() }
 }
 
-/// As it is in every language.
+/// The severity, independent of the server's language.
 fn severity(said: &DbError) -> &'static str {
     match said.parsed_severity() {
         Some(Severity::Panic) => "PANIC",
@@ -89,7 +89,7 @@ fn severity(said: &DbError) -> &'static str {
         Some(Severity::Debug) => "DEBUG",
         Some(Severity::Info) => "INFO",
         Some(Severity::Log) => "LOG",
-        // Something between says it, in words of its own.
+        // A proxy wrote the message, with its own words.
         None => match said.severity() {
             "ERROR" => "ERROR",
             "NOTICE" => "NOTICE",

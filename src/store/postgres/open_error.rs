@@ -1,4 +1,4 @@
-//! Defines why the store is not opened.
+//! Defines why opening the store fails.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use super::health::PostgresHealth;
 use crate::secret_file::SecretFileError;
 use crate::tls::TlsFileError;
 
-/// Why [`super::PostgresStore::open`] gave up. Says what is wrong in words for an operator, and never a password.
+/// Why [`super::PostgresStore::open`] failed. The text is for operators, and never contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum PostgresOpenError {
     #[error("the database's url cannot be understood; one looks like postgres://USER@HOST1,HOST2/DATABASE")]
@@ -27,7 +27,7 @@ pub enum PostgresOpenError {
     Ca(#[from] TlsFileError),
     #[error("TLS towards the database cannot be set up: {0}")]
     Tls(String),
-    /// The server cannot be reached, or refuses connections for now, or is not to be written to, or commits wait: never `Good`.
+    /// The server is unreachable, refuses connections, refuses writes, or delays commits: never `Good`.
     #[error("the database cannot be used yet: {0}")]
     Away(PostgresHealth),
     #[error("the database runs PostgreSQL {found}; 14 or newer is needed")]
@@ -41,7 +41,7 @@ pub enum PostgresOpenError {
          there, or say what the store may promise instead"
     )]
     NoStandby,
-    /// Sessions are lent out by the transaction.
+    /// A pooler lends out sessions by the transaction.
     #[error(
         "a pooler between the gateway and the database lends out sessions by the transaction; have it pool by the session \
          (pgbouncer: pool_mode = session), or connect to the database directly"
@@ -51,7 +51,7 @@ pub enum PostgresOpenError {
     Newer { found: i32, known: i32 },
     #[error("the schema {schema:?} has tables of another program's")]
     Foreign { schema: String },
-    /// It may end yet.
+    /// The other gateway may still end.
     #[error("another gateway named {name:?} uses the database; give each `replica.name` to one")]
     NameTaken { name: String },
     #[error(
@@ -67,30 +67,30 @@ pub enum PostgresOpenError {
     Refused(String),
 }
 
-/// Who tries again what was refused.
+/// Which callers retry a failed open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// Nobody: it stays as it is until somebody changes how this program is run.
+    /// No caller: only a change to the program's setup helps.
     Never,
-    /// Who has clients by then, as a process that tried before, or had the store open: it came of what is read or asked at each try, and
-    /// may be about to change. A store at work sits out the same.
+    /// Callers that already serve clients: a process that tried before, or had the store open. The fault is in inputs that each
+    /// try reads again, and may be about to change. An open store waits for such a change too.
     OnceListening,
-    /// Everybody: it may be accepted later as it is.
+    /// Every caller: a later try may succeed without changes.
     Always,
 }
 
 impl PostgresOpenError {
-    /// Of a server that may be otherwise later, for a reason of no further meaning.
+    /// The server may recover; with the reason.
     pub(super) fn away(why: &str) -> Self {
         Self::Away(PostgresHealth::Away(why.to_owned()))
     }
 
-    /// The same, where commits wait.
+    /// The same, while commits wait.
     pub(super) fn behind(why: &str) -> Self {
         Self::Away(PostgresHealth::Behind(why.to_owned()))
     }
 
-    /// The key of the configuration that says what was tried.
+    /// The configuration key that the fault concerns.
     #[must_use]
     pub const fn key(&self) -> &'static str {
         match self {
@@ -115,7 +115,7 @@ impl PostgresOpenError {
         }
     }
 
-    /// Who tries again.
+    /// Which callers retry.
     #[must_use]
     pub const fn retry(&self) -> Retry {
         match self {
@@ -130,7 +130,7 @@ impl PostgresOpenError {
             | Self::Unsafe { .. }
             | Self::NoStandby
             | Self::Pooled
-            // A gateway with another key may have begun where the others were cut off, and is the one to be stopped.
+            // A gateway with another key may have started while the others were cut off, and that one must be stopped.
             | Self::SealKeys { .. }
             | Self::Refused(_) => Retry::OnceListening,
             Self::SchemaName { .. }
@@ -141,7 +141,7 @@ impl PostgresOpenError {
         }
     }
 
-    /// What it says of a store that was open before.
+    /// The health of a store that was open before.
     #[must_use]
     pub fn health(&self) -> PostgresHealth {
         if let Self::Away(trouble) = self {
@@ -151,7 +151,7 @@ impl PostgresOpenError {
     }
 }
 
-/// Of a server that cannot be reached, or says no.
+/// The server is unreachable, or refuses.
 pub(super) fn away(error: tokio_postgres::Error) -> PostgresOpenError {
     PostgresOpenError::Away(PostgresHealth::of(&error))
 }

@@ -1,4 +1,4 @@
-//! Begins the life of a gateway in the database: looks who is there, takes over the time of tasks, and writes a line of its own.
+//! Registers a new incarnation: reads the other replicas' rows, adopts their task time, and inserts its own row.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,38 +26,38 @@ use crate::store::clock_trust::{ClockTrust, DISTRUST, RESET};
 use crate::store::record;
 use crate::task::Clock as _;
 
-/// How often the others are looked at to see which of them live.
+/// Interval between looks for living replicas.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// What a beat may take, beyond the time between two.
+/// Time that a heartbeat may take, beyond the heartbeat interval.
 const BEAT_MAX: Duration = Duration::from_secs(1);
 
-/// What a life writes of itself when it begins.
+/// Inserts a new incarnation's row.
 const REGISTER: &str = "WITH line AS (
         INSERT INTO tg_replica (name, address, version, record_reads, config_digest, key_print, now_ms)
         VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING incarnation),
     lane AS (INSERT INTO tg_lane (incarnation, epoch) SELECT incarnation, 0 FROM line)
     SELECT incarnation FROM line";
-/// Which store it is, and whether it knows the life `$1`: has its lane, or that of a later one that was removed ([`super::statements`]).
-/// The sequence says nothing, as the server logs it ahead: one that was brought back goes on behind numbers that it never gave. Nor
-/// do later lives that are there: they may have begun since.
+/// Returns the store's generation, and whether the store knows the incarnation `$1`: it has its lane, or the lane of a later
+/// incarnation that was removed ([`super::statements`]). The sequence proves nothing: the server logs it ahead, so a restored one
+/// continues behind numbers that it never assigned. Nor do later rows that still exist: they may be new.
 const IDENTITY: &str = "SELECT generation::text, EXISTS (
         SELECT FROM tg_lane l WHERE l.incarnation = $1 OR l.incarnation > $1
             AND NOT EXISTS (SELECT FROM tg_replica r WHERE r.incarnation = l.incarnation))
     FROM tg_meta";
-/// What is known of the time beside the clocks of those that live: that of the server, when the store was last used, and when the last of
-/// its tasks is gone. It was used at the last beat under a time that was not distrusted, and until a little later by what was written
-/// before the next one. A task of a later time was made under a clock that was wrong.
+/// Returns the server's time, the time of the store's last use, and the expiry of its last task. The last use is the last
+/// heartbeat with a trusted time, or a slightly later write before the next heartbeat. A task with a later time was created under
+/// a wrong clock.
 const TIMES: &str = "WITH beat AS (SELECT max(now_ms) AS last FROM tg_replica WHERE now_ms > 0)
     SELECT (extract(epoch FROM clock_timestamp()) * 1000)::int8,
         greatest(last, (SELECT max(created) FROM tg_task WHERE created <= last + 10000)),
         greatest((SELECT max(expires) FROM tg_task WHERE settled AND created <= last + 10000),
             (SELECT max(expires) FROM tg_task WHERE NOT settled AND created <= last + 10000))
     FROM beat";
-/// Forgets that the store was used later than the server's clock shows.
+/// Corrects last-use times that lie after the server's clock.
 const RESET_TIMES: &str = "UPDATE tg_replica SET now_ms = (extract(epoch FROM clock_timestamp()) * 1000)::int8
     WHERE now_ms > (extract(epoch FROM clock_timestamp()) * 1000)::int8 RETURNING 1";
 
-/// What a new life is told when it begins.
+/// The start values of a new incarnation.
 pub(super) struct Beginning {
     pub(super) membership: Membership,
     pub(super) generation: StoreGeneration,
@@ -67,8 +67,9 @@ pub(super) struct Beginning {
     pub(super) view: ReplicaView,
 }
 
-/// Begins a life: looks at the server, makes the schema if there is none, and writes the life's line, once its writer is connected:
-/// where that has to wait, as for what an earlier writer of this process left under way, no line is left by each try.
+/// Registers an incarnation: checks the server, creates a missing schema, and inserts the incarnation's row once its writer is
+/// connected. The writer may have to wait for statements of this process's earlier writer; failed tries then leave no rows
+/// behind.
 ///
 /// # Errors
 /// As [`super::PostgresStore::open`].
@@ -76,8 +77,8 @@ pub(super) async fn begin(
     connector: &DatabaseConnector,
     settings: &Arc<PostgresSettings>,
 ) -> Result<(Beginning, Session), PostgresOpenError> {
-    // A connection has as long for each address; whatever else this has to wait for, the database or a beat of the others, takes no
-    // longer while they are well.
+    // A connection has this long for each address. Waits for a healthy database, or for a heartbeat of another replica, take no
+    // longer.
     let within = settings.access.write_max * 2 + settings.terms.lease();
     let session = connector.connect("opening", None).await?;
     pooling::judge(connector, &session).await?;
@@ -88,9 +89,9 @@ pub(super) async fn begin(
     Ok((beginning, writer))
 }
 
-/// Looks who is there, and writes the life's line.
+/// Reads the other replicas' rows, and inserts this incarnation's.
 async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beginning, PostgresOpenError> {
-    // What a server shows that was just connected to may be taken back.
+    // Reads of a fresh connection may be rolled back by a failover.
     let proof = session.client.prepare(DURABILITY_PROOF).await.map_err(away)?;
     transact(session, &[(&proof, vec![])]).await.map_err(unmade)?;
     let former = former_line(session, settings).await?;
@@ -118,15 +119,15 @@ async fn join(session: &Session, settings: &Arc<PostgresSettings>) -> Result<Beg
     Ok(Beginning { membership, generation, clock, trust, state, view })
 }
 
-/// The line of the life before, if it is there still. A store that was brought back gives numbers anew, and another gateway may have
-/// this one by now.
+/// The row of the process before this one, if it still exists. A restored store assigns numbers again, so another replica may
+/// have this one.
 async fn former_line(session: &Session, settings: &PostgresSettings) -> Result<Option<ReplicaLine>, PostgresOpenError> {
     let Some(prior) = settings.prior else { return Ok(None) };
     let lines = read_lines(session).await.map_err(away)?.into_iter().map(|one| one.line);
     Ok(lines.into_iter().find(|line| line.incarnation == prior.holder && line.name == settings.replica.name))
 }
 
-/// Whether the store is the one that an earlier life knew, and no older than it was then.
+/// Whether the store is the one that the process before knew, and no older than at that time.
 async fn check_identity(
     session: &Session,
     settings: &PostgresSettings,
@@ -154,18 +155,18 @@ async fn check_identity(
     Ok(generation)
 }
 
-/// A line as it was when it was seen first.
+/// A replica's heartbeat when it was first seen.
 struct SeenLine {
     beat: u64,
     at: Instant,
 }
 
-/// The others that beat while they are looked at, for as long as all of them would. Whoever is silent may be dead, and what
-/// its line says of the time may be old. One whose keys do not fit cannot be lived with: it is looked at until it beats, or was
-/// silent for the lease, and is declared dead.
+/// The other replicas that send a heartbeat within one interval. The time in a silent replica's row may be old. A replica whose
+/// keys do not fit is watched until it sends a heartbeat, which is an error, or until the lease has run out, when it is declared
+/// dead.
 ///
 /// # Errors
-/// `SealKeys` if one beats whose keys do not fit; `Away`.
+/// `SealKeys` if a replica with keys that do not fit sends a heartbeat; `Away`.
 async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<StoredReplica>, PostgresOpenError> {
     let until = Instant::now() + BEAT_EVERY_MAX + BEAT_MAX;
     let mut seen: HashMap<Incarnation, SeenLine> = HashMap::new();
@@ -206,7 +207,7 @@ async fn living(session: &Session, settings: &PostgresSettings) -> Result<Vec<St
     }
 }
 
-/// Whether whoever has these keys can open what the other seals, and the other way round. Rings differ while keys are changed.
+/// Whether each of two key rings can open the tokens that the other seals. Rings differ while keys are rotated.
 fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
     let others = || other.chunks_exact(KEY_PRINT_LEN);
     let is_opened_there = own.first().is_none_or(|first| others().any(|print| print == first));
@@ -214,7 +215,7 @@ fn open_each_other(own: &[[u8; KEY_PRINT_LEN]], other: &[u8]) -> bool {
     is_opened_there && is_opened_here
 }
 
-/// Forgets a wrong time that the store was used at, where the operator wants that. Those that live go on by their time.
+/// Discards a wrong last-use time if the operator asks for it. Living replicas keep their time.
 async fn reset_clock(
     session: &Session,
     settings: &PostgresSettings,
@@ -232,14 +233,14 @@ async fn reset_clock(
     let reset = session.client.prepare(RESET_TIMES).await.map_err(away)?;
     transact(session, &[(&reset, vec![])]).await.map_err(unmade)?;
     tracing::warn!("the time that the task store was last used at is forgotten, as `{RESET}` says");
-    // In this order: a second run repeats both steps, which does no harm.
+    // In this order a second run repeats both steps harmlessly.
     if let Err(error) = std::fs::remove_file(&wish) {
         tracing::warn!(%error, "`{RESET}` cannot be removed: take it away, or each start forgets the time");
     }
     Ok(())
 }
 
-/// The time that the clock begins with, and whether it is trusted: the first gateway judges, the others take its verdict.
+/// The clock's start time, and whether it is trusted. The first replica decides; later ones adopt its verdict.
 async fn clock_start(
     session: &Session,
     living: &[StoredReplica],

@@ -1,18 +1,18 @@
-//! Finds out whether something between lends out sessions of the server's by the transaction.
+//! Detects a pooler that lends out server sessions by the transaction.
 //!
-//! A session is set up once, and all that is known of commits rests on that: that warnings are heard, and that what a barrier
-//! proves was shown by the server that made it. Poolers that keep a session for its client as long as that is connected change
-//! nothing of it. Through others each transaction may find a session that another client has set up, on another server even.
+//! A session is set up once, and every conclusion about commits relies on that setup: warnings arrive, and a barrier on a session
+//! proves the reads of the same server. Poolers that keep a session for a client's whole connection preserve this. With
+//! transaction pooling, each transaction may run in a session that another client has set up, even on another server.
 
 use super::open_error::PostgresOpenError;
 use super::session::{DatabaseConnector, Session, arrival_error, in_time};
 use super::transaction::promise_of;
 
-/// Each of them finds a pooler unless other clients happen to take and return sessions in an order that hides it.
+/// Each round detects a pooler, unless other clients happen to take and return sessions in an order that hides it.
 const ROUNDS: usize = 3;
 
-/// Has a second connection take the place of the first one, as far as that can be: a pooler that lends sessions by the
-/// transaction gives it the one that was returned last.
+/// Tries to make a second connection take over the session of the first: a pooler in transaction mode lends it the session that
+/// was returned last.
 ///
 /// # Errors
 /// `Pooled`, and as [`DatabaseConnector::connect`].

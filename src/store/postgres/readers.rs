@@ -1,8 +1,8 @@
-//! Reads from the primary: single rows by key, many at a time, and lists. Each has connections of its own, so that however many lists are
-//! asked for, nobody who asks for one task waits for them.
+//! Reads from the primary: rows by key, in groups, and lists. Lists have separate connections, so that they never delay reads by
+//! key.
 //!
-//! What was read is believed if the server that showed it has lately proved, on whichever connection of this gateway, that what it
-//! shows is durable; else it proves that now, before anybody is answered (rules 4 to 6; [`crate::replica::read_trust`]).
+//! A read is believed if its server has lately proved, on any of this replica's connections, that its data is durable; otherwise
+//! the proof is made before the caller gets an answer (rules 4 to 6; [`crate::replica::read_trust`]).
 
 use std::collections::HashMap;
 use std::io;
@@ -26,19 +26,19 @@ use crate::replica::ReadBelief;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
-/// Rows of one statement.
+/// Rows of one query.
 const GROUP_MAX: usize = 512;
-/// Bytes of one answer: a row that would begin behind them is asked for again.
+/// Bytes of one answer. A row that starts after this limit is read by the next query.
 const GROUP_BYTES_MAX: i64 = 8 << 20;
-/// How often a server is looked for on which a barrier has passed.
+/// Tries to find a server on which a barrier has passed.
 pub(super) const SETTLE_TRIES_MAX: usize = 3;
-/// Who may wait for a reader; whoever comes then waits for a place.
+/// Capacity of the readers' queue. Further callers wait.
 pub(super) const QUEUE_MAX: usize = 4_096;
 
-/// How often connections in trouble are tried that nobody asks for.
+/// Interval between reconnects of idle connections in trouble.
 const MEND_EVERY: Duration = Duration::from_secs(1);
 
-/// Rows by key: `$1` and `$2` are arrays of ids and owners.
+/// Reads rows by key: `$1` and `$2` are arrays of ids and owners.
 const ROWS: &str = "
 SELECT t.id, t.owner, t.rev, t.holder, t.settled, t.created, t.expires,
     CASE WHEN sum(t.size) OVER (ORDER BY w.ord) - t.size <= $3::int8 THEN t.record END, w.ord
@@ -54,10 +54,10 @@ pub(super) struct ReaderLink {
 }
 
 impl ReaderLink {
-    /// Makes a statement, and returns its rows.
+    /// Runs a query, and prepares it at its first use.
     ///
     /// # Errors
-    /// Whatever the server says.
+    /// The server's error.
     pub(super) async fn query(&mut self, sql: &str, values: &Parameters<'_>) -> Result<Vec<Row>, Error> {
         let statement = match self.statements.get(sql) {
             Some(statement) => statement,
@@ -70,17 +70,17 @@ impl ReaderLink {
     }
 }
 
-/// What a server has proved of what it shows, before that is believed.
+/// The proof of durability that a read needs before it is believed.
 #[derive(Clone, Copy, Debug)]
 enum ReadProof {
     None,
-    /// As lately as `read_trust` says.
+    /// As recent as `read_trust` requires.
     Lately,
-    /// Since the write that is asked for.
+    /// Made after the write in question.
     ForGood,
 }
 
-/// One connection, opened when it is needed, and used by one reader at a time.
+/// A connection that is opened on demand and used by one reader at a time.
 #[derive(Debug)]
 pub(super) struct ReaderConnection {
     duty: String,
@@ -93,7 +93,7 @@ pub(super) struct ReaderConnection {
 struct ReaderSlot {
     link: Option<ReaderLink>,
     failures: u32,
-    /// Until when nobody tries to connect, and why.
+    /// Until when connecting is paused, and why.
     pause: Option<(Instant, PostgresHealth)>,
 }
 
@@ -109,7 +109,7 @@ impl ReaderConnection {
         Self { duty, connector: Arc::clone(connector), state: Arc::clone(state), slot }
     }
 
-    /// Reads, and returns what may be believed. A caller that leaves leaves the connection as it is.
+    /// Runs a read, and returns a trusted result. A cancelled caller leaves the connection intact.
     ///
     /// # Errors
     /// `Io`.
@@ -120,7 +120,7 @@ impl ReaderConnection {
         self.read_from(read).await.map(|(found, _)| found)
     }
 
-    /// The same, and where it was read: it may be believed no longer by the time that it is shown again.
+    /// The same, with the source of the read, whose trust may lapse before the row is shown again.
     async fn read_from<T>(
         &self,
         read: impl AsyncFnOnce(&mut ReaderLink) -> Result<T, Error>,
@@ -130,7 +130,7 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::Lately, read).await
     }
 
-    /// Reads what may be taken back, without a barrier: for whoever asks again, and answers nobody by it.
+    /// Reads without a barrier, so the result may be rolled back: for callers that check it again and answer no client with it.
     ///
     /// # Errors
     /// `Io`.
@@ -143,8 +143,8 @@ impl ReaderConnection {
         self.read_by(&mut slot, ReadProof::None, read).await.map(|(found, _)| found)
     }
 
-    /// Reads what became of a write in doubt, so that nothing is taken back of what it says. `None` if no barrier has passed since on
-    /// the server at the other end: another one is to be made.
+    /// Reads the outcome of an unresolved write, such that it cannot be rolled back. `None` if no barrier has passed on this
+    /// server since the write: the caller has to make one.
     ///
     /// # Errors
     /// `Io`.
@@ -158,7 +158,7 @@ impl ReaderConnection {
         if self.connector.trust.lock().may_settle(server) {
             return self.read_by(&mut slot, ReadProof::ForGood, read).await.map(|(found, _)| Some(found));
         }
-        // It may be a server that was replaced. Each connection that is made asks for another barrier.
+        // The server may have been replaced. Each new connection requires another barrier.
         if was_open {
             slot.link = None;
             self.link(&mut slot).await?;
@@ -199,14 +199,14 @@ impl ReaderConnection {
             Ok(Err(trouble)) => {
                 slot.link = None;
                 if matches!(trouble, PostgresHealth::Away(_)) {
-                    // A connection that ended says nothing of the server; the next connect does.
+                    // An ended connection proves nothing about the server; a reconnect does.
                     let _ = self.link(slot).await;
                 } else {
                     self.state.reader_is(&self.duty, trouble.clone());
                 }
                 trouble
             }
-            // Nor does a list that takes long.
+            // Nor does a slow list.
             Err(_) => {
                 slot.link = None;
                 PostgresHealth::slow()
@@ -248,23 +248,23 @@ impl ReaderConnection {
     }
 }
 
-/// Connects those anew that are in trouble, though nobody may ask for them: who is not ready is asked for nothing. Never
-/// returns; cancel by dropping.
+/// Reconnects connections in trouble even without reads, since a gateway that is not ready gets none. Never returns; cancel by
+/// dropping.
 pub(super) async fn mend(readers: Vec<Arc<ReaderConnection>>) {
     loop {
         tokio::time::sleep(MEND_EVERY).await;
         for reader in readers.iter().filter(|reader| reader.state.is_reader_in_trouble(&reader.duty)) {
             let mut slot = reader.slot.lock().await;
-            // What is in its way is said by the reader itself.
+            // The reader reports the failure itself.
             let _ = reader.link(&mut slot).await;
         }
     }
 }
 
-/// Somebody who wants a row, and where it was read.
+/// A row's key, and the channel for the row and its source.
 pub(super) type RowRequest = (TaskKey, oneshot::Sender<Result<Option<(FetchedRow, ReadSource)>, StoreError>>);
 
-/// Reads rows by key, all that are asked for meanwhile at once, until the store ends.
+/// Reads rows by key until the store closes, grouping the requests that arrive meanwhile.
 pub(super) async fn serve(
     reader: Arc<ReaderConnection>,
     queue: Arc<Mutex<mpsc::Receiver<RowRequest>>>,
@@ -295,7 +295,7 @@ pub(super) async fn serve(
     }
 }
 
-/// A row that was found: for whom, and `None` if it is to be asked for again.
+/// The position of a row's request, and the row; `None` if it has to be read again.
 type FoundRow = (usize, Option<FetchedRow>);
 
 async fn rows(link: &mut ReaderLink, wanted: &[RowRequest]) -> Result<Vec<FoundRow>, Error> {
@@ -303,7 +303,7 @@ async fn rows(link: &mut ReaderLink, wanted: &[RowRequest]) -> Result<Vec<FoundR
     read_rows(link, &keys).await
 }
 
-/// Rows by key, as far as they have room in one answer.
+/// Reads rows by key, as far as they fit into one answer.
 pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Result<Vec<FoundRow>, Error> {
     if keys.is_empty() {
         return Ok(Vec::new());
@@ -318,7 +318,7 @@ pub(super) async fn read_rows(link: &mut ReaderLink, keys: &[&TaskKey]) -> Resul
     found.collect()
 }
 
-/// Answers those whose row was read, or is not there; the others stay.
+/// Answers requests with a read or missing row; keeps the others in `wanted`.
 fn answer(wanted: &mut Vec<RowRequest>, found: Vec<FoundRow>, source: ReadSource) {
     let mut found: HashMap<usize, Option<FetchedRow>> = found.into_iter().collect();
     for (at, (key, reply)) in std::mem::take(wanted).into_iter().enumerate() {
@@ -342,7 +342,7 @@ impl ListReaders {
         Self { readers, next: AtomicUsize::new(0) }
     }
 
-    /// Closes all connections, each once its list has been read.
+    /// Closes each connection after its current list.
     pub(super) async fn close(&self) {
         for reader in &self.readers {
             reader.slot.lock().await.link = None;

@@ -1,4 +1,4 @@
-//! Reads the lines that gateways keep of themselves.
+//! Reads the rows of `tg_replica`, and keeps the view of all replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,24 +14,24 @@ use crate::store::record;
 use crate::store::tasks::StoreError;
 use crate::task::Timestamp;
 
-/// All lines. A read alone: what it shows may be taken back, so nothing is lost by believing it.
+/// Reads all rows. A plain read: its result may be rolled back by a failover, and believing it is harmless.
 pub(super) const LOOK: &str =
     "SELECT incarnation, name, address, version, record_reads, beat, now_ms, leaving, dead, config_digest, key_print
     FROM tg_replica ORDER BY incarnation";
 
-/// The line of one life, as it was seen.
+/// A replica's row as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredReplica {
     pub line: ReplicaLine,
-    /// Whether its time is distrusted: its clock may have leapt ahead.
+    /// Whether its time is distrusted, since its clock may have jumped ahead.
     pub(super) is_time_distrusted: bool,
-    /// Of the program.
+    /// The program's version.
     pub version: String,
     pub config_digest: Vec<u8>,
     pub key_print: Vec<u8>,
 }
 
-/// A time as a line has it: below zero as long as it is distrusted, so that it counts among those that live, and for no later life.
+/// Encodes a time for a row. A distrusted time is negative: it counts while its replica lives, and is ignored by later processes.
 pub(super) fn line_time(now: Timestamp, trust: ClockTrust) -> i64 {
     if trust.is_distrusted() { -at(now) } else { at(now) }
 }
@@ -63,34 +63,35 @@ impl StoredReplica {
     }
 }
 
-/// What was seen of all lives last, and what that means for this one.
+/// The last view of all replicas, and this replica's standing.
 #[derive(Clone, Debug)]
 pub struct ReplicaView {
-    /// This life's too.
+    /// Includes this replica's row.
     pub lines: Vec<StoredReplica>,
-    /// Since when the lines of others have the beats that they have.
+    /// When each other replica's current heartbeat number was first seen.
     pub beats: BTreeMap<Incarnation, BootTime>,
-    /// The last beat of this life that was acknowledged.
+    /// This replica's last acknowledged heartbeat.
     pub(super) beat: u64,
-    /// When it was sent, or this life's line was made.
+    /// When that heartbeat was sent, or this replica's row was inserted.
     pub beaten: BootTime,
-    /// What this life may do.
+    /// What this replica may do.
     pub standing: OwnStanding,
-    /// The dead whose rows are anybody's.
+    /// Dead incarnations with rows that any replica may claim.
     pub(super) given_up: Vec<Incarnation>,
 }
 
 impl ReplicaView {
-    /// As this life begins, whose line was made at `beaten`.
+    /// The view of a new incarnation, whose row was inserted at `beaten`.
     pub(super) fn of(lines: Vec<StoredReplica>, beaten: BootTime) -> Self {
         let (beats, given_up) = (BTreeMap::new(), Vec::new());
         Self { lines, beats, beat: 0, beaten, standing: OwnStanding::Member, given_up }
     }
 
-    /// Whether this life may add rows. After seven eighths of the lease without an acknowledged beat it adds none: the others take it for
-    /// dead, and its rows over, while its writer goes on. Those that it has it goes on with until it is replaced.
+    /// Whether this replica may insert rows. It may not after seven eighths of the lease without an acknowledged heartbeat,
+    /// because the other replicas then declare it dead and claim its rows while its writer still works. It continues with its
+    /// existing rows until it is fenced.
     ///
-    /// # Errors
+    /// `Io` if no heartbeat was acknowledged for too long.
     /// `Io` if no beat was acknowledged for too long.
     pub(super) fn may_begin(&self, terms: LeaseTerms, now: BootTime) -> Result<(), StoreError> {
         if now.since(self.beaten) < terms.begin_max() {
@@ -99,7 +100,7 @@ impl ReplicaView {
         Err(StoreError::Io(io::Error::other("no beat of this gateway's was acknowledged for too long")))
     }
 
-    /// How many lives take something new, beside the one that looks: they keep limits together with it.
+    /// The number of other replicas that accept new requests, and therefore share the limits with this one.
     #[must_use]
     pub fn taking_beside(&self, own: Incarnation) -> usize {
         let takes = |one: &&StoredReplica| {
@@ -109,19 +110,19 @@ impl ReplicaView {
         self.lines.iter().filter(takes).count()
     }
 
-    /// The newest version of records that all read who live, those that leave included.
+    /// The newest record version that every living replica can read, including leaving ones.
     pub(super) fn record_format(&self) -> u16 {
         let living = self.lines.iter().filter(|one| !one.line.is_dead);
         let formats = living.map(|one| u16::try_from(one.line.record_reads).unwrap_or(u16::MAX));
         formats.fold(record::VERSION, u16::min)
     }
 
-    /// Whether rows may be there to be taken over.
+    /// Whether there may be rows to claim.
     pub(super) fn has_dead(&self) -> bool {
         self.lines.iter().any(|one| one.line.is_dead)
     }
 
-    /// Takes what a look showed. A death that was declared stays declared: the look may have been sent before it.
+    /// Applies a look. An incarnation declared dead stays dead, since the look may have been sent before.
     pub(super) fn looked(&mut self, lines: Vec<StoredReplica>) {
         let dead = self.lines.iter().filter(|one| one.line.is_dead).map(|one| one.line.incarnation);
         let dead: BTreeSet<Incarnation> = dead.collect();
@@ -138,31 +139,28 @@ impl ReplicaView {
     }
 }
 
-/// The look that lines are, for who judges by it.
+/// Converts rows to a [`ReplicaLook`].
 pub(super) fn look_of(lines: &[StoredReplica], (sent, received): (BootTime, BootTime)) -> ReplicaLook {
     ReplicaLook { sent, received, lines: lines.iter().map(|one| one.line.clone()).collect() }
 }
 
-/// Reads all lines.
-///
-/// # Errors
-/// Whatever the server says.
 pub(super) async fn read_lines(session: &Session) -> Result<Vec<StoredReplica>, Error> {
     StoredReplica::all(&session.client.query(LOOK, &[]).await?)
 }
 
-/// The generation of a store as a column's text; `None` if it is no such text.
+/// Parses a store's generation from a column's text.
 pub(super) fn generation_of(text: &str) -> Option<StoreGeneration> {
     uuid::Uuid::parse_str(text).ok().map(|read| StoreGeneration(read.as_u128()))
 }
 
-/// As an operator writes it.
+/// The form of a generation that operators see and enter.
 pub(super) fn generation_text(generation: StoreGeneration) -> String {
     uuid::Uuid::from_u128(generation.0).to_string()
 }
 
-/// Declares a life dead: if it has not beaten since it was seen at `beat` (7.3), as it is silent; without one, whatever it has done. Counts
-/// more than what that life thinks of itself. Whether it was declared so now: one that was not is dead already, or beats, and nobody
+/// Declares an incarnation dead: only if its heartbeat is still `beat` (7.3), or unconditionally without a `beat`. The
+/// declaration outweighs the incarnation's own view. Returns whether this call declared it; `false` means that it was already
+/// dead or still sends heartbeats, and no caller depends on which.
 /// rests on which.
 ///
 /// # Errors

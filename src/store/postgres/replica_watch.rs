@@ -1,5 +1,5 @@
-//! Hands out what was seen of all lives. Whoever looks gets the view itself and holds no lock: Tokio's watch lets no reader
-//! in behind a waiting writer, so a look within a look could stop both, and with them every thread.
+//! Publishes the view of all replicas. Readers get a shared copy and hold no lock: tokio's watch blocks a new reader behind a
+//! waiting writer, so nested reads under its lock could deadlock every thread.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::PostgresStore;
 use super::replica_lines::ReplicaView;
 use crate::replica::OwnStanding;
 
-/// What was seen last, for those who change it and for all who look. Clones share it.
+/// The latest view. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct SharedReplicaView(watch::Sender<Arc<ReplicaView>>);
 
@@ -27,12 +27,12 @@ impl SharedReplicaView {
         ReplicaWatch(self.0.subscribe())
     }
 
-    /// Everybody who follows is told. The change may not look itself.
+    /// Changes the view, and notifies its followers. `change` must not read the view itself.
     pub(super) fn change(&self, change: impl FnOnce(&mut ReplicaView)) {
         self.0.send_modify(|view| change(Arc::make_mut(view)));
     }
 
-    /// Those who follow are told if it was another one.
+    /// Sets the standing, and notifies followers if it changed.
     pub(super) fn set_standing(&self, standing: OwnStanding) {
         self.0.send_if_modified(|view| {
             let is_new = view.standing != standing;
@@ -45,30 +45,30 @@ impl SharedReplicaView {
 }
 
 impl PostgresStore {
-    /// All lives, as they were seen last.
+    /// The latest view of all replicas.
     #[must_use]
     pub fn replicas(&self) -> Arc<ReplicaView> {
         self.view.now()
     }
 
-    /// Follows the same.
+    /// Follows [`PostgresStore::replicas`].
     #[must_use]
     pub fn watch_replicas(&self) -> ReplicaWatch {
         self.view.watch()
     }
 }
 
-/// Follows what is seen of all lives.
+/// Follows the view of all replicas.
 #[derive(Debug)]
 pub struct ReplicaWatch(watch::Receiver<Arc<ReplicaView>>);
 
 impl ReplicaWatch {
-    /// What was seen last, and marks it as known.
+    /// Returns the latest view, and marks it as seen.
     pub fn newest(&mut self) -> Arc<ReplicaView> {
         Arc::clone(&self.0.borrow_and_update())
     }
 
-    /// Waits until there is something that [`ReplicaWatch::newest`] has not shown. Drop it at any time.
+    /// Waits for a view that [`ReplicaWatch::newest`] has not returned. Cancel-safe.
     ///
     /// # Errors
     /// If the store is gone.

@@ -1,4 +1,4 @@
-//! Turns the writes of a batch into the arrays of its statement.
+//! Converts the writes of a batch into the arrays of its statement.
 
 use super::columns::{self, EncodedRow, count, revision_column};
 use super::task_write::{ROW_BYTES_MAX, TaskWrite};
@@ -6,12 +6,12 @@ use super::transaction::Parameters;
 use crate::store::tasks::WriteRole;
 use crate::task::TaskKey;
 
-/// Whether a new row has room, where it is the first of a batch. [`super::batch::BatchPlan`] sees to the others.
+/// Whether a new row fits as the first of a batch. [`super::batch::BatchPlan`] checks the others.
 pub(super) fn fits(row: &EncodedRow, room: usize) -> bool {
     count(row.size) <= room.min(ROW_BYTES_MAX)
 }
 
-/// The names that new rows are to have.
+/// The idempotency keys of new rows.
 #[derive(Debug, Default)]
 pub(super) struct ReleasedNames<'a> {
     pub(super) owners: Vec<&'a [u8]>,
@@ -35,7 +35,7 @@ impl<'a> ReleasedNames<'a> {
     }
 }
 
-/// The writes of a batch as the arrays of its statement, each in the order in which all replicas lock rows.
+/// The writes of a batch as arrays, in the order in which every replica locks rows.
 #[derive(Debug, Default)]
 pub(super) struct RowArrays<'a> {
     ids: Vec<&'a [u8]>,
@@ -77,7 +77,7 @@ impl<'a> RowArrays<'a> {
                 TaskWrite::Remove(key) => removed.push((key, false, None)),
                 TaskWrite::Withdraw(key) => removed.push((key, true, None)),
                 TaskWrite::SweepOne { key, now } => removed.push((key, false, Some(columns::at(*now)))),
-                // Rows that are too large are not sent.
+                // Too large rows are not sent.
                 TaskWrite::Insert(_)
                 | TaskWrite::Replace { .. }
                 | TaskWrite::Sweep { .. }
@@ -123,7 +123,7 @@ impl<'a> RowArrays<'a> {
         self.upstreams.push(&row.upstream);
     }
 
-    /// In the order of [`super::statements::batch`].
+    /// The parameters of [`super::statements::batch`], in order.
     pub(super) fn parameters<'b>(&'b self, me: &'b (i64, i64)) -> Parameters<'b> {
         vec![
             &me.0,

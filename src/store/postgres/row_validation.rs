@@ -1,4 +1,4 @@
-//! Says what rows that were read stand for: those in doubt are hidden, and damaged ones have failed.
+//! Converts rows into tasks: hides rows with an unknown insert, and shows damaged ones as failed.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use crate::store::tasks::{StoreError, StoredTask, TaskStore as _, WriteRole};
 use crate::task::{ShortReference, Summary, Timestamp};
 
 impl PostgresStore {
-    /// What a row that was read stands for now; `None` if it is gone.
+    /// The task of a row; `None` if it has expired.
     pub(super) async fn present(&self, read: FetchedRow, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         if self.state.doubt.hides(read.key()) {
             return Ok(None);
@@ -29,7 +29,7 @@ impl PostgresStore {
         Ok(is_there(&row, now).then_some(row))
     }
 
-    /// A task whose row is damaged has failed (F56): so it is shown, and so it is written.
+    /// Replaces a damaged row by a failed task (F56), for readers and in the store.
     async fn condemn(&self, row: DamagedRow, now: Timestamp) -> StoredTask {
         metrics::counter!(metric::STORE_DAMAGED).increment(1);
         tracing::error!(task = %ShortReference::of(&row.key), "what was stored of a task is damaged");
@@ -41,7 +41,7 @@ impl PostgresStore {
         StoredTask { task: task.into(), revision, holder: None }
     }
 
-    /// The tasks of rows that a list found. One that is not what was written is shown as what it stands for.
+    /// The summaries of listed rows. Rows with a damaged summary are read as a whole.
     pub(super) async fn listed(&self, rows: Vec<ListLine>, now: Timestamp) -> Vec<Summary> {
         let mut tasks = Vec::with_capacity(rows.len());
         for ListLine { key, summary } in rows {

@@ -1,9 +1,9 @@
-//! Defines the tables, and holds the server to what they need.
+//! Defines the tables, and checks the server's version and settings.
 //!
-//! `tg_task` has a row for each task. Its record is the one that the disk store writes, with the checksum; the other columns are what
-//! statements must find, and a summary for lists. All text is `bytea`, as tasks may hold what is no text to PostgreSQL.
-//! `tg_lane` has a line for each replica's writer: see [`super::statements`].
-//! In `tg_replica` a time below zero is one that is distrusted: see [`super::replica_lines::line_time`].
+//! `tg_task` has a row for each task. Its record has the format of the disk store, with a checksum; the other columns serve
+//! statements, and a summary serves lists. All text is `bytea`, since tasks may contain text that PostgreSQL rejects. `tg_lane`
+//! has a row for each replica's writer: see [`super::statements`]. A negative time in `tg_replica` is a distrusted one: see
+//! [`super::replica_lines::line_time`].
 
 use std::time::Duration;
 
@@ -13,24 +13,24 @@ use super::server_words::in_words;
 use super::session::{Session, in_time};
 use super::settings::{Durability, PostgresSettings};
 
-/// What this program makes. Newer ones are left alone.
+/// The schema version of this program. Newer ones are refused.
 pub(super) const VERSION: i32 = 1;
 
-/// Oldest server, as `server_version_num`.
+/// Oldest supported server, as `server_version_num`.
 const SERVER_MIN: i32 = 140_000;
 
-/// How long it may take to write all rows anew: enough for a hundred times as many as the largest store that was measured.
+/// Time limit for rewriting all rows: enough for a hundred times the largest measured store.
 const REWRITE_MAX: Duration = Duration::from_secs(3_600);
 
-/// Taken by whoever makes the schema: "tgat", and the schema's name beside it.
+/// Advisory lock of schema changes: "tgat", combined with a hash of the schema's name.
 const LOCK: i32 = 0x7467_6174;
 
-/// An update keeps what it finds in `size_before` and `open_before`, so that sums follow from what it returns. The condition of
-/// `tg_task_age` holds for all rows: it keeps the planner from looking rows up by key in it, however cheap it thinks that to be.
+/// An update copies the old values to `size_before` and `open_before`, from which it returns the change of the sums. The
+/// condition of `tg_task_age` holds for every row: it keeps the planner from using that index for lookups by key.
 ///
-/// No index has a column that moves while a task goes on as it is, and each page has room for other versions of its rows: so its
-/// progress is written within the page, and to no index (PostgreSQL's HOT updates). That is why `ended` and `ended_lag` stand
-/// beside `updated` and `lag`, and have nothing to say before the end.
+/// No index has a column that changes with a task's progress, and each page has room for further row versions: so progress is
+/// written within the page and without index updates (PostgreSQL's HOT updates). Therefore `ended` and `ended_lag` exist beside
+/// `updated` and `lag`, and are constant until the task ends.
 const TABLES: &str = "
 CREATE TABLE tg_meta (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), schema_version int NOT NULL,
@@ -66,8 +66,8 @@ CREATE TABLE tg_usage (
     PRIMARY KEY (incarnation, owner));
 ";
 
-/// What a schema of this version lacks that an earlier program made. Such a program neither misses it nor trips over it, so that
-/// both can be there at once: its filtered lists alone take longer. All rows are written anew.
+/// Upgrades a schema of this version by an earlier program, rewriting all rows. The earlier program works with the additions, so
+/// both can run at once; without them, only filtered lists are slower.
 const ADDED: &str = "
 DROP INDEX IF EXISTS tg_task_age, tg_task_created, tg_task_updated;
 ALTER TABLE tg_task ADD COLUMN IF NOT EXISTS upstream bytea,
@@ -79,16 +79,16 @@ CREATE INDEX tg_task_ended ON tg_task (owner, scope, state, ended_lag, ended, id
 ALTER TABLE tg_task SET (fillfactor = 50);
 ";
 
-/// How the tables are.
+/// The state of the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SchemaState {
     Missing,
-    /// They lack what is [`ADDED`].
+    /// They lack [`ADDED`].
     Earlier,
     Whole,
 }
 
-/// Holds the server to what the store needs, whatever its schema is.
+/// Checks that the server meets the store's requirements.
 ///
 /// # Errors
 /// `OldServer`, `Unsafe`, `NoStandby`, `Away`.
@@ -111,12 +111,12 @@ pub(super) async fn judge_server(session: &Session, durability: Durability) -> R
     Ok(())
 }
 
-/// Makes the schema if there is none, and what it lacks, once, however many replicas begin at the same time. A commit that is unsure is no
-/// mistake here: whoever comes next finds all of it or nothing, and goes on behind a barrier. Each step may take as long as `within`,
-/// but what depends on how many rows there are. After an error the session is in a transaction, and is to be dropped.
+/// Creates or completes the schema, once, however many replicas start at the same time. An unknown commit is harmless: the next
+/// replica finds all of it or none, behind a barrier. Each step is limited to `within`, except those that rewrite rows. After an
+/// error the session is inside a transaction and must be dropped.
 ///
 /// # Errors
-/// `Newer`, `Foreign`, `Refused`; `Away`, also where another one changes the schema just now.
+/// `Newer`, `Foreign`, `Refused`; `Away`, also while another replica changes the schema.
 pub(super) async fn prepare(
     session: &Session,
     settings: &PostgresSettings,
@@ -125,7 +125,7 @@ pub(super) async fn prepare(
     if in_time(within, state(session, settings)).await? == SchemaState::Whole {
         return Ok(());
     }
-    // Another one may have made it in the meantime.
+    // Another replica may have created it in the meantime.
     let (sql, within) = match in_time(within, lock(session, settings)).await? {
         SchemaState::Missing => {
             (format!("{TABLES} INSERT INTO tg_meta (schema_version) VALUES ({VERSION}); COMMIT"), within)
@@ -141,14 +141,14 @@ pub(super) async fn prepare(
     in_time(within, run(session, &sql)).await
 }
 
-/// Begins the transaction that alone changes the schema, and looks at what it finds then.
+/// Starts the transaction that may change the schema, and returns the schema's state.
 async fn lock(session: &Session, settings: &PostgresSettings) -> Result<SchemaState, PostgresOpenError> {
     let (schema, lock_max) = (&settings.access.schema, settings.access.write_max.as_millis());
     run(session, &format!("BEGIN; SET LOCAL lock_timeout = {lock_max}")).await?;
     let locked = session.client.query("SELECT pg_advisory_xact_lock($1, hashtext($2))", &[&LOCK, schema]).await;
     locked.map_err(|error| refused(&error))?;
-    // Whoever owns a schema need not be allowed to make one, which is asked before it is looked whether it is there. A read of the
-    // table itself sees what was committed while this one waited for the lock; a lookup by name may be answered from before.
+    // `CREATE SCHEMA` requires a privilege that the schema's owner may lack, and that is checked before existence. Reading the
+    // table itself sees commits made while this waited for the lock; a lookup by name may be answered from an older cache.
     let is_there = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
     let is_there = session.client.query_one(is_there, &[schema]).await;
     let is_there = is_there.and_then(|row| row.try_get::<_, bool>(0)).map_err(|error| refused(&error))?;
@@ -189,7 +189,7 @@ async fn state(session: &Session, settings: &PostgresSettings) -> Result<SchemaS
     }
 }
 
-/// What the server refuses while it can be reached is refused for good, unless it says that it cannot now.
+/// Classifies an error: permanent, unless the code says that the server is only unavailable.
 fn refused(error: &tokio_postgres::Error) -> PostgresOpenError {
     let passing = |code: &str| ["08", "53", "55", "57", "40", "25"].iter().any(|class| code.starts_with(class));
     match error.code() {

@@ -1,9 +1,8 @@
 //! Opens connections to the database, and drives them.
 //!
-//! A connection is driven by `poll_message`, so that nothing the server says besides its answers is lost: a warning on a
-//! commit makes it unsure (rule 2), and notifications go to whoever listens. A connection that is dropped is closed at once,
-//! whatever the server does for it, and never sends a cancel request: that would make a commit that waits for its standby
-//! look like one that was made.
+//! A connection is driven by `poll_message`, so that no notice or notification is lost: a warning on a commit makes its outcome
+//! unknown (rule 2), and notifications go to the listener. A dropped connection is closed at once and never sends a cancel
+//! request, because a cancelled commit that waits for its standby looks like a successful one.
 
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -31,43 +30,43 @@ use crate::replica::commit_trust::is_doubtful;
 use crate::replica::{ReadTrust, ServerMark};
 use crate::tls;
 
-/// What a server's list shows of a gateway's name: the whole has 63 bytes.
+/// Characters of the replica's name in a connection's `application_name`, which is limited to 63 bytes.
 const NAME_LEN_MAX: usize = 24;
-/// How long nothing comes before either side asks whether the other is there; how long it waits for an answer, and how often it asks.
+/// Idle time before TCP keepalive probes, the interval between them, and their number.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(10), Duration::from_secs(5), 3);
-/// How long the server waits at least for the rest of a batch.
+/// Minimum time that the server waits for the rest of a batch.
 const IDLE_MIN: Duration = Duration::from_secs(2);
-/// The shortest and the longest wait before a connect is tried again.
+/// The shortest and the longest delay before a reconnect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// What every session is set to, whatever role and database say: a warning is to be heard, an acknowledged commit is a durable
-/// one, and a plan is the same with and without statistics. Rows are found by their keys; a cost for pages would let
-/// the planner read a table instead that it takes for a small one.
+/// The session's settings, overriding those by the role and database: warnings arrive, an acknowledged commit is durable, and
+/// plans do not depend on statistics. Rows are found by key; with page costs the planner might scan a table that it believes to
+/// be small.
 const SESSION: &str = "SET client_min_messages = warning; SET synchronous_commit = on; SET statement_timeout = 0; \
     SET lock_timeout = 0; SET default_transaction_isolation = 'read committed'; \
     SET default_transaction_deferrable = off; SET bytea_output = hex; SET jit = off; SET plan_cache_mode = force_generic_plan; \
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_bitmapscan = off; \
     SET random_page_cost = 0; SET seq_page_cost = 0; SET max_parallel_workers_per_gather = 0; SET work_mem = '64MB';";
 
-/// Statements of this process's earlier connections for the same duty that go on; and what tells one run of one server from any
-/// other: its start, its address, and its timeline. As long as there are any such statements nothing new is begun, so that no more than one waits for
-/// a standby that is away, however long that takes.
+/// Counts unfinished statements of this process's earlier connections for the same duty, and returns the mark of the server's
+/// run: its start, address and timeline. A new connection waits until that count is zero, so that at most one statement waits for
+/// an unavailable standby.
 const ARRIVAL: &str = "SELECT (SELECT count(*) FROM pg_stat_activity
         WHERE application_name = current_setting('application_name') AND pid <> pg_backend_pid() AND state <> 'idle'),
     concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()), inet_server_addr(), current_setting('port'),
         left(pg_walfile_name(pg_current_wal_lsn()), 8))";
 
-/// What the server promises about commits, and how the session is called that says so; asked in each transaction. The server takes
-/// a setting of whatever name that has a dot.
+/// Returns the server's commit settings, and the session's name; part of each transaction. The server accepts any setting with a
+/// dot in its name.
 const PROMISE: &str = "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'), \
     current_setting('taskgate.session', true)";
 
-/// What only something between says: of statements that are missing, or there already, without this connection's doing; and that
-/// a transaction must not be begun.
+/// Codes that imply a pooler: prepared statements that are missing or already exist although this connection did neither, and a
+/// refused `BEGIN`.
 const OF_POOLERS: [&str; 3] = ["26000", "42P05", "08P01"];
 
-/// Tells this process's connections from those of others, in the server's list. It stays the same for as long as the process runs:
-/// a try to open the store, and a life that begins anew, find what an earlier one has left under way.
+/// Distinguishes this process's connections in the server's list. Constant for the whole process: a retried open and a new
+/// incarnation find unfinished statements of earlier connections.
 static PROCESS_TOKEN: LazyLock<u32> = LazyLock::new(|| u32::from_be_bytes(crate::random::bytes()));
 
 type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
@@ -77,19 +76,19 @@ type TlsConnection = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Soc
 pub(super) struct Session {
     pub(super) client: Client,
     pub(super) settings: Arc<PostgresSettings>,
-    /// Asks what the server promises, and how the session is called that says so.
+    /// Returns the server's commit settings and the session's name.
     pub(super) promise: Statement,
-    /// What it was called when it was set up.
+    /// The name that the session was set up with.
     pub(super) name: String,
-    /// The server at its other end.
+    /// The server at the other end.
     pub(super) server: ServerMark,
     pub(super) notices: SessionNotices,
-    /// What transactions prove, and doubts take away, for all connections.
+    /// The proofs and doubts about reads, shared by all connections.
     pub(super) trust: SharedReadTrust,
     _driver: SessionDriver,
 }
 
-/// Which reads may be believed, for all connections of this life.
+/// The trust in reads, shared by all connections of this replica.
 pub(super) type SharedReadTrust = Arc<Mutex<ReadTrust>>;
 
 #[derive(Debug)]
@@ -101,10 +100,9 @@ impl Drop for SessionDriver {
     }
 }
 
-/// Where the session's notifications go; what finds no room there is lost, which is said by leaving the channel full.
+/// Receives the session's notifications. Those that find it full are dropped; a full channel reveals the loss.
 pub(super) type Listener = mpsc::Sender<Notification>;
 
-/// Opens connections.
 #[derive(Debug)]
 pub(super) struct DatabaseConnector {
     settings: Arc<PostgresSettings>,
@@ -118,12 +116,11 @@ impl DatabaseConnector {
         Self { settings, tracker, trust }
     }
 
-    /// Opens a connection to the first host that can be written to and whose server lets nothing wait, and sets its session up. Reads
-    /// files with secrets anew.
+    /// Connects to the first host that accepts writes and lets no commit wait, and sets up its session. Reads the files with
+    /// secrets again.
     ///
     /// # Errors
-    /// `Away` for whatever may be otherwise later: a wrong password may be one that was changed. The others as
-    /// [`super::PostgresStore::open`].
+    /// `Away` for faults that may pass: even a wrong password may be changed soon. The others as [`super::PostgresStore::open`].
     pub(super) async fn connect(&self, duty: &str, listener: Option<Listener>) -> Result<Session, PostgresOpenError> {
         let (config, tls, within) = (self.settings.access.read()?, self.tls()?, self.write_max());
         let mut last = PostgresOpenError::Away(PostgresHealth::silent());
@@ -133,11 +130,11 @@ impl DatabaseConnector {
                 .keepalives_interval(KEEPALIVE.1)
                 .keepalives_retries(KEEPALIVE.2);
             for address in timeout(within, each_address(host)).await.unwrap_or_default() {
-                // Boxed, as whoever opens a store waits for several of them, in place.
+                // Boxed, since opening a store awaits several of these inline.
                 match Box::pin(self.reach(&address, tls.clone(), listener.clone())).await {
                     Ok(session) => return Ok(session),
                     Err(error) if error.retry() != Retry::Always => return Err(error),
-                    // Where commits wait is more to be known than which other host is no primary.
+                    // A host with waiting commits is more important to report than one that is no primary.
                     Err(_) if matches!(last, PostgresOpenError::Away(PostgresHealth::Behind(_))) => (),
                     Err(error) => last = error,
                 }
@@ -150,8 +147,8 @@ impl DatabaseConnector {
         self.settings.access.write_max
     }
 
-    /// A session at one address, which has as long as a write for each step: one that accepts connections and says nothing, as where
-    /// the disk stands still, is passed over, as is one where an earlier statement goes on, and the others are asked.
+    /// Sets up a session at one address. Each step is limited like a write: a silent server, or one where an earlier statement
+    /// still runs, is skipped in favour of the other addresses.
     async fn reach(
         &self,
         address: &Config,
@@ -164,7 +161,7 @@ impl DatabaseConnector {
         in_time(within, self.arrive(client, connection, listener)).await
     }
 
-    /// What the name of each of this process's connections begins with, in the server's list.
+    /// The prefix of this process's connection names in the server's list.
     pub(super) fn name_of_connections(&self) -> String {
         let name = self.settings.replica.name.chars().filter(char::is_ascii_graphic);
         format!("taskgate {} {:08x} ", name.take(NAME_LEN_MAX).collect::<String>(), *PROCESS_TOKEN)
@@ -197,8 +194,8 @@ impl DatabaseConnector {
         Ok(Session { client, settings, promise, name, server, notices, trust, _driver: driver })
     }
 
-    /// What the server is to do about a session whose gateway is gone: one that ends in the middle of a batch has locks, which
-    /// everybody else would wait for. A commit that waits for its standby is not idle.
+    /// Lets the server end sessions of a crashed gateway: one that ends within a batch holds locks that would block the others. A
+    /// commit that waits for its standby is not idle.
     fn bounds(&self) -> String {
         let (idle, interval, count) = KEEPALIVE;
         format!(
@@ -225,10 +222,10 @@ impl DatabaseConnector {
     }
 }
 
-/// Bounds a step of a connection's beginning.
+/// Limits a step of opening a connection.
 ///
 /// # Errors
-/// Those of `step`; `Away` where it takes longer than `within`.
+/// Those of `step`; `Away` after `within`.
 pub(super) async fn in_time<T>(
     within: Duration,
     step: impl Future<Output = Result<T, PostgresOpenError>>,
@@ -250,7 +247,7 @@ where
                 }
             }
             Some(Ok(AsyncMessage::Notification(notification))) => {
-                // Its receiver finds the channel full, and knows that some are missing.
+                // The receiver finds the channel full, and concludes that some are missing.
                 let _ = listener.as_ref().map(|listener| listener.try_send(notification));
             }
             Some(Ok(_)) => (),
@@ -269,13 +266,13 @@ fn mark(server: &str) -> ServerMark {
     ServerMark(hasher.finish())
 }
 
-/// What an error says of a connection that was just made.
+/// Classifies an error of a fresh connection.
 pub(super) fn arrival_error(error: tokio_postgres::Error) -> PostgresOpenError {
     let is_of_pooler = error.code().is_some_and(|code| OF_POOLERS.contains(&code.code()));
     if is_of_pooler { PostgresOpenError::Pooled } else { away(error) }
 }
 
-/// How long to wait before the next try, after so many that failed: twice as long each time, and not all at once.
+/// The delay before the next try: doubles with each failure, with jitter.
 pub(super) fn back_off(failures: u32) -> Duration {
     let (first, last) = BACK_OFF;
     let span = first.saturating_mul(1 << failures.min(8)).min(last);

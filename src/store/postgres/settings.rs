@@ -1,4 +1,4 @@
-//! Defines what the store is opened with, and which addresses of a database are accepted.
+//! Defines the store's settings, and checks database URLs.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -11,88 +11,88 @@ use super::open_error::PostgresOpenError;
 pub use crate::replica::Durability;
 use crate::replica::{Incarnation, LeaseTerms, StoreGeneration};
 
-/// Where the database is.
+/// The database's URL, or its location.
 #[derive(Clone, PartialEq, Eq)]
 pub enum DatabaseUrl {
-    /// This URL.
+    /// The URL itself.
     Here(String),
-    /// The one in this file, which is read again at each connect.
+    /// A file with the URL, read again at each connect.
     File(PathBuf),
 }
 
 impl std::fmt::Debug for DatabaseUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            // It may hold a password.
+            // The URL may contain a password.
             Self::Here(_) => f.write_str("Here(***)"),
             Self::File(path) => f.debug_tuple("File").field(path).finish(),
         }
     }
 }
 
-/// Bytes that tell one sealing key from others.
+/// Bytes of a sealing key's fingerprint.
 pub(super) const KEY_PRINT_LEN: usize = 8;
 
-/// What a gateway says of itself to the others.
+/// A replica's description of itself for the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaDescription {
     pub name: String,
-    /// Of its internal listener.
+    /// The address of its internal listener.
     pub address: String,
-    /// Of the program.
+    /// The program's version.
     pub version: String,
     pub config_digest: Vec<u8>,
-    /// Of the keys that tokens are opened with; the first one seals.
+    /// Fingerprints of the keys that open tokens; the first one seals.
     pub key_prints: Vec<[u8; KEY_PRINT_LEN]>,
 }
 
-/// The life that a gateway had before this one.
+/// The incarnation of this replica's process before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorLife {
-    /// Of the store that it was in.
+    /// The generation of its store.
     pub generation: StoreGeneration,
     pub holder: Incarnation,
-    /// The last of its beats that is known to have been acknowledged.
+    /// Its last heartbeat that is known to be acknowledged.
     pub beat: u64,
 }
 
-/// Where the database is that gateways share, what it promises, and what is expected of it.
+/// Access to the shared database, and the guarantees expected from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseAccess {
     pub url: DatabaseUrl,
-    /// Read again at each connect. Counts more than a password in the URL.
+    /// Read again at each connect. Overrides a password in the URL.
     pub password_file: Option<PathBuf>,
-    /// Authorities that the server's certificate may be from, instead of the system's.
+    /// Certificate authorities for the server's certificate, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// What gateways that share tasks have in common.
+    /// The schema that replicas with shared tasks have in common.
     pub schema: String,
     pub durability: Durability,
-    /// Beyond it the outcome of a write is not known, and a read has failed.
+    /// Time limit of an operation: a write's outcome is unknown after it, and a read fails.
     pub write_max: Duration,
-    /// How old the proof may be that what a server shows is durable, when a read is answered.
+    /// The maximum age of a server's durability proof when a read is answered.
     pub read_trust: Duration,
-    /// The store that may be one that lost what it promised.
+    /// The store that the operator accepts although it may have lost acknowledged writes.
     pub accept_loss: Option<StoreGeneration>,
 }
 
-/// What [`super::PostgresStore::open`] is given, resolved.
+/// The resolved settings for [`super::PostgresStore::open`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PostgresSettings {
     pub access: DatabaseAccess,
-    /// How long gateways wait for each other.
+    /// The heartbeat and lease times.
     pub terms: LeaseTerms,
     pub stored_bytes_max: usize,
     pub replica: ReplicaDescription,
-    /// A life of this gateway that has certainly ended.
+    /// An incarnation of this replica that has certainly ended.
     pub prior: Option<PriorLife>,
-    /// The gateway's folder, where the operator may want a wrong time forgotten.
+    /// The gateway's folder, where the operator may request a clock reset.
     pub folder: Option<PathBuf>,
 }
 
-/// Longer names, with what is put in front and behind, are no names for PostgreSQL.
+/// Longer names would exceed PostgreSQL's limit once a prefix and suffix are added.
 const SCHEMA_LEN_MAX: usize = 40;
 
-/// Whether a text can be the name of the schema as it is: nothing in it has to be quoted.
+/// Whether a text is a valid schema name without quoting.
 #[must_use]
 pub fn is_schema_name(text: &str) -> bool {
     let is_begin = |char: char| char.is_ascii_lowercase() || char == '_';
@@ -102,21 +102,20 @@ pub fn is_schema_name(text: &str) -> bool {
         && text.chars().all(|char| is_begin(char) || char.is_ascii_digit())
 }
 
-/// Looks at a URL without connecting to anything.
+/// Checks a URL without connecting.
 ///
 /// # Errors
-/// What [`super::PostgresStore::open`] would say of it.
+/// Those of [`super::PostgresStore::open`] that concern the URL.
 pub fn check_database_url(url: &str) -> Result<(), PostgresOpenError> {
     read_url(url).map(drop)
 }
 
-/// Reads a URL, and holds it to what connections to the store need: servers that can be written to, and TLS wherever others
-/// could listen.
+/// Parses a URL, and enforces the store's requirements: writable servers, and TLS unless the connection is local.
 ///
 /// # Errors
 /// `Url`, `NoHost`, `NoTls`, `MixedHosts`.
 pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
-    // What the library says may quote the URL, with a password in it.
+    // The library's error may quote the URL, including a password.
     let mut config: Config = url.trim().parse().map_err(|_| PostgresOpenError::Url)?;
     if config.get_hosts().is_empty() {
         return Err(PostgresOpenError::NoHost);
@@ -137,7 +136,7 @@ pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
     Ok(config)
 }
 
-/// A host, or an address that is connected to in place of one, on the way to which others could listen.
+/// A host or address in the URL that is not local.
 fn foreign_host(config: &Config) -> Option<String> {
     let is_local =
         |name: &str| name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
@@ -165,7 +164,7 @@ mod tests {
         assert!(text("postgres://t@%2Frun,db2/t").contains("db2"));
         assert_eq!(tls("postgres://t@localhost/t?hostaddr=127.0.0.1&sslmode=disable"), Ok(SslMode::Disable));
         assert_eq!(tls("postgres://t@localhost/t?hostaddr=10.0.0.5"), Ok(SslMode::Require));
-        // Where there is an address, a host is only what the certificate says.
+        // With an address, the host name only serves the certificate check.
         assert!(text("postgres://t@localhost/t?hostaddr=10.0.0.5&sslmode=disable").contains("10.0.0.5"));
         assert!(text("postgres://t@localhost,[::1]/t?hostaddr=::1,fd00::5&sslmode=disable").contains("fd00::5"));
         assert!(text("postgres://t@%2Frun/t?hostaddr=10.0.0.5").contains("10.0.0.5"));

@@ -1,8 +1,8 @@
-//! Keeps settled rows that were read, for whoever asks next. What clients see of them never changes; a hint that one was
-//! written or removed elsewhere, or that hints are missing, takes them out.
+//! Caches settled rows that were read. Their visible contents never change. A hint about a write or removal by another replica,
+//! or about missing hints, evicts them.
 //!
-//! One is shown as long as its read is believed, and for good once a barrier behind it has passed: then nobody takes it back,
-//! whatever is doubted since ([`crate::replica::read_trust`]).
+//! A row is returned while its read is trusted, and permanently once a later barrier has passed, which proves the read durable
+//! ([`crate::replica::read_trust`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,27 +18,27 @@ use crate::task::{TaskKey, Timestamp};
 
 const SHARDS: usize = 256;
 const BYTES_MAX: u64 = 64 << 20;
-/// One that is larger would push out too many others.
+/// A larger row would evict too many others.
 const ROW_BYTES_MAX: usize = 8 << 20;
 const KEPT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Debug)]
 pub(super) struct SettledRows {
     rows: Cache<TaskKey, KeptRow>,
-    /// Counted up whenever a row of the shard is known to change: what was read before is not kept.
+    /// Incremented when a row of the shard is known to change; rows read before that are not cached.
     changes: Box<[AtomicU64]>,
-    /// Where the last barrier passed, and when it was sent.
+    /// The last barrier's server, and when it was sent.
     barrier: Mutex<Option<(ServerMark, BootTime)>>,
 }
 
-/// Which server showed something, and when that came.
+/// The server of a read, and when its answer arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadSource {
     pub(super) server: ServerMark,
     pub(super) received: BootTime,
 }
 
-/// What a reader must show to have a row kept.
+/// The shard's change count before a read, which caching the row requires.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheTicket(u64);
 
@@ -74,7 +74,7 @@ impl SettledRows {
         &self.changes[usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0)]
     }
 
-    /// A row that was kept, if that was proven, or `judge` believes its read by now.
+    /// Returns a cached row if its read is proven, or if `judge` believes it now.
     pub(super) fn get(&self, key: &TaskKey, judge: impl FnOnce(ReadSource) -> ReadBelief) -> Option<StoredTask> {
         let KeptRow { row, source, is_proven, .. } = self.rows.get(key)?;
         if !is_proven.load(Ordering::Relaxed) {
@@ -91,7 +91,7 @@ impl SettledRows {
         self.barrier.lock().is_some_and(|(server, sent)| server == source.server && sent >= source.received)
     }
 
-    /// A transaction that was sent then is done on that server. It proves for good what was read there before.
+    /// Records a committed transaction, which proves earlier reads on that server.
     pub(super) fn write_passed(&self, server: ServerMark, sent: BootTime) {
         let mut barrier = self.barrier.lock();
         if barrier.is_none_or(|(_, last)| last <= sent) {
@@ -99,12 +99,12 @@ impl SettledRows {
         }
     }
 
-    /// To be taken before a row is read.
+    /// Must be taken before a row is read.
     pub(super) fn ticket(&self, key: &TaskKey) -> CacheTicket {
         CacheTicket(self.shard(key).load(Ordering::SeqCst))
     }
 
-    /// Keeps a row that was read, if it is settled and nothing changed meanwhile.
+    /// Caches a row if it is settled and its shard has not changed meanwhile.
     pub(super) fn keep(&self, ticket: CacheTicket, row: &StoredTask, source: ReadSource, now: Timestamp) {
         let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
         if !row.task.is_settled() || remaining.is_zero() || row.task.stored_bytes() > ROW_BYTES_MAX {
@@ -114,7 +114,7 @@ impl SettledRows {
         if self.shard(key).load(Ordering::SeqCst) == ticket.0 {
             let is_proven = Arc::new(AtomicBool::new(self.is_proven(source)));
             self.rows.insert(key.clone(), KeptRow { row: row.clone(), remaining, source, is_proven });
-            // It may have changed between the look and the insertion.
+            // A change may have come between the check and the insertion.
             if self.shard(key).load(Ordering::SeqCst) != ticket.0 {
                 self.rows.invalidate(key);
             }

@@ -1,4 +1,4 @@
-//! Tells the one time of the tasks that several gateways share.
+//! The clock of the tasks that several replicas share.
 
 use parking_lot::Mutex;
 
@@ -6,12 +6,12 @@ use crate::boot_clock::since_boot;
 use crate::replica::{BootTime, TaskClock};
 use crate::task::{Clock, Timestamp};
 
-/// Now, by this machine's own clock.
+/// The current time of this machine's own clock.
 pub(super) fn boot_time() -> BootTime {
     BootTime(since_boot())
 }
 
-/// A [`TaskClock`] that goes by this machine's own clock, and is steered by what is seen of the other replicas.
+/// A [`TaskClock`] that runs on this machine's clock, and is steered by the other replicas' times.
 #[derive(Debug)]
 pub(super) struct SharedClock(Mutex<TaskClock>);
 
@@ -20,7 +20,7 @@ impl SharedClock {
         Self(Mutex::new(TaskClock::new(time, boot_time())))
     }
 
-    /// Draws nearer to the highest time that others showed at an instant.
+    /// Moves towards the highest time that other replicas showed at an instant.
     pub(super) fn steer(&self, highest: Timestamp, at: BootTime) {
         self.0.lock().steer(highest, at);
     }

@@ -1,4 +1,4 @@
-//! Finds the row of a name, to be shown by a gateway that may not have made it.
+//! Finds the row of an idempotency key that another replica may have inserted.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use super::{PostgresStore, lists};
 use crate::store::tasks::{Revision, StoreError, StoredTask, TaskStore as _, WriteRole};
 use crate::task::{Digest, Principal, Timestamp};
 
-/// How often a row is read again that others wrote while it was to be shown.
+/// How often a row is read again after concurrent writes.
 const TRIES_MAX: usize = 4;
 
 impl PostgresStore {
@@ -29,8 +29,8 @@ impl PostgresStore {
         Err(StoreError::Io(io::Error::other("others write the task again and again")))
     }
 
-    /// Takes note in a row that it is shown, where another life has inserted it and nobody has written it since: that life may not
-    /// know whether the row was made, and would remove it. `None` where somebody else wrote it meanwhile.
+    /// Marks a row as shown, if another replica inserted it and no write has followed. That replica may not know whether its
+    /// insert was committed, and would otherwise remove the row. Returns `None` after a concurrent write.
     async fn shown(&self, row: StoredTask) -> Result<Option<StoredTask>, StoreError> {
         let is_untouched =
             row.revision == Revision::FIRST && row.holder.is_some_and(|holder| holder != self.state.holder);
@@ -40,9 +40,9 @@ impl PostgresStore {
         match self.replace(row.revision, WriteRole::Command, &row.task).await {
             Ok(revision) => Ok(Some(StoredTask { revision, ..row })),
             Err(StoreError::Conflict) => Ok(None),
-            // Nothing is shown, so it does not matter whether it was noted.
+            // No row is shown, so it does not matter whether the mark was written.
             Err(error @ (StoreError::Unsure(_) | StoreError::Io(_))) => Err(error.without_doubt()),
-            // Of a note, the caller knows nothing.
+            // The caller did not ask for this write.
             Err(error) => Err(StoreError::Io(io::Error::other(error))),
         }
     }

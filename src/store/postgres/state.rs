@@ -1,4 +1,4 @@
-//! Holds what the parts of the store share: sums, rows in doubt, how the store is, and who listens to changes.
+//! The state that the store's parts share: sums, rows with an unknown commit, health, and listeners to changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::replica::Incarnation;
 use crate::store::tasks::StoreHint;
 use crate::task::TaskKey;
 
-/// Hints that a listener may be behind; beyond that it is told that it missed some.
+/// How far a listener may lag. Beyond that it gets [`StoreHint::Missed`].
 const HINTS_MAX: usize = 4_096;
 
 #[derive(Debug)]
@@ -27,27 +27,26 @@ pub(super) struct StoreState {
     pub(super) doubt: StoreDoubts,
     pub(super) hints: broadcast::Sender<StoreHint>,
     parts: Mutex<PartsHealth>,
-    /// What the parts say together.
+    /// The combined health of all parts.
     health: watch::Sender<PostgresHealth>,
 }
 
-/// How the store is, told apart by who finds it out.
+/// The health by the part that reported it.
 #[derive(Debug)]
 struct PartsHealth {
-    /// The one who beats.
     control: PostgresHealth,
     writer: PostgresHealth,
-    /// Of each reader in trouble, by its duty.
+    /// The readers in trouble, by duty.
     readers: BTreeMap<String, PostgresHealth>,
 }
 
 impl PartsHealth {
-    /// The first reader in trouble speaks for all.
+    /// The health of the first reader in trouble.
     fn readers(&self) -> PostgresHealth {
         self.readers.values().next().cloned().unwrap_or(PostgresHealth::Good)
     }
 
-    /// Whatever is not good counts, the life itself first.
+    /// The first health that is not good, in the order of control, writer and readers.
     fn together(&self) -> PostgresHealth {
         let parts = [self.control.clone(), self.writer.clone(), self.readers()];
         parts.into_iter().find(|health| *health != PostgresHealth::Good).unwrap_or(PostgresHealth::Good)
@@ -80,7 +79,6 @@ impl StoreState {
         self.note(|parts| parts.control.clone(), |parts| parts.control = health);
     }
 
-    /// How the connection of one reader is.
     pub(super) fn reader_is(&self, duty: &str, health: PostgresHealth) {
         self.note(PartsHealth::readers, |parts| {
             if health == PostgresHealth::Good {
@@ -91,7 +89,7 @@ impl StoreState {
         });
     }
 
-    /// Changes one part. The log tells of each by itself, whoever follows of all together.
+    /// Changes one part's health, and logs that change; followers see the combined health.
     fn note(&self, part: impl Fn(&PartsHealth) -> PostgresHealth, change: impl FnOnce(&mut PartsHealth)) {
         let mut parts = self.parts.lock();
         let old = part(&parts);
@@ -106,7 +104,7 @@ impl StoreState {
             tracing::warn!(trouble = ?new, "the database is in trouble");
         }
         let together = parts.together();
-        // Before another part changes: what is shown last is the newest.
+        // Sent under the lock, so that the newest health is sent last.
         self.health.send_if_modified(|shown| std::mem::replace(shown, together) != *shown);
     }
 
@@ -114,7 +112,6 @@ impl StoreState {
         self.parts.lock().readers.contains_key(duty)
     }
 
-    /// How the store is.
     pub(super) fn health(&self) -> PostgresHealth {
         self.health.borrow().clone()
     }
@@ -123,12 +120,12 @@ impl StoreState {
         self.health.subscribe()
     }
 
-    /// What is free.
+    /// Free bytes.
     pub(super) fn room(&self) -> usize {
         self.settings.stored_bytes_max.saturating_sub(self.sums.usage().bytes)
     }
 
-    /// Another life wrote something.
+    /// Publishes a change by another replica.
     pub(super) fn heard(&self, hint: StoreHint) {
         match &hint {
             StoreHint::Changed(key) => self.settled.forget(key),
@@ -138,24 +135,23 @@ impl StoreState {
     }
 }
 
-/// What writes in doubt left behind, other than rows whose writers ask for them by their keys.
+/// The remains of writes with an unknown commit, apart from rows that their writers look up by key.
 #[derive(Debug, Default)]
 pub(super) struct StoreDoubts(Mutex<OpenDoubts>);
 
 #[derive(Debug, Default)]
 struct OpenDoubts {
-    /// Rows of which nobody knows whether they were inserted. Their callers were refused, so they are shown to nobody here, and
-    /// removed by the first transaction of the next connection, unless another life has shown them meanwhile. At most those of
-    /// one batch at a time.
+    /// Rows with an unknown insert. Their callers got an error, so these rows are invisible here, and the first transaction of
+    /// the next connection removes them, unless another replica has shown them meanwhile. At most one batch at a time.
     inserts: BTreeSet<TaskKey>,
-    /// Whether rows may have been claimed of which nobody here knows.
+    /// Whether a claim's commit is unknown.
     is_claim: bool,
-    /// Rows that this life holds, of which some may be such; handed out by the next claims.
+    /// Rows held by this replica that include the unknown claims; the next claims return them.
     held: BTreeSet<TaskKey>,
 }
 
 impl StoreDoubts {
-    /// Takes note of writes of which nobody knows whether they were made.
+    /// Records writes with an unknown commit.
     pub(super) fn add(&self, writes: &[TaskWrite]) {
         let mut open = self.0.lock();
         open.inserts.extend(writes.iter().filter_map(TaskWrite::new_row).map(|row| row.key.clone()));
@@ -166,7 +162,7 @@ impl StoreDoubts {
         self.0.lock().inserts.iter().cloned().collect()
     }
 
-    /// Those inserts are in doubt no longer.
+    /// Marks inserts as resolved.
     pub(super) fn decided(&self, inserts: &[TaskKey]) {
         let mut open = self.0.lock();
         for key in inserts {
@@ -178,14 +174,14 @@ impl StoreDoubts {
         self.0.lock().is_claim
     }
 
-    /// All that this life holds, claims in doubt included: none is in doubt any more.
+    /// Records all rows that this replica holds, which resolves unknown claims.
     pub(super) fn holds(&self, rows: impl IntoIterator<Item = TaskKey>) {
         let mut open = self.0.lock();
         open.is_claim = false;
         open.held.extend(rows);
     }
 
-    /// Rows that may have been claimed without anybody's knowing.
+    /// Takes rows that an unknown claim may have claimed.
     pub(super) fn take_held(&self, limit: usize) -> Vec<TaskKey> {
         let mut open = self.0.lock();
         std::iter::from_fn(|| open.held.pop_first()).take(limit).collect()

@@ -1,33 +1,33 @@
-//! Defines the statements of the writer.
+//! The writer's SQL statements.
 //!
-//! Each transaction that changes rows has a statement that begins with a write to the line of this life's writer in `tg_lane`, under the
-//! number of its connection. So it writes something, and its acknowledgement proves that all it saw is durable, even where it changed
-//! no row (rule 3). And one that an earlier connection left under way ends before the next connection gets its number, or finds the
-//! number gone and changes nothing: behind that, no write in doubt can appear any more. Such a statement returns a row for that line,
-//! and none at all where the number is gone.
+//! Each transaction that changes rows starts with a write to this writer's row in `tg_lane`, guarded by the number of its
+//! connection (its epoch). So every transaction writes, and its acknowledgement proves that all its reads are durable, even if it
+//! changed no task (rule 3). A transaction left running by an earlier connection either ends before the next connection gets its
+//! number, or finds the number gone and changes nothing: after that, no unresolved write can appear. Such a statement returns one
+//! row for the guard, and none if the number is gone.
 //!
-//! All writes of a batch are one statement, on arrays of their keys joined on the primary key. What it changed it adds to
-//! this life's sums, and returns.
+//! All writes of a batch are one statement on arrays of keys, joined on the primary key. It adds its changes to this replica's
+//! sums, and returns them.
 //!
-//! Plans are kept, and may have been made while hardly a row was there, where all indexes cost the same. So each lookup leaves the
-//! planner the one index that it is to take: conditions that others could serve stand as `column + 0`, and the index of ages has a
-//! condition that only pages name (see [`super::schema`]). Lines of `tg_usage` are looked up one by one, behind `LIMIT`, and removed
-//! where they were found: joined, all of a life's would be gone through for each.
+//! Plans are cached, possibly from a time when the tables were almost empty and all indexes cost the same. So each lookup leaves
+//! the planner only the intended index: conditions for another index are written as `column + 0`, and the index of ages has a
+//! condition that only page queries name (see [`super::schema`]). Rows of `tg_usage` are looked up one by one behind `LIMIT`, and
+//! deleted by position, because a join would scan all of an incarnation's rows for each.
 
 use tokio_postgres::{Error, Statement};
 
 use super::session::Session;
 use crate::store::tasks::{Revision, SWEEP_BYTES_MAX};
 
-/// Writes to the own line: `$1` is the life, `$2` the number of its connection.
+/// Writes to this writer's own row. `$1` is the incarnation, `$2` the connection's number.
 const GUARD: &str =
     "guard AS (UPDATE tg_lane SET writes = writes + 1 WHERE incarnation = $1 AND epoch = $2 RETURNING 1)";
 
-/// What a statement did to a row, beside how it is called.
+/// A removed row, and its effect on the sums.
 const GONE: &str = "t.id, t.owner, t.rev, t.holder, -1 AS tasks, -(NOT t.settled)::int AS unsettled, -t.size AS bytes";
 
-/// Adds what was `changed` to the sums of this life, which nobody else writes as long as it lives; those that say nothing from then on
-/// go. Returns a row for the guard, and one for each change.
+/// Adds the `changed` rows to this incarnation's sums, which no other replica writes while it lives, and deletes sums that become
+/// zero. Returns one row for the guard, and one for each change.
 const SUMS: &str = "
 added AS (
     SELECT owner, sum(tasks)::int8 AS tasks, sum(unsettled)::int8 AS unsettled, sum(bytes)::int8 AS bytes FROM changed GROUP BY owner
@@ -47,7 +47,7 @@ SELECT true, NULL::bytea AS id, NULL::bytea AS owner, NULL::bigint AS rev, NULL:
     NULL::bigint AS tasks, NULL::bigint AS unsettled, NULL::bigint AS bytes FROM guard
 UNION ALL SELECT false, id, owner, rev, holder, tasks, unsettled, bytes FROM changed";
 
-/// The columns that a task's change moves, and their types.
+/// Columns that an update writes, and their types.
 const MOVING: [(&str, &str); 9] = [
     ("settled", "bool"),
     ("state", "int2"),
@@ -59,17 +59,17 @@ const MOVING: [(&str, &str); 9] = [
     ("record", "bytea"),
     ("idem", "bytea"),
 ];
-/// Those that stay as they were made.
+/// Columns that only an insert writes.
 const STAYING: [(&str, &str); 5] =
     [("scope", "bytea"), ("parent", "bytea"), ("created", "int8"), ("ref", "bytea"), ("upstream", "bytea")];
-/// The further parameters: the revision that a row must have, none for a new one; whether its holder writes; and whether it needs
-/// a holder from then on.
+/// Further parameters: the expected revision, null for a new row; whether the holder writes; and whether the row needs a holder
+/// afterwards.
 const RULES: [(&str, &str); 3] = [("expected", "int8"), ("by_holder", "bool"), ("needs_holder", "bool")];
 
-/// Writes rows over others and new ones, and removes some. `$1`, `$2` as [`GUARD`] has them; then the arrays of what is written:
-/// `id`, `owner`, [`RULES`], [`MOVING`], [`STAYING`]; then `id` and `owner` of what is removed, whether only if nobody has written it
-/// since this life inserted it, and by which time it has to be gone, if that is asked. Else what another life has to do something
-/// about and has not settled is not removed.
+/// Updates, inserts and deletes rows. `$1`, `$2` as in [`GUARD`]; then the arrays of written rows: `id`, `owner`, [`RULES`],
+/// [`MOVING`], [`STAYING`]; then, for deleted rows, `id`, `owner`, whether to delete only an insert of this incarnation without
+/// later writes, and the time by which the row must have expired, if one is given. Other deletes skip unsettled rows with another
+/// holder.
 pub(super) fn batch() -> String {
     let keys = [("id", "bytea"), ("owner", "bytea")];
     let columns: Vec<_> = keys.iter().chain(&RULES).chain(&MOVING).chain(&STAYING).collect();
@@ -77,7 +77,7 @@ pub(super) fn batch() -> String {
     let names: Vec<_> = columns.iter().map(|(name, _)| *name).collect();
     let (arrays, removed) = (arrays.join(", "), 3 + columns.len());
     let names = names.join(", ");
-    // A name that was taken from a row stays taken from it. An empty one takes it.
+    // A released idempotency key stays released. An empty text releases it.
     let moved = |(name, _): &(&str, &str)| match *name {
         "idem" => "idem = CASE WHEN w.idem = '' THEN NULL ELSE t.idem END".to_owned(),
         name => format!("{name} = w.{name}"),
@@ -117,14 +117,14 @@ pub(super) fn batch() -> String {
     )
 }
 
-/// Takes names from rows that are gone: before others get them. `$1`, `$2` are arrays of owners and names, `$3` of the times at
-/// which the new rows are made; `$4`, `$5` as [`GUARD`] has them.
+/// Releases the idempotency keys of expired rows, for new rows. `$1`, `$2` are arrays of owners and keys, `$3` the new rows'
+/// creation times; `$4`, `$5` as in [`GUARD`].
 const RELEASE: &str = "
 UPDATE tg_task t SET idem = NULL FROM unnest($1::bytea[], $2::bytea[], $3::bigint[]) AS n (owner, idem, now)
 WHERE t.owner = n.owner AND t.idem = n.idem AND t.settled AND t.expires + 0 <= n.now
     AND EXISTS (SELECT FROM tg_lane WHERE incarnation = $4 AND epoch = $5)";
 
-/// How rows stand that could not be written over: `$3`, `$4` are arrays of their ids and owners.
+/// Reads rows that could not be replaced. `$3`, `$4` are arrays of ids and owners.
 fn look() -> String {
     format!(
         "WITH {GUARD} SELECT false, t.id, t.owner, t.rev, t.holder FROM unnest($3::bytea[], $4::bytea[]) AS w (id, owner)
@@ -134,8 +134,8 @@ fn look() -> String {
     )
 }
 
-/// Frees rows that are gone: `$3` is the time, `$4` how many. One that would begin behind the bytes of a sweep is left to the next:
-/// what takes longer than writes may would be undone, and tried again and again.
+/// Deletes expired rows. `$3` is the time, `$4` the maximum count. Stops at the byte limit of a sweep: a sweep that takes longer
+/// than a write may would be rolled back and repeated without end.
 fn sweep() -> String {
     format!(
         "WITH {GUARD},
@@ -150,13 +150,13 @@ fn sweep() -> String {
     )
 }
 
-/// Whether a row `t` of a dead life may be taken over, with the two arrays of [`super::task_write::ClaimableRows`] behind `$N`. A
-/// row that a program wrote which did not say the upstream is anybody's.
+/// The condition on a claimable row `t` of a dead incarnation; the arrays of [`super::task_write::ClaimableRows`] start at
+/// parameter `upstreams`. Any replica may claim a row without an upstream, from an earlier program.
 fn is_claimable(upstreams: u8) -> String {
     format!("(t.upstream = ANY (${upstreams}) OR t.upstream IS NULL OR t.holder = ANY (${}))", upstreams + 1)
 }
 
-/// Whether there is anything to take over: `$1`, `$2` as [`is_claimable`] has them.
+/// Whether any row is claimable. `$1`, `$2` as in [`is_claimable`].
 pub(super) fn has_claimable() -> String {
     format!(
         "SELECT EXISTS (SELECT FROM tg_task t
@@ -165,8 +165,8 @@ pub(super) fn has_claimable() -> String {
     )
 }
 
-/// Takes over rows of dead lives, `$5` of them and their subtasks: a subtask comes with its parent where that is a dead
-/// life's too. `$3`, `$4` as [`is_claimable`] has them. A life that is dead itself takes none.
+/// Claims up to `$5` rows of dead incarnations, and their subtasks: a subtask follows its parent if that is claimable too. `$3`,
+/// `$4` as in [`is_claimable`]. A dead incarnation claims none.
 fn claim() -> String {
     format!(
         "WITH RECURSIVE {GUARD},
@@ -193,10 +193,10 @@ fn claim() -> String {
     )
 }
 
-/// All rows that this life holds, which is `$1`.
+/// All rows that the incarnation `$1` holds.
 pub(super) const HELD: &str = "SELECT id, owner FROM tg_task WHERE holder = $1";
 
-/// Lives that are dead for longer than some seconds; one alone where it is named.
+/// Incarnations dead for longer than some seconds; only the named one, if given.
 fn long_dead(seconds: &str, one: &str) -> String {
     format!(
         "SELECT r.incarnation FROM tg_replica r JOIN tg_lane l USING (incarnation)
@@ -205,9 +205,9 @@ fn long_dead(seconds: &str, one: &str) -> String {
     )
 }
 
-/// Shuts out for good what a life that is long dead may still want to write, and waits for none of it: what is shut out by now
-/// has ended. Says nothing of rows: it comes before [`retire`], which sees what was written until then. `$1` is how many seconds,
-/// `$2` how many of them, `$3` the one alone, or null.
+/// Closes the lanes of long-dead incarnations, which excludes their later writes for good. Skips locked lanes. Runs before
+/// [`retire`], which then sees every earlier write. `$1` is the time in seconds, `$2` the maximum count, `$3` the only
+/// incarnation, or null.
 fn close_lanes() -> String {
     let long_dead = long_dead("$1", "$3");
     format!(
@@ -216,9 +216,9 @@ fn close_lanes() -> String {
     )
 }
 
-/// Removes lives that are long dead, that are shut out, and whose rows all have another holder or none; `$3` of them, after `$4` of
-/// their sums, which become this life's. `$5` is how many seconds, `$6` the one alone, or null. The lane of the last one is
-/// left for as long as it is the last: it tells lives that were removed from those that a database has lost ([`super::opening`]).
+/// Removes up to `$3` long-dead incarnations with closed lanes and without rows, after moving up to `$4` of their sums to this
+/// one. `$5` is the time in seconds, `$6` the only incarnation, or null. Keeps the lane of the newest incarnation: it tells
+/// removed incarnations from those that a restored database has lost ([`super::opening`]).
 fn retire() -> String {
     let long_dead = long_dead("$5", "$6");
     format!(
@@ -246,10 +246,10 @@ fn retire() -> String {
     )
 }
 
-/// The life that is nobody's: lives are numbered from 1 on.
+/// The incarnation without a process; real ones are numbered from 1.
 const NOBODY: i64 = 0;
 
-/// Makes the sums of some owners, the array `$3`, nobody's. Returns a row for the guard, and one for each that was this life's.
+/// Reassigns sums of the owners `$3` to [`NOBODY`]. Returns a row for the guard, and one for each sum of this incarnation.
 fn merge() -> String {
     format!(
         "WITH {GUARD},
@@ -269,7 +269,7 @@ fn merge() -> String {
     )
 }
 
-/// Removes those of nobody's sums that say nothing by now, of the owners `$1`: behind [`merge`], which holds them.
+/// Deletes zero sums of [`NOBODY`] for the owners `$1`, after [`merge`], which holds their locks.
 fn drop_merged() -> String {
     format!(
         "DELETE FROM tg_usage u WHERE u.ctid = ANY (ARRAY(
@@ -279,17 +279,17 @@ fn drop_merged() -> String {
     )
 }
 
-/// Gives the connection its number: waits until what an earlier one left under way has ended. A lane that was closed stays it.
+/// Gives the connection its number, and thereby waits for unfinished transactions of earlier ones. A closed lane stays closed.
 pub(super) const TAKE_EPOCH: &str =
     "UPDATE tg_lane SET epoch = epoch + 1 WHERE incarnation = $1 AND epoch >= 0 RETURNING epoch";
 
-/// The sums of this life.
+/// The sums of one incarnation.
 pub(super) const OWN_SUMS: &str = "SELECT owner, tasks, unsettled, bytes FROM tg_usage WHERE incarnation = $1";
 
-/// Hints to the others: `$1` is the channel, `$2` what changed.
+/// Sends hints to the other replicas: `$1` is the channel, `$2` the texts.
 const HINT: &str = "SELECT pg_notify($1, x) FROM unnest($2::text[]) AS x";
 
-/// The writer's statements, as one session knows them.
+/// The writer's statements, prepared in one session.
 #[derive(Debug)]
 pub(super) struct WriterStatements {
     pub(super) batch: Statement,
@@ -306,7 +306,7 @@ pub(super) struct WriterStatements {
 
 impl WriterStatements {
     /// # Errors
-    /// If the server does not take one of them.
+    /// If the server rejects a statement.
     pub(super) async fn prepare(session: &Session) -> Result<Self, Error> {
         let client = &session.client;
         Ok(Self {

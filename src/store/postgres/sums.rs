@@ -1,8 +1,7 @@
-//! Counts what the store holds: this life's own lines exactly, those of the others as they were at the last look.
+//! Counts the store's contents: this replica's changes exactly, those by other replicas as of the last look.
 //!
-//! A line says what one life added and took away, so it may be negative; only the sum of all lines is a count. Where one life makes
-//! the tasks of an owner and another one removes them, their lines come to nothing together. Then each makes its own nobody's, where
-//! they meet, and go.
+//! Each replica keeps its own deltas per owner; only their sum is a count, and a delta may be negative. Where deltas of several
+//! replicas cancel out, each replica reassigns its own to replica 0, where they are removed.
 
 use std::collections::HashMap;
 
@@ -36,7 +35,7 @@ impl TaskSums {
     }
 }
 
-/// What a write, or a line, adds to an owner's sums.
+/// Amounts that a write or a row of `tg_usage` adds to an owner's sums.
 #[derive(Clone, Debug)]
 pub(super) struct SumChange {
     owner: Principal,
@@ -44,14 +43,14 @@ pub(super) struct SumChange {
 }
 
 impl SumChange {
-    /// Of a row that has the owner at one place, and the numbers from another one on.
+    /// Reads a row with the owner in column `owner` and the numbers from column `from` on.
     pub(super) fn of(row: &Row, owner: usize, from: usize) -> Result<Self, Error> {
         let line =
             TaskSums { tasks: row.try_get(from)?, unsettled: row.try_get(from + 1)?, bytes: row.try_get(from + 2)? };
         Ok(Self { owner: Principal::new(&String::from_utf8_lossy(row.try_get(owner)?)), line })
     }
 
-    /// Of rows that have nothing else.
+    /// Reads rows of an owner and its numbers.
     pub(super) fn all(rows: &[Row]) -> Result<Vec<Self>, Error> {
         rows.iter().map(|row| Self::of(row, 0, 1)).collect()
     }
@@ -93,17 +92,17 @@ impl LinesByOwner {
     }
 }
 
-/// See the module.
+/// The sums of this replica, and of all others.
 #[derive(Debug, Default)]
 pub(super) struct StoreSums(Mutex<(LinesByOwner, LinesByOwner)>);
 
 impl StoreSums {
-    /// After a commit of this life's.
+    /// Adds the changes of a commit by this replica.
     pub(super) fn add(&self, changes: Vec<SumChange>) {
         self.0.lock().0.add(changes);
     }
 
-    /// What the others' lines said is said by this life's from now on.
+    /// Moves sums of other replicas to this one.
     pub(super) fn take_over(&self, changes: Vec<SumChange>) {
         let mut sums = self.0.lock();
         let taken = changes.iter().map(SumChange::negated).collect();
@@ -111,18 +110,18 @@ impl StoreSums {
         sums.0.add(changes);
     }
 
-    /// Begins anew with this life's lines as they stand in the store.
+    /// Replaces this replica's sums by those in the store.
     pub(super) fn reset_own(&self, lines: Vec<SumChange>) {
         self.0.lock().0 = LinesByOwner::of(lines);
     }
 
-    /// What the others' lines were at a look.
+    /// Replaces the other replicas' sums by those of a look.
     pub(super) fn reset_others(&self, lines: Vec<SumChange>) {
         let lines = LinesByOwner::of(lines);
         self.0.lock().1 = lines;
     }
 
-    /// Owners of whom this life has sums, and all together have none; at most `limit`, in order.
+    /// Owners with sums of this replica that cancel out across all replicas: at most `limit`, in order.
     pub(super) fn even(&self, limit: usize) -> Vec<Principal> {
         let sums = self.0.lock();
         let is_even = |(owner, own): &(&Principal, &TaskSums)| {

@@ -1,4 +1,4 @@
-//! Defines what is asked of the writer.
+//! Defines the writer's requests.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use crate::replica::Incarnation;
 use crate::store::tasks::{Revision, WriteRole};
 use crate::task::{TaskKey, Timestamp};
 
-/// PostgreSQL takes no larger value than a gigabyte, and no larger message.
+/// Below PostgreSQL's limit of one gigabyte for values and messages.
 pub(super) const ROW_BYTES_MAX: usize = 512 << 20;
 
-/// What is asked of the writer.
+/// A request to the writer.
 #[derive(Debug)]
 pub(super) enum TaskWrite {
     Insert(Box<EncodedRow>),
@@ -20,9 +20,9 @@ pub(super) enum TaskWrite {
         row: Box<EncodedRow>,
     },
     Remove(TaskKey),
-    /// Removes a row whose insert was refused, if nobody has written it since.
+    /// Removes a row with a refused insert, if no write has followed.
     Withdraw(TaskKey),
-    /// Frees a row, if it is gone by then.
+    /// Deletes a row if it has expired by `now`.
     SweepOne {
         key: TaskKey,
         now: Timestamp,
@@ -35,24 +35,24 @@ pub(super) enum TaskWrite {
         limit: usize,
         rows: ClaimableRows,
     },
-    /// What lives have left that are long dead; or what one has that is dead, however long.
+    /// Removes remains of long-dead incarnations; or of one dead incarnation, regardless of its age.
     Retire {
         life: Option<Incarnation>,
     },
-    /// Makes this life's sums of these owners nobody's.
+    /// Reassigns this replica's sums of these owners to incarnation 0.
     Merge {
         owners: Vec<Vec<u8>>,
     },
-    /// Nothing, behind all that was in doubt.
+    /// Writes nothing; commits after all unresolved writes.
     Barrier,
 }
 
-/// Which rows of the dead a life takes over.
+/// Selects the rows of dead incarnations that this replica claims.
 #[derive(Debug)]
 pub(super) struct ClaimableRows {
-    /// Of calls at these.
+    /// Rows of calls at these upstreams.
     pub(super) upstreams: Vec<Vec<u8>>,
-    /// All that these lives hold: whoever knew more of their upstreams had time to take them.
+    /// All rows of these incarnations: replicas with their upstreams had time to claim them.
     pub(super) given_up: Vec<i64>,
 }
 
@@ -88,12 +88,12 @@ impl TaskWrite {
         }
     }
 
-    /// The row that it inserts, which is in doubt while it is not known whether it was made.
+    /// The row that it inserts, whose commit may become unknown.
     pub(super) fn new_row(&self) -> Option<&EncodedRow> {
         if let Self::Insert(row) = self { Some(row) } else { None }
     }
 
-    /// Whether it has a statement of its own.
+    /// Whether it needs a statement to itself.
     pub(super) const fn is_alone(&self) -> bool {
         matches!(self, Self::Sweep { .. } | Self::Claim { .. } | Self::Retire { .. } | Self::Merge { .. })
     }

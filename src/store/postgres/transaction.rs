@@ -1,7 +1,7 @@
-//! Makes one transaction, and says what is known of it afterwards: by [`TransactionEnd::fate`] alone.
+//! Runs one transaction, and determines its outcome with [`TransactionEnd::fate`] alone.
 //!
-//! All its statements are sent at once: one way there and back. Its last one before the commit asks what the server promises
-//! about commits, so that the answer is true of the server that commits, whatever lies between.
+//! Sends all statements at once, in one round trip. The last one before the commit reads the server's commit settings, so that
+//! the answer describes the server that commits, even behind a proxy.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,43 +20,43 @@ use super::transaction_end::{ServerPromise, TransactionEnd};
 use crate::metric;
 use crate::replica::{BootTime, WriteDoubt, WriteFate};
 
-/// Writes to the log alone, so that it waits for no other writer. Acknowledged, it proves that what the server showed before
-/// is durable (rules 4 and 6).
+/// Writes only to the log, so it waits for no other writer. Its acknowledgement proves that earlier reads from the same server
+/// are durable (rules 4 and 6).
 pub(super) const DURABILITY_PROOF: &str = "SELECT pg_logical_emit_message(true, 'taskgate', '')";
 
 pub(super) type Parameters<'a> = Vec<&'a (dyn ToSql + Sync)>;
 
-/// A transaction that was made.
+/// A committed transaction.
 #[derive(Debug)]
 pub(super) struct MadeTransaction {
-    /// Of each statement.
+    /// The rows of each statement.
     pub(super) rows: Vec<Vec<Row>>,
     pub(super) sent: BootTime,
 }
 
 impl MadeTransaction {
-    /// The first row of all.
+    /// The first row of any statement.
     pub(super) fn row(&self) -> Option<&Row> {
         self.rows.iter().flatten().next()
     }
 }
 
-/// What is known of a transaction that cannot be told to have been made.
+/// The known facts about a transaction without a proven commit.
 #[derive(Debug)]
 pub(super) enum CommitFailure {
-    /// Nothing of it was made, and nothing will be.
+    /// Nothing was written, and nothing will be.
     NotMade(Error),
-    /// It was made, or was not, or may be taken back.
+    /// It may have been committed, may not have been, or may be rolled back.
     Unsure {
         doubt: WriteDoubt,
         why: String,
-        /// Whether the server answered all of it but for the commit.
+        /// Whether the server answered every statement except the commit.
         is_answered: bool,
     },
 }
 
 impl CommitFailure {
-    /// The name that PostgreSQL gives the cause, if it is the one who says so.
+    /// The cause's SQLSTATE code, if the server sent one.
     pub(super) fn code(&self) -> Option<&str> {
         match self {
             Self::NotMade(error) => error.code().map(|code| code.code()),
@@ -64,7 +64,7 @@ impl CommitFailure {
         }
     }
 
-    /// Whether it was made but for the settings of the server.
+    /// Whether it was committed, but with settings that do not wait for a standby.
     const fn is_unreplicated(&self) -> bool {
         matches!(self, Self::Unsure { doubt: WriteDoubt::Unreplicated, .. })
     }
@@ -73,19 +73,19 @@ impl CommitFailure {
         matches!(self, Self::Unsure { doubt: WriteDoubt::WroteNothing, .. })
     }
 
-    /// What it says of the store.
+    /// The health that the failure implies.
     pub(super) fn health(&self) -> PostgresHealth {
         match self {
             Self::NotMade(error) => PostgresHealth::of(error),
             Self::Unsure { doubt: WriteDoubt::Unreplicated, .. } => PostgresHealth::NoStandby,
-            // Whoever cancelled the commit cancelled its wait.
+            // The commit was cancelled while it waited for a standby.
             Self::Unsure { doubt: WriteDoubt::Warned, why, .. } => PostgresHealth::Behind(why.clone()),
             Self::Unsure { doubt: WriteDoubt::TimedOut, why, is_answered: true } => PostgresHealth::Behind(why.clone()),
             Self::Unsure { why, .. } => PostgresHealth::Away(why.clone()),
         }
     }
 
-    /// What it says to whoever wants to begin.
+    /// The failure as a reason not to open the store.
     pub(super) fn open_error(&self) -> PostgresOpenError {
         if self.is_unreplicated() { PostgresOpenError::NoStandby } else { PostgresOpenError::Away(self.health()) }
     }
@@ -100,21 +100,21 @@ impl std::fmt::Display for CommitFailure {
     }
 }
 
-/// A transaction that wrote for its acknowledgement alone was acknowledged.
+/// Counts a transaction that was acknowledged and served only as a barrier.
 pub(super) fn count_barrier() {
     metrics::counter!(metric::DATABASE_BARRIERS).increment(1);
 }
 
-/// Makes a transaction of these statements, each of which returns a row at least if it writes one, and none if it does not.
+/// Runs a transaction. Each statement returns at least one row if it writes one, and none otherwise.
 ///
 /// # Errors
-/// See [`CommitFailure`]. Dropping the future leaves open whether it is made; the session is to be dropped with it.
+/// See [`CommitFailure`]. Dropping the future leaves the outcome unknown; the session must be dropped too.
 pub(super) async fn transact(
     session: &Session,
     statements: &[(&Statement, Parameters<'_>)],
 ) -> Result<MadeTransaction, CommitFailure> {
     let (place, sent) = (session.notices.place(), boot_time());
-    // The time-out is the gateway's own (rule 1): whoever sees the failure drops the connection.
+    // The gateway has its own time-out (rule 1), and drops the connection after a failure.
     let is_answered = AtomicBool::new(false);
     let ended = tokio::time::timeout(session.settings.access.write_max, run(session, statements, &is_answered)).await;
     let timed_out = |_| TransactionEnd::TimedOut { is_answered: is_answered.load(Ordering::Relaxed) };
@@ -129,7 +129,7 @@ pub(super) async fn transact(
     made.map(|rows| MadeTransaction { rows, sent })
 }
 
-/// Says in `is_answered` that only the commit is waited for.
+/// Sets `is_answered` once only the commit is outstanding.
 async fn run(
     session: &Session,
     statements: &[(&Statement, Parameters<'_>)],
@@ -149,14 +149,14 @@ async fn run(
     TransactionEnd::of(&session.name, begun, made, committed)
 }
 
-/// What is missing is promised by nobody.
+/// Reads the server's promise. Missing values promise nothing.
 pub(super) fn promise_of(answer: &Row) -> ServerPromise {
     let text = |at| answer.try_get::<_, Option<String>>(at).ok().flatten();
     let (standby_names, commit_mode) = (text(0).unwrap_or_default(), text(1).unwrap_or_default());
     ServerPromise { standby_names, commit_mode, session: text(2) }
 }
 
-/// Says what became of a transaction that was sent as a whole, with its commit.
+/// Determines the outcome of a transaction that was sent together with its commit.
 fn judge(
     session: &Session,
     ended: TransactionEnd<Row, Error>,

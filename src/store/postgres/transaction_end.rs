@@ -1,46 +1,46 @@
-//! Tells how a transaction ended that was sent as a whole, with its commit, and what is known of it. Pure: it knows neither
-//! connections nor what their errors look like.
+//! Classifies the end of a transaction that was sent together with its commit. Pure: independent of connections and their error
+//! types.
 
 use crate::replica::commit_trust::fate;
 use crate::replica::{CommitEnd, Durability, DurabilitySettings, SqlNotice, WriteFate};
 
-/// How a transaction ended: with the rows `R` of each of its statements, or the error `E` that says so.
+/// The end of a transaction: the rows `R` of each statement, or an error `E`.
 #[derive(Debug)]
 pub(super) enum TransactionEnd<R, E> {
     Acknowledged {
         rows: Vec<Vec<R>>,
         promise: ServerPromise,
     },
-    /// A statement, or the commit, failed.
+    /// A statement or the commit failed.
     Failed(E),
-    /// It is not even known whether it was one transaction.
+    /// `BEGIN` failed, so the statements may have run outside a transaction.
     Unbegun(E),
-    /// It was made in a session that somebody else may have set up.
+    /// It ran in a session that another client may have set up.
     Elsewhere,
     TimedOut {
-        /// Whether the server answered all of it but for the commit.
+        /// Whether the server answered every statement except the commit.
         is_answered: bool,
     },
 }
 
-/// What the server says in a transaction that it makes.
+/// The commit settings that the server reported within a transaction.
 #[derive(Debug)]
 pub(super) struct ServerPromise {
     pub(super) standby_names: String,
     pub(super) commit_mode: String,
-    /// How the session is called that it is made in.
+    /// The name of the session that ran it.
     pub(super) session: Option<String>,
 }
 
 impl ServerPromise {
-    /// Whether it comes from the session of the server's that was set up under this name.
+    /// Whether it is from the session that was set up under this name.
     pub(super) fn is_of(&self, session: &str) -> bool {
         self.session.as_deref() == Some(session)
     }
 }
 
 impl<R, E> TransactionEnd<R, E> {
-    /// By the answers to its beginning, to its statements and to its commit, and by how the `session` is called that was set up.
+    /// Combines the answers to `BEGIN`, the statements and the commit. `session` is the name that was set up.
     pub(super) fn of(
         session: &str,
         begun: Result<(), E>,
@@ -57,8 +57,7 @@ impl<R, E> TransactionEnd<R, E> {
         }
     }
 
-    /// What became of it, by what else came on the connection in the meantime. `said` is what the server says in an error, if it
-    /// is the server that says it.
+    /// The outcome, also considering the notices of this transaction. `said` extracts the server's notice from an error.
     pub(super) fn fate(
         &self,
         durability: Durability,
@@ -76,7 +75,8 @@ impl<R, E> TransactionEnd<R, E> {
                 let refused = said(error).map(|error| CommitEnd::Refused { error });
                 fate(durability, refused.unwrap_or(CommitEnd::Lost))
             }
-            // What came behind was then carried out statement by statement; or what it was acknowledged without was not said there.
+            // The statements after BEGIN ran outside a transaction, or the server did not report its settings: the commit's
+            // result is unknown.
             Self::Unbegun(_) | Self::Elsewhere => fate(durability, CommitEnd::Lost),
             Self::TimedOut { .. } => fate(durability, CommitEnd::TimedOut),
         }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::replica::WriteDoubt;
 
-    /// What the server said in an error; nothing where the connection ended.
+    /// The server's notice in an error; `None` if the connection ended.
     type Said = Option<SqlNotice<'static>>;
     type Made = Result<(Vec<Vec<()>>, ServerPromise), Said>;
 
@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    /// Each statement behind it may have been a transaction of its own.
+    /// Each later statement may have been its own transaction.
     #[test]
     fn n5_what_came_behind_a_begin_that_failed_is_in_doubt_whatever_was_answered() {
         for error in [refused("08P01"), refused("42601"), refused("53300"), LOST] {

@@ -1,4 +1,4 @@
-//! Has the writer remove what is left of lives that are long dead, and sums that come to nothing: a portion now and then.
+//! Periodically removes the remains of long-dead incarnations, and sums that cancel out, in portions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,12 +30,12 @@ pub(super) async fn run(
 ) {
     let mut passes = tokio::time::interval(PASS_EVERY);
     passes.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first comes at once, when whoever opened the store has other things to do.
+    // The first interval ends at once, while the caller of `open` is still busy.
     passes.reset();
     loop {
         let making = async {
             passes.tick().await;
-            // Rows of dead replicas are deleted by the server's clock, and say when the store was last used.
+            // The server's clock decides when rows of dead replicas are deleted, and they record when the store was last used.
             if trust.is_distrusted() {
                 return Ok(());
             }
@@ -52,7 +52,7 @@ pub(super) async fn run(
     }
 }
 
-/// Portion by portion, until one is not full: of all that are long dead, or of one life that is dead.
+/// Removes portions until one is not full: of all long-dead incarnations, or of one dead incarnation.
 pub(super) async fn pass(queue: &mpsc::Sender<PendingWrite>, life: Option<Incarnation>) -> Result<(), StoreError> {
     for _ in 0..PORTIONS_MAX {
         if write(queue, TaskWrite::Retire { life }).await? < count(RETIRED_SUMS_MAX) {
@@ -62,7 +62,7 @@ pub(super) async fn pass(queue: &mpsc::Sender<PendingWrite>, life: Option<Incarn
     Ok(())
 }
 
-/// The same with sums of owners that come to nothing with those of others.
+/// Merges portions of sums that cancel out with those by other replicas.
 pub(super) async fn merge(queue: &mpsc::Sender<PendingWrite>, sums: &StoreSums) -> Result<(), StoreError> {
     for _ in 0..PORTIONS_MAX {
         let even = sums.even(count(RETIRED_SUMS_MAX));
@@ -78,7 +78,7 @@ pub(super) async fn merge(queue: &mpsc::Sender<PendingWrite>, sums: &StoreSums) 
     Ok(())
 }
 
-/// Has the writer do it; returns how many sums it was.
+/// Sends a write to the writer; returns the number of affected sums.
 async fn write(queue: &mpsc::Sender<PendingWrite>, write: TaskWrite) -> Result<usize, StoreError> {
     let (reply, outcome) = oneshot::channel();
     queue.send((write, reply)).await.map_err(|_| super::closed())?;

@@ -1,8 +1,8 @@
-//! Writes to the database: one tokio task with one connection that makes one transaction of all writes that wait.
+//! Writes to the database: a tokio task with one connection that commits all waiting writes as one transaction.
 //!
-//! Whatever leaves open what became of a batch ends its connection. The next one gets a number that shuts out what the last one
-//! may have left under way, waits for it, and removes rows that nobody knows of, before it writes anything else: from then on
-//! nothing is in doubt (rules 3 to 5).
+//! A batch with an unknown commit ends its connection. The next connection gets a number that excludes unfinished transactions of
+//! the last one, waits for them, and removes rows with an unknown insert before it writes anything else. From then on every write
+//! is resolved (rules 3 to 5).
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,30 +31,30 @@ use crate::metric;
 use crate::store::tasks::StoreError;
 use crate::task::TaskKey;
 
-/// How often a batch is tried that another transaction got in the way of.
+/// Tries of a batch that conflicts with another transaction.
 const TRIES_MAX: usize = 5;
 
-/// Writes that are put aside at most, while others of the same rows are made.
+/// Writes that are deferred at most while others of the same rows run.
 const ASIDE_MAX: usize = 1_024;
 
-/// How long a disk that was full is taken for full without another try.
+/// Interval between tries on a full disk.
 const FULL_PROBE_EVERY: Duration = Duration::from_secs(5);
 
-/// A write, and who waits for what becomes of it.
+/// A write, and the channel for its outcome.
 pub(super) type PendingWrite = (TaskWrite, WriteReply);
 type WriteReply = oneshot::Sender<Result<WriteOutcome, StoreError>>;
 
-/// See the module.
+/// Commits waiting writes in batches.
 #[derive(Debug)]
 pub(super) struct PostgresWriter {
     pub(super) connector: Arc<DatabaseConnector>,
     pub(super) state: Arc<StoreState>,
     pub(super) queue: mpsc::Receiver<PendingWrite>,
-    /// Those that could not stand beside the writes of the last batch.
+    /// Writes that conflict with the last batch.
     pub(super) deferred: VecDeque<PendingWrite>,
-    /// Since when the database's disk is full. Each write is made alone then, so that one without room takes no other with it.
+    /// Since when the disk is full. Writes then run one by one, so that one without room fails alone.
     pub(super) full_since: Option<Instant>,
-    /// When the store ends.
+    /// Cancelled when the store closes.
     pub(super) end: CancellationToken,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct WriterLink {
 }
 
 impl PostgresWriter {
-    /// Writes until the store is closed and nothing waits any more. `link` is the first connection.
+    /// Writes until the store is closed and no write waits. `link` is the first connection.
     pub(super) async fn run(mut self, link: WriterLink) {
         let mut link = Some(link);
         let mut failures = 0;
@@ -81,7 +81,7 @@ impl PostgresWriter {
             };
             let Some(first) = self.next().await else { return };
             if open.session.client.is_closed() {
-                // While nobody wrote: of this write it is certain that it was not made.
+                // The connection ended while it was idle: this write was certainly not made.
                 self.deferred.push_front(first);
                 continue;
             }
@@ -97,7 +97,7 @@ impl PostgresWriter {
         tokio::select! {
             biased;
             write = self.queue.recv() => write,
-            // Nobody may come as long as it is full.
+            // A full disk may attract no writes at all.
             () = tokio::time::sleep(FULL_PROBE_EVERY), if is_full => Some((TaskWrite::Barrier, oneshot::channel().0)),
             () = self.end.cancelled() => {
                 self.queue.close();
@@ -106,7 +106,7 @@ impl PostgresWriter {
         }
     }
 
-    /// Tries to connect once. Where that fails all that waits is refused, for nobody knows how long it would have to.
+    /// Tries to connect once. A failure refuses all waiting writes, as the duration of the outage is unknown.
     async fn reconnect(&mut self, failures: &mut u32) -> Option<WriterLink> {
         let connecting = WriterLink::open(&self.connector, &self.state);
         let opened = tokio::select! {
@@ -134,7 +134,7 @@ impl PostgresWriter {
         }
     }
 
-    /// Says of all that waits that it was not done.
+    /// Refuses all waiting writes.
     fn refuse(&mut self, why: &str) {
         let queued = std::iter::from_fn(|| self.queue.try_recv().ok());
         for (_, reply) in self.deferred.drain(..).chain(queued) {
@@ -142,13 +142,13 @@ impl PostgresWriter {
         }
     }
 
-    /// Makes a batch of a write and what else waits, and gives back the connection if it can still be used.
+    /// Commits a write together with other waiting ones. Returns the connection if it is still usable.
     async fn write(&mut self, link: WriterLink, first: PendingWrite) -> Option<WriterLink> {
         let (writes, replies) = self.gather(first);
         let begun = Instant::now();
         let made = self.attempt(&link, &writes).await;
         metrics::histogram!(metric::STORE_COMMIT_TIME).record(begun.elapsed().as_secs_f64());
-        // Whatever became of it: a row that was gone before, or that another one stands for by now, is shown to nobody here.
+        // Regardless of the outcome: cached rows may have expired or been replaced by now.
         for key in writes.iter().filter_map(TaskWrite::key) {
             self.state.settled.forget(key);
         }
@@ -168,7 +168,7 @@ impl PostgresWriter {
                 for reply in replies {
                     let _ = reply.send(Err(StoreError::Io(io::Error::other(why.clone()))));
                 }
-                // It may have become a standby, or be about to end.
+                // The server may have become a standby, or be about to stop.
                 None
             }
             Err(failure) => {
@@ -183,7 +183,7 @@ impl PostgresWriter {
                 for (write, reply) in writes.iter().zip(replies) {
                     let cause = io::Error::other(why.clone());
                     let _ = reply.send(Err(match write {
-                        // They say nothing of rows that somebody waits for by their keys.
+                        // No caller looks up their rows by key.
                         TaskWrite::Sweep { .. }
                         | TaskWrite::Claim { .. }
                         | TaskWrite::Retire { .. }
@@ -214,11 +214,11 @@ impl PostgresWriter {
         count(writes, &results);
         self.state.sums.add(sums);
         self.state.sums.take_over(folded);
-        // Those that are named are forgotten by now.
+        // Rows that the writes name are forgotten already.
         if writes.iter().all(|write| write.key().is_none()) {
             changed.iter().for_each(|key| self.state.settled.forget(key));
         }
-        // Whatever needs no room is made on a full disk, too.
+        // Writes without new rows succeed on a full disk too.
         let has_room = writes.iter().any(|write| write.new_row().is_some());
         if self.full_since.is_some_and(|since| has_room || since.elapsed() >= FULL_PROBE_EVERY) {
             self.full_since = None;
@@ -230,7 +230,7 @@ impl PostgresWriter {
         link.hint(&self.state, &changed);
     }
 
-    /// There was no room for a batch: what was alone is refused, the others are made one by one.
+    /// Handles a full disk: refuses a single write, and defers several to run one by one.
     fn found_full(&mut self, writes: Vec<TaskWrite>, replies: Vec<WriteReply>) {
         metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
         self.full_since = Some(Instant::now());
@@ -245,7 +245,7 @@ impl PostgresWriter {
         }
     }
 
-    /// Everything that waits, up to a batch.
+    /// Takes waiting writes, up to a full batch.
     fn gather(&mut self, first: PendingWrite) -> (Vec<TaskWrite>, Vec<WriteReply>) {
         let mut plan = BatchPlan::default();
         let room = self.state.room();
@@ -262,7 +262,7 @@ impl PostgresWriter {
             let is_enough = self.full_since.is_some() || plan.is_full() || later.len() >= ASIDE_MAX;
             next = if is_enough { None } else { self.deferred.pop_front().or_else(|| self.queue.try_recv().ok()) };
         }
-        // What was put aside stands in front of what came later.
+        // Deferred writes go before later ones.
         later.append(&mut self.deferred);
         self.deferred = later;
         (writes, replies)
@@ -287,7 +287,7 @@ impl PostgresWriter {
     }
 }
 
-/// Counts what operators are told of a batch, beside its size.
+/// Counts a batch's writes for the metrics.
 fn count(writes: &[TaskWrite], results: &[Result<WriteOutcome, StoreError>]) {
     if writes.iter().all(|write| matches!(write, TaskWrite::Barrier)) {
         count_barrier();
@@ -304,7 +304,7 @@ fn count(writes: &[TaskWrite], results: &[Result<WriteOutcome, StoreError>]) {
 }
 
 impl WriterLink {
-    /// Opens a connection behind which nothing is in doubt.
+    /// Opens a connection behind which every write is resolved.
     ///
     /// # Errors
     /// As [`super::PostgresStore::open`].
@@ -312,7 +312,7 @@ impl WriterLink {
         Self::of(connector.connect("writer", None).await?, state).await
     }
 
-    /// The same over a connection that was just opened.
+    /// The same over a fresh connection.
     ///
     /// # Errors
     /// As [`super::PostgresStore::open`].
@@ -340,7 +340,7 @@ impl WriterLink {
         session.trust.lock().lane_write_passed(session.server, made.sent);
         count_barrier();
         let epoch = made.row().map_or(Ok(0), |row| row.try_get(0)).map_err(away)?;
-        // From here on nothing that an earlier connection wrote can appear any more.
+        // From here on no write of an earlier connection can appear.
         Self::end_doubts(session, &statements, WriterIdentity { holder: state.holder, epoch }, state).await?;
         let lines = session.client.query(OWN_SUMS, &[&me]).await.map_err(away)?;
         state.sums.reset_own(SumChange::all(&lines).map_err(away)?);
@@ -348,7 +348,7 @@ impl WriterLink {
         Ok((statements, epoch))
     }
 
-    /// Takes out rows whose inserts were refused, and finds those that may have been claimed without anybody's knowing.
+    /// Removes rows with a refused insert, and finds rows that an unknown claim may have claimed.
     async fn end_doubts(
         session: &Session,
         statements: &WriterStatements,
@@ -375,7 +375,7 @@ impl WriterLink {
         Ok(())
     }
 
-    /// Tells the others what changed. Hints are comfort: nobody waits for them, and they may be lost.
+    /// Sends hints about changes to the other replicas. Hints are optional: no write waits for them, and they may be lost.
     fn hint(&self, state: &StoreState, changed: &[TaskKey]) {
         if changed.is_empty() {
             return;
@@ -383,8 +383,7 @@ impl WriterLink {
         self.notify(state, changed.iter().map(|key| hints::text(state.holder, key)).collect());
     }
 
-    /// Tells the others that they may have missed something: what the connection before this one wrote last was in doubt until now, or
-    /// its hints went with it.
+    /// Tells the other replicas that they may have missed hints: those of the connection before this one may be lost with it.
     fn hint_at_what_was_lost(&self, state: &StoreState) {
         self.notify(state, vec![hints::keyless(state.holder)]);
     }
@@ -393,7 +392,7 @@ impl WriterLink {
         let channel = hints::channel(&state.settings.access.schema);
         let values: [&(dyn tokio_postgres::types::ToSql + Sync); 2] = [&channel, &texts];
         let sent = self.session.client.execute(&self.statements.hint, &values);
-        // It is on its way once it was polled, in front of the next batch; the answer is of no interest.
+        // One poll sends it, ahead of the next batch; the answer is ignored.
         let _ = Box::pin(sent).now_or_never();
     }
 }

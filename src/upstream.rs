@@ -1,8 +1,7 @@
-//! Speaks to servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
+//! Sends requests to MCP servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
 //!
-//! Read [`exchange`] first: everything above it knows nothing else of upstreams. Then [`transport`] for how requests reach a
-//! server, [`http`] for what is said in them, and [`era`] for how a server is spoken to. What is passed on as it came goes
-//! by [`raw_channel`] instead.
+//! Read [`exchange`] first: it is the whole interface for the layers above. Then [`transport`] for how requests reach a server,
+//! [`http`] for their contents, and [`era`] for the choice of the protocol era. Verbatim forwarding uses [`raw_channel`] instead.
 
 pub mod answer_body;
 pub(crate) mod body;
@@ -42,11 +41,11 @@ pub use forwarding::{ForwardedHeaders, ForwardingRules};
 pub use outgoing::HandedOver;
 pub use session::own::{OwnSessionChannel, SessionLease};
 
-/// How long what runs in the background may run.
+/// The scope of background tasks.
 #[derive(Clone, Debug)]
 pub struct TaskScope {
-    /// Everything in the background is spawned here.
+    /// All background tasks are spawned here.
     pub tracker: TaskTracker,
-    /// Ends everything in the background that would not end by itself.
+    /// Stops background tasks that do not end by themselves.
     pub stop: CancellationToken,
 }

@@ -1,4 +1,4 @@
-//! Defines the body of a server's answer, whichever transport it came over, and why one breaks off.
+//! Defines the body of a server's response, for every transport, and why one breaks off.
 
 use std::any::Any;
 use std::io;
@@ -17,19 +17,19 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::MessageText;
 use crate::wire::framing::BodyPart;
 
-/// Why an answer broke off, where a stand knows more than that it did; the inside of an [`io::Error`].
+/// Why a response broke off, if the transport knows; the inside of an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off: {}", reason_key(.0.reason))]
 pub(crate) struct BodyBreakError(pub(crate) GatewayFault);
 
 impl BodyBreakError {
-    /// What an error of a body says of the upstream.
+    /// The upstream fault in a body's error, if it has one.
     pub(crate) fn known_in(error: &io::Error) -> Option<GatewayFault> {
         Some(error.get_ref()?.downcast_ref::<Self>()?.0)
     }
 }
 
-/// The messages of an answer as they come over another transport than HTTP, and how many bytes of them wait.
+/// The messages of a response over another transport than HTTP. Counts their unread bytes.
 #[derive(Debug)]
 pub(crate) struct AnswerMessages {
     receiver: mpsc::Receiver<io::Result<MessageText>>,
@@ -37,7 +37,7 @@ pub(crate) struct AnswerMessages {
 }
 
 impl AnswerMessages {
-    /// Whoever puts a message in adds its bytes to `waiting`, unless it is one that is not counted: the last.
+    /// Senders add a message's bytes to `waiting`, except for an uncounted one: the last.
     pub(crate) const fn new(receiver: mpsc::Receiver<io::Result<MessageText>>, waiting: Arc<AtomicUsize>) -> Self {
         Self { receiver, waiting }
     }
@@ -64,16 +64,16 @@ impl AnswerMessages {
     }
 }
 
-/// The body of an answer.
+/// The body of a response.
 #[derive(Debug)]
 pub(crate) enum AnswerBody {
-    /// With the reporter that records the upstream's state by it.
+    /// With the reporter that updates the upstream's health.
     Http(Incoming, Option<AnswerReporter>),
     /// Messages as they come; an error breaks the body off.
     Messages(AnswerMessages),
-    /// All of it, until it is taken.
+    /// The whole body, until it is read.
     Whole(Option<Bytes>),
-    /// Another one, and what is dropped with it.
+    /// Another body, and a guard that is dropped with it.
     Kept { body: Box<Self>, _kept: Box<dyn Any + Send + Sync> },
 }
 
@@ -123,16 +123,16 @@ impl Body for AnswerBody {
     }
 }
 
-/// Records the state of an upstream by the body of its answer.
+/// Updates an upstream's health from a response's body.
 #[derive(Debug)]
 pub(crate) struct AnswerReporter {
     health: Arc<UpstreamHealth>,
-    /// Set while an answer of MCP is news.
+    /// Set while a valid MCP response would change the health.
     search: Option<MessageSearch>,
 }
 
 impl AnswerReporter {
-    /// `is_success` is whether the status lets the body be an answer that counts.
+    /// `is_success`: the status allows the body to count as a valid response.
     pub(crate) fn new(health: &Arc<UpstreamHealth>, is_success: bool) -> Self {
         let search = (is_success && !health.is_ok()).then(MessageSearch::default);
         Self { health: Arc::clone(health), search }
@@ -153,7 +153,7 @@ impl AnswerReporter {
     }
 }
 
-/// Looks for the member that each message of MCP has, piece by piece.
+/// Searches for the member that each MCP message has, piece by piece.
 #[derive(Debug, Default)]
 struct MessageSearch {
     matched: usize,
@@ -164,7 +164,7 @@ impl MessageSearch {
 
     fn is_found_in(&mut self, piece: &[u8]) -> bool {
         for byte in piece {
-            // The first byte stands at the end too, and nowhere else.
+            // The first byte is also the last of the pattern, and occurs nowhere else in it.
             self.matched = match *byte == Self::MEMBER[self.matched] {
                 true => self.matched + 1,
                 false => usize::from(*byte == Self::MEMBER[0]),
@@ -177,7 +177,7 @@ impl MessageSearch {
     }
 }
 
-/// What a body is, as far as anybody cares.
+/// The kind of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyKind {
     Json,
@@ -186,7 +186,7 @@ pub enum BodyKind {
     Other,
 }
 
-/// Why a body broke off: what is known of it, else that the upstream closed it.
+/// Why a body broke off: the known fault, else that the upstream closed it.
 pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
     let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     BodyBreakError::known_in(error).unwrap_or(closed)
@@ -196,7 +196,7 @@ pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
 mod tests {
     use super::*;
 
-    /// UPC-30: a page of HTML and a keep-alive are no answers.
+    /// UPC-30: a page of HTML and a keep-alive are no valid responses.
     #[test]
     fn an_answer_counts_once_it_holds_a_message_of_mcp() {
         for (pieces, is_found) in [

@@ -1,7 +1,7 @@
-//! Keeps new requests from an upstream that fails, and finds out when it works again.
+//! Circuit breaker: refuses new requests to a failing upstream, and probes for its recovery.
 //!
-//! Sees the heads of answers only, and knows no message. Requests that belong to what is under way (streams that are
-//! taken up, answers, cancels, polls) neither ask it nor count.
+//! Sees only the heads of responses. Requests that belong to work in progress (resumed streams, answers, cancels, polls) neither
+//! ask it nor count.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,29 +15,29 @@ use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::upstream_health::UpstreamHealth;
 
-/// So many failures in a row open it, or fewer than half of this many answers that are none.
+/// It opens after so many consecutive failures, or after half a window of failures.
 const FAILURES_MAX: u32 = 5;
 const WINDOW: u32 = 20;
-/// How long nothing is let through. Short, as one request is all that a try costs.
+/// How long it stays open. Short, as a probe costs one request.
 const OPEN_FOR: Duration = Duration::from_secs(2);
-/// The longest that an upstream's own `Retry-After` makes it.
+/// The longest time open that an upstream's `Retry-After` can ask for.
 const OPEN_MAX: Duration = Duration::from_secs(60);
-/// How long one try may be silent before there is another one: an answer may take as long as its tool.
+/// How long one probe may be silent before the next: a response may take as long as its tool.
 const PROBE_FOR: Duration = Duration::from_secs(2);
 
-/// What an answer, or its absence, says of an upstream's health.
+/// The meaning of a response, or of its absence, for an upstream's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerHealth {
     Well,
-    /// With the upstream's wish to be left alone for some time.
+    /// With the upstream's `Retry-After`, if it sent one.
     Ill(Option<Duration>),
-    /// Nothing: something else was wrong.
+    /// Says nothing: the fault is elsewhere.
     Untold,
 }
 
 impl AnswerHealth {
-    /// What the head of an answer says. A server in trouble and what stands in front of it say so by status. A 500 with
-    /// JSON in it is rather a server that is well and speaks of one request.
+    /// The health by a response's head. Failing servers, and the proxies before them, say so by status. A 500 with JSON in it is
+    /// rather a healthy server's error about one request.
     pub(crate) fn of_head<B>(response: &Response<B>, is_json: bool, retry_after: Option<Duration>) -> Self {
         match response.status() {
             StatusCode::TOO_MANY_REQUESTS
@@ -50,8 +50,8 @@ impl AnswerHealth {
         }
     }
 
-    /// What it says that there is no answer. A certificate that is not accepted is the operators' affair, and a
-    /// refused connection is as quick as we are.
+    /// The health by a fault without a response. A rejected certificate is the operator's concern, and a refused connection costs
+    /// no more than the breaker.
     pub(crate) const fn of_fault(fault: &GatewayFault) -> Self {
         match matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamClosed) {
             true => Self::Ill(None),
@@ -60,7 +60,7 @@ impl AnswerHealth {
     }
 }
 
-/// The breaker of one upstream.
+/// The circuit breaker of one upstream.
 pub(crate) struct Breaker {
     health: Arc<UpstreamHealth>,
     state: Mutex<BreakerState>,
@@ -76,7 +76,7 @@ impl std::fmt::Debug for Breaker {
 #[derive(Debug)]
 struct BreakerState {
     phase: BreakerPhase,
-    /// Counts openings and closings: what was sent before the last one says nothing any more.
+    /// Counts transitions: results of requests sent before the last one are ignored.
     generation: u64,
 }
 
@@ -87,7 +87,7 @@ enum BreakerPhase {
     Trying { until: Instant },
 }
 
-/// The last answers, newest in the lowest bit; a set bit is a failure.
+/// The last results, newest in the lowest bit; a set bit is a failure.
 #[derive(Debug, Default)]
 struct FailureWindow {
     failures: u32,
@@ -96,7 +96,7 @@ struct FailureWindow {
 }
 
 impl FailureWindow {
-    /// Notes one answer; whether that is too much.
+    /// Records one result; returns whether the breaker must open.
     const fn note(&mut self, failed: bool) -> bool {
         const MASK: u32 = (1 << WINDOW) - 1;
         self.failures = ((self.failures << 1) | failed as u32) & MASK;
@@ -107,7 +107,7 @@ impl FailureWindow {
 }
 
 impl Breaker {
-    /// A closed one. The metrics recorder must be installed before.
+    /// A closed breaker. The metrics recorder must be installed before.
     pub(crate) fn new(health: Arc<UpstreamHealth>) -> Self {
         let upstream = Arc::clone(health.name());
         Self {
@@ -117,10 +117,10 @@ impl Breaker {
         }
     }
 
-    /// Lets a new request through, or not.
+    /// Admits or refuses a new request.
     ///
     /// # Errors
-    /// `UpstreamCircuitOpen`, at once, with the time until the next try.
+    /// `UpstreamCircuitOpen`, without delay, with the time until the next probe.
     pub(crate) fn admit(&self) -> Result<BreakerPermit<'_>, GatewayFault> {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -177,7 +177,7 @@ impl Breaker {
     }
 }
 
-/// A request that was let through. Dropping it says nothing of the upstream; another try may follow.
+/// An admitted request. Dropping it records nothing; another probe may follow.
 #[derive(Debug)]
 pub(crate) struct BreakerPermit<'a> {
     breaker: &'a Breaker,

@@ -1,15 +1,15 @@
-//! Warns once of a server with list cursors that lead back to pages it listed before.
+//! Warns once about a server with circular list cursors.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::wire::{ListEnd, PagedList};
 
-/// The lists of one server that were circular when they were read last.
+/// The lists of one server that were circular when last read.
 #[derive(Debug, Default)]
 pub(crate) struct CircularLists(AtomicU8);
 
 impl CircularLists {
-    /// Notes how a list ended. Writes one line to the log when it begins to be circular.
+    /// Records how a list ended. Logs one line when it starts to be circular.
     pub(crate) fn note(&self, upstream: &str, list: PagedList, end: Option<ListEnd>) {
         let bit = 1 << list as u8;
         let before = match end {

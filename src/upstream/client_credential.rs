@@ -1,7 +1,6 @@
-//! Defines whose credential goes to a server that asks clients for one of their own, and what the server says when it
-//! refuses it.
+//! Holds a client's credential for an upstream, and reads the upstream's refusal of it.
 //!
-//! A credential is held in memory for as long as the request or session that it came for: never stored, never shown.
+//! A credential is kept in memory for its request or session only: never stored, never displayed.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -13,23 +12,23 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 
 use crate::task::digest::{Digest, digest};
 
-/// All challenges of one answer together; where they are longer, none is passed on.
+/// Most bytes of one response's challenges together; beyond, none is forwarded.
 const CHALLENGES_BYTES_MAX: usize = 8 * 1024;
-/// Fields with challenges that are looked at.
+/// Most header fields with challenges that are read.
 const CHALLENGES_MAX: usize = 8;
-/// The parameter that says where a server's metadata is (RFC 9728, 5.1).
+/// The parameter with the address of a server's metadata (RFC 9728, 5.1).
 const METADATA: &str = "resource_metadata";
 
-/// The credential that a client's requests bear at one server. What is kept for one of them is never used for another.
+/// The credential of a client's requests to one server. State kept for one credential is never used for another.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ClientCredential(CredentialState);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 enum CredentialState {
-    /// Those of clients stay at the gateway.
+    /// Clients' credentials are not forwarded.
     #[default]
     NotPassedOn,
-    /// It would go on, and the client sent none.
+    /// It would be forwarded, but the client sent none.
     Absent,
     Given(Arc<GivenCredential>),
 }
@@ -61,7 +60,7 @@ impl fmt::Debug for GivenCredential {
 }
 
 impl ClientCredential {
-    /// What a client sent to a server that takes clients' own.
+    /// A client's credential, for a server to which they are forwarded.
     pub(super) fn sent(value: Option<&HeaderValue>) -> Self {
         Self(value.map_or(CredentialState::Absent, |value| {
             let (mut value, digest) = (value.clone(), digest([b"forwarded", value.as_bytes()]));
@@ -70,12 +69,12 @@ impl ClientCredential {
         }))
     }
 
-    /// Whether it is for clients to be let in by the server.
+    /// Whether the server authenticates clients itself.
     pub(crate) fn is_clients(&self) -> bool {
         self.0 != CredentialState::NotPassedOn
     }
 
-    /// What is sent to the server.
+    /// The header value for the server.
     pub(crate) fn value(&self) -> Option<&HeaderValue> {
         match &self.0 {
             CredentialState::Given(given) => Some(&given.value),
@@ -84,7 +83,7 @@ impl ClientCredential {
     }
 }
 
-/// How a server refused a client's credential: 401 or 403, and what it asks for.
+/// A server's refusal of a client's credential: 401 or 403, with its challenges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialRefusal {
     pub status: StatusCode,
@@ -92,13 +91,12 @@ pub struct CredentialRefusal {
 }
 
 impl CredentialRefusal {
-    /// What a head says, if it is a refusal. Challenges that no client could read are left out, and all of them where they
-    /// are too long.
+    /// The refusal in a response's head, if it is one. Unreadable challenges are dropped, and all of them if they are too long.
     pub(super) fn of_head(status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let said = headers.get_all(WWW_AUTHENTICATE);
         let is_refusal = match status {
             StatusCode::UNAUTHORIZED => true,
-            // Servers have other reasons for it, such as a host that they do not know: nothing that a login would mend.
+            // Without a challenge, a 403 has other reasons, such as an unknown host, that a login would not fix.
             StatusCode::FORBIDDEN => headers.contains_key(WWW_AUTHENTICATE),
             _ => false,
         };
@@ -111,8 +109,7 @@ impl CredentialRefusal {
         Some(Self { status, challenges: readable.take(CHALLENGES_MAX).cloned().collect() })
     }
 
-    /// The challenges, with `metadata` as the place of the metadata wherever one is named. A 401 has one in any case
-    /// (RFC 9110, 15.5.2).
+    /// The challenges, with `metadata` in place of each metadata address. A 401 always has one (RFC 9110, 15.5.2).
     #[must_use]
     pub fn challenges(&self, metadata: &str) -> Vec<HeaderValue> {
         let named = self.challenges.iter().filter_map(|value| with_metadata(value, metadata)).collect::<Vec<_>>();
@@ -122,7 +119,7 @@ impl CredentialRefusal {
         named
     }
 
-    /// Where the server says that its metadata is.
+    /// The server's metadata address.
     #[must_use]
     pub fn metadata_address(&self) -> Option<String> {
         let texts = self.challenges.iter().filter_map(|value| value.to_str().ok());
@@ -130,19 +127,19 @@ impl CredentialRefusal {
     }
 }
 
-/// One field with another address in it.
+/// One header field with another address in it.
 fn with_metadata(value: &HeaderValue, metadata: &str) -> Option<HeaderValue> {
     let text = value.to_str().ok()?;
     let mut edited = text.to_owned();
-    // From the last on, so that the places of those before stay.
+    // From the last on, so that earlier ranges stay valid.
     for (place, _) in metadata_in(text)?.into_iter().rev() {
         edited.replace_range(place, &format!("\"{metadata}\""));
     }
     HeaderValue::try_from(edited).ok()
 }
 
-/// Every address of metadata that a field names, and where it stands, quotes included; `None` where a quote is not closed,
-/// so that nobody knows what is a name and what is not.
+/// All metadata addresses of a field, and their ranges, quotes included; `None` if a quote is not closed, since names and values
+/// are then ambiguous.
 fn metadata_in(text: &str) -> Option<Vec<(Range<usize>, String)>> {
     let bytes = text.as_bytes();
     let (mut found, mut at) = (Vec::new(), 0);
@@ -176,7 +173,7 @@ fn metadata_in(text: &str) -> Option<Vec<(Range<usize>, String)>> {
     Some(found)
 }
 
-/// The end of a quoted string that begins at `at`, and what it says.
+/// The end of a quoted string that begins at `at`, and its text.
 fn quoted(text: &str, at: usize) -> Option<(usize, String)> {
     let mut said = String::new();
     let mut rest = text[at + 1..].char_indices();
@@ -190,7 +187,7 @@ fn quoted(text: &str, at: usize) -> Option<(usize, String)> {
     None
 }
 
-/// The end of a run of bytes.
+/// The end of a run of matching bytes.
 fn run(bytes: &[u8], begin: usize, belongs: impl Fn(u8) -> bool) -> usize {
     bytes[begin..].iter().position(|byte| !belongs(*byte)).map_or(bytes.len(), |length| begin + length)
 }
@@ -199,7 +196,7 @@ const fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t')
 }
 
-/// What names of schemes and parameters are made of (RFC 9110, 5.6.2).
+/// Whether a byte may be in a scheme's or parameter's name (RFC 9110, 5.6.2).
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

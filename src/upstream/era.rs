@@ -1,14 +1,13 @@
-//! Finds out which era an upstream is spoken to in on behalf of stateless clients.
+//! Determines the protocol era of an upstream for stateless clients.
 //!
-//! An upstream of both eras is spoken to in the client's. Session clients send `initialize`, which every
-//! server with sessions answers, so nobody asks anything before it: a `server/discover` in front would
-//! cost each of them a round trip, and hangs on some servers. For a stateless client there is no other way
-//! to learn whether its requests can go on as they are, so the first one asks `server/discover`, once for
-//! all who wait, within a bound; what was learnt is kept until the upstream contradicts it (UPC-22).
-//! A stateless client that can be asked is served in sessions where the server has them ([`question_era`]).
+//! An upstream of both eras is used in the client's era. Session clients send `initialize`, which every server with sessions
+//! answers, so no probe precedes it: a `server/discover` would cost each of them a round trip, and hangs on some servers. For a
+//! stateless client only a probe tells whether its requests can be sent as they are: the first client sends `server/discover`,
+//! once for all waiting clients, within a time limit. The verdict is kept until the upstream contradicts it (UPC-22). A stateless
+//! client that can be asked is served in sessions if the server has them ([`question_era`]).
 //!
-//! [`EraUpstream`] owns both halves of one upstream and chooses by that. It is what stateless clients
-//! are given; session clients are given the session half itself, so no call has to say who it is for.
+//! [`EraUpstream`] owns both halves of one upstream and chooses between them. Stateless clients use it; session clients use the
+//! session half itself, so calls need not name their client's era.
 
 pub mod question_era;
 
@@ -31,35 +30,35 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::rpc_error::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
-/// How long the question may take, connecting included.
+/// How long the probe may take, connecting included.
 pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
-/// How long it may take where the server has to be started first. Nothing lost on the way explains its silence, so that is a
-/// verdict: servers with sessions need not answer anything before `initialize`.
+/// How long it may take if the server must be started first. No network can explain its silence, so silence is a verdict: servers
+/// with sessions need not answer anything before `initialize`.
 const START_MAX: Duration = Duration::from_secs(10);
-/// How soon an upstream that gave no verdict is asked again.
+/// How soon an upstream without a verdict is probed again.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
-/// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
+/// The code of SDKs for errors of HTTP or the session, not of the message.
 const TRANSPORT_ERROR: i64 = -32_000;
 
-/// Whoever can ask a server for its era, in the name of a client where it lets clients in by credentials of their own.
+/// Probes a server's era; with a client's credential if the server authenticates clients itself.
 #[async_trait]
 pub(super) trait EraDiscovery: Send + Sync {
     async fn discover(&self, credential: &ClientCredential) -> EraAnswer;
 }
 
-/// What comes of asking for an era.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EraAnswer {
     Verdict(Era),
-    /// Nobody knows what a failure means.
+    /// A failure without a meaning for the era.
     NoVerdict,
-    /// It did not let the client in: that says nothing to others.
+    /// The server refused the client's credential: no verdict for other clients.
     NotLetIn,
 }
 
-/// What a JSON-RPC error says of the era of whoever answers a stateless request with it. Never keyed to
-/// one code: whatever is not recognised as stateless is a session server's.
+/// The era of a server that responds to a stateless request with this error. Not keyed to one code: every unrecognised error is a
+/// session server's.
 #[must_use]
 pub(super) fn era_of_refusal(error: &RpcError) -> Era {
     let is_stateless = match error.code {
@@ -70,42 +69,42 @@ pub(super) fn era_of_refusal(error: &RpcError) -> Era {
     if is_stateless { Era::Stateless } else { Era::Session }
 }
 
-/// Whether a refusal of a stateless request is one that no server of that era gives (UPC-22): it knows no
-/// version of ours, or says nothing in JSON-RPC under a status that is about the request.
+/// Whether a refusal of a stateless request excludes that era (UPC-22): it knows none of our versions, or has no JSON-RPC under a
+/// status about the request.
 #[must_use]
 pub fn contradicts(http_status: Option<u16>, error: Option<&RpcError>) -> bool {
     match error {
         Some(error) if error.code == UNSUPPORTED_VERSION => era_of_refusal(error) == Era::Session,
-        // What servers with sessions say to a request without one.
+        // How servers with sessions refuse a request without one.
         Some(error) => http_status == Some(400) && matches!(error.code, TRANSPORT_ERROR | INVALID_REQUEST),
-        // Servers refuse so in many words. These statuses speak of credentials or of load.
+        // Servers refuse without JSON-RPC. The excluded statuses are about credentials or load.
         None => http_status.is_some_and(|status| {
             matches!(status, 400..=499 | 501) && !matches!(status, 401 | 403 | 407 | 408 | 425 | 429)
         }),
     }
 }
 
-/// Whether an error names a stateless version among those that its sender supports.
+/// Whether an error lists a stateless version as supported.
 fn names_stateless(error: &RpcError) -> bool {
     let data = error.data.as_ref().and_then(Object::of);
     let supported: Option<Vec<String>> = data.and_then(|data| data.get("supported")?.read().ok());
     supported.unwrap_or_default().iter().any(|text| is_served(text))
 }
 
-/// Whether a version is one that stateless requests are sent in.
+/// Whether stateless requests are sent in this version.
 pub(super) fn is_served(version: &str) -> bool {
     ProtocolVersion::advertised_stateless().contains(&version)
 }
 
-/// What is known of one upstream's era.
+/// The known era of one upstream.
 #[derive(Debug)]
 pub(super) struct EraCache {
     fixed: Option<Era>,
     ask_max: Duration,
-    /// What it means that there is no answer in time.
+    /// The verdict if no response comes in time.
     silence: Option<Era>,
     known: Mutex<EraKnowledge>,
-    /// Where clients that can be asked are served, at a server of both eras.
+    /// The route for clients that can be asked, at a server of both eras.
     questions: Mutex<QuestionEra>,
 }
 
@@ -113,25 +112,25 @@ pub(super) struct EraCache {
 enum EraKnowledge {
     Nothing,
     Verdict(Era),
-    /// Asked then, in vain.
+    /// The last probe, at this time, gave no verdict.
     NoVerdict(Instant),
-    /// Being asked; set once there is an answer, whatever it is.
+    /// A probe is in progress; set once it has ended.
     Asking(Arc<SetOnce<()>>),
 }
 
 impl EraCache {
-    /// Nothing is known yet. A `fixed` era is never asked for.
+    /// An unknown era. A `fixed` era is never probed.
     pub(super) fn new(fixed: Option<Era>) -> Self {
         let (known, questions) = (Mutex::new(EraKnowledge::Nothing), Mutex::default());
         Self { fixed, ask_max: ASK_MAX, silence: None, known, questions }
     }
 
-    /// The same for a server that is started to be asked.
+    /// As [`Self::new`], for a server that must be started to be probed.
     pub(super) fn of_started(fixed: Option<Era>) -> Self {
         Self { ask_max: START_MAX, silence: Some(Era::Session), ..Self::new(fixed) }
     }
 
-    /// The era, asked for if need be. Without a verdict it is [`Era::Session`] for this once.
+    /// The era, probed if needed. Without a verdict it is [`Era::Session`] for this request.
     async fn era(
         self: &Arc<Self>,
         discover: &Arc<dyn EraDiscovery>,
@@ -150,14 +149,14 @@ impl EraCache {
                 EraKnowledge::Nothing | EraKnowledge::NoVerdict(_) => {
                     let answered = Arc::new(SetOnce::new());
                     *known = EraKnowledge::Asking(Arc::clone(&answered));
-                    // In the background: whoever asks first may leave, and the others still wait.
+                    // In the background: the first client may leave while others still wait.
                     let (eras, discover) = (Arc::clone(self), Arc::clone(discover));
                     tracker.spawn(eras.ask(discover, credential, Arc::clone(&answered)));
                     answered
                 }
             }
         };
-        // Asking is bounded, but a gateway that ends may end it before.
+        // The probe is bounded in time, but a shutdown may end it earlier.
         let _ = tokio::time::timeout(self.ask_max, answered.wait()).await;
         match &*self.known.lock() {
             EraKnowledge::Verdict(era) => *era,
@@ -182,8 +181,8 @@ impl EraCache {
         let _ = answered.set(());
     }
 
-    /// Takes back a verdict, so that the next request asks again. Where there was none the pause before the
-    /// next question stays: an upstream that hangs must not cost its bound with every request.
+    /// Discards a verdict, so that the next request probes again. Without one, the pause before the next probe stays: an upstream
+    /// that hangs must not cost its time limit with every request.
     pub(super) fn doubt(&self) {
         let mut known = self.known.lock();
         if matches!(*known, EraKnowledge::Verdict(_)) {
@@ -192,12 +191,12 @@ impl EraCache {
         }
     }
 
-    /// Notes the server's capabilities at 2026-07-28.
+    /// Records the server's capabilities at 2026-07-28.
     pub(super) fn discovered(&self, capabilities: &Payload) {
         self.questions.lock().discovered(capabilities);
     }
 
-    /// The server answered a request of 2026-07-28 with an `InputRequiredResult`.
+    /// Records that the server answered a request of 2026-07-28 with an `InputRequiredResult`.
     pub(super) fn asked_in_result(&self) {
         self.questions.lock().asked();
     }
@@ -207,7 +206,7 @@ impl EraCache {
     }
 }
 
-/// One upstream as stateless clients have it.
+/// One upstream as used by stateless clients.
 pub struct EraUpstream {
     eras: Arc<EraCache>,
     discover: Arc<dyn EraDiscovery>,
@@ -216,10 +215,10 @@ pub struct EraUpstream {
     tracker: TaskTracker,
 }
 
-/// The half that a request of one client goes to.
+/// The half for a request of one client.
 struct ChosenHalf<'a> {
     upstream: &'a Arc<dyn Upstream>,
-    /// It is the one with sessions at a server of 2026-07-28.
+    /// It is the session half at a server of 2026-07-28.
     is_for_questions: bool,
 }
 
@@ -230,7 +229,7 @@ impl std::fmt::Debug for EraUpstream {
 }
 
 impl EraUpstream {
-    /// Both halves of one upstream, and what is known of its era.
+    /// Both halves of one upstream, and its era.
     pub(super) fn new<S>(
         session: Arc<dyn Upstream>,
         stateless: Arc<S>,
@@ -243,7 +242,7 @@ impl EraUpstream {
         Self { eras, discover: Arc::<S>::clone(&stateless), session, stateless, tracker }
     }
 
-    /// The half without sessions, for those who know that the server is of that era.
+    /// The stateless half, for callers that know the server's era.
     #[must_use]
     pub fn stateless(&self) -> Arc<dyn Upstream> {
         Arc::clone(&self.stateless)
@@ -256,7 +255,7 @@ impl EraUpstream {
         ChosenHalf { upstream, is_for_questions: chosen != era }
     }
 
-    /// How a client is served by a server of this era.
+    /// The era for a client, at a server of this era.
     async fn era_of_client(&self, era: Era, context: &CallContext) -> Era {
         if era == Era::Session || self.eras.fixed.is_some() || !context.client.can_be_asked() {
             return era;
@@ -269,14 +268,14 @@ impl EraUpstream {
         if route == QuestionRoute::Sessions { Era::Session } else { Era::Stateless }
     }
 
-    /// Opens the session that this client is served in, if the server has any.
+    /// Opens this client's session, if the server has sessions.
     async fn try_session(&self, context: &CallContext) {
         let credential = context.forwarded.credential();
         let context = CallContext { forwarded: ForwardedHeaders::bearing(&credential), ..context.clone() };
         let late = BeginError::Gateway(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
         let opened = tokio::time::timeout(self.eras.ask_max, self.session.facts(&context)).await.unwrap_or(Err(late));
         if opened.is_err() && credential.is_clients() {
-            // Only this client may have been refused.
+            // The refusal may be for this client only.
             return;
         }
         self.eras.questions.lock().handshake(opened.as_deref(), Instant::now());
@@ -284,8 +283,7 @@ impl EraUpstream {
         tracing::debug!(upstream = %self.session.name(), offers_sessions, "the server of 2026-07-28 was asked for a session");
     }
 
-    /// What else to try after a half failed to begin, since nothing was sent: a server that has no sessions
-    /// says so when it is asked for one.
+    /// The other half, after a half failed to begin and nothing was sent: a server without sessions refuses the handshake.
     fn other_half(&self, half: &ChosenHalf<'_>, error: &BeginError) -> Option<&Arc<dyn Upstream>> {
         if self.eras.fixed.is_some() {
             return None;
@@ -361,7 +359,7 @@ impl Upstream for EraUpstream {
         }
     }
 
-    /// A token says by itself whose it is: the halves write different ones.
+    /// The halves write different tokens, so a token selects its half.
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
         match self.stateless.resume(token.clone(), context.clone()).await {
             Ok(exchange) => Ok(exchange),
@@ -398,7 +396,7 @@ impl Upstream for EraUpstream {
         }
     }
 
-    /// Both halves have the same connections.
+    /// Both halves share the connections.
     fn end_idle(&self) {
         self.session.end_idle();
     }
@@ -415,7 +413,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers after a while, and counts how often it was asked.
+    /// Responds after a delay, and counts the probes.
     struct ScriptedDiscovery {
         after: Duration,
         answer: EraAnswer,
@@ -469,7 +467,7 @@ mod tests {
     async fn an_upstream_that_hangs_costs_the_bound_once_in_a_while() {
         let probe = EraFixture::new(Duration::from_secs(3600), EraAnswer::NoVerdict);
         let began = Instant::now();
-        // The first one leaves; the second one does not wait anew.
+        // The first client leaves; the second one does not restart the wait.
         let left = tokio::time::timeout(Duration::from_secs(2), probe.era()).await;
         assert!(left.is_err());
         assert_eq!(probe.era().await, Era::Session);

@@ -1,4 +1,4 @@
-//! Defines one client request in progress at an upstream: a stream of events, and a way to answer.
+//! Defines one client request in progress at an upstream: events out, answers in.
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -23,58 +23,54 @@ use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 /// A server that requests can be sent to.
 #[async_trait]
 pub trait Upstream: Send + Sync + std::fmt::Debug {
-    /// The name that the configuration gives it.
+    /// Its name in the configuration.
     fn name(&self) -> &Arc<str>;
 
-    /// What the server says about itself, from its handshake; cached, fetched again on contradiction.
+    /// The server's facts from its handshake; cached, fetched again on contradiction.
     ///
     /// # Errors
     /// If no handshake succeeds.
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError>;
 
-    /// Sends one request. Returns once the upstream session is there and the request is on its way;
-    /// the answer comes as events.
+    /// Sends one request. Returns once the upstream session is open and the request is being sent; the response comes as events.
     ///
-    /// Dropping the future lets go of the request wherever it is: usually it is not sent, but it may just
-    /// have been.
+    /// Dropping the future abandons the request: usually it is not sent, but it may have been.
     ///
     /// # Errors
-    /// Only where nothing was sent: the fault's `executed` is `No`.
+    /// Only if nothing was sent: the fault's `executed` is `No`.
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
-    /// Takes up an exchange that another process life began.
+    /// Resumes an exchange that another process began.
     ///
     /// # Errors
-    /// If the token is none of this upstream's. That the upstream no longer knows the exchange may also
-    /// show as its first event, `Lost`.
+    /// If the token is not this upstream's. If the upstream has forgotten the exchange, its first event may be `Lost` instead.
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
-    /// The params of a `tools/call` as a later process life may have to send them: with what stays true of them when
-    /// the settings change.
+    /// The params of a `tools/call` in a form that a later process can send under changed settings.
     fn stored(&self, params: &Payload) -> Payload {
         params.detached()
     }
 
-    /// What [`Upstream::begin`] takes for params that were [stored](Upstream::stored), maybe by other settings, for the
-    /// call of this tool; `None` where it would run another tool now.
+    /// Turns [stored](Upstream::stored) params into params for [`Upstream::begin`], for a call of this tool; `None` if they would
+    /// run another tool under the present settings.
     fn restored(&self, _tool: &str, params: &Payload) -> Option<Payload> {
         Some(params.clone())
     }
 
-    /// A receiver of notifications that belong to no call (list changes, resource updates), for this client's
-    /// pooled session. Bounded; a slow receiver misses some.
+    /// A receiver of notifications that belong to no call (list changes, resource updates), for this client's pooled session.
+    /// Bounded; a slow receiver misses some.
     ///
     /// # Errors
-    /// If no session can be had.
+    /// If no session can be opened.
     async fn notifications(&self, context: &CallContext)
     -> Result<broadcast::Receiver<ServerNotification>, BeginError>;
 
-    /// Listens to what belongs to no call, as far as `wishes` speak of it, on behalf of this client. What the server
-    /// does not tell of, and what it takes longer for than [`SUBSCRIBE_MAX`] to agree to, is left out of what is
-    /// granted. An upstream that can be subscribed to nothing grants no resource.
+    /// Subscribes to notifications that belong to no call, as selected by `wishes`, for this client. The granted filter omits
+    /// notifications that the server does not send or does not agree to within [`SUBSCRIBE_MAX`]. An upstream without
+    /// subscriptions grants no resource.
     ///
     /// # Errors
-    /// If no session, or no stream, can be had.
+    /// If no session, or no stream, can be opened.
     async fn listen(
         &self,
         context: &CallContext,
@@ -86,25 +82,24 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         Ok(NotificationSubscription { news, granted, over: CancellationToken::new(), kept: Box::new(()) })
     }
 
-    /// How the server is spoken to on behalf of stateless clients, asked in the name of one whose request this is. Bounded in
-    /// time; usually known.
+    /// The era for stateless clients, probed with the credential of this request. Bounded in time; usually known.
     async fn era(&self, _forwarded: &ForwardedHeaders) -> Era {
         Era::Session
     }
 
-    /// The same for a request of this client: at a server of both eras a client that can be asked is served in sessions, unless
+    /// The era for a request of this client: at a server of both eras a client that can be asked is served in sessions, unless
     /// the server asks at 2026-07-28. Bounded in time; usually known.
     async fn era_for(&self, context: &CallContext) -> Era {
         self.era(&context.forwarded).await
     }
 
-    /// Says that the server answered a request of 2026-07-28 with an `InputRequiredResult`.
+    /// Records that the server answered a request of 2026-07-28 with an `InputRequiredResult`.
     fn asked_in_result(&self) {}
 
-    /// Says that the server just contradicted [`Upstream::era`]: it is found out anew before the next request.
+    /// Records that the server contradicted [`Upstream::era`]: it is probed again before the next request.
     fn doubt_era(&self) {}
 
-    /// Ends sessions in which nothing is in progress, where each takes one of few places.
+    /// Ends idle sessions, if each holds one of few permits.
     fn end_idle(&self) {}
 
     /// Ends sessions and streams; bounded in time.
@@ -114,92 +109,89 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
 /// How long subscribing to resources may take, all of them together.
 pub const SUBSCRIBE_MAX: Duration = Duration::from_secs(10);
 
-/// An ear at one session of an upstream, or at one stream of a server without. Dropping it takes subscriptions back
-/// that nobody else holds.
+/// A subscription to one upstream session, or to one stream of a stateless server. Dropping it cancels the subscriptions that it
+/// alone holds.
 #[derive(Debug)]
 pub struct NotificationSubscription {
-    /// Bounded; a slow receiver misses some and learns that it did.
+    /// Bounded; a slow receiver misses some and is notified of the gap.
     pub news: broadcast::Receiver<ServerNotification>,
-    /// What will be told of what was wished for. More may be heard, for others.
+    /// The granted part of the wishes. Notifications for other subscribers may come too.
     pub granted: SubscriptionFilter,
-    /// The session or stream is gone: nothing more will be heard here, so listen again.
+    /// Cancelled when the session or stream is gone: nothing more comes here, so subscribe again.
     pub over: CancellationToken,
-    /// What is taken back when it is dropped.
+    /// Guards that are dropped with it.
     pub kept: Box<dyn Any + Send + Sync>,
 }
 
 /// A notification that belongs to no call: its method and params.
 pub type ServerNotification = (Arc<str>, Option<Payload>);
 
-/// One request in progress. Dropping it lets go of the upstream without a word: call
-/// [`Exchange::cancel`] first where the upstream should stop.
+/// One request in progress. Dropping it sends the upstream nothing: call [`Exchange::cancel`] first to stop the upstream.
 #[async_trait]
 pub trait Exchange: Send {
-    /// The next event. After `Returned`, `Faulted`, `Cancelled` or `Lost` there is none: calling again is a bug.
-    /// Cancel safe: a dropped call loses no event.
+    /// The next event. After `Returned`, `Faulted`, `Cancelled` or `Lost` there is none: calling again is a bug. Cancel safe: a
+    /// dropped call loses no event.
     async fn next(&mut self) -> ExchangeEvent;
 
-    /// Answers a question of the upstream. One that is answered already or taken back is passed over.
-    /// Not cancel safe: a dropped answer may have arrived.
+    /// Answers a question of the upstream. An answer to an answered or withdrawn question is ignored. Not cancel safe: a dropped
+    /// answer may have arrived.
     ///
     /// # Errors
-    /// If the answer could not be handed over; the exchange itself may still go on.
+    /// If the answer could not be sent; the exchange itself may continue.
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError>;
 
-    /// Tells the upstream that nobody wants the answer; bounded in time, best effort. Returns once the
-    /// upstream was told, or cannot be.
+    /// Cancels the request at the upstream; bounded in time, best effort. Returns once the upstream was notified, or cannot be.
     async fn cancel(&mut self, reason: &str);
 
-    /// Asks the upstream to cancel its own task, and goes on: how the task ends comes as events. Where there is no such
-    /// task, nothing is asked. Dropping the future leaves open whether the upstream was asked.
+    /// Asks the upstream to cancel its own task, and continues: the task's outcome comes as an event. Without such a task, sends
+    /// nothing. After dropping the future it is unknown whether the request was sent.
     ///
     /// # Errors
-    /// If the upstream refuses, or cannot be asked; the exchange itself goes on.
+    /// If the upstream refuses, or cannot be reached; the exchange itself continues.
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         Ok(())
     }
 
-    /// What it takes to go on after a restart, where the transport can. `None` while an answer that it took is on its way to the
-    /// upstream and nobody else knows of it.
+    /// The token to resume after a restart, if the transport can. `None` while an accepted answer is on its way to the upstream,
+    /// since the token does not hold it.
     fn resume_token(&self) -> Option<ResumeToken>;
 }
 
-/// A request as the upstream is to see it; ids, tokens and headers are the transport's.
+/// A request for the upstream. The transport adds ids, tokens and headers.
 #[derive(Clone, Debug)]
 pub struct UpstreamRequest {
     pub method: Arc<str>,
-    /// An object, with the other hop's metadata already taken out.
+    /// An object, without the other hop's metadata.
     pub params: Option<Payload>,
 }
 
-/// For whom and how a request is made.
+/// The client of a request, and its options.
 #[derive(Clone, Debug)]
 pub struct CallContext {
     pub principal: Principal,
     pub client: ClientFacts,
     /// Whether progress is wanted: the transport then adds its own token.
     pub progress: bool,
-    /// Least severity of log messages that this request wants, as the client wrote it.
+    /// Lowest severity of wanted log messages, as the client wrote it.
     pub log_level: Option<Arc<str>>,
     pub timeouts: Timeouts,
-    /// Largest answer or event that is read.
+    /// Largest response or event that is read.
     pub result_bytes_max: usize,
-    /// The share of its answers while they are under way.
+    /// The account for the bytes of buffered responses.
     pub share: Option<AnswerShare>,
-    /// Whether the upstream may make a task of its own of this request.
+    /// Whether the upstream may make its own task of this request.
     pub native_task: UpstreamTaskMode,
-    /// What of the client's own headers goes on with this request.
+    /// The client's headers that are forwarded with this request.
     pub forwarded: ForwardedHeaders,
-    /// Whether its owner hears of the subtasks that the upstream's own task has: [`ExchangeEvent::Subtasks`].
+    /// Whether the owner receives [`ExchangeEvent::Subtasks`] of the upstream's own task.
     pub subtasks: bool,
-    /// Set by [`Upstream::begin`] at the latest when the upstream may see the request. From then on it returns at once, and
-    /// whoever drops it tells the upstream nothing.
+    /// Set by [`Upstream::begin`] before the upstream may see the request. From then on `begin` returns at once, and dropping it
+    /// sends the upstream nothing.
     pub handed_over: HandedOver,
 }
 
 impl CallContext {
-    /// For a request without progress, log messages and tasks, with no headers of its client. `capabilities` is a
-    /// `ClientCapabilities` object.
+    /// For a request without progress, log messages, tasks and client headers. `capabilities` is a `ClientCapabilities` object.
     #[must_use]
     pub fn new(principal: Principal, capabilities: Payload, timeouts: Timeouts, result_bytes_max: usize) -> Self {
         Self {
@@ -218,21 +210,20 @@ impl CallContext {
     }
 }
 
-/// Whether a call is made as a task of the upstream's own, where the upstream has such tasks. Either way its
-/// owner sees the same events.
+/// Whether a call becomes the upstream's own task, if the upstream has tasks. The owner sees the same events either way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpstreamTaskMode {
-    /// Nothing is asked for. A server of 2026-07-28 is told all the same that it may make one.
+    /// No task is requested. A server of 2026-07-28 may still make one.
     #[default]
     Never,
-    /// As a plain call: no server is told that it may make one.
+    /// A plain call: no server may make a task of it.
     Undeclared,
-    /// As a task if the upstream declared that it makes tasks of such calls, else as a plain call.
+    /// A task if the upstream declared tasks for such calls, else a plain call.
     WhereServed {
-        /// How long the call may run: the upstream is asked to keep the task for so long.
+        /// The longest run time of the call: the task is requested with this time to live.
         deadline: Duration,
     },
-    /// The same for as long as the upstream likes to keep it, and its owner hears how the task goes: [`UpstreamTaskEvent`].
+    /// As `WhereServed`, with the upstream's time to live, and the owner receives [`UpstreamTaskEvent`]s.
     Watched,
 }
 
@@ -245,7 +236,7 @@ impl UpstreamTaskMode {
         }
     }
 
-    /// Whether the upstream is asked for a task where it declared that it makes them.
+    /// Whether a task is requested, if the upstream declared tasks.
     #[must_use]
     pub const fn is_wanted(self) -> bool {
         matches!(self, Self::WhereServed { .. } | Self::Watched)
@@ -256,8 +247,8 @@ impl UpstreamTaskMode {
     }
 }
 
-/// How long an upstream may be silent. `None` means as long as it likes: a legacy server that answers
-/// in JSON sends no byte before its tool ends.
+/// How long an upstream may be silent. `None` means unlimited: a legacy server that responds in JSON sends no byte before its
+/// tool ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timeouts {
     pub first_byte: Option<Duration>,
@@ -265,18 +256,18 @@ pub struct Timeouts {
 }
 
 impl Timeouts {
-    /// What holds for the calls of a tool with bounds of its own.
+    /// The timeouts for calls of a tool with its own limits.
     #[must_use]
     pub fn of_tool(self, limits: CallLimits) -> Self {
         Self { first_byte: limits.first_byte_max.or(self.first_byte), idle: limits.idle_max.or(self.idle) }
     }
 }
 
-/// What the client behind a request can be asked.
+/// The questions that a request's client can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClientFacts {
-    /// `ClientCapabilities` to declare upstream: those of this request, less tasks (UPC-21).
-    /// Canonical text, so that equal capabilities share a session.
+    /// `ClientCapabilities` to declare upstream: this request's, without tasks (UPC-21). Canonical text, so that equal
+    /// capabilities share a session.
     pub capabilities: Payload,
 }
 
@@ -288,7 +279,7 @@ impl ClientFacts {
     }
 }
 
-/// What a server said in its handshake.
+/// A server's handshake result.
 #[derive(Clone, Debug)]
 pub struct ServerFacts {
     pub version: ProtocolVersion,
@@ -296,31 +287,31 @@ pub struct ServerFacts {
     pub capabilities: Payload,
     pub server_info: Option<Payload>,
     pub instructions: Option<Payload>,
-    /// Whether the server has sessions with ids: a question in mid-call can be answered in one alone.
+    /// Whether the server has sessions with ids: only in one can a question during a call be answered.
     pub has_session: bool,
 }
 
-/// What happened in an exchange.
+/// An event of an exchange.
 #[derive(Clone, Debug)]
 pub enum ExchangeEvent {
     Progress(Progress),
-    /// What the upstream says of how its own task stands, fit to be shown. No number belongs to it.
+    /// The status message of the upstream's own task, sanitised. It has no number.
     Status(Arc<str>),
-    /// How the upstream's own task goes, for owners that [watch](UpstreamTaskMode::Watched) it. All that counts for the call
-    /// comes in the other events too.
+    /// An event of the upstream's own task, for owners that [watch](UpstreamTaskMode::Watched) it. Events that matter to the call
+    /// come as the other variants too.
     Task(UpstreamTaskEvent),
-    /// The upstream's own task has subtasks that it did not have before, in their order: for owners that asked to hear of
-    /// them (SEP-2268). None of them is the task itself, or stands above it.
+    /// New subtasks of the upstream's own task, in order, for owners that asked for them (SEP-2268). None is the task itself or
+    /// one of its ancestors.
     Subtasks(Vec<UpstreamSubtask>),
-    /// `notifications/message`: its params, verbatim but for the upstream's id of its task.
+    /// `notifications/message`: its params, verbatim except for the upstream's id of its task.
     Log(Payload),
-    /// The upstream asks something; answer it by its `ask`.
+    /// A question of the upstream; answer it by its `ask`.
     Asked {
         ask: Payload,
         method: Arc<str>,
         params: Option<Payload>,
     },
-    /// The upstream takes a question back.
+    /// The upstream withdraws a question.
     Withdrawn {
         ask: Payload,
     },
@@ -328,9 +319,9 @@ pub enum ExchangeEvent {
     Returned(Payload),
     /// The upstream's JSON-RPC error. Final.
     Faulted(RpcError),
-    /// The upstream cancelled its own task, which nobody had asked for. Final.
+    /// The upstream cancelled its own task without being asked. Final.
     Cancelled,
-    /// There will be no answer. Final.
+    /// There will be no result. Final.
     Lost(ExchangeError),
 }
 
@@ -342,28 +333,28 @@ impl ExchangeEvent {
     }
 }
 
-/// What is known of an upstream's own task.
+/// An event of an upstream's own task.
 #[derive(Clone, Debug)]
 pub enum UpstreamTaskEvent {
     /// The upstream made a task of the call: its handle, verbatim.
     Made(Payload),
-    /// The upstream's word for how the task stands, unread, and what it says besides, fit to be shown. Told where
-    /// either changed, and with the first answer after none.
+    /// The upstream's status text, unparsed, and its status message, sanitised. Sent when either changed, and with the first
+    /// response after a failed poll.
     Stands { word: Cow<'static, str>, message: Option<Arc<str>> },
-    /// A request about the task has no answer of use. It is made again, unless the last event follows.
+    /// A request about the task failed. It is repeated, unless the last event follows.
     Unanswered(TaskRequestError),
 }
 
 /// A subtask at an upstream.
 #[derive(Clone, Debug)]
 pub struct UpstreamSubtask {
-    /// The upstream's own id, never shown to clients (T-67).
+    /// The upstream's own id, never sent to clients (T-67).
     pub id: Arc<str>,
-    /// What it takes to follow it, as another process life would.
+    /// The token to follow it, as another process would.
     pub resume: ResumeToken,
 }
 
-/// Why a request about an upstream's own task is of no use.
+/// Why a request about an upstream's own task failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TaskRequestError {
     #[error("the upstream refused it: {}", .0.message)]
@@ -372,7 +363,7 @@ pub enum TaskRequestError {
     Lost(#[from] ExchangeError),
 }
 
-/// `notifications/progress`, less its token. Number texts are kept as they came.
+/// `notifications/progress` without its token. Number texts are verbatim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub progress: Payload,
@@ -380,7 +371,7 @@ pub struct Progress {
     pub message: Option<Arc<str>>,
 }
 
-/// Why an exchange ends without an answer.
+/// Why an exchange ends without a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the upstream gave no answer: {}", reason_key(.0.reason))]
 pub struct ExchangeError(pub GatewayFault);
@@ -395,21 +386,21 @@ pub enum BeginError {
     Refused(RpcError),
 }
 
-/// What it takes to go on with an exchange in another process life. Opaque to all but its transport.
+/// The token to resume an exchange in another process. Opaque except to its transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumeToken(pub Payload);
 
-/// The two ways to speak to a server.
+/// The two kinds of MCP: with and without sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Era {
     /// `initialize` and a session, up to 2025-11-25.
     Session,
-    /// Everything with each request, 2026-07-28.
+    /// All metadata in each request, 2026-07-28.
     Stateless,
 }
 
 impl Era {
-    /// The one that a version belongs to.
+    /// The era of a version.
     pub(super) fn of(version: ProtocolVersion) -> Self {
         if version.is_stateless() { Self::Stateless } else { Self::Session }
     }

@@ -1,5 +1,4 @@
-//! Chooses the headers of a client that go on to the upstream: those that the operator names, and no others (SEC-04,
-//! SEC-08).
+//! Selects the client headers that are forwarded: only those the operator names (SEC-04, SEC-08).
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::client_credential::{ClientCredential, CredentialRefusal};
 
-/// Names that mean something on one hop alone, to the protocol, or to whoever checks who comes.
+/// Headers of one hop, of the protocol, or for authentication.
 const NEVER: [&str; 24] = [
     "accept",
     "accept-encoding",
@@ -39,21 +38,21 @@ const NEVER: [&str; 24] = [
 ];
 const NEVER_BEGUN_WITH: [&str; 4] = ["mcp-", "proxy-", "sec-", "access-control-"];
 
-/// Whether a header of clients may be passed on by name.
+/// Whether a client's header may be forwarded by name.
 #[must_use]
 pub fn may_be_forwarded(name: &HeaderName) -> bool {
     let name = name.as_str();
     !NEVER.contains(&name) && !NEVER_BEGUN_WITH.iter().any(|begin| name.starts_with(begin))
 }
 
-/// Which headers of clients go on to one upstream.
+/// The client headers that are forwarded to one upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ForwardingRules {
     names: Arc<[HeaderName]>,
 }
 
 impl ForwardingRules {
-    /// `authorization` says that gateway and server are one resource, so that what is meant for one is for the other.
+    /// `authorization` declares gateway and server one resource, so that a credential for one is for the other.
     #[must_use]
     pub fn new(mut names: Vec<HeaderName>, authorization: bool) -> Self {
         names.retain(may_be_forwarded);
@@ -65,13 +64,13 @@ impl ForwardingRules {
         Self { names: names.into() }
     }
 
-    /// Whether a header of a request goes on.
+    /// Whether a header of a request is forwarded.
     #[must_use]
     pub fn has(&self, name: &HeaderName) -> bool {
         self.names.contains(name)
     }
 
-    /// What of a client's request goes on. One for each request: it keeps what the server says to that one.
+    /// The forwarded headers of a client's request. One for each request: it records the server's refusal of that request.
     #[must_use]
     pub fn of(&self, all: &HeaderMap) -> ForwardedHeaders {
         let mut picked = HeaderMap::new();
@@ -86,15 +85,14 @@ impl ForwardingRules {
     }
 }
 
-/// Headers of one client's request, for the requests at the upstream that it causes, and how the upstream refused the
-/// credential among them. Kept in memory alone.
+/// The forwarded headers of one client's request, and the upstream's refusal of their credential. Kept in memory only.
 #[derive(Clone, Default)]
 pub struct ForwardedHeaders(Option<Arc<ForwardedFields>>);
 
 struct ForwardedFields {
     headers: HeaderMap,
     credential: ClientCredential,
-    /// What the upstream said last, if that was a refusal of the client's credential.
+    /// The upstream's last response to it, if that refused the client's credential.
     refusal: Arc<Mutex<Option<CredentialRefusal>>>,
 }
 
@@ -110,14 +108,13 @@ impl ForwardedHeaders {
         Self(Some(Arc::new(ForwardedFields { headers, credential, refusal: Arc::default() })))
     }
 
-    /// The credential alone, for a request that the gateway makes by itself in a session of this client's.
+    /// Only the credential, for the gateway's own requests in a session of this client.
     pub(crate) fn bearing(credential: &ClientCredential) -> Self {
         let headers = credential.value().map(|value| (AUTHORIZATION, value.clone())).into_iter().collect();
         Self::new(headers, credential.is_clients())
     }
 
-    /// The credential alone, for what the gateway asks by itself so that it can answer this request: a refusal of that is one of
-    /// the request.
+    /// Only the credential, for the gateway's own requests that serve this one: a refusal counts as this request's.
     pub(crate) fn of_credential(&self) -> Self {
         let mut alone = Self::bearing(&self.credential());
         if let (Some(alone), Some(request)) = (alone.0.as_mut().and_then(Arc::get_mut), &self.0) {
@@ -126,33 +123,33 @@ impl ForwardedHeaders {
         alone
     }
 
-    /// The same headers for what comes after the upstream has taken the request: a refusal of that is none of the request.
+    /// The same headers for requests after the upstream has accepted this one: a refusal does not count as this request's.
     pub(super) fn apart(&self) -> Self {
         let request = self.0.as_ref();
         request
             .map_or_else(Self::default, |request| Self::new(request.headers.clone(), request.credential.is_clients()))
     }
 
-    /// What of the client's lets it in at the upstream.
+    /// The client's credential at the upstream.
     pub(crate) fn credential(&self) -> ClientCredential {
         self.0.as_ref().map(|request| request.credential.clone()).unwrap_or_default()
     }
 
-    /// Adds them; what has one of their names already gives way.
+    /// Adds the headers; existing ones of the same names are replaced.
     pub(crate) fn add_to(&self, headers: &mut HeaderMap) {
         if let Some(forwarded) = &self.0 {
             headers.extend(HeaderMap::clone(&forwarded.headers));
         }
     }
 
-    /// Takes note of the head of an answer of the upstream's.
+    /// Records the head of an upstream's response.
     pub(crate) fn note<B>(&self, response: &Response<B>) {
         if let Some(request) = self.0.as_ref().filter(|request| request.credential.is_clients()) {
             *request.refusal.lock() = CredentialRefusal::of_head(response.status(), response.headers());
         }
     }
 
-    /// Takes over what was said to a request on behalf of several.
+    /// Copies the refusal of a request that was sent for several.
     pub(crate) fn note_as(&self, other: &Self) {
         if let Some(request) = &self.0 {
             let refusal = other.refusal();
@@ -160,14 +157,14 @@ impl ForwardedHeaders {
         }
     }
 
-    /// How the upstream refused the client's credential, if that is the last that it said to this request.
+    /// The upstream's refusal of the client's credential, if that was its last response to this request.
     #[must_use]
     pub fn refusal(&self) -> Option<CredentialRefusal> {
         self.0.as_ref().and_then(|request| request.refusal.lock().clone())
     }
 }
 
-/// Names alone: a value may be a secret.
+/// Prints names only: a value may be a secret.
 impl fmt::Debug for ForwardedHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.iter().flat_map(|request| request.headers.keys())).finish()

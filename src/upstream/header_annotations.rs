@@ -1,7 +1,7 @@
-//! Reads which arguments a tool wants repeated in headers, and writes the headers (`x-mcp-header`, UPC-15).
+//! Mirrors a tool's annotated arguments in headers (`x-mcp-header`, UPC-15).
 //!
-//! The annotation stands in the tool's input schema, so it is read once per tool list. What clients send is
-//! compared with it, and what the gateway itself sends is made by it.
+//! The annotation is in the tool's input schema, so it is read once per tool list. Clients' headers are checked against it, and
+//! the gateway's own are generated from it.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,12 +15,12 @@ use crate::wire::walk::{self, ValueWalk};
 use crate::wire::{Object, Payload};
 
 const ANNOTATION: &str = "x-mcp-header";
-/// In front of the name of a header that mirrors an argument.
+/// Prefix of a header that mirrors an argument.
 pub const PARAM_PREFIX: &str = "mcp-param-";
-/// Annotations of one schema. Each is a header of every call; with more of them all are taken out.
+/// Most annotations of one schema. Each is a header of every call; with more, all are removed.
 const ANNOTATIONS_MAX: usize = 64;
 
-/// One argument that is repeated in a header.
+/// One argument that is mirrored in a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderArgument {
     /// Member names from `arguments` inwards.
@@ -36,21 +36,21 @@ enum HeaderValueKind {
     Boolean,
 }
 
-/// What a schema says about headers.
+/// The annotations of a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HeaderAnnotations {
-    /// All of them may be relied on; usually there are none.
+    /// All are valid; usually there are none.
     Valid(Vec<HeaderArgument>),
     /// Some break the rules, and clients would drop the tool (UPC-16).
     Stripped {
-        /// The schema without those that do; all else stays as it came.
+        /// The schema without the invalid ones, else verbatim.
         schema: Payload,
-        /// The others.
+        /// The valid ones.
         kept: Vec<HeaderArgument>,
     },
 }
 
-/// Reads the annotations of an input schema, in one walk. Only a schema that may name the annotation is opened.
+/// Reads the annotations of an input schema, in one walk. Only a schema that may contain one is parsed.
 #[must_use]
 pub fn read(schema: &Payload) -> HeaderAnnotations {
     let text = schema.as_str();
@@ -83,17 +83,17 @@ fn judge(schema: &Payload, mut found: Vec<FoundAnnotation>) -> HeaderAnnotations
     HeaderAnnotations::Stripped { schema: walk::without(schema, &gone), kept }
 }
 
-/// How a schema is reached.
+/// The path to a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SchemaReach {
     Root,
-    /// Through `properties` alone: it is that of an argument, and may be annotated.
+    /// Through `properties` only: an argument's schema, which may be annotated.
     Property,
-    /// In another way. Whether it holds for an argument depends on the call.
+    /// Through other keywords. Whether it applies to an argument depends on the call.
     Elsewhere,
 }
 
-/// What stands behind a keyword of JSON Schema.
+/// The content of a JSON Schema keyword.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeywordContent {
     Properties,
@@ -101,7 +101,7 @@ enum KeywordContent {
     Named,
     /// A schema, or an array of them.
     Schemas,
-    /// Whatever it is, it is no schema: an annotation in it is a value.
+    /// No schema: an annotation in it is a value.
     Data,
 }
 
@@ -131,19 +131,19 @@ impl KeywordContent {
     }
 }
 
-/// An annotation that stands where a schema does.
+/// An annotation in a schema.
 #[derive(Debug)]
 struct FoundAnnotation {
-    /// The text that goes if it breaks the rules.
+    /// The text to remove if it breaks the rules.
     place: Range<usize>,
     mirrored: Option<HeaderArgument>,
 }
 
-/// Goes through a schema. Recursion is as deep as the schema's nesting, which the scan has bounded.
+/// Walks through a schema. Recursion is as deep as the schema's nesting, which the scan has bounded.
 #[derive(Debug)]
 struct SchemaReader<'t> {
     walk: ValueWalk<'t>,
-    /// Names of the properties around.
+    /// Names of the enclosing properties.
     path: Vec<Cow<'t, str>>,
     found: Vec<FoundAnnotation>,
 }
@@ -172,7 +172,7 @@ impl SchemaReader<'_> {
         }
     }
 
-    /// Goes through the value of a keyword.
+    /// Walks through the value of a keyword.
     fn below(&mut self, holds: KeywordContent, reach: SchemaReach) {
         match (holds, self.walk.kind()) {
             (KeywordContent::Properties | KeywordContent::Named, walk::WalkedKind::Object) => {
@@ -198,7 +198,7 @@ impl SchemaReader<'_> {
         }
     }
 
-    /// The argument that an annotation names, if it keeps to the rules.
+    /// The argument of an annotation, if it is valid.
     fn mirrored(&self, annotation: &str, kind: Option<HeaderValueKind>) -> Option<HeaderArgument> {
         let name: Cow<'_, str> = serde_json::from_str(annotation).ok()?;
         if name.is_empty() || self.found.len() > ANNOTATIONS_MAX {
@@ -210,7 +210,7 @@ impl SchemaReader<'_> {
     }
 }
 
-/// The headers that repeat a call's arguments, those that are there and not `null` (UPC-15).
+/// The headers that mirror a call's arguments, except absent and `null` ones (UPC-15).
 #[must_use]
 pub fn headers_of(mirrored: &[HeaderArgument], arguments: Option<&Object>) -> HeaderMap {
     let mut headers = HeaderMap::new();
@@ -227,7 +227,7 @@ pub fn headers_of(mirrored: &[HeaderArgument], arguments: Option<&Object>) -> He
     headers
 }
 
-/// A text as a header's value: itself where that is read back as it is, else wrapped (UPC-27).
+/// A text as a header value: verbatim if it is read back unchanged, else wrapped (UPC-27).
 #[must_use]
 pub fn encode(text: &str) -> Option<HeaderValue> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')
@@ -242,7 +242,7 @@ pub fn encode(text: &str) -> Option<HeaderValue> {
 }
 
 impl HeaderArgument {
-    /// Whether a header's text, decoded, says what the argument says.
+    /// Whether a header's decoded text equals the argument.
     #[must_use]
     pub fn agrees(&self, header: &str, argument: &Payload) -> bool {
         self.kind.agree(header, argument)

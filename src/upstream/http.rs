@@ -1,8 +1,7 @@
-//! Speaks streamable HTTP: with a handshake, 2025-03-26 to 2025-11-25, and `stateless` for 2026-07-28.
+//! Implements streamable HTTP: in sessions, 2025-03-26 to 2025-11-25, and `stateless` for 2026-07-28.
 //!
-//! Knows nothing of the gateway's tasks; of the upstream's own it knows what `task_follower` does, and no status
-//! word. Read `exchange` for one call in a session from begin to end, `drive` for what happens to it on the way,
-//! then `upstream::session` for what calls share.
+//! Knows nothing of the gateway's tasks; `task_follower` follows the upstream's own, and no status text leaves it. Read
+//! `exchange` for one call in a session, `drive` for its course, then `upstream::session` for the state that calls share.
 
 mod client_session;
 mod drive;
@@ -59,44 +58,44 @@ pub(crate) use stateless::task_token as stateless_task_token;
 /// How long [`Upstream::close`] may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// One streamable HTTP upstream, resolved.
+/// The resolved settings of one streamable HTTP upstream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpUpstreamSettings {
     pub name: Arc<str>,
     /// `http` or `https`, no user info, no fragment.
     pub url: url::Url,
     pub transport: HttpTransport,
-    /// Largest event of the one stream that HTTP+SSE has; over streamable HTTP each call has its own bound.
+    /// Largest event of HTTP+SSE's only stream; over streamable HTTP each call has its own limit.
     pub event_bytes_max: usize,
-    /// A fixed version towards this upstream; `None` negotiates.
+    /// A fixed version for this upstream; `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
     pub connect_max: Duration,
     pub tls: UpstreamTlsFiles,
-    /// Shown on every request.
+    /// Sent with every request.
     pub credential: Option<Credential>,
     pub proxy: ProxySettings,
-    /// Shown on every request besides; none of them has the credential's name.
+    /// Sent with every request; none has the credential's name.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// How messages travel over HTTP.
+/// The transport of messages over HTTP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HttpTransport {
-    /// Streamable HTTP, or HTTP+SSE where the server refuses that.
+    /// Streamable HTTP, or HTTP+SSE if the server refuses that.
     #[default]
     Auto,
     Streamable,
-    /// That of 2024-11-05, whatever the version.
+    /// HTTP+SSE of 2024-11-05, for every version.
     Sse,
 }
 
-/// What `https` towards one upstream is made of besides the system's trusted roots. PEM files.
+/// The TLS files for one upstream, in PEM, besides the system's trusted roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTlsFiles {
-    /// The authorities that may vouch for the upstream, instead of the system's: a private server should not
-    /// be impersonated by whoever any public authority certifies.
+    /// The authorities that may certify the upstream, instead of the system's: otherwise any public authority could certify an
+    /// impostor of a private server.
     pub ca: Option<PathBuf>,
-    /// The gateway's own identity, for upstreams that ask for one.
+    /// The gateway's own certificate, for upstreams that require one.
     pub identity: Option<IdentityFiles>,
 }
 
@@ -112,17 +111,17 @@ impl UpstreamTlsFiles {
 pub struct SessionUpstream {
     link: Arc<UpstreamLink>,
     pool: Arc<SessionPool>,
-    /// The era that the operator's version belongs to.
+    /// The era of the operator's version.
     era: Option<Era>,
-    /// What the server says of itself as a protected resource, if it is reached over HTTP.
+    /// The server's protected resource metadata, if it is reached over HTTP.
     metadata: Option<Arc<ResourceMetadata>>,
 }
 
 impl SessionUpstream {
-    /// An upstream that nothing was sent to yet. Must be called within a tokio runtime.
+    /// An upstream without any requests yet. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// If the address, the system's trusted roots or the files that the settings name are of no use.
+    /// If the address, the system's trusted roots or the configured files are unusable.
     pub fn new(settings: HttpUpstreamSettings, life: TaskScope) -> Result<Self, ClientError> {
         let client = HttpClient::new(
             &settings.name,
@@ -158,33 +157,32 @@ impl SessionUpstream {
         Ok(Self { metadata: Some(Arc::new(metadata)), ..upstream })
     }
 
-    /// What the server says of itself as a protected resource, if it is reached over HTTP.
+    /// The server's protected resource metadata, if it is reached over HTTP.
     #[must_use]
     pub const fn metadata(&self) -> Option<&Arc<ResourceMetadata>> {
         self.metadata.as_ref()
     }
 
-    /// How the server stands, for operators.
+    /// The server's health, for operators.
     #[must_use]
     pub fn health(&self) -> Arc<UpstreamHealth> {
         Arc::clone(&self.link.health)
     }
 
-    /// A program that is spoken to over its standard input and output. Nothing is started yet. Must be called within a
-    /// tokio runtime.
+    /// A program with MCP over its standard input and output. It is not started yet. Must be called within a tokio runtime.
     #[must_use]
     pub fn stdio(settings: StdioUpstreamSettings, life: TaskScope) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
         Self::of_program(settings, life, processes, None)
     }
 
-    /// The same within places for processes that may be shared.
+    /// As [`Self::stdio`], with process permits that may be shared.
     #[must_use]
     pub fn stdio_within(settings: StdioUpstreamSettings, life: TaskScope, processes: CallPermits) -> Self {
         Self::of_program(settings, life, processes, None)
     }
 
-    /// The same, for whoever shows what the program writes to its standard error.
+    /// As [`Self::stdio`], keeping the program's standard error for display.
     #[must_use]
     pub fn stdio_with_output(settings: StdioUpstreamSettings, life: TaskScope, output: Arc<LastLines>) -> Self {
         let processes = CallPermitsByName::default().unmetered_of(&settings.name, settings.process_permits());
@@ -199,7 +197,7 @@ impl SessionUpstream {
     ) -> Self {
         let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
         let apart = settings.apart.clone();
-        // Its arguments may hold secrets.
+        // Without its arguments, which may hold secrets.
         let health = Arc::new(UpstreamHealth::new(&name, &settings.program));
         let wire = Box::new(StdioTransport::new(settings, Arc::clone(&health), life.clone(), output));
         let stand =
@@ -227,7 +225,7 @@ impl SessionUpstream {
         Self { pool: SessionPool::new(Arc::clone(&link)), link, era, metadata: None }
     }
 
-    /// The same server as stateless clients have it: spoken to in their era where it can.
+    /// The same server for stateless clients, in their era if possible.
     #[must_use]
     pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
         let eras =
@@ -237,14 +235,14 @@ impl SessionUpstream {
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.link.tracker.clone())
     }
 
-    /// Raw access to the server, in sessions that are clients' own or in none.
+    /// Raw access to the server, in clients' own sessions or without one.
     #[must_use]
     pub fn channel(&self) -> Arc<dyn OwnSessionChannel> {
         Arc::new(Arc::clone(&self.link))
     }
 
-    /// Opens this client's session, and waits until its own stream is heard, if it has one: some servers lose what they
-    /// say before. For `max` at most, since some send no head before the first event. Cancel safe.
+    /// Opens this client's session, and waits until its own stream is open, if it has one: some servers lose earlier messages.
+    /// For `max` at most, since some send no head before the first event. Cancel safe.
     ///
     /// # Errors
     /// If no handshake succeeds.
@@ -254,7 +252,7 @@ impl SessionUpstream {
         Ok(())
     }
 
-    /// What takes up a task of the server's that another program was given the handle of, in this client's session.
+    /// The token to follow a server's task by its handle, which another program received, in this client's session.
     ///
     /// # Errors
     /// If no handshake succeeds.
@@ -270,7 +268,7 @@ impl SessionUpstream {
     }
 }
 
-/// A server that speaks HTTP+SSE, behind what looks like streamable HTTP.
+/// An HTTP+SSE server, adapted to streamable HTTP.
 fn sse_stand(
     settings: &HttpUpstreamSettings,
     client: HttpClient,
@@ -318,7 +316,7 @@ impl Upstream for SessionUpstream {
         wishes: &SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
         let session = self.pool.session(&SessionKey::of(context), &context.forwarded).await?;
-        // Heard from before the first subscription on, so that nothing falls between.
+        // Subscribed before the first subscription request, so that no notification is missed.
         let news = session.subscribe();
         let over = session.over().clone();
         let held = session.hold(wishes.resources.iter().flatten().cloned().collect()).await;

@@ -1,10 +1,10 @@
-//! Decides how a server of both eras is spoken to on behalf of clients that can be asked.
+//! Chooses the era for clients that can be asked, at a server of both eras.
 //!
-//! A server of 2026-07-28 asks its client by an `InputRequiredResult`. The servers of today's SDKs serve both eras, and
-//! their tools ask in mid-call (`elicitation/create`), which works in sessions alone: at 2026-07-28 such a call fails. So
-//! clients that can be asked are served in sessions, unless the server is known to ask at 2026-07-28: it declares the
-//! tasks extension there, or has answered an `InputRequiredResult`. `server/discover` does not list the session versions
-//! that a server also serves, so only a handshake tells whether there are sessions (UPC-28).
+//! A server of 2026-07-28 asks its client by an `InputRequiredResult`. Servers of today's SDKs serve both eras, and their tools
+//! ask during a call (`elicitation/create`), which works in sessions only: at 2026-07-28 such a call fails. So clients that can
+//! be asked are served in sessions, unless the server is known to ask at 2026-07-28: it declares the tasks extension there, or
+//! has answered an `InputRequiredResult`. `server/discover` does not list a server's session versions, so only a handshake shows
+//! whether it has sessions (UPC-28).
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::upstream::{BeginError, ServerFacts};
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::{Object, Payload};
 
-/// How soon a server is asked for sessions again after a handshake without a verdict.
+/// How soon another handshake is tried after one without a verdict.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
-/// How a server that speaks 2026-07-28 can ask the clients of one call.
+/// How a server of 2026-07-28 can ask a call's client.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QuestionEra {
     declares_tasks: bool,
@@ -31,20 +31,20 @@ pub struct QuestionEra {
 enum SessionOffer {
     #[default]
     Unknown,
-    /// A handshake at this time had no answer that tells.
+    /// A handshake at this time gave no verdict.
     NoVerdict(Instant),
     Yes,
     No,
 }
 
-/// How a client that can be asked is served.
+/// The route for a client that can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionRoute {
     /// In sessions: only there may a call ask.
     Sessions,
     /// At 2026-07-28.
     Stateless(StatelessReason),
-    /// A handshake has to tell first.
+    /// A handshake must decide first.
     Handshake,
 }
 
@@ -54,7 +54,7 @@ pub enum StatelessReason {
     DeclaresTasks,
     HasAsked,
     NoSessions,
-    /// Nothing is known of sessions yet.
+    /// It is not known whether the server has sessions.
     NoVerdict,
 }
 
@@ -72,23 +72,23 @@ impl StatelessReason {
 }
 
 impl QuestionEra {
-    /// Notes the capabilities in the answer to `server/discover`.
+    /// Records the capabilities from `server/discover`.
     pub fn discovered(&mut self, capabilities: &Payload) {
         let extensions = Object::of(capabilities).and_then(|all| all.get_object("extensions"));
         self.declares_tasks = extensions.is_some_and(|all| all.has_object(TASKS_EXTENSION));
     }
 
-    /// The server answered a request with an `InputRequiredResult`.
+    /// Records that the server answered a request with an `InputRequiredResult`.
     pub(super) const fn asked(&mut self) {
         self.has_asked = true;
     }
 
-    /// Takes the outcome of a handshake. A server that offered sessions before may be in trouble: its refusal is no verdict
-    /// until the next handshake repeats it.
+    /// Records the outcome of a handshake. A server that offered sessions before may be failing: its refusal is no verdict until
+    /// the next handshake repeats it.
     pub fn handshake(&mut self, outcome: Result<&ServerFacts, &BeginError>, now: Instant) {
         self.sessions = match (outcome, self.sessions) {
             (Ok(facts), _) if facts.has_session => SessionOffer::Yes,
-            // The answer to a question of such a server could not be routed either.
+            // The answer to a question of such a server could not be routed.
             (Ok(_), _) => SessionOffer::No,
             (Err(error), SessionOffer::Yes) if is_for_good(error) => SessionOffer::Unknown,
             (Err(_), SessionOffer::Yes) => SessionOffer::Yes,
@@ -97,12 +97,12 @@ impl QuestionEra {
         };
     }
 
-    /// Another server may stand behind the address: its sessions are asked for again.
+    /// Forgets whether there are sessions: another server may be at the address.
     pub(super) const fn doubt_sessions(&mut self) {
         self.sessions = SessionOffer::Unknown;
     }
 
-    /// How a client that can be asked is served.
+    /// The route for a client that can be asked.
     #[must_use]
     pub fn route(&self, now: Instant) -> QuestionRoute {
         match self.sessions {
@@ -118,7 +118,7 @@ impl QuestionEra {
     }
 }
 
-/// Whether a server that answers `server/discover` has no sessions at all, and does not refuse one by its present state.
+/// Whether an error means that the server has no sessions, rather than a temporary state.
 fn is_for_good(error: &BeginError) -> bool {
     match error {
         BeginError::Refused(_) => true,

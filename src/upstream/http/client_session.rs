@@ -1,7 +1,6 @@
-//! Runs calls in one client's own session and in no other.
+//! Runs calls in one client's own session, without a pool.
 //!
-//! No pool stands behind it. Read [`own`](crate::upstream::session::own) for how such a session is opened, renewed and
-//! ended.
+//! Read [`own`](crate::upstream::session::own) for how such a session is opened, renewed and ended.
 
 use std::sync::Arc;
 
@@ -33,7 +32,7 @@ impl ClientSessionUpstream {
     }
 }
 
-/// What was said in the handshake went to the client alone.
+/// The handshake's result went to the client alone.
 const fn not_known_here() -> BeginError {
     BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No))
 }

@@ -13,7 +13,11 @@ DENY := $(TOOLS)/bin/cargo-deny
 # What tests start beside the peers: a program, and its package where that has another name.
 PROGRAMS := cc=build-essential strace valgrind nginx haproxy caddy chromium initdb=postgresql pgbouncer etcd=etcd-server
 
-step = @printf '\n==== %s\n' "$(1)"
+# The second at which each step began stays in a file: `make test` prints the minutes of each at its end.
+PHASES := $(TARGET)/reports/phases.tsv
+begin = mkdir -p "$(TARGET)/reports"; printf '%s\t%s\n' "$$(date +%s)" "$(1)" >> "$(PHASES)"
+comma := ,
+step = @printf '\n==== %s\n' "$(1)"; $(call begin,$(1))
 
 # CI builds once, so it writes nothing for incremental builds.
 export CARGO_INCREMENTAL ?= $(if $(CI),0,1)
@@ -50,17 +54,26 @@ define run_tests
 	# With `&&`: in front of `||` the shell goes on behind what failed.
 	{
 		cargo test --locked --workspace --no-run &&
+		{ $(call begin,tests: the library$(comma) $(WORKING)); } &&
 		run --lib --bins $(addprefix --test ,$(WORKING)) &&
+		{ $(call begin,tests: $(WAITING); beside them $(WAITING_BESIDE)); } &&
 		beside &&
+		{ $(call begin,tests: real peers; examples of the documentation); } &&
 		cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS) &&
 		cargo test --locked --doc
 	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
 endef
 
-.PHONY: memory restarted-servers test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak
+.PHONY: begun memory restarted-servers test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak
 
-test: setup fmt lint unit rules doc deny seconds
-	$(call step,all checks passed)
+test: begun setup fmt lint unit rules doc deny seconds
+	$(call step,minutes of each phase)
+	@tests/phases.sh "$(PHASES)"
+	printf '\n==== all checks passed\n'
+
+begun:
+	@mkdir -p "$(TARGET)/reports"
+	: > "$(PHASES)"
 
 # For every edit: what runs without peers. Tests that need them say that they were left out.
 check: fmt
@@ -115,7 +128,7 @@ lint:
 
 # Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set.
 unit:
-	$(call step,tests)
+	$(call step,build of the tests)
 	@export TASKGATE_PEERS="$(PEERS)"
 	$(call run_tests,$(LOG))
 	$(call step,tests of the store on PostgreSQL 18)

@@ -22,7 +22,6 @@ mod served_endpoint;
 pub mod service_manager;
 mod shared_store;
 pub mod sockets;
-pub mod store_copy;
 mod successor;
 pub mod task_store;
 pub mod upstream_programs;

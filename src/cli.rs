@@ -23,7 +23,6 @@ mod replicas;
 mod serve;
 pub mod server_address;
 mod server_options;
-mod store_copy;
 mod table;
 mod task;
 pub mod tasks;
@@ -59,7 +58,6 @@ use offers::{OfferArguments, OfferKind};
 use printable::printable_lines;
 use replicas::ReplicasCommand;
 use serve::ServeArguments;
-use store_copy::StoreCommand;
 use task::TaskSubcommand;
 use tasks::TasksCommand;
 use wrap::WrapArguments;
@@ -162,11 +160,6 @@ enum CliCommand {
         #[command(subcommand)]
         order: keys::KeysCommand,
     },
-    /// Moves the tasks of gateways.
-    Store {
-        #[command(subcommand)]
-        order: StoreCommand,
-    },
     /// Asks a running gateway whether it is ready: a probe for containers.
     ///
     /// Where operators are asked for a token, it is taken from TASKGATE_ADMIN_TOKEN; the listener of [metrics] asks for none.
@@ -244,7 +237,6 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         CliCommand::Wrap(arguments) => Box::pin(wrap::run(arguments)).await,
         CliCommand::Probe(arguments) => Box::pin(probe::arguments::run(arguments)).await,
         CliCommand::Keys { order } => keys::run(&order),
-        CliCommand::Store { order } => Box::pin(store_copy::run(&order)).await,
         CliCommand::Health(arguments) => Ok(Box::pin(health::run(&arguments)).await),
         CliCommand::Tasks { order, admin } => Box::pin(operate(&admin, async |at| tasks::run(&at, &order).await)).await,
         CliCommand::Replicas { order, admin } => {
@@ -411,7 +403,6 @@ mod tests {
                 "wrap",
                 "probe",
                 "keys",
-                "store",
                 "health",
                 "tasks",
                 "replicas",
@@ -431,8 +422,6 @@ mod tests {
         "taskgate wrap --config a.toml --url http://127.0.0.1:1/mcp",
         "taskgate wrap --config a.toml --store tasks",
         "taskgate check",
-        "taskgate store copy --from data",
-        "taskgate store copy --from data --to /nowhere.toml",
         "taskgate import",
         "taskgate import /nowhere.json",
         "taskgate import /",

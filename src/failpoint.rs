@@ -31,7 +31,6 @@
 //! | F25 | `draining` | calls in progress are waited for at the end |
 //! | F68 | `upgrading` | a store of an older schema is brought up, a row of it is, and around the commit of it all |
 //! | F69 | `subtasks-stored` | stored subtasks of a server's are named by their parent |
-//! | – | `rows-copied` | rows of one store that were copied into another are counted |
 //!
 //! F05, F06, F09 and F16 need no point: the upstream sees that they are reached, and the test kills from outside.
 

@@ -4,7 +4,6 @@ mod clock_trust;
 mod condemned;
 #[cfg(test)]
 pub(crate) mod contract;
-pub mod copy;
 pub mod disk;
 pub mod memory;
 pub mod postgres;

@@ -24,7 +24,6 @@ mod rows;
 mod schema;
 mod selection;
 mod settings;
-mod source;
 mod starting;
 #[cfg(test)]
 mod tests;
@@ -65,7 +64,6 @@ use super::tasks::{
 use crate::replica::Incarnation;
 use crate::task::{Digest, ListFilter, ListPlace, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 pub use open_error::OpenError;
-pub use source::{DiskSource, DiskSourceError, SourcePlace, SourceRow, SourceTask};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
 const QUEUE_MAX: usize = 1_024;

@@ -9,6 +9,5 @@ mod probe;
 mod quick_start;
 mod readme_sessions;
 mod serve;
-mod store_copy;
 mod store_start;
 mod wrap;

@@ -152,24 +152,6 @@ pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock
     }
 }
 
-/// Keeps gateways out of a folder that is only read. Makes nothing, and waits for nobody: `None` if one has it.
-pub(super) fn lock_to_read(folder: &Path) -> io::Result<Option<FolderLock>> {
-    let mut files = vec![File::open(folder)?];
-    match File::open(folder.join(LOCK)) {
-        Ok(file) => files.push(file),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => (),
-        Err(error) => return Err(error),
-    }
-    for file in &files {
-        match flock(file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => (),
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(Some(FolderLock(files)))
-}
-
 fn try_lock(file: &File) -> io::Result<bool> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(true),

@@ -148,12 +148,6 @@ fn numbers(conn: &Connection) -> rusqlite::Result<(i32, i32)> {
     Ok((number("application_id")?, number("user_version")?))
 }
 
-/// The version of the schema; `None` where nothing was written yet, or somebody else did.
-pub(super) fn version(conn: &Connection) -> rusqlite::Result<Option<i32>> {
-    let (application, schema) = numbers(conn)?;
-    Ok((application == APPLICATION_ID).then_some(schema))
-}
-
 fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Connection, OpenError>> {
     let conn = bare(path)?;
     // Closing the last connection brings the log into the file: not where it is refused.

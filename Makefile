@@ -64,9 +64,9 @@ define run_tests
 	} 2>&1 | tee "$(1)" || { tests/failures.sh "$(1)"; exit 1; }
 endef
 
-.PHONY: begun memory restarted-servers test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak
+.PHONY: begun memory restarted-servers test check setup fmt lint unit rules doc seconds bench instructions sessions audit fuzz soak
 
-test: begun setup fmt lint unit rules doc deny seconds
+test: begun setup fmt lint unit rules doc seconds
 	$(call step,minutes of each phase)
 	@tests/phases.sh "$(PHASES)"
 	printf '\n==== all checks passed\n'
@@ -106,15 +106,8 @@ setup:
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet disable "$${services[@]}"
 		[ "$${#services[@]}" = 0 ] || systemctl --quiet --runtime unmask "$${services[@]}"
 	fi
-	$(call step,setup: clients and servers of others; cargo-deny $(DENY_VERSION))
-	@# Side by side: the one waits for the network most of the time, the other one compiles.
-	tests/peers/setup.sh "$(PEERS)" & peers=$$!
-	if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then
-		# It runs for two seconds: compiling it fast matters more than its speed.
-		CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=256 \
-			cargo install cargo-deny --quiet --locked --version $(DENY_VERSION) --root "$(TOOLS)" || { wait "$$peers"; exit 1; }
-	fi
-	wait "$$peers"
+	$(call step,setup: clients and servers of others)
+	@tests/peers/setup.sh "$(PEERS)"
 
 fmt:
 	$(call step,format)
@@ -155,10 +148,6 @@ doc:
 	$(call step,documentation)
 	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items
 
-deny:
-	$(call step,licences and sources)
-	@"$(DENY)" check bans licenses sources
-
 # Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
 # tables go to docs/benchmarks.md.
 bench:
@@ -181,7 +170,11 @@ sessions:
 
 # The advisory database is no registry's, so this needs more of the network than the tests have.
 audit:
-	@"$(DENY)" check advisories
+	$(call step,setup: cargo-deny $(DENY_VERSION))
+	@if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then
+		cargo install cargo-deny --quiet --locked --version $(DENY_VERSION) --root "$(TOOLS)"
+	fi
+	"$(DENY)" check advisories
 
 # FUZZ_SECONDS for each target. What cargo-fuzz asks of a nightly compiler the stable one does with RUSTC_BOOTSTRAP. The
 # libraries that are no Rust are built without the fuzzer's checks. Begins with the seeds; what it finds beside them stays

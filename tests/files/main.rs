@@ -2,4 +2,5 @@
 
 mod config;
 mod corpus;
+mod dependencies;
 mod key_files;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fmt::Write as _;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::digest::digest;
 
@@ -33,7 +33,8 @@ impl Principal {
     /// The one person behind a loopback listener without authentication (T-22).
     #[must_use]
     pub fn local() -> Self {
-        Self::new("local")
+        static LOCAL: LazyLock<Principal> = LazyLock::new(|| Principal::new("local"));
+        LOCAL.clone()
     }
 
     /// Nobody in particular: the task id is then a bearer secret.

@@ -146,7 +146,7 @@ impl WholeBody for RawBody {
 impl<B> From<Response<B>> for RawResponse<B> {
     fn from(response: Response<B>) -> Self {
         let headers = response.headers();
-        let (content, retry_after) = (content_of(headers), retry_after(headers));
+        let (content, retry_after) = (content_of(headers), retry_after(&response));
         let session = headers.get(SESSION_ID).cloned();
         Self { status: response.status(), content, retry_after, session, body: response.into_body() }
     }
@@ -267,7 +267,7 @@ pub(crate) fn accepted(response: &Response<AnswerBody>) -> Result<(), GatewayFau
 
 /// What a status other than success means.
 pub(crate) fn status_fault<B>(response: &Response<B>) -> GatewayFault {
-    fault_of(response.status(), retry_after(response.headers()))
+    fault_of(response.status(), retry_after(response))
 }
 
 fn fault_of(status: StatusCode, retry_after: Option<Duration>) -> GatewayFault {
@@ -280,8 +280,11 @@ fn fault_of(status: StatusCode, retry_after: Option<Duration>) -> GatewayFault {
 }
 
 /// `Retry-After` in seconds; a date is not understood.
-pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
+    if response.status().is_success() {
+        return None;
+    }
+    let seconds = response.headers().get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
 }
 

@@ -23,8 +23,12 @@ impl HeldCall {
     ///
     /// # Errors
     /// As [`crate::upstream::limits::CallPermits::acquire`]; and if the gateway ends meanwhile.
-    pub(in crate::face) async fn begin(served: &Served, owner: &Principal, tool: &str) -> Result<Self, GatewayFault> {
-        let in_progress = served.permits.call_begins(Arc::from(tool), owner.clone());
+    pub(in crate::face) async fn begin(
+        served: &Served,
+        owner: &Principal,
+        tool: Arc<str>,
+    ) -> Result<Self, GatewayFault> {
+        let in_progress = served.permits.call_begins(tool, owner.clone());
         let calls_end = served.engine.calls_end();
         let permit = match served.permits.try_acquire(owner) {
             Some(permit) => permit,

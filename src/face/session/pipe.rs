@@ -82,7 +82,7 @@ pub(super) struct PipedRequest {
     method: String,
     text: MessageText,
     /// The tool, if it is a call.
-    tool: Option<String>,
+    tool: Option<Arc<str>>,
     /// What a later session has to be told again.
     telling: Option<PreferenceChange>,
     /// Under which progress is wanted.
@@ -102,7 +102,7 @@ pub(super) fn request(
 ) -> Result<PipedMessage, RequestError> {
     let params = request.params.object();
     let tool = match request.method.as_str() {
-        method::TOOLS_CALL => Some(tool_of(params)?),
+        method::TOOLS_CALL => Some(tool_of(params)?.into()),
         _ => None,
     };
     let uri = || params.and_then(|params| params.get_string("uri"));
@@ -114,7 +114,8 @@ pub(super) fn request(
     };
     let meta = params.and_then(|params| params.get_object(meta::META));
     let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
-    let cursor = params.and_then(|params| params.get("cursor")).map(|cursor| cursor.detached());
+    let listed = params.filter(|_| request.method == method::TOOLS_LIST);
+    let cursor = listed.and_then(|params| params.get("cursor")).map(|cursor| cursor.detached());
     let edited = if tool.is_some() { rewrite::plain_call(&request, drafts) } else { None };
     let (id, method) = (request.id.clone(), request.method.clone());
     let text = match edited {

@@ -292,7 +292,7 @@ impl StatelessForward {
         let (permit, timeouts, deadline) = match self.deadline {
             Some(deadline) => {
                 let tool = self.edits.asker.params.get_str("name").unwrap_or_default();
-                let permit = HeldCall::begin(&self.served, &self.edits.asker.principal, &tool).await?;
+                let permit = HeldCall::begin(&self.served, &self.edits.asker.principal, Arc::from(&*tool)).await?;
                 (Some(permit), settings.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
             }
             None => (None, settings.timeouts, None),

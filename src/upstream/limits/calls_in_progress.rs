@@ -3,12 +3,12 @@
 //! A call is counted from its beginning, with or without a permit, until its runner ends. Held calls are also listed for
 //! operators: no store has them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use slab::Slab;
 use tokio::time::Instant;
 
 use super::CallPermitsInner;
@@ -72,9 +72,7 @@ impl CallRecord {
 #[derive(Debug, Default)]
 pub(super) struct CallsInProgress {
     counts: [AtomicUsize; 4],
-    records: Mutex<HashMap<u64, Arc<CallRecord>>>,
-    /// Names of records that were given out.
-    named: AtomicU64,
+    records: Mutex<Slab<Arc<CallRecord>>>,
 }
 
 impl CallsInProgress {
@@ -90,7 +88,7 @@ impl CallsInProgress {
 
     /// The calls that clients wait for.
     pub(super) fn held(&self) -> Vec<HeldCallEntry> {
-        self.records.lock().values().filter_map(|record| record.entry()).collect()
+        self.records.lock().iter().filter_map(|(_, record)| record.entry()).collect()
     }
 
     const fn of(&self, prospect: CallProspect) -> &AtomicUsize {
@@ -110,7 +108,8 @@ impl CallsInProgress {
 pub struct CallInProgress {
     shared: Arc<CallPermitsInner>,
     prospect: CallProspect,
-    name: u64,
+    /// Its index among the records.
+    index: usize,
     record: Arc<CallRecord>,
 }
 
@@ -119,10 +118,9 @@ impl CallInProgress {
         let (prospect, all) = (CallProspect::Held, &shared.in_progress);
         let (last_sign, is_held) = (AtomicU64::new(0), AtomicBool::new(true));
         let record = Arc::new(CallRecord { tool, owner, began: Instant::now(), last_sign, is_held });
-        let name = all.named.fetch_add(1, Ordering::Relaxed);
         all.of(prospect).fetch_add(1, Ordering::Relaxed);
-        all.records.lock().insert(name, Arc::clone(&record));
-        Self { shared, prospect, name, record }
+        let index = all.records.lock().insert(Arc::clone(&record));
+        Self { shared, prospect, index, record }
     }
 
     /// Notes that the upstream said something of the call.
@@ -156,6 +154,6 @@ impl Drop for CallInProgress {
     fn drop(&mut self) {
         let all = &self.shared.in_progress;
         all.of(self.prospect).fetch_sub(1, Ordering::Relaxed);
-        all.records.lock().remove(&self.name);
+        all.records.lock().remove(self.index);
     }
 }

@@ -212,9 +212,9 @@ impl HttpClient {
         }
         if let Some(pass) = pass {
             pass.note(match &answer {
+                Ok(response) if response.status().is_success() => AnswerHealth::Well,
                 Ok(response) => {
-                    let headers = response.headers();
-                    AnswerHealth::of_head(response, reply::is_json(headers), reply::retry_after(headers))
+                    AnswerHealth::of_head(response, reply::is_json(response.headers()), reply::retry_after(response))
                 }
                 Err(fault) => AnswerHealth::of_fault(fault),
             });

@@ -1,5 +1,7 @@
 //! Reads the members of a piped request that the gateway needs besides the text.
 
+use std::sync::Arc;
+
 use super::PipedRequest;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::wire::RequestId;
@@ -12,7 +14,7 @@ impl PipedRequest {
     }
 
     /// The tool of a call; empty for other requests.
-    pub(super) fn tool_name(&self) -> &str {
-        self.tool.as_deref().unwrap_or_default()
+    pub(super) fn tool_name(&self) -> Arc<str> {
+        self.tool.clone().unwrap_or_default()
     }
 }

@@ -7,6 +7,7 @@ pub mod answer;
 pub mod argument_headers;
 mod argument_limits;
 mod array_answer;
+pub mod arrival;
 pub mod call_stream;
 pub mod catalog;
 pub mod classify;

@@ -16,6 +16,7 @@ use http_body_util::{BodyExt, Empty, Full};
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
+use super::arrival::Arrival;
 use crate::task::principal::Principal;
 use crate::upstream::ForwardedHeaders;
 use crate::wire::framing::BodyPart;
@@ -100,6 +101,8 @@ pub struct Inbound {
     /// The nonce of the client's session at an endpoint of several upstreams: the session that an `initialize` opens at
     /// one of these has the same, so that all that is kept by nonce means the client's session.
     pub endpoint_session: Option<u128>,
+    /// Whether its client is still there.
+    pub arrival: Arrival,
 }
 
 impl Inbound {

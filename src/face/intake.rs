@@ -12,7 +12,7 @@ use super::answer::{
 };
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
-use super::http::{AcceptedTypes, FaceResponse, Inbound};
+use super::http::{AcceptedTypes, FaceResponse, Inbound, empty_body};
 use super::idempotency_key;
 use super::revocable_body::ending_with;
 use super::served::Served;
@@ -88,6 +88,7 @@ pub(super) async fn answer(faces: &impl PathFaces, mut inbound: Inbound) -> Face
         None => envelope::read(&inbound.body, ScanLimits::CLIENT),
     };
     match read {
+        Ok(message) if !inbound.arrival.is_wanted([&message], &inbound.headers) => FaceResponse::new(empty_body()),
         // Boxed: the waits below would each hold it twice.
         Ok(message) => serve_message(faces, Box::new(inbound), Box::new(message)).await,
         Err(error) => {
@@ -340,6 +341,10 @@ async fn serve_batch(faces: &impl PathFaces, inbound: &Inbound) -> FaceResponse 
         return too_often(&refusal);
     }
     let batch: BatchItems = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
+    let messages = batch.iter().filter_map(|(read, _)| read.as_ref().ok());
+    if !inbound.arrival.is_wanted(messages, &inbound.headers) {
+        return FaceResponse::new(empty_body());
+    }
     if batch.iter().any(|(read, _)| read.as_ref().is_ok_and(|message| begins_late(faces, message))) {
         return addressee.fault(&LATE);
     }

@@ -410,7 +410,7 @@ fn sort(
             if session.is_bridged() {
                 return Ok(MessageRoute::Bridged(Message::Request(request)));
             }
-            if upstream_tasks::may_drive(shared, session, &request, &inbound.headers)
+            if upstream_tasks::may_drive(shared, session, &request, &inbound.arrival)
                 || fallback::may_drive(shared, session, &request)
             {
                 return Ok(MessageRoute::Weighed(request));

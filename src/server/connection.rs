@@ -25,7 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use super::connection_state::unread_answers::ReadWatch;
 use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState};
-use super::departed_client::{Arrival, KeptWork};
+use super::departed_client::KeptWork;
 use super::drain::Phases;
 use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
@@ -33,6 +33,7 @@ use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
 use super::stack::{ConnectionAddresses, Layers};
 use super::{ListenerLimits, StallCost, frames};
+use crate::face::arrival::Arrival;
 
 /// Room for a target of 64 KiB, for which hyper sends 414 and not 431 (B21); [`super::head`] is stricter.
 const READ_BUFFER: usize = 96 << 10;
@@ -141,11 +142,11 @@ fn service(
         let request = Box::new(request);
         // Now, and not when the response is first polled: see `StreamExecutor`.
         let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
-        let arrival = Arc::new(Arrival::of(request.method(), request.headers()));
-        let (seen, tracker) = (Arc::clone(&arrival), shared.tracker.clone());
-        let work = async move {
+        let arrival = Arrival::of(request.method(), request.headers());
+        let (seen, tracker) = (arrival.clone(), shared.tracker.clone());
+        let work = Box::pin(async move {
             let version = request.version();
-            let mut response = shared.layers.load_full().answer(request, ends, &seen).await;
+            let mut response = shared.layers.load_full().answer(request, ends, seen).await;
             shared.meter.answered(response.status());
             let refused = response.extensions().get::<RefusalMarker>().is_some();
             if refused && trail.glitch(shared.limits.glitches_max) == PeerState::Leaving && version <= Version::HTTP_11
@@ -156,7 +157,7 @@ fn service(
                 trail.doubt();
             }
             Ok(response.map(|body| OpenRequestBody::new(body, open, version)))
-        };
+        });
         KeptWork::new(work, arrival, tracker)
     })
 }

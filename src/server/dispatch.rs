@@ -11,11 +11,11 @@ use http::{HeaderName, HeaderValue, Method, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::departed_client::Arrival;
 use super::forwarded::network;
 use super::notices::{Notices, RefusedAsker};
 use super::refusal::{Refusal, StreamPosition};
 use super::{ListenerLimits, body, head, media};
+use crate::face::arrival::Arrival;
 use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, empty_body};
 use crate::task::principal::Principal;
 use crate::upstream::ForwardedHeaders;
@@ -107,7 +107,7 @@ fn inbound(
     request: Request<Incoming>,
     body: Bytes,
     asker: Asker,
-    (accepted, received_at): (AcceptedTypes, Instant),
+    (accepted, received_at, arrival): (AcceptedTypes, Instant, Arrival),
 ) -> Inbound {
     let (parts, _) = request.into_parts();
     Inbound {
@@ -125,6 +125,7 @@ fn inbound(
         carriage: MessageChannel::Request,
         is_counted: asker.is_counted,
         endpoint_session: None,
+        arrival,
     }
 }
 
@@ -166,18 +167,13 @@ impl Dispatch {
         self.0.routes.forwards(header)
     }
 
-    pub(super) async fn answer(
-        &self,
-        request: Box<Request<Incoming>>,
-        asker: Asker,
-        arrival: &Arrival,
-    ) -> FaceResponse {
+    pub(super) async fn answer(&self, request: Box<Request<Incoming>>, asker: Asker, arrival: Arrival) -> FaceResponse {
         self.0.answer(request, asker, arrival).await
     }
 }
 
 impl DispatchState {
-    async fn answer(&self, mut request: Box<Request<Incoming>>, asker: Asker, arrival: &Arrival) -> FaceResponse {
+    async fn answer(&self, mut request: Box<Request<Incoming>>, asker: Asker, arrival: Arrival) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
         let (endpoint, accepted) = match self.admit(&request, &asker.principal) {
@@ -191,9 +187,8 @@ impl DispatchState {
         let posted = *request.method() == Method::POST;
         let body = if posted {
             match self.read(request.body_mut()).await {
-                Ok(body) if arrival.has_body(&body) => body,
-                Ok(_) => return FaceResponse::new(empty_body()),
-                Err(_) if arrival.is_alone() => return FaceResponse::new(empty_body()),
+                Ok(body) => body,
+                Err(_) if arrival.has_left() => return FaceResponse::new(empty_body()),
                 Err(refusal) => {
                     let refused = RefusedAsker { client: asker.client, principal: Some(&asker.principal) };
                     self.notices.refused(&refusal, refused, request.uri(), request.headers());
@@ -204,7 +199,7 @@ impl DispatchState {
             Bytes::new()
         };
         let path = self.routes.served_path(request.uri().path()).to_owned();
-        let mut response = endpoint.serve(inbound(path, *request, body, asker, (accepted, received_at))).await;
+        let mut response = endpoint.serve(inbound(path, *request, body, asker, (accepted, received_at, arrival))).await;
         if !posted && position == StreamPosition::Unread {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }

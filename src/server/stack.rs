@@ -11,7 +11,6 @@ use hyper::body::Incoming;
 
 use super::ListenerRole;
 use super::cors::CallingPage;
-use super::departed_client::Arrival;
 use super::dispatch::{Asker, Dispatch};
 use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::HeadGuard;
@@ -19,6 +18,7 @@ use super::host::{HostGuard, OriginGuard};
 use super::notices::{Notices, RefusedAsker};
 use super::principal::{AuthenticatedCaller, PrincipalGuard};
 use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
+use crate::face::arrival::Arrival;
 use crate::face::http::{FaceResponse, empty_body};
 use crate::face::session_homes::note_taken;
 use crate::metric;
@@ -52,7 +52,7 @@ impl Layers {
         &self,
         request: Box<Request<Incoming>>,
         ends: ConnectionAddresses,
-        arrival: &Arrival,
+        arrival: Arrival,
     ) -> FaceResponse {
         let version = request.version();
         // A panic costs one response, not the process (F64), so this encloses all code that may panic. No half-updated state is
@@ -72,7 +72,7 @@ impl Layers {
         &self,
         request: Box<Request<Incoming>>,
         ends: ConnectionAddresses,
-        arrival: &Arrival,
+        arrival: Arrival,
     ) -> FaceResponse {
         let is_head = request.method() == Method::HEAD;
         let forwarded = self.proxies.read(ends.peer, request.headers());
@@ -129,7 +129,7 @@ impl Layers {
         mut request: Box<Request<Incoming>>,
         client: IpAddr,
         page: Option<&CallingPage>,
-        arrival: &Arrival,
+        arrival: Arrival,
     ) -> FaceResponse {
         // Before authentication: browsers send preflights without credentials.
         if let Some(answer) = page.and_then(|page| page.preflight(&request, |name| self.dispatch.forwards(name))) {

@@ -10,6 +10,7 @@ use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use support::sample_task::working;
 use taskgate::engine::Engine;
+use taskgate::face::arrival::Arrival;
 use taskgate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, full_body};
 use taskgate::face::operators::Operators;
 use taskgate::face::stdio::{self, StdioEnds};
@@ -90,6 +91,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
         carriage: MessageChannel::Request,
         is_counted: false,
         endpoint_session: None,
+        arrival: Arrival::default(),
     }
 }
 

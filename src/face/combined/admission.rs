@@ -22,6 +22,7 @@ use super::messages::{
 };
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::Addressee;
+use crate::face::arrival::Arrival;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody, full_body};
 use crate::metric;
@@ -204,6 +205,7 @@ impl CombinedUpstreams {
             carriage: MessageChannel::Request,
             is_counted: true,
             endpoint_session: None,
+            arrival: Arrival::default(),
         }
     }
 }

@@ -43,7 +43,7 @@ pub(super) async fn post(
                 driven.push(stream::once(last).boxed());
             }
             Ok(Message::Request(request))
-                if upstream_tasks::may_drive(shared, &session, &request, &inbound.headers)
+                if upstream_tasks::may_drive(shared, &session, &request, &inbound.arrival)
                     || fallback::may_drive(shared, &session, &request) =>
             {
                 let id = request.id.clone();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::bridged_call::{self, AnswerEra, BridgedCaller, CallRoute};
@@ -20,10 +20,10 @@ use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
 use crate::dialect::split_call::SplitCall;
 use crate::face::answer::addressee;
+use crate::face::arrival::Arrival;
 use crate::face::call_stream::replay::{self, ReplayStream};
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
-use crate::face::idempotency_key;
 use crate::task::Principal;
 use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
@@ -80,14 +80,10 @@ pub(super) fn may_drive(
     shared: &SessionFaceState,
     session: &ClientSession,
     request: &Request,
-    headers: &HeaderMap,
+    arrival: &Arrival,
 ) -> bool {
     request.method == method::TOOLS_CALL
-        && (session.token.tasks.calls || is_split(shared, request) || is_named(headers, request))
-}
-
-fn is_named(headers: &HeaderMap, request: &Request) -> bool {
-    request.params.object().is_some_and(|params| idempotency_key::is_given(headers, params))
+        && (session.token.tasks.calls || is_split(shared, request) || arrival.has_key())
 }
 
 /// Whether a call is made as many, one for each element of a list in it.
@@ -149,9 +145,7 @@ pub(super) async fn drive(
     let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
         ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
         ToolTaskSupport::Optional | ToolTaskSupport::Forbidden
-            if !shared.falls_back(session, &tool)
-                && !is_split(shared, request)
-                && !is_named(&inbound.headers, request) =>
+            if !shared.falls_back(session, &tool) && !is_split(shared, request) && !inbound.arrival.has_key() =>
         {
             return None;
         }

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::outgoing_budget::{OutgoingBudget, OutgoingMessage, OutgoingPermit};
 use super::{ClientMessage, ParsedMessage, StreamClient};
+use crate::face::arrival::Arrival;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use crate::upstream::ForwardedHeaders;
@@ -150,6 +151,7 @@ impl ClientLink {
             carriage: MessageChannel::Stream,
             is_counted: false,
             endpoint_session: None,
+            arrival: Arrival::default(),
         }
     }
 }

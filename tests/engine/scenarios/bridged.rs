@@ -2,6 +2,7 @@
 
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
+use taskgate::face::arrival::Arrival;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
 use taskgate::task::Principal;
 use tokio::time::Instant;
@@ -50,6 +51,7 @@ impl<'w> Caller<'w> {
             carriage: MessageChannel::Request,
             is_counted: false,
             endpoint_session: None,
+            arrival: Arrival::default(),
         };
         Answer::of(self.world.face.serve(inbound).await, self.world.started)
     }

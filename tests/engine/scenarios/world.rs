@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use support::serving;
 use taskgate::engine::recovery::{self, CallTargets};
 use taskgate::engine::{CallSpec, CallStream, CallTarget, Engine, RoundSupport, changes_elsewhere};
+use taskgate::face::arrival::Arrival;
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
 use taskgate::face::listen_permits::ListenPermits;
@@ -412,6 +413,7 @@ impl Ask {
             carriage: MessageChannel::Request,
             is_counted: false,
             endpoint_session: None,
+            arrival: Arrival::default(),
         }
     }
 }

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use support::serving;
 use taskgate::engine::ServiceSettings;
+use taskgate::face::arrival::Arrival;
 use taskgate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::served::Served;
@@ -188,6 +189,7 @@ impl Caller {
             carriage: MessageChannel::Request,
             is_counted: false,
             endpoint_session: None,
+            arrival: Arrival::default(),
         }
     }
 }

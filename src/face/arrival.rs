@@ -1,0 +1,143 @@
+//! Tells whether a request is carried out although its client left.
+//!
+//! hyper drops the future of a request as soon as it sees that the client is gone, perhaps before it was polled. A notification,
+//! an answer, a cancel or the end of a session is carried out all the same; a call ends with its client, unless it has an
+//! idempotency key.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, Method};
+use parking_lot::Mutex;
+
+use super::idempotency_key;
+use crate::wire::{Message, method};
+
+/// Whether the client of a request is there, and whether the request needs it. Clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct Arrival(Arc<Mutex<ArrivalState>>);
+
+/// In the order in which one prevails over others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum ArrivalState {
+    /// The message is not read yet.
+    #[default]
+    Unread,
+    /// The message is not read yet, and the client has left.
+    Left,
+    /// It ends with its client.
+    EndsWithClient,
+    /// It is carried out to its end.
+    OutlivesClient,
+    /// The same, since it has an idempotency key.
+    HasKey,
+}
+
+impl Arrival {
+    /// The arrival of a request with this head.
+    #[must_use]
+    pub fn of(method: &Method, headers: &HeaderMap) -> Self {
+        let state = match *method {
+            Method::POST if !headers.contains_key(idempotency_key::HEADER) => ArrivalState::Unread,
+            Method::POST => ArrivalState::HasKey,
+            Method::DELETE => ArrivalState::OutlivesClient,
+            _ => ArrivalState::EndsWithClient,
+        };
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// Notes which messages a request has. Whether the request is to be carried out.
+    pub(super) fn is_wanted<'m>(&self, messages: impl IntoIterator<Item = &'m Message>, headers: &HeaderMap) -> bool {
+        let state = &mut *self.0.lock();
+        match state {
+            ArrivalState::HasKey | ArrivalState::OutlivesClient | ArrivalState::EndsWithClient => true,
+            ArrivalState::Unread | ArrivalState::Left => {
+                let has_left = matches!(state, ArrivalState::Left);
+                *state =
+                    messages.into_iter().fold(ArrivalState::EndsWithClient, |all, one| all.max(state_of(one, headers)));
+                !has_left || *state > ArrivalState::EndsWithClient
+            }
+        }
+    }
+
+    /// Whether a message of the request is a call with an idempotency key, or its head has such a key.
+    pub(super) fn has_key(&self) -> bool {
+        matches!(*self.0.lock(), ArrivalState::HasKey)
+    }
+
+    /// Whether the client left before its message was read.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        matches!(*self.0.lock(), ArrivalState::Left)
+    }
+
+    /// Notes that the client has left. Whether the request goes on.
+    #[must_use]
+    pub fn leave(&self) -> bool {
+        let state = &mut *self.0.lock();
+        match state {
+            ArrivalState::Unread => {
+                *state = ArrivalState::Left;
+                true
+            }
+            ArrivalState::Left | ArrivalState::OutlivesClient | ArrivalState::HasKey => true,
+            ArrivalState::EndsWithClient => false,
+        }
+    }
+}
+
+fn state_of(message: &Message, headers: &HeaderMap) -> ArrivalState {
+    let request = match message {
+        Message::Notification(_) | Message::Response(_) => return ArrivalState::OutlivesClient,
+        Message::Request(request) => request,
+    };
+    let has_key = || request.params.object().is_some_and(|params| idempotency_key::is_given(headers, params));
+    match &*request.method {
+        method::TOOLS_CALL if has_key() => ArrivalState::HasKey,
+        method::TASKS_CANCEL | method::TASKS_UPDATE | method::TASKS_DELETE => ArrivalState::OutlivesClient,
+        _ => ArrivalState::EndsWithClient,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{ScanLimits, envelope};
+
+    const MESSAGES: [(&str, bool); 6] = [
+        (r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#, true),
+        (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, true),
+        (r#"{"jsonrpc":"2.0","id":1,"method":"tasks/cancel","params":{"taskId":"1"}}"#, true),
+        (r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#, false),
+        (r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#, false),
+        (
+            r#"{"jsonrpc":"2.0","id":1,"method":"tools/call",
+               "params":{"name":"t","_meta":{"io.taskgate/idempotency-key":"k"}}}"#,
+            true,
+        ),
+    ];
+
+    fn posted(headers: &HeaderMap) -> Arrival {
+        Arrival::of(&Method::POST, headers)
+    }
+
+    #[test]
+    fn a_request_whose_client_leaves_goes_on_if_its_message_says_so() {
+        let none = HeaderMap::new();
+        for (text, outlives) in MESSAGES {
+            let message = envelope::read(&text.into(), ScanLimits::CLIENT).unwrap();
+            let arrival = posted(&none);
+            assert!(arrival.is_wanted([&message], &none), "{text}");
+            assert_eq!(arrival.leave(), outlives, "{text}");
+
+            let arrival = posted(&none);
+            assert!(arrival.leave() && arrival.has_left(), "an unread message is read: {text}");
+            assert_eq!(arrival.is_wanted([&message], &none), outlives, "{text}");
+
+            let with_key = HeaderMap::from_iter([(idempotency_key::HEADER, "k".parse().unwrap())]);
+            let arrival = posted(&with_key);
+            assert!(arrival.is_wanted([&message], &with_key) && arrival.leave(), "{text}");
+        }
+        assert!(Arrival::of(&Method::DELETE, &none).leave());
+        assert!(!Arrival::of(&Method::GET, &none).leave());
+    }
+}

@@ -147,24 +147,6 @@ fn every_name_of_the_code_that_a_page_names_is_defined() {
     assert!(names >= 20, "only {names} names were seen");
 }
 
-/// The map goes two levels deep: what lies below is named in the line of its folder, if anywhere.
-#[test]
-fn the_map_has_one_line_for_each_module() {
-    let map = read("ARCHITECTURE.md");
-    let mut modules = 0;
-    for path in files_under("src") {
-        let is_deeper = path.matches('/').count() > 2;
-        if is_deeper || path.ends_with("/tests.rs") || ["src/lib.rs", "src/main.rs"].contains(&path.as_str()) {
-            continue;
-        }
-        modules += 1;
-        let start = format!("- `{path}`: ");
-        let lines = map.lines().filter(|line| line.trim_start().starts_with(&start)).count();
-        assert_eq!(lines, 1, "the map in ARCHITECTURE.md has one line for each module; `{path}` has {lines}");
-    }
-    assert!(modules >= 100, "only {modules} modules were seen");
-}
-
 /// Whoever looks for a suite, or for the place of a new test, finds it there.
 #[test]
 fn every_suite_has_a_line_in_the_index_of_tests() {

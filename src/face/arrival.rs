@@ -46,7 +46,8 @@ impl Arrival {
     }
 
     /// Notes which messages a request has. Whether the request is to be carried out.
-    pub(super) fn is_wanted<'m>(&self, messages: impl IntoIterator<Item = &'m Message>, headers: &HeaderMap) -> bool {
+    #[must_use]
+    pub fn is_wanted<'m>(&self, messages: impl IntoIterator<Item = &'m Message>, headers: &HeaderMap) -> bool {
         let state = &mut *self.0.lock();
         match state {
             ArrivalState::HasKey | ArrivalState::OutlivesClient | ArrivalState::EndsWithClient => true,

@@ -127,6 +127,7 @@ impl PathFaces for UpstreamEndpoint {
             accepted: inbound.accepted,
             arrived: inbound.received_at,
             carriage: inbound.carriage,
+            has_key: inbound.arrival.has_key(),
         };
         self.stateless.serve(&request, around).await
     }

@@ -4,8 +4,10 @@
 //! Only digests are kept: of the name, and of what the call is.
 
 use std::borrow::Cow;
+use std::sync::LazyLock;
 
 use http::{HeaderMap, HeaderName};
+use memchr::memmem::Finder;
 
 use crate::dialect::RequestError;
 use crate::task::digest::digest;
@@ -75,10 +77,11 @@ pub fn read(
 
 /// Whether a call has an idempotency key. A glance where it has none: then its `_meta` is not read.
 pub(super) fn is_given(headers: &HeaderMap, params: &Object) -> bool {
+    static NAME: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("idempotency-key"));
     let is_in = |meta: Payload| {
-        let text = meta.as_str();
+        let text = meta.bytes();
         // Any letter of a name may be written as an escape.
-        let may_be_in = text.contains("idempotency-key") || text.contains('\\');
+        let may_be_in = NAME.find(text).is_some() || memchr::memchr(b'\\', text).is_some();
         may_be_in && Object::of(&meta).is_some_and(|meta| meta.contains(IDEMPOTENCY_KEY))
     };
     headers.contains_key(HEADER) || params.get(META).is_some_and(is_in)

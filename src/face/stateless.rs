@@ -100,6 +100,7 @@ struct StatelessRequestContext<'a> {
     forwarded: &'a ForwardedHeaders,
     arrived: Instant,
     carriage: MessageChannel,
+    has_key: bool,
 }
 
 /// What is to be done with a call.
@@ -135,6 +136,8 @@ pub struct MessageContext<'a> {
     pub accepted: AcceptedTypes,
     pub arrived: Instant,
     pub carriage: MessageChannel,
+    /// Whether it is a call with an idempotency key.
+    pub has_key: bool,
 }
 
 impl StatelessFace {
@@ -225,6 +228,7 @@ impl StatelessFace {
             forwarded: around.forwarded,
             arrived: around.arrived,
             carriage: around.carriage,
+            has_key: around.has_key,
         })
     }
 
@@ -337,10 +341,14 @@ impl StatelessFace {
         if plan == Plan::Refuse {
             return Err(refuse(&StatelessRequest::needs_extension()));
         }
-        let names = idempotency_key::IdempotencyScope::of(&inquiry.principal, None);
-        let upstream = self.served.upstream.name();
-        let idempotency = idempotency_key::read(inquiry.headers, inquiry.params, names, upstream, &tool);
-        let idempotency = idempotency.map_err(|complaint| refuse(&complaint))?;
+        let idempotency = if inquiry.has_key {
+            let names = idempotency_key::IdempotencyScope::of(&inquiry.principal, None);
+            let upstream = self.served.upstream.name();
+            let read = idempotency_key::read(inquiry.headers, inquiry.params, names, upstream, &tool);
+            read.map_err(|complaint| refuse(&complaint))?
+        } else {
+            None
+        };
         let plan = match plan {
             // A client that takes a handle has it at once: a repetition finds the task.
             Plan::Grace(_) if idempotency.is_some() && takes_tasks != HandleSupport::ByTools => Plan::Task,

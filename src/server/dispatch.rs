@@ -1,6 +1,6 @@
 //! Finds a request's endpoint: checks path, method, media type and body, in this order.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const PATHS_SHOWN: usize = 20;
 /// Maps paths to endpoints. Paths match byte for byte (B56), the query is ignored (B57).
 #[derive(Clone, Default)]
 pub struct Routes {
-    exact: HashMap<String, Arc<dyn Endpoint>>,
+    exact: BTreeMap<String, Arc<dyn Endpoint>>,
     below: Vec<(String, Arc<dyn Endpoint>)>,
     /// Whether any endpoint forwards credentials.
     forward_authorization: bool,

@@ -9,6 +9,11 @@ pub(super) struct EscapedOutput<W>(pub(super) W);
 
 impl<W: Write> Write for EscapedOutput<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        // Most lines are ASCII, and a look at each of their characters would cost as much as writing them.
+        if line.is_ascii() {
+            self.0.write_all(line)?;
+            return Ok(line.len());
+        }
         match std::str::from_utf8(line) {
             Ok(text) if text.contains(is_obeyed) => self.0.write_all(escaped(text).as_bytes())?,
             Ok(_) | Err(_) => self.0.write_all(line)?,

@@ -16,6 +16,7 @@ use taskgate::server::{
     Authenticator, ListenSettings, ListenerLimits, ListenerRole, ListenerSpec, Routes, RunningListener, start,
 };
 use taskgate::task::Principal;
+use taskgate::wire::{Message, ScanLimits, envelope};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -70,6 +71,7 @@ impl Drop for CountedDrop<'_> {
 impl Endpoint for Recorder {
     async fn serve(&self, request: Inbound) -> FaceResponse {
         let (method, path) = (request.method.clone(), request.path.clone());
+        note_messages(&request);
         self.seen.lock().push(request);
         self.arrived.add_permits(1);
         match path.as_str() {
@@ -87,6 +89,18 @@ impl Endpoint for Recorder {
         response.headers_mut().insert("allow", "POST".parse().unwrap());
         response
     }
+}
+
+/// Does what every path does with the messages that it has read.
+fn note_messages(request: &Inbound) {
+    let messages: Vec<Message> = match envelope::read(&request.body, ScanLimits::CLIENT) {
+        Ok(message) => vec![message],
+        Err(_) => {
+            let items = envelope::read_batch(&request.body, ScanLimits::CLIENT, envelope::BATCH_MAX);
+            items.unwrap_or_default().into_iter().flatten().collect()
+        }
+    };
+    let _ = request.arrival.is_wanted(&messages, &request.headers);
 }
 
 pub(crate) struct Gate {

@@ -145,6 +145,7 @@ async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) 
         accepted,
         arrived,
         carriage,
+        has_key: false,
     };
     let response = face.serve(&request, around).await;
     let head = arrived.elapsed();

@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 
 use crate::wire::{Payload, RequestId, ScanLimits, method, scan};
 
-/// Longest member name or method that is compared. No longer one matters.
-const NAME_BYTES_MAX: usize = 24;
+/// Longest member name or method that is compared, as written: `result` in escapes. No longer one matters.
+const NAME_BYTES_MAX: usize = 36;
 /// Longest id that is kept, as written.
 const ID_BYTES_MAX: usize = 256;
 /// The member of a result that holds questions (2026-07-28).
@@ -39,7 +39,7 @@ pub struct MessageClassifier {
     depth: usize,
     string: Option<StringRole>,
     /// The bytes of a name as written, if it is short enough.
-    name: [u8; NAME_BYTES_MAX],
+    name: SmallVec<[u8; NAME_BYTES_MAX]>,
     length: usize,
     is_escaped: bool,
     /// Whether the next byte is escaped.
@@ -50,8 +50,8 @@ pub struct MessageClassifier {
     expects_method: bool,
     /// Whether the value of `id` comes next.
     expects_id: bool,
-    /// Whether the value of `result` comes next.
-    expects_result: bool,
+    /// The outcome whose value comes next.
+    expects_outcome: Option<OutcomeMember>,
     /// Whether the object `result` is being read.
     in_result: bool,
     /// Whether a name, not a value, comes next in that object.
@@ -63,12 +63,21 @@ pub struct MessageClassifier {
     has_odd_id: bool,
     /// It is no object and no array, so no message.
     is_other: bool,
+    /// Whether `result` or `error` was named, and which of them has a value that is not `null`.
+    has_outcome: bool,
     is_answer: bool,
     is_error: bool,
     is_method: bool,
     is_asking: bool,
     has_requests: bool,
     has_state: bool,
+}
+
+/// A member that says how a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OutcomeMember {
+    Result,
+    Error,
 }
 
 /// The role of the current string.
@@ -107,6 +116,12 @@ impl MessageClassifier {
         self.is_method || self.is_asking
     }
 
+    /// Whether it is a response and nothing else, readable or not.
+    #[must_use]
+    pub const fn is_answer_alone(&self) -> bool {
+        self.has_outcome && !self.is_method
+    }
+
     /// Whether its result may hold questions: a member `inputRequests` in any case, or one with an escaped name.
     #[must_use]
     pub const fn has_requests(&self) -> bool {
@@ -141,7 +156,7 @@ impl MessageClassifier {
     /// The class of the message so far.
     #[must_use]
     pub const fn shows(&self) -> MessageClass {
-        match (self.is_asking, self.is_error, self.is_answer || self.is_method || self.is_other) {
+        match (self.is_asking, self.is_error && !self.is_other, self.is_answer || self.is_method || self.is_other) {
             (true, ..) => MessageClass::Asking,
             (false, true, _) => MessageClass::Failing,
             (false, false, true) => MessageClass::Harmless,
@@ -161,14 +176,19 @@ impl MessageClassifier {
                         (2, _) if self.in_result && self.expects_member => StringRole::Member,
                         _ => StringRole::Other,
                     };
+                    if self.depth == 1 && !self.expects_name {
+                        self.outcome_begins(*byte);
+                    }
                     self.keep(text, b"\"");
                     (self.string, self.length, self.is_escaped) = (Some(text), 0, false);
+                    self.name.clear();
                     return &bytes[at + 1..];
                 }
                 b'{' | b'[' => {
                     self.is_asking |= self.depth == 0 && *byte == b'[';
                     if self.depth == 1 {
-                        self.in_result = self.expects_result && *byte == b'{';
+                        let outcome = self.outcome_begins(*byte);
+                        self.in_result = outcome == Some(OutcomeMember::Result) && *byte == b'{';
                         self.expects_member = true;
                     }
                     self.depth += 1;
@@ -180,7 +200,7 @@ impl MessageClassifier {
                 _ if self.depth == 0 => self.is_other = true,
                 b',' if self.depth == 1 => {
                     (self.expects_name, self.expects_method, self.expects_id) = (true, false, false);
-                    self.expects_result = false;
+                    self.expects_outcome = None;
                 }
                 b':' if self.depth == 1 => self.expects_name = false,
                 b',' if self.depth == 2 => self.expects_member = true,
@@ -188,10 +208,24 @@ impl MessageClassifier {
                 b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' if self.expects_id && self.depth == 1 => {
                     self.keep(StringRole::Id, &[*byte]);
                 }
+                _ if self.depth == 1 && !self.expects_name => _ = self.outcome_begins(*byte),
                 _ => (),
             }
         }
         &[]
+    }
+
+    /// Reads the first byte of a member's value, and returns the outcome that it belongs to. An outcome of `null` is as good as
+    /// absent, as for the strict reader.
+    fn outcome_begins(&mut self, byte: u8) -> Option<OutcomeMember> {
+        let outcome = self.expects_outcome.take()?;
+        // `null`: no other value begins so.
+        if byte != b'n' {
+            self.is_answer |= outcome == OutcomeMember::Result;
+            self.is_error |= outcome == OutcomeMember::Error;
+            self.is_asking |= self.is_answer && self.is_error;
+        }
+        Some(outcome)
     }
 
     /// Advances to the end of a string, or of the bytes.
@@ -203,12 +237,13 @@ impl MessageClassifier {
         let at = scan::mark(bytes, 0);
         self.note(text, &bytes[..at]);
         let Some((mark, rest)) = bytes[at..].split_first() else { return &[] };
-        self.keep(text, &[*mark]);
         if *mark == b'"' {
+            self.keep(text, b"\"");
             self.string = None;
             self.ended(text);
             return rest;
         }
+        self.note(text, &[*mark]);
         self.is_escaped = true;
         let Some((escaped, rest)) = rest.split_at_checked(1) else {
             self.after_backslash = true;
@@ -230,49 +265,62 @@ impl MessageClassifier {
         if matches!(text, StringRole::Other | StringRole::Id) {
             return;
         }
-        if let Some(room) = self.name.get_mut(self.length..self.length + bytes.len()) {
-            room.copy_from_slice(bytes);
-        }
         self.length = self.length.saturating_add(bytes.len());
+        if self.length <= NAME_BYTES_MAX {
+            self.name.extend_from_slice(bytes);
+        }
     }
 
     fn ended(&mut self, text: StringRole) {
-        let name = self.name.get(..self.length).unwrap_or_default();
+        let name = std::mem::take(&mut self.name);
+        let name = name.get(..self.length).unwrap_or_default();
         match text {
             StringRole::Other | StringRole::Id => (),
-            // Escaped names in an envelope only serve to hide them.
-            StringRole::Name | StringRole::Method if self.is_escaped => self.is_asking = true,
-            // Some readers ignore the case of a name.
-            StringRole::Name => {
-                self.is_answer |= name.eq_ignore_ascii_case(b"result");
-                self.is_error |= name.eq_ignore_ascii_case(b"error");
-                self.expects_method = name.eq_ignore_ascii_case(b"method");
-                self.expects_id = name == b"id" && self.id.is_empty();
-                if name.eq_ignore_ascii_case(b"id") {
-                    self.has_odd_id |= self.has_id || name != b"id";
-                    self.has_id = true;
+            StringRole::Name if self.is_escaped => {
+                match serde_json::from_slice::<String>(&[b"\"", name, b"\""].concat()) {
+                    Ok(name) => self.named(name.as_bytes()),
+                    Err(_) => self.is_asking = true,
                 }
-                self.expects_result = name.eq_ignore_ascii_case(b"result");
-                let is_answer = self.is_answer || self.is_error;
-                self.is_asking |= (self.expects_method || is_answer) && self.is_method;
-                self.is_asking |= (self.expects_method || self.is_error) && self.is_answer;
-                self.is_asking |= self.expects_method && self.is_error;
             }
+            StringRole::Name => self.named(name),
             StringRole::Member => {
                 self.has_requests |= self.is_escaped || name.eq_ignore_ascii_case(REQUESTS);
                 self.has_state |= self.is_escaped || name.eq_ignore_ascii_case(STATE);
             }
+            // Nobody writes a method with escapes but to hide it.
+            StringRole::Method if self.is_escaped => self.is_asking = true,
             StringRole::Method => {
                 self.is_method = true;
                 self.is_asking |= QUESTIONS.iter().any(|question| question.as_bytes() == name);
             }
         }
     }
+
+    /// Takes note of a member of the envelope. There are readers for which the case of a name means nothing.
+    fn named(&mut self, name: &[u8]) {
+        self.expects_outcome = match () {
+            () if name.eq_ignore_ascii_case(b"result") => Some(OutcomeMember::Result),
+            () if name.eq_ignore_ascii_case(b"error") => Some(OutcomeMember::Error),
+            () => None,
+        };
+        self.has_outcome |= self.expects_outcome.is_some();
+        self.expects_method = name.eq_ignore_ascii_case(b"method");
+        self.expects_id = name == b"id" && self.id.is_empty();
+        if name.eq_ignore_ascii_case(b"id") {
+            self.has_odd_id |= self.has_id || name != b"id";
+            self.has_id = true;
+        }
+        self.is_asking |= (self.expects_method || self.has_outcome) && self.is_method;
+        self.is_asking |= self.expects_method && self.has_outcome;
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::wire::Message;
 
     #[track_caller]
     fn check(text: &str, shows: MessageClass) {
@@ -290,6 +338,8 @@ mod tests {
             r#"{"result":{"a":["{\"method\":\"elicitation/create\"}"]},"id":1}"#,
             r#"{"method":"notifications/progress","params":{"method":"elicitation/create"}}"#,
             r#" { "method" : "ping" , "id" : 1 }"#,
+            r#"{"id":1,"result":{},"error":null}"#,
+            r#"{"id":1,"error" : null,"result":{"a":1},"\u0069d":2}"#,
             "7",
             "no message",
         ] {
@@ -305,14 +355,29 @@ mod tests {
             r#"{"method":"ping","method":"roots/list"}"#,
             r#"{"result":{},"method":"x"}"#,
             r#"{"method":"x","result":{}}"#,
+            r#"{"result":null,"method":"x"}"#,
             r#"[{"result":{}}]"#,
             r#"{"result":{},"error":{}}"#,
+            r#"{"result":{},"\u0065rror":7}"#,
             r#"{"error":{},"method":"x"}"#,
         ] {
             check(text, MessageClass::Asking);
         }
-        check(r#"{"id":1,"error":{"code":-32042,"data":{"method":"roots/list"}}}"#, MessageClass::Failing);
-        for text in ["", "   ", "{", r#"{"id":1,"params":{"method":"roots/list"}}"#, r#"{"method":{"roots/list":1}}"#] {
+        for text in [
+            r#"{"id":1,"error":{"code":-32042,"data":{"method":"roots/list"}}}"#,
+            r#"{"id":1,"result":null,"error":{"code":1}}"#,
+            r#"{"\u0065rror":{}}"#,
+        ] {
+            check(text, MessageClass::Failing);
+        }
+        for text in [
+            "",
+            "   ",
+            "{",
+            r#"{"id":1,"params":{"method":"roots/list"}}"#,
+            r#"{"method":{"roots/list":1}}"#,
+            r#"{"id":1,"result":null}"#,
+        ] {
             check(text, MessageClass::Nothing);
         }
     }
@@ -403,7 +468,46 @@ mod tests {
     fn what_shows_itself_shows_at_once() {
         let mut glance = MessageClassifier::default();
         assert_eq!(glance.feed(br#"{"jsonrpc":"2.0","id":1"#), MessageClass::Nothing);
-        assert_eq!(glance.feed(br#","result""#), MessageClass::Harmless);
-        assert_eq!(glance.feed(br#":{"content":["#), MessageClass::Harmless);
+        assert_eq!(glance.feed(br#","result":"#), MessageClass::Nothing);
+        assert_eq!(glance.feed(br#"{"content":["#), MessageClass::Harmless);
+    }
+
+    /// Members as servers write them, and as they must not.
+    fn member() -> impl Strategy<Value = String> {
+        let names =
+            vec!["result", "error", "method", "id", "params", "Result", "x", r"\u0072esult", r"err\u006fr", r"\u0069d"];
+        let values = vec![
+            "null",
+            "{}",
+            r#"{"error":null}"#,
+            "1",
+            r#""x""#,
+            r#""roots/list""#,
+            "[]",
+            r#"{"code":1,"message":"m"}"#,
+        ];
+        (prop::sample::select(names), prop::sample::select(values))
+            .prop_map(|(name, value)| format!(r#""{name}" :{value}"#))
+    }
+
+    proptest! {
+        /// A reader of pieces lets a message pass once it shows itself as harmless. So no message that the strict reader takes
+        /// for an answer or a notification shows itself otherwise later, wherever it is cut.
+        #[test]
+        fn a_message_has_one_verdict_wherever_it_is_cut(
+            members in prop::collection::vec(member(), 0..5),
+            lead in prop::sample::select(vec!["", "", "", " ", "7 "]),
+        ) {
+            let text = format!(r#"{lead}{{"jsonrpc":"2.0",{}}}"#, members.join(","));
+            let read = crate::wire::envelope::read(&Bytes::from(text.clone()), ScanLimits::UPSTREAM);
+            let is_harmless = matches!(read, Ok(Message::Response(_) | Message::Notification(_)));
+            for cut in 0..=text.len() {
+                let mut look = MessageClassifier::default();
+                let first = look.feed(&text.as_bytes()[..cut]);
+                let last = look.feed(&text.as_bytes()[cut..]);
+                let is_cut_off = first == MessageClass::Harmless && last != first;
+                prop_assert!(!is_cut_off || (!is_harmless && last == MessageClass::Asking), "{text} cut at {cut}: {last:?}");
+            }
+        }
     }
 }

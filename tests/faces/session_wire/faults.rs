@@ -5,7 +5,7 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::client::{TestGateway, call};
-use super::upstream::{Once, ScriptedServer, json_text, status};
+use super::upstream::{Once, ScriptedServer, SeenRequest, json_text, status};
 
 /// B78 to B97, towards session clients.
 #[tokio::test]
@@ -13,7 +13,8 @@ async fn what_is_no_message_is_refused_by_its_id() {
     let server = ScriptedServer::polite().await;
     let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
-    let before = server.world.all(|_| true).len();
+    let passed_on = || server.world.all(|seen| seen.rpc() == "x" || seen.is_call()).len();
+    let before = passed_on();
     let deep = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{}{}}}"#, "[".repeat(65), "]".repeat(65));
     let long = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{}"}}"#, "m".repeat(129));
     let id = format!(r#"{{"jsonrpc":"2.0","id":"{}","method":"x"}}"#, "i".repeat(257));
@@ -49,7 +50,46 @@ async fn what_is_no_message_is_refused_by_its_id() {
     ] {
         assert_eq!(client.post(body.to_owned()).await.verdict().await, verdict, "{name}: {body}");
     }
-    assert_eq!(server.world.all(|_| true).len(), before, "nothing was passed on");
+    assert_eq!(passed_on(), before, "nothing was passed on");
+}
+
+/// U08: its client does not wait for another one, though the stream stays open.
+#[tokio::test]
+async fn u08_an_answer_that_readers_differ_about_ends_its_call_with_an_error() {
+    let (events, stream) = Once::events();
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
+    let client = gate.client().await;
+    events.raw("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{},\"error\":{\"code\":1,\"message\":\"m\"}}\n\n");
+    let told = client.post(call(1)).await.until("\n\n").await;
+    assert!(told.contains("upstream_malformed") && told.contains("\"id\":1"), "{told}");
+    assert!(server.world.all(|seen| seen.body["error"].is_object()).is_empty(), "the server asked nothing");
+}
+
+/// U08: an answer has one verdict, whichever pieces it comes in.
+#[tokio::test]
+async fn u08_a_member_that_is_null_is_none_in_an_answer_of_several_pieces() {
+    for (first, second) in [
+        (r#"{"jsonrpc":"2.0","id":1,"result":{"n":1}"#, r#","error":null}"#),
+        (r#"{"jsonrpc":"2.0","error":"#, r#"null,"id":1,"result":{"n":1}}"#),
+        (r#"{"jsonrpc":"2.0","result":{"n":1},"\u0069"#, r#"d":1}"#),
+    ] {
+        let (body, reply) = Once::body("application/json");
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| reply.take()).flatten()).await;
+        let gate = TestGateway::before(&server).await;
+        let client = gate.client().await;
+        body.raw(first);
+        let (mut reply, ()) = tokio::join!(client.post(call(1)), async {
+            server.world.first(SeenRequest::is_call).await;
+            body.raw(second);
+            drop(body);
+        });
+        let mut read = String::new();
+        while let Some(piece) = reply.piece().await {
+            read.push_str(&piece);
+        }
+        assert_eq!(read, format!("{first}{second}"));
+    }
 }
 
 /// Ids of the gateway's own requests are never taken for the client's, however they are written.

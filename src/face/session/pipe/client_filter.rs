@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::dialect::faults::gateway_error;
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::session_results::client_capabilities;
 use crate::dialect::upstream_dialect::RefusalAnswer;
@@ -92,9 +93,13 @@ impl ClientFilter {
         match text.read(ScanLimits::UPSTREAM) {
             Ok(message) => self.filtered(&message),
             Err(EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. }) => {
-                let is_fault = MessageClassifier::default().feed(text) == MessageClass::Failing;
+                let mut look = MessageClassifier::default();
+                let is_fault = look.feed(text) == MessageClass::Failing;
                 if is_fault && memchr::memmem::find(text, b"elicitation").is_none() {
                     return FilteredMessage::Same;
+                }
+                if look.is_answer_alone() {
+                    return self.unreadable_answer(id);
                 }
                 self.unreadable(id)
             }
@@ -149,6 +154,14 @@ impl ClientFilter {
         };
         self.shared.own.reply(&self.session.own, answer);
         FilteredMessage::Nothing
+    }
+
+    /// An answer that readers differ about: its request ends with an error, so that its client does not wait.
+    fn unreadable_answer(&self, id: Option<RequestId>) -> FilteredMessage {
+        self.shared.own.dropped("answer_unreadable");
+        let Some(id) = id else { return FilteredMessage::Nothing };
+        let fault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+        FilteredMessage::Other(envelope::error(Some(&id), &gateway_error(&fault)))
     }
 
     /// A text that nobody can tell the meaning of, and that readers may take for a question.

@@ -254,6 +254,12 @@ impl Engine {
         &self.watchers
     }
 
+    /// Whether this process runs the call of a task.
+    #[must_use]
+    pub fn is_running(&self, key: &TaskKey) -> bool {
+        self.live.has(key)
+    }
+
     /// Whether no call is to begin any more, as the gateway ends.
     #[must_use]
     pub fn is_leaving(&self) -> bool {

@@ -95,9 +95,9 @@ struct KnownMember {
     /// What it said of itself last, where it says the same to everybody.
     summary: RwLock<Option<Arc<ServerSummary>>>,
     circular: CircularLists,
-    /// When it was logged that it is away, and that it spoke of requests that it was not given.
+    /// When it was logged that it is away, and that a message of it was dropped.
     away_logged: LogLimit,
-    foreign_logged: LogLimit,
+    dropped_logged: LogLimit,
     /// Whether it took longer than it may when it was asked last.
     late: Mutex<Option<LateAnswers>>,
 }
@@ -161,7 +161,7 @@ impl CombinedEndpoint {
             summary: RwLock::default(),
             circular: CircularLists::default(),
             away_logged: LogLimit::default(),
-            foreign_logged: LogLimit::default(),
+            dropped_logged: LogLimit::default(),
             late: Mutex::default(),
         };
         let members: Vec<KnownMember> = members.into_iter().map(known).collect();

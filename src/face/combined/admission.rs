@@ -16,7 +16,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use super::CombinedUpstreams;
-use super::member_session::CombinedSession;
+use super::member_session::{CombinedSession, GivenToken};
 use super::messages::{
     GivenRequests, RefusedMessage, RequestMark, admitted, is_given_answer, plain, request_id_bytes_max,
 };
@@ -26,15 +26,19 @@ use crate::face::arrival::Arrival;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody, full_body};
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason, TaskId, TaskKey};
 use crate::upstream::ForwardedHeaders;
 use crate::wire::envelope::{self, Request};
 use crate::wire::framing::{BodyPart, MessageClassifier};
-use crate::wire::meta::{META, PROGRESS_TOKEN};
+use crate::wire::meta::{META, PROGRESS_TOKEN, RELATED_TASK};
 use crate::wire::{MessageText, Object, RequestId, RpcError, rpc_error};
 
 /// Refusals that may be on their way to the servers of one endpoint.
 pub(super) const REFUSALS_MAX: usize = 64;
+
+/// Why messages are dropped, as the metric says it.
+const NOT_GIVEN: &str = "not_given";
+const UNREADABLE: &str = "unreadable";
 
 /// The requests that a stream may answer.
 #[derive(Clone, Debug)]
@@ -70,13 +74,14 @@ pub(super) fn progress_token(params: &Object) -> Option<RequestId> {
 }
 
 /// Admits the messages of one upstream on one stream, or in one answer.
-#[derive(Clone)]
 pub(super) struct ServerVoice {
     pub(super) upstreams: Arc<CombinedUpstreams>,
     pub(super) at: usize,
     pub(super) request: AnswerScope,
     /// The client's session, where it has one.
     pub(super) session: Option<(Arc<CombinedSession>, Principal)>,
+    /// The request's progress token, which the upstream may report under on other streams, too.
+    pub(super) given: Option<GivenToken>,
 }
 
 impl GivenRequests for ServerVoice {
@@ -88,13 +93,23 @@ impl GivenRequests for ServerVoice {
         }
     }
 
-    fn may_report(&self, token: &RequestId) -> bool {
+    fn may_report(&self, token: &RequestId, params: &Object) -> bool {
         let is_of_stream = match &self.request {
             AnswerScope::None => false,
             AnswerScope::Asked { token: asked, .. } => asked.as_ref().is_some_and(|asked| plain(asked) == plain(token)),
             AnswerScope::Resumed(mark) => mark.names_token(token),
         };
-        is_of_stream || self.session.as_ref().is_some_and(|(session, _)| session.was_given(self.upstream(), token))
+        is_of_stream
+            || self.session.as_ref().is_some_and(|(session, owner)| {
+                session.is_given(self.upstream(), token) || self.is_of_running_task(owner, params)
+            })
+    }
+
+    fn asked(&self) -> Option<&RequestId> {
+        match &self.request {
+            AnswerScope::Asked { id, .. } => Some(id),
+            AnswerScope::None | AnswerScope::Resumed(_) => None,
+        }
     }
 }
 
@@ -103,26 +118,46 @@ impl ServerVoice {
         &self.upstreams.settings.upstreams[self.at]
     }
 
+    /// Has the upstream at `at` speak, which is about to be given the request.
+    pub(super) fn give(&mut self, at: usize) {
+        self.at = at;
+        if let (AnswerScope::Asked { token: Some(token), .. }, Some((session, _))) = (&self.request, &self.session) {
+            self.given = Some(session.give(self.upstream(), token));
+        }
+    }
+
+    /// Whether progress is that of a task of the gateway's own that runs: its token outlives the answer of its call. No server
+    /// hears the ids of such tasks.
+    fn is_of_running_task(&self, owner: &Principal, params: &Object) -> bool {
+        let related = params.get_object(META).and_then(|meta| meta.get_object(RELATED_TASK));
+        let id = related.and_then(|related| TaskId::parse(&related.get_string("taskId")?));
+        id.is_some_and(|id| self.upstreams.common().engine.is_running(&TaskKey { owner: owner.clone(), id }))
+    }
+
     /// A message as the client is to see it; `None` where nothing of it is for the client.
     pub(super) fn admit(&self, text: MessageText) -> Option<MessageText> {
         let mut refused = Vec::new();
         let shown = admitted(self.upstream(), self, text, &mut refused);
         for message in refused {
             match message {
-                RefusedMessage::NotGiven => self.note_foreign(),
+                RefusedMessage::NotGiven => self.note_dropped(NOT_GIVEN),
+                RefusedMessage::Unreadable(_) => self.note_dropped(UNREADABLE),
                 RefusedMessage::LongId(id) => self.refuse(&id),
             }
         }
         shown
     }
 
-    /// Tells operators of a server that speaks of requests that it was not given.
-    fn note_foreign(&self) {
+    /// Tells operators why a server's message was dropped.
+    fn note_dropped(&self, reason: &'static str) {
         let upstream = self.upstream();
-        metric::count_dropped(upstream, "not_given");
-        if self.upstreams.members[self.at].foreign_logged.is_due() {
+        metric::count_dropped(upstream, reason);
+        if self.upstreams.members[self.at].dropped_logged.is_due() {
             let endpoint = &self.upstreams.settings.path;
-            tracing::warn!(%endpoint, %upstream, "a server spoke of a request that it was not given: its message was dropped");
+            tracing::warn!(
+                %endpoint, %upstream, reason,
+                "a server's message was dropped: it is about a request that the server was not given, or cannot be read"
+            );
         }
     }
 
@@ -229,7 +264,8 @@ impl Body for JsonAnswer {
         let Some(held) = std::mem::replace(&mut this.held, next) else { return Poll::Ready(None) };
         this.look.feed(&held.clone().into_bytes());
         if this.held.is_none() && !is_given_answer(&this.voice, &this.look) {
-            this.voice.note_foreign();
+            let is_odd = this.look.may_be_request() || this.look.has_odd_id();
+            this.voice.note_dropped(if is_odd { UNREADABLE } else { NOT_GIVEN });
             return Poll::Ready(Some(Err(io::Error::other("the answer is to another request"))));
         }
         Poll::Ready(Some(Ok(Frame::data(held))))

@@ -73,16 +73,7 @@ impl EndpointClient {
     /// Admits the messages of the upstream at `at` to this client about a request.
     pub(super) fn voice(&self, upstreams: &Arc<CombinedUpstreams>, at: usize, request: AnswerScope) -> ServerVoice {
         let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.principal.clone()));
-        ServerVoice { upstreams: Arc::clone(upstreams), at, request, session }
-    }
-
-    /// Remembers under which token an upstream may report progress to this client.
-    fn gives(&self, upstream: &str, params: Option<&Object>) {
-        if let Some(session) = &self.session
-            && let Some(token) = params.and_then(progress_token)
-        {
-            session.give(upstream, &token);
-        }
+        ServerVoice { upstreams: Arc::clone(upstreams), at, request, session, given: None }
     }
 
     /// A message of this client for the upstream at `at`, in its session there.
@@ -138,7 +129,9 @@ impl EndpointClient {
         method: &str,
         params: Payload,
     ) -> Result<Object, MemberRefusal> {
-        self.gives(&upstreams.settings.upstreams[at], Object::of(&params).as_ref());
+        let token = Object::of(&params).as_ref().and_then(progress_token);
+        let given = self.session.as_ref().zip(token);
+        let _given = given.map(|(session, token)| session.give(&upstreams.settings.upstreams[at], &token));
         let id = RequestId::text(&format!("taskgate-{:032x}", (upstreams.common().random)()));
         let text = envelope::request(&id, method, Some(&params));
         let mut inbound = self.inbound(upstreams, at, (text, None)).await?;
@@ -178,7 +171,6 @@ impl EndpointClient {
         (mut request, mut text): (Request, Bytes),
         params: Option<Payload>,
     ) -> Result<Inbound, MemberRefusal> {
-        self.gives(&upstreams.settings.upstreams[at], request.params.object());
         if let Some(params) = params {
             text = envelope::request(&request.id, &request.method, Some(&params));
             let params = Object::of(&params);

@@ -1,7 +1,8 @@
 //! A client's sessions at the upstreams of an endpoint: opened when something is asked of one, in the client's own words,
 //! and remembered for as long as there is room.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
@@ -26,9 +27,6 @@ use crate::face::session::in_flight::InFlight;
 use crate::face::session::session_cache::ClientSessionCache;
 use crate::upstream::reply::ReadLimits;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
-
-/// Progress tokens of one client that are remembered; progress under an older one is dropped.
-const TOKENS_MAX: usize = 512;
 
 /// The sessions at all endpoints. What is remembered of them outlives a reload.
 #[derive(Debug)]
@@ -69,8 +67,8 @@ struct CombinedSessionState {
     missing: HashSet<Arc<str>>,
     /// Whether one of these is there now, and the client does not know it.
     has_come: bool,
-    /// The progress tokens that upstreams were given last.
-    tokens: VecDeque<u64>,
+    /// The progress tokens of requests that upstreams are answering, and how many requests have each.
+    tokens: HashMap<u64, usize>,
 }
 
 #[derive(Debug)]
@@ -86,6 +84,24 @@ enum MemberSession {
 pub(super) struct OpenedMember {
     pub(super) id: HeaderValue,
     pub(super) summary: Arc<ServerSummary>,
+}
+
+/// A progress token that an upstream may report under until this is dropped.
+#[derive(Debug)]
+pub(super) struct GivenToken {
+    session: Arc<CombinedSession>,
+    given: u64,
+}
+
+impl Drop for GivenToken {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut requests) = self.session.state.lock().tokens.entry(self.given) {
+            *requests.get_mut() -= 1;
+            if *requests.get() == 0 {
+                requests.remove();
+            }
+        }
+    }
 }
 
 /// A handshake that all who need it wait for.
@@ -109,19 +125,16 @@ impl CombinedSession {
         }
     }
 
-    /// Remembers a progress token that an upstream was given.
-    pub(super) fn give(&self, upstream: &str, token: &RequestId) {
+    /// Takes note of the progress token of a request that an upstream is given.
+    pub(super) fn give(self: &Arc<Self>, upstream: &str, token: &RequestId) -> GivenToken {
         let given = self.hash(upstream, token);
-        let mut state = self.state.lock();
-        if state.tokens.len() >= TOKENS_MAX {
-            state.tokens.pop_front();
-        }
-        state.tokens.push_back(given);
+        *self.state.lock().tokens.entry(given).or_default() += 1;
+        GivenToken { session: Arc::clone(self), given }
     }
 
-    /// Whether an upstream was given this progress token, as far as is remembered.
-    pub(super) fn was_given(&self, upstream: &str, token: &RequestId) -> bool {
-        self.state.lock().tokens.contains(&self.hash(upstream, token))
+    /// Whether an upstream is answering a request with this progress token.
+    pub(super) fn is_given(&self, upstream: &str, token: &RequestId) -> bool {
+        self.state.lock().tokens.contains_key(&self.hash(upstream, token))
     }
 
     fn hash(&self, upstream: &str, token: &RequestId) -> u64 {

@@ -9,7 +9,9 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 
+use crate::dialect::faults::gateway_error;
 use crate::task::digest::{digest, hex};
+use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::{self, BATCH_READ_MAX, Notification, Request, Response, is_batch, split_batch};
 use crate::wire::framing::MessageClassifier;
 use crate::wire::id::ID_BYTES_MAX;
@@ -54,8 +56,11 @@ pub(super) trait GivenRequests {
     /// Whether a response to this request may come.
     fn may_answer(&self, id: &RequestId) -> bool;
 
-    /// Whether progress under this token may come.
-    fn may_report(&self, token: &RequestId) -> bool;
+    /// Whether progress under this token may come, with these params.
+    fn may_report(&self, token: &RequestId, params: &Object) -> bool;
+
+    /// The request whose answer the stream brings, where its id is known.
+    fn asked(&self) -> Option<&RequestId>;
 }
 
 /// Why a message of a server does not reach the client.
@@ -63,6 +68,8 @@ pub(super) trait GivenRequests {
 pub(super) enum RefusedMessage {
     /// It answers, or reports on, a request that this server was not given; or readers may take it for such a message.
     NotGiven,
+    /// No strict reader takes it for one message. The request that it may have answered ends with an error.
+    Unreadable(Option<RequestId>),
     /// A request with an id too long for the name of its upstream.
     LongId(RequestId),
 }
@@ -82,10 +89,18 @@ pub(super) fn admitted(
         Ok(None) => Some(text),
         Ok(Some(edited)) => Some(edited.into()),
         Err(why) => {
+            let instead = unreadable_answer(&why);
             refused.push(why);
-            None
+            instead.map(MessageText::from)
         }
     }
+}
+
+/// What the client hears in place of an answer that cannot be read, as at the server's own path.
+fn unreadable_answer(why: &RefusedMessage) -> Option<Bytes> {
+    let RefusedMessage::Unreadable(Some(id)) = why else { return None };
+    let fault = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+    Some(envelope::error(Some(id), &gateway_error(&fault)))
 }
 
 /// Whether `look` has seen an answer to a request that this server was given. A message that may be a request is none.
@@ -97,18 +112,20 @@ pub(super) fn is_given_answer(given: &impl GivenRequests, look: &MessageClassifi
 
 /// The edited message; `None` for one that stays as it is.
 fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Result<Option<Bytes>, RefusedMessage> {
+    let mut look = MessageClassifier::default();
     if !matches!(text.message(), Some(Message::Request(_) | Message::Notification(_))) {
         // Most messages are answers: a large result need not be located for its id.
-        let mut look = MessageClassifier::default();
         look.feed(text);
         if is_given_answer(given, &look) {
             return Ok(None);
         }
-        if !look.may_be_request() {
-            return Err(RefusedMessage::NotGiven);
-        }
     }
-    match &*text.read(ScanLimits::UPSTREAM).map_err(|_| RefusedMessage::NotGiven)? {
+    let unreadable = |_| {
+        let named = || look.id().filter(|id| given.may_answer(id));
+        let is_answer = look.is_answer_alone();
+        RefusedMessage::Unreadable(is_answer.then(|| given.asked().cloned().or_else(named)).flatten())
+    };
+    match &*text.read(ScanLimits::UPSTREAM).map_err(unreadable)? {
         // Some clients go by the method alone, and take it for the notification.
         Message::Request(request) if request.method.starts_with("notifications/") => Err(RefusedMessage::NotGiven),
         Message::Request(request) => {
@@ -117,9 +134,10 @@ fn judged(upstream: &str, given: &impl GivenRequests, text: &MessageText) -> Res
         }
         Message::Notification(notification) if notification.method == method::PROGRESS => {
             let params = notification.params.object();
-            let token = params.filter(|params| params.case_variant(&[PROGRESS_TOKEN]).is_none());
-            let token = token.and_then(|params| RequestId::from_payload(&params.get(PROGRESS_TOKEN)?));
-            let is_given = token.is_some_and(|token| given.may_report(&token));
+            let params = params.filter(|params| params.case_variant(&[PROGRESS_TOKEN]).is_none());
+            let token = |params: &Object| RequestId::from_payload(&params.get(PROGRESS_TOKEN)?);
+            let is_given =
+                params.is_some_and(|params| token(params).is_some_and(|token| given.may_report(&token, params)));
             if is_given { Ok(None) } else { Err(RefusedMessage::NotGiven) }
         }
         Message::Notification(notification) if notification.method == method::CANCELLED => {
@@ -141,8 +159,10 @@ fn admitted_array(
     refused: &mut Vec<RefusedMessage>,
 ) -> Option<MessageText> {
     let Ok(items) = split_batch(text, ScanLimits::UPSTREAM, BATCH_READ_MAX) else {
-        refused.push(RefusedMessage::NotGiven);
-        return None;
+        let why = RefusedMessage::Unreadable(given.asked().cloned());
+        let instead = unreadable_answer(&why);
+        refused.push(why);
+        return instead.map(MessageText::from);
     };
     let admit = |item: Bytes| admitted(upstream, given, item.into(), refused).map(MessageText::into_bytes);
     let shown: Vec<_> = items.into_iter().filter_map(admit).collect();
@@ -291,8 +311,12 @@ mod tests {
             plain(id) == "7"
         }
 
-        fn may_report(&self, token: &RequestId) -> bool {
+        fn may_report(&self, token: &RequestId, _: &Object) -> bool {
             plain(token) == "t"
+        }
+
+        fn asked(&self) -> Option<&RequestId> {
+            None
         }
     }
 
@@ -305,11 +329,16 @@ mod tests {
 
     #[track_caller]
     fn check_refused(said: &str, left: &str) {
+        check_left(said, left, &RefusedMessage::NotGiven);
+    }
+
+    #[track_caller]
+    fn check_left(said: &str, left: &str, why: &RefusedMessage) {
         for text in [text(said), read_text(said)] {
             let mut refused = Vec::new();
             let shown = admitted("reports", &Seven, text, &mut refused).unwrap_or_default();
             assert_eq!(&*String::from_utf8_lossy(&shown), left, "{said}");
-            assert_eq!(refused, [RefusedMessage::NotGiven], "{said}");
+            assert_eq!(refused, std::slice::from_ref(why), "{said}");
         }
     }
 
@@ -344,6 +373,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":7, "result":{"content":[], "n":1.10}}"#,
             r#"{"jsonrpc":"2.0","id":"7","result":{"text":"\"method\""}}"#,
             r#"{"jsonrpc":"2.0","id":7,"error":{"code":-1,"message":"m"}}"#,
+            r#"{"jsonrpc":"2.0","id":7,"result":{},"error":null}"#,
             r#"{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","progress":2}}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#,
@@ -365,14 +395,9 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":8,"result":{}}"#,
             r#"{"jsonrpc":"2.0","id":"8","error":{"code":-1,"message":"m"}}"#,
             r#"{"jsonrpc":"2.0","result":{},"id":8}"#,
-            r#"{"jsonrpc":"2.0","id":7,"result":{},"id":8}"#,
-            r#"{"jsonrpc":"2.0","id":7,"result":{},"ID":8}"#,
             r#"{"jsonrpc":"2.0","\u0069d":8,"result":{}}"#,
             r#"{"jsonrpc":"2.0","id":8.0,"result":{}}"#,
-            r#"{"id":8e0,"result":{}}"#,
-            r#"{"id":8,"result":{},"extra":1}"#,
-            r#"{"jsonrpc":"2.0","id":8,"method":"x","result":{}}"#,
-            r#"{"jsonrpc":"2.0","id":7,"result":{}} {"jsonrpc":"2.0","id":8,"result":{}}"#,
+            r#"{"jsonrpc":"2.0","id":8,"result":{},"error":null}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":2}}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","ProgressToken":7}}"#,
             r#"{"jsonrpc":"2.0","method":"notifications/progress"}"#,
@@ -391,6 +416,26 @@ mod tests {
             r#"[{"jsonrpc":"2.0","id":7,"result":{}}]"#,
         );
         check_refused(r#"[{"jsonrpc":"2.0","id":8,"result":{}}]"#, "");
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_read_is_dropped_for_that_and_ends_the_request_that_it_may_have_answered() {
+        let error = r#"{"jsonrpc":"2.0","id":7,"error":{"code":-32603,"message":"The upstream server's answer is not valid MCP","data":{"source":"gateway","reason":"upstream_malformed","executed":"yes"}}}"#;
+        for (said, is_answer) in [
+            (r#"{"jsonrpc":"2.0","id":7,"result":{},"error":{"code":1,"message":"m"}}"#, true),
+            (r#"{"jsonrpc":"2.0","id":7,"result":{},"id":8}"#, true),
+            (r#"{"jsonrpc":"2.0","id":7,"result":{},"ID":8}"#, true),
+            (r#"{"jsonrpc":"2.0","id":7,"result":{}} {"jsonrpc":"2.0","id":8,"result":{}}"#, true),
+            (r#"{"id":8e0,"result":{}}"#, false),
+            (r#"{"id":8,"result":{},"extra":1}"#, false),
+            (r#"{"jsonrpc":"2.0","id":7,"method":"x","result":{}}"#, false),
+            (r#"{"jsonrpc":"2.0","id":7,"method":"ping","x":1}"#, false),
+            (r#"{"jsonrpc":"2.0","method":"notifications/x""#, false),
+            (r#"[{"jsonrpc":"2.0","id":8,"result":{}}"#, false),
+        ] {
+            let id = is_answer.then(|| RequestId::number(7));
+            check_left(said, if is_answer { error } else { "" }, &RefusedMessage::Unreadable(id));
+        }
     }
 
     #[test]

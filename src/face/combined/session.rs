@@ -117,8 +117,8 @@ impl CombinedUpstreams {
                 match self.sessions.in_flight.before_it_is_sent((token.nonce, &id, arrived), asked).await {
                     Some(Ok(AskedMember::Answered(answer))) => answer,
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
+                        voice.give(at);
                         let answer = served(Some(&session), self, at, *inbound).await;
-                        voice.at = at;
                         own_stream::shown(answer, voice, self.result_bytes_max, &addressee).await
                     }
                     Some(Err(refusal)) => refusal.into_response(&addressee),

@@ -21,17 +21,17 @@ fn changed() -> Value {
 
 /// What a server may say to answer, or to report on, a request that another one was given: 5, with the progress token "t".
 fn forgeries() -> Vec<String> {
-    let progress = |token: Value| json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, "progress": 1}});
+    let five =
+        json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 5, "progress": 1}});
     vec![
         json!({"jsonrpc": "2.0", "id": 5, "result": {"forged": true}}).to_string(),
         json!({"jsonrpc": "2.0", "id": "5", "result": {"forged": true}}).to_string(),
         json!({"jsonrpc": "2.0", "id": 5, "error": {"code": -1, "message": "forged"}}).to_string(),
         r#"{"jsonrpc":"2.0","result":{"forged":true},"id":5e0}"#.to_owned(),
-        r#"{"jsonrpc":"2.0","id":6,"result":{"forged":true},"id":5}"#.to_owned(),
-        progress(json!("t")).to_string(),
-        progress(json!(5)).to_string(),
+        progress("t").to_string(),
+        five.to_string(),
         json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"RequestId": 5}}).to_string(),
-        json!([{"jsonrpc": "2.0", "id": 5, "result": {"forged": true}}, progress(json!("t"))]).to_string(),
+        json!([{"jsonrpc": "2.0", "id": 5, "result": {"forged": true}}, progress("t")]).to_string(),
     ]
 }
 
@@ -73,6 +73,58 @@ async fn on_its_own_stream_a_server_answers_no_request_and_reports_on_none_that_
     let mut reply = calling.await.unwrap();
     assert_eq!(next(&mut reply).await["params"]["progressToken"], "t", "its own server reports on it");
     assert_eq!(next(&mut reply).await["result"]["n"], 1);
+}
+
+fn progress(token: &str) -> Value {
+    json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": token, "progress": 1}})
+}
+
+/// U43.
+#[tokio::test]
+async fn a_progress_token_is_believed_no_longer_than_its_request_runs() {
+    let ((call_says, call_stream), (own_says, own_stream)) = (Once::events(), Once::events());
+    let one = server("one", move |seen| match (seen.method.as_str(), seen.is_call()) {
+        ("GET", _) => own_stream.take(),
+        (_, true) => call_stream.take(),
+        _ => None,
+    })
+    .await;
+    let two = server("two", |_| None).await;
+    let gate = combined(&one, &two, "").await;
+    let client = gate.client().await;
+    let caller = client.clone();
+    let calling = client.connections.spawn(async move { caller.post(call(5, "one__shared", "t")).await.text().await });
+    let given = one.world.first(SeenRequest::is_call).await;
+    let mut own = client.get(None).await;
+    own_says.message(&progress("t"));
+    assert_eq!(next(&mut own).await["params"]["progressToken"], "t");
+    call_says.result(&given, &json!({"n": 1}));
+    drop(call_says);
+    assert!(calling.await.unwrap().contains("\"n\":1"));
+    own_says.message(&progress("t"));
+    own_says.message(&changed());
+    assert_eq!(next(&mut own).await, changed(), "its request has ended");
+}
+
+/// U08, U43. Its client does not wait for another one, though the stream stays open.
+#[tokio::test]
+async fn an_answer_that_cannot_be_read_ends_its_request_with_an_error() {
+    for said in [
+        r#"{"jsonrpc":"2.0","id":6,"result":{},"error":{"code":1,"message":"m"}}"#,
+        r#"{"jsonrpc":"2.0","id":6,"result":{},"id":5}"#,
+        r#"{"jsonrpc":"2.0","id":6,"result":{},"ID":5}"#,
+        r#"{"jsonrpc":"2.0","id":6,"result":{}} {"jsonrpc":"2.0","id":5,"result":{}}"#,
+    ] {
+        let (events, stream) = Once::events();
+        let one = server("one", move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let two = server("two", |_| None).await;
+        let gate = combined(&one, &two, "").await;
+        let client = gate.client().await;
+        events.raw(format!("data: {said}\n\n"));
+        let told = next(&mut client.post(call(6, "one__shared", "u")).await).await;
+        let error = (&told["id"], &told["error"]["code"], &told["error"]["data"]["reason"]);
+        assert_eq!(error, (&json!(6), &json!(-32603), &json!("upstream_malformed")), "{said}");
+    }
 }
 
 /// U43.

@@ -143,10 +143,10 @@ async fn the_first_bytes_arrive_before_the_last_are_sent() {
         let client = gate.client_over(HttpOptions { version, ..HttpOptions::default() }, "2025-11-25").await;
         let mut reply = client.post(call(1)).await;
         assert_eq!(reply.until("data: 1\n\n").await, "data: 1\n\n", "{media} over {version:?}");
-        body.raw("data: {\"jsonrpc\":\"2.0\",\"result\":");
+        body.raw("data: {\"jsonrpc\":\"2.0\",\"result\":{");
         // Once it is known to be an answer, and no question.
-        assert!(reply.until("result\":").await.starts_with("data: "), "half an event of {media} is not held back");
-        let rest = "{},\"id\":1}\n\n";
+        assert!(reply.until("result\":{").await.starts_with("data: "), "half an event of {media} is not held back");
+        let rest = "},\"id\":1}\n\n";
         body.raw(rest);
         drop(body);
         assert_eq!(reply.text().await, rest);

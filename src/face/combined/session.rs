@@ -101,6 +101,9 @@ impl CombinedUpstreams {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
+        if let Err(complaint) = session::vet(&message) {
+            return refuse(&addressee, &complaint);
+        }
         let (text, arrived) = (inbound.body.clone(), inbound.received_at);
         let client = EndpointClient::in_session(inbound, &token, &session);
         match *message {

@@ -11,7 +11,7 @@ use crate::wire::{Message, Object};
 const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
 
 /// What is wrong with a message, whoever it is for.
-pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
+pub(in crate::face) fn vet(message: &Message) -> Result<(), RequestError> {
     match message {
         Message::Request(request) => vet_request(request),
         Message::Notification(notification) if !notification.method.starts_with("notifications/") => {

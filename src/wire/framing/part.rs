@@ -45,6 +45,8 @@ pub struct StreamEvent {
     event: SseEvent,
     /// The bytes to be written, in this order.
     unwritten: [Bytes; 3],
+    /// How much of it stands in front of the event.
+    lead: usize,
 }
 
 impl StreamEvent {
@@ -73,7 +75,9 @@ impl StreamEvent {
         if let Some(millis) = event.retry_ms {
             head.extend_from_slice(format!("retry: {millis}\n").as_bytes());
         }
-        head.extend_from_slice(format!("event: {}\ndata: ", event.name.as_deref().unwrap_or("message")).as_bytes());
+        head.extend_from_slice(format!("event: {}\ndata:", event.name.as_deref().unwrap_or("message")).as_bytes());
+        // Some readers take a blank for data.
+        head.extend_from_slice(if event.data.is_empty() { b"" } else { b" " });
         Self::with_head(head.into(), event)
     }
 
@@ -92,14 +96,20 @@ impl StreamEvent {
                 [text.freeze(), Bytes::new(), Bytes::from_static(EVENT_END)]
             }
         };
-        Self { event, unwritten }
+        Self { event, unwritten, lead: 0 }
     }
 
     /// The same event with these bytes, whole events or comments, before it on the wire.
     #[must_use]
     pub fn after(mut self, bytes: &[u8]) -> Self {
         self.unwritten[0] = [bytes, &self.unwritten[0]].concat().into();
+        self.lead += bytes.len();
         self
+    }
+
+    /// The bytes before it on the wire.
+    pub(super) fn lead(&self) -> &[u8] {
+        self.unwritten[0].get(..self.lead).unwrap_or_default()
     }
 
     /// The event itself.

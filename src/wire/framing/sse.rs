@@ -128,7 +128,11 @@ impl SseDecoder {
     pub fn take(&mut self, part: &BodyPart) -> Result<Vec<SseEvent>, FramingError> {
         match part {
             BodyPart::Bytes(bytes) => self.feed(bytes),
-            BodyPart::Event(event) => self.take_event(event).map(|event| vec![event]),
+            BodyPart::Event(event) => {
+                let mut events = self.feed(event.lead())?;
+                events.push(self.take_event(event)?);
+                Ok(events)
+            }
         }
     }
 

@@ -225,12 +225,15 @@ impl CombinedUpstreams {
         let lists = SubscriptionFilter { lists: wishes.lists, ..SubscriptionFilter::default() };
         let mut parts = vec![lists; self.members.len()];
         for uri in wishes.resources.into_iter().flatten() {
-            let at = match self.at_address(client, &uri).await {
-                RequestTarget::Member(at, _) => at,
-                RequestTarget::Unlisted(some) => some.first().copied().unwrap_or_default(),
-                RequestTarget::List(_) | RequestTarget::OwnTool(_) => self.any_open(client),
+            let asked = match self.at_address(client, &uri).await {
+                RequestTarget::Member(at, _) => vec![at],
+                // Which of them knows it is not known, and each may tell of it.
+                RequestTarget::Unlisted(some) => some,
+                RequestTarget::List(_) | RequestTarget::OwnTool(_) => vec![self.any_open(client)],
             };
-            parts[at].resources.get_or_insert_default().insert(uri);
+            for at in asked {
+                parts[at].resources.get_or_insert_default().insert(uri.clone());
+            }
         }
         let is_wanted = |(_, part): &(usize, SubscriptionFilter)| part.concern_the_upstream() || part.tasks.is_some();
         let tasks = SubscriptionFilter { tasks: wishes.tasks, ..SubscriptionFilter::default() };

@@ -12,6 +12,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
+use support::hostile_twin;
 use taskgate::app::Gateway;
 use taskgate::config;
 use tempfile::TempDir;
@@ -30,6 +31,8 @@ pub(crate) struct Gate {
     pub(crate) gateway: Gateway,
     pub(crate) config: config::Config,
     _folder: TempDir,
+    /// The other server of an endpoint, where the test runs at one.
+    _hostile: Option<ScriptedServer>,
 }
 
 impl Gate {
@@ -57,18 +60,18 @@ impl Gate {
     }
 
     async fn start(server: ScriptedServer, keys: &str, auth: &str, limits: &str) -> Self {
+        let (section, _hostile) = hostile_twin::section("up", "/up/mcp", server.url().as_str()).await;
         let text = format!(
             "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
              {auth}[limits]\nbody_bytes_max = \"64KiB\"\ndrain_max = \"10s\"\n{limits}\n\
-             [upstreams.up]\nurl = \"{}\"\n{keys}\n",
-            server.url()
+             {section}{keys}\n"
         );
         let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;
         let folder = tempfile::tempdir().unwrap();
         config.folder = folder.path().to_path_buf();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let gateway = in_time(Gateway::start(config.clone(), metrics)).await.unwrap();
-        Self { server, gateway, config, _folder: folder }
+        Self { server, gateway, config, _folder: folder, _hostile }
     }
 
     pub(crate) async fn stream(&self, key: &'static str) -> Stream {
@@ -87,6 +90,7 @@ impl Gate {
 /// One HTTP exchange on a connection of its own, which ends with the handle.
 pub(crate) async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> (Response<Incoming>, Connection) {
     in_time(async {
+        let request = hostile_twin::addressed(request, "up").await;
         let socket = TcpStream::connect(address).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(socket)).await.unwrap();
         let running = TaskTracker::new().spawn(connection);

@@ -6,6 +6,8 @@ use std::time::Duration;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use support::hostile_twin;
+use support::scripted::ScriptedServer;
 use taskgate::app::Gateway;
 use taskgate::config;
 use taskgate::demo::DemoServer;
@@ -24,6 +26,8 @@ pub(crate) struct Gate {
     gateway: Gateway,
     _folder: tempfile::TempDir,
     _stop: DropGuard,
+    /// The other servers of endpoints, where the test runs at one.
+    _hostile: [Option<ScriptedServer>; 2],
 }
 
 impl Gate {
@@ -34,23 +38,23 @@ impl Gate {
         let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let demo = DemoServer::start(anywhere, &tracker, stop.clone()).await.unwrap();
         let odd = Odd::start(&tracker, stop.clone()).await;
+        let (demo_section, hostile) = hostile_twin::section("demo", "/demo/mcp", &demo.url()).await;
+        let (odd_section, other) = hostile_twin::section("odd", "/odd/mcp", &odd.url).await;
         let text = format!(
             "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
-             [upstreams.demo]\nurl = \"{}\"\n[upstreams.demo.tasks]\ngrace = \"50ms\"\n\
+             {demo_section}[upstreams.demo.tasks]\ngrace = \"50ms\"\n\
              [[upstreams.demo.tools]]\nmatch = \"confirm_delete\"\nmode = \"required\"\n\
              [[upstreams.demo.tools]]\nmatch = \"greet\"\nmode = \"never\"\n\
              [[upstreams.demo.tools]]\nmatch = \"crash\"\nmode = \"never\"\n\
              [[upstreams.demo.tools]]\nmatch = \"summarise\"\ngrace = \"30s\"\n\
-             [upstreams.odd]\nurl = \"{}\"\n[[upstreams.odd.tools]]\nmatch = \"late*\"\nmode = \"always\"\n",
-            demo.url(),
-            odd.url
+             {odd_section}[[upstreams.odd.tools]]\nmatch = \"late*\"\nmode = \"always\"\n"
         );
         let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;
         let folder = tempfile::tempdir().unwrap();
         config.folder = folder.path().to_path_buf();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let gateway = Gateway::start(config, metrics).await.unwrap();
-        Self { odd, gateway, _folder: folder, _stop: stop.drop_guard() }
+        Self { odd, gateway, _folder: folder, _stop: stop.drop_guard(), _hostile: [hostile, other] }
     }
 
     /// Sends bytes on a connection of their own and reads what comes back to its end.
@@ -168,11 +172,16 @@ impl Ask {
 
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = format!("POST {} HTTP/1.1\r\nConnection: close\r\n", self.path).into_bytes();
+        let upstream = self.path.trim_matches('/').trim_end_matches("/mcp");
+        let body = hostile_twin::prefixed(self.body.clone().into(), upstream);
+        let named = serde_json::from_slice::<Value>(&body).unwrap_or_default()["params"]["name"].clone();
         for (name, value) in &self.headers {
+            let prefixed = format!("{upstream}__{value}");
+            let value = if name == NAME && named == *prefixed { &prefixed } else { value };
             bytes.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
         }
-        bytes.extend_from_slice(format!("Content-Length: {}\r\n\r\n", self.body.len()).as_bytes());
-        bytes.extend_from_slice(&self.body);
+        bytes.extend_from_slice(format!("Content-Length: {}\r\n\r\n", body.len()).as_bytes());
+        bytes.extend_from_slice(&body);
         bytes
     }
 }

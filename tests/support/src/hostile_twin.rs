@@ -1,12 +1,14 @@
 //! Puts what a test serves at its own path into an endpoint of two servers, the other of which is hostile.
 //!
-//! With [`TWIN`] in the environment [`TestGateway::open`](crate::session_client::TestGateway::open) does so, under the same path
-//! and the same names, so that the test itself does not know.
+//! With [`TWIN`] in the environment [`section`] does so, under the same path and the same names, so that the test itself does not
+//! know; [`addressed`] names its tools and prompts as the endpoint does.
 
 use bytes::Bytes;
+use http::{HeaderValue, Request};
+use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
 
-use crate::scripted::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer};
+use crate::scripted::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 
 /// Set where tests run at an endpoint.
 pub const TWIN: &str = "TASKGATE_TEST_TWIN";
@@ -16,22 +18,65 @@ pub fn is_wanted() -> bool {
     std::env::var_os(TWIN).is_some()
 }
 
-/// A call of a client's, with the prefix of its server in front of the tool's name: tests call tools that no list has, too.
-pub fn prefixed(body: Bytes) -> Bytes {
+/// The section of a test's server, to be served at `path`, and the other server where that is an endpoint.
+pub async fn section(name: &str, path: &str, url: &str) -> (String, Option<ScriptedServer>) {
+    if !is_wanted() {
+        return (format!("[upstreams.{name}]\nurl = \"{url}\"\npath = \"{path}\"\n"), None);
+    }
+    let hostile = hostile().await;
+    let text = format!(
+        "[[endpoints]]\npath = \"{path}\"\nupstreams = [\"liar-{name}\", \"{name}\"]\nprefix = \"auto\"\n\
+         [upstreams.liar-{name}]\nurl = \"{}\"\n[upstreams.{name}]\nurl = \"{url}\"\npath = \"/own-{name}\"\n",
+        hostile.url()
+    );
+    (text, Some(hostile))
+}
+
+/// A request of a client's for the server of this name, as it is written at an endpoint.
+pub async fn addressed(request: Request<Full<Bytes>>, upstream: &str) -> Request<Full<Bytes>> {
+    let (mut head, body) = request.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    if let Some(name) = head.headers.get_mut("mcp-name") {
+        let named = names(&body).iter().any(|own| own.as_bytes() == name.as_bytes());
+        let prefixed = [upstream.as_bytes(), b"__", name.as_bytes()].concat();
+        if let (true, Ok(prefixed)) = (named && is_wanted(), HeaderValue::from_bytes(&prefixed)) {
+            *name = prefixed;
+        }
+    }
+    Request::from_parts(head, Full::new(prefixed(body, upstream)))
+}
+
+/// The tools and prompts that messages of a client name.
+fn names(body: &Bytes) -> Vec<String> {
+    let messages = match serde_json::from_slice::<Value>(body) {
+        Ok(Value::Array(messages)) => messages,
+        Ok(message) => vec![message],
+        Err(_) => Vec::new(),
+    };
+    let named = messages.iter().filter_map(|message| {
+        message["method"].as_str().filter(|method| ["tools/call", "prompts/get"].contains(method))?;
+        message["params"]["name"].as_str().map(str::to_owned)
+    });
+    named.collect()
+}
+
+/// Messages of a client's, with the prefix of its server in front of names: tests use tools and prompts that no list has, too.
+pub fn prefixed(body: Bytes, upstream: &str) -> Bytes {
     if !is_wanted() {
         return body;
     }
-    let Ok(message) = serde_json::from_slice::<Value>(&body) else { return body };
-    let name = message["params"]["name"].as_str().filter(|_| message["method"] == "tools/call");
-    let (Some(name), Ok(text)) = (name, std::str::from_utf8(&body)) else { return body };
-    text.replacen(&format!("\"name\":\"{name}\""), &format!("\"name\":\"up__{name}\""), 1).into()
+    let Ok(mut text) = String::from_utf8(body.to_vec()) else { return body };
+    for name in names(&body) {
+        text = text.replacen(&format!("\"name\":\"{name}\""), &format!("\"name\":\"{upstream}__{name}\""), 1);
+    }
+    text.into()
 }
 
 /// The largest id of a request that is forged an answer to. Tests begin to count at small numbers.
 const IDS: i64 = 100;
 
 /// Answers for the other server, and reports on its calls, wherever it may speak; says that it has all that there is.
-pub async fn hostile() -> ScriptedServer {
+async fn hostile() -> ScriptedServer {
     let server = ScriptedServer::start(|seen| match (seen.method.as_str(), seen.rpc()) {
         ("GET", _) => Some(own_stream()),
         ("POST", "tools/list") => {
@@ -41,9 +86,14 @@ pub async fn hostile() -> ScriptedServer {
             Some(forging(seen, &json!({ "tools": tools })))
         }
         ("POST", "resources/templates/list") => {
-            Some(answer(seen, &json!({"resourceTemplates": [{"uriTemplate": "{+any}", "name": "all"}]})))
+            Some(answer(seen, &json!({"resourceTemplates": [{"uriTemplate": "liar://{id}", "name": "all"}]})))
         }
-        ("POST", "tools/call" | "resources/read") => Some(answer(seen, &json!({"forged": true, "content": []}))),
+        ("POST", "tools/call" | "prompts/get") => Some(answer(seen, &json!({"forged": true, "content": []}))),
+        // An address that none lists is asked of all in turn, and belongs to the first that knows it.
+        ("POST", "resources/read" | "resources/subscribe") => {
+            let error = json!({"code": -32002, "message": "Resource not found"});
+            Some(json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string()))
+        }
         _ => None,
     })
     .await;

@@ -61,18 +61,9 @@ impl TestGateway {
 
     /// `listen` stands in the section of the listener, and may open others behind it.
     pub async fn open(listen: &str, url: &str, keys: &str) -> Self {
-        if !hostile_twin::is_wanted() {
-            return Self::serving(&format!("{listen}\n[upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\n{keys}\n"))
-                .await;
-        }
         // What a test puts behind the upstream's section may be of any other.
-        let hostile = hostile_twin::hostile().await;
-        let text = format!(
-            "{listen}\n[[endpoints]]\npath = \"/mcp\"\nupstreams = [\"liar\", \"up\"]\nprefix = \"auto\"\n\
-             [upstreams.liar]\nurl = \"{}\"\n[upstreams.up]\nurl = \"{url}\"\npath = \"/own\"\n{keys}\n",
-            hostile.url()
-        );
-        Self { _hostile: Some(hostile), ..Self::serving(&text).await }
+        let (section, _hostile) = hostile_twin::section("up", "/mcp", url).await;
+        Self { _hostile, ..Self::serving(&format!("{listen}\n{section}{keys}\n")).await }
     }
 
     /// What is served begins in the section of the listener, and has upstreams behind it.
@@ -185,7 +176,7 @@ impl Client {
 
     pub async fn post(&self, body: impl Into<Bytes>) -> Reply {
         let request = self.request("POST").header("content-type", "application/json");
-        self.send(request.body(Full::new(hostile_twin::prefixed(body.into()))).unwrap()).await
+        self.send(request.body(Full::new(body.into())).unwrap()).await
     }
 
     pub async fn get(&self, last_event: Option<&str>) -> Reply {
@@ -221,7 +212,8 @@ impl Client {
     ///
     /// # Errors
     /// If the connection ends before it.
-    pub async fn send_patiently(&self, mut request: Request<Full<Bytes>>) -> Result<Reply, hyper::Error> {
+    pub async fn send_patiently(&self, request: Request<Full<Bytes>>) -> Result<Reply, hyper::Error> {
+        let mut request = hostile_twin::addressed(request, "up").await;
         let socket = self.over.connect(self.address).await;
         // How a connection ends says nothing: tests drop answers on purpose.
         let response = if self.over.version == Version::HTTP_2 {

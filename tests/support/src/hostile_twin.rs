@@ -55,7 +55,7 @@ fn names(body: &Bytes) -> Vec<String> {
     };
     let named = messages.iter().filter_map(|message| {
         message["method"].as_str().filter(|method| ["tools/call", "prompts/get"].contains(method))?;
-        message["params"]["name"].as_str().map(str::to_owned)
+        message["params"]["name"].as_str().filter(|name| !name.is_empty()).map(str::to_owned)
     });
     named.collect()
 }

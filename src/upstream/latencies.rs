@@ -7,7 +7,7 @@ use metrics::Histogram;
 
 use crate::metric;
 
-/// What an exchange is counted as.
+/// The class of an exchange in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExchangeClass {
     Call,
@@ -15,7 +15,7 @@ pub(crate) enum ExchangeClass {
     Resumed,
 }
 
-/// How long exchanges with one upstream take, by class; looked up once, since every exchange is counted.
+/// The latencies of exchanges with one upstream, by class. The histograms are looked up once.
 #[derive(Debug)]
 pub(crate) struct ExchangeLatencies {
     call: Histogram,

@@ -1,8 +1,8 @@
-//! Drives one call over HTTP: the POST, its answer in whichever form, and the streams that follow where one breaks off.
+//! Drives one call over HTTP: the POST, its response, and the streams that resume it.
 //!
-//! Read `response_reader` for what is read from an answer, and `task_follower` for what follows where the upstream makes a task
-//! of the call. One future runs the whole course; whoever owns the exchange polls it. Everything but the last event
-//! goes through the call's queue, where the session's own stream puts its events too.
+//! Read `response_reader` for reading a response, and `task_follower` for the course of a call that the upstream makes a task.
+//! One future runs the whole course; the exchange's owner polls it. All events but the last go through the call's queue, which
+//! the session's own stream feeds too.
 
 pub(super) mod response_reader;
 
@@ -31,20 +31,20 @@ use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
 use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, Timeouts};
 use response_reader::{AwaitedRequest, RpcResult, StreamEnd, drain};
 
-/// How long a call goes without a stream before it is given up (U24).
+/// How long a call may be without a stream before it is abandoned (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);
 
-/// How a call comes into this process.
+/// How a call starts in this process.
 pub(super) enum CallStart {
     /// It is sent.
     Post { message: Bytes, handed_over: HandedOver },
-    /// It was sent in another life: its stream is taken up.
+    /// Another process sent it: its stream is resumed.
     Resume,
-    /// The upstream made a task of it in another life, which is asked for.
+    /// The upstream made a task of it for another process: the task is polled.
     Task,
 }
 
-/// Where a call finds its session, and another one when the upstream has lost it.
+/// The source of a call's session, and of its replacement if that is lost.
 #[derive(Debug)]
 pub(super) enum SessionSource {
     Pool {
@@ -56,7 +56,7 @@ pub(super) enum SessionSource {
 }
 
 impl SessionSource {
-    /// The session for a call, which `forwarded` is of.
+    /// The session for the call of these forwarded headers.
     pub(super) async fn session(
         &self,
         link: &Arc<UpstreamLink>,
@@ -68,7 +68,7 @@ impl SessionSource {
         }
     }
 
-    /// A session that another process life opened, for a call whose task the upstream made.
+    /// A session that another process opened, for a call that became the upstream's task.
     pub(super) fn adopt(
         &self,
         link: &Arc<UpstreamLink>,
@@ -99,29 +99,29 @@ impl SessionSource {
     }
 }
 
-/// One call, as its two ends see it: the exchange that owns it and the future that runs it.
+/// One call, shared by the exchange that owns it and the future that runs it.
 ///
-/// Dropping the last one takes the call out of its session.
+/// Dropping the last reference removes the call from its session.
 #[derive(Debug)]
 pub(super) struct HttpCall {
     pub(super) call: Arc<SessionCall>,
-    /// The session that the call is entered in.
+    /// The session that the call is registered in.
     session: Mutex<Arc<UpstreamSession>>,
     home: SessionSource,
     timeouts: Timeouts,
     forwarded: ForwardedHeaders,
     pub(super) limits: ReadLimits,
-    /// When the call began, and when its time is over where that is known.
+    /// When the call began, and its deadline if known.
     pub(super) began: Instant,
     pub(super) deadline: Option<Instant>,
-    /// Whether its owner hears how the upstream's task goes.
+    /// Whether the owner receives events of the upstream's task.
     pub(super) is_watched: bool,
-    /// Whether its owner hears of that task's subtasks.
+    /// Whether the owner receives events of that task's subtasks.
     pub(super) hears_subtasks: bool,
-    /// The upstream's tasks that this one is below, the nearest first.
+    /// The upstream's tasks above this one, nearest first.
     pub(super) above: Arc<[Arc<str>]>,
     pub(super) places: Mutex<StreamPlaces>,
-    /// Set once the head of the answer is there: the upstream knows of the call.
+    /// Set once the response's head has come: the upstream knows the call.
     pub(super) head: SetOnce<()>,
 }
 
@@ -161,8 +161,7 @@ impl HttpCall {
         Arc::clone(&self.session.lock())
     }
 
-    /// Leaves its session to the upstream when that ends here: some upstreams end the tasks that were made in a session with it
-    /// (T-31).
+    /// Keeps its session open at the upstream after this process: some upstreams end the tasks of a session with it (T-31).
     pub(super) fn keep_for_later(&self) {
         self.session().keep_for_later();
         if let SessionSource::Own(lease) = &self.home {
@@ -170,7 +169,7 @@ impl HttpCall {
         }
     }
 
-    /// Takes the call out of its session: nothing is routed to it any more.
+    /// Removes the call from its session: nothing is routed to it afterwards.
     pub(super) fn leave(&self) {
         self.session.lock().calls.leave(&self.call);
     }
@@ -192,7 +191,7 @@ impl HttpCall {
     async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<RpcResult, GatewayFault> {
         let session = self.session();
         let response = self.head(&session, message.clone(), handed_over).await?;
-        // Boxed, as all that comes after the long wait for the head and is larger than it.
+        // Boxed: everything after the long wait for the head is larger than the wait.
         let mut opened = Box::pin(session.open(response, &self.call.id, &self.limits)).await;
         if matches!(opened, Err(ResponseRefusal::SessionLost)) {
             opened = Box::pin(self.post_anew(&session, message)).await?;
@@ -220,8 +219,8 @@ impl HttpCall {
         Ok(session.open(response, &self.call.id, &self.limits).await)
     }
 
-    /// Sends the call; returns with the head of the answer, which a server that answers in JSON sends only
-    /// when its tool has ended.
+    /// Sends the call; returns with the response's head, which a server that responds in JSON sends only after its tool has
+    /// ended.
     async fn head(
         &self,
         session: &UpstreamSession,
@@ -248,7 +247,7 @@ impl HttpCall {
         Ok(session)
     }
 
-    /// Follows the call's stream, and those that take it up, until the answer is there.
+    /// Follows the call's stream, and the streams that resume it, until the response.
     async fn follow(&self, mut events: EventStream) -> Result<RpcResult, GatewayFault> {
         let awaited = self.awaited();
         let mut malformed = 0;
@@ -259,7 +258,7 @@ impl HttpCall {
                     drain(&self.session().link, events);
                     return Ok(answer);
                 }
-                // Either a server that ends streams on purpose (SEP-1699) or a broken connection: the same.
+                // A server that ends streams on purpose (SEP-1699) and a broken connection look the same.
                 StreamEnd::Broke { any } => {
                     if any {
                         patience = RESUME_WINDOW;
@@ -268,7 +267,7 @@ impl HttpCall {
                     let first = self.places.lock().read.pause();
                     events = match Box::pin(self.reopen(&awaited, patience, first)).await {
                         Ok(events) => events,
-                        // What could not be read may well have been the answer.
+                        // An unreadable event may have been the response.
                         Err(fault) if malformed > 0 => {
                             return Err(GatewayFault { reason: Reason::UpstreamMalformed, ..fault });
                         }
@@ -287,14 +286,13 @@ impl HttpCall {
     async fn resume(&self) -> Result<RpcResult, GatewayFault> {
         // The upstream knows the call, so a cancel need not wait.
         let _ = self.head.set(());
-        // The stream broke with an earlier life of the process: only what the server asked for is waited for.
+        // The stream broke with an earlier process: only the server's `retry` is waited for.
         let first = self.places.lock().read.retry.unwrap_or_default();
         let events = Box::pin(self.reopen(&self.awaited(), RESUME_WINDOW, first)).await?;
         self.follow(events).await
     }
 
-    /// Opens a stream again after its last event, at first after `pause`, as often as it takes within `patience`
-    /// (T-29).
+    /// Reopens a stream after its last event, first after `pause`, then repeatedly within `patience` (T-29).
     pub(super) async fn reopen(
         &self,
         awaited: &AwaitedRequest<'_>,
@@ -315,7 +313,7 @@ impl HttpCall {
             let Ok(Ok(response)) = head.await else { continue };
             match reply::open(response, ErrorAddressee::Request(awaited.id), &awaited.limits).await {
                 Ok(AcceptedResponse::Events(events)) => return Ok(events),
-                // A credential that expired meanwhile comes to life no more.
+                // An expired credential stays expired.
                 Err(ResponseRefusal::Gateway(fault)) if fault.reason == Reason::UpstreamAuth => return Err(fault),
                 Ok(AcceptedResponse::Json(_)) | Err(_) => (),
             }
@@ -323,7 +321,7 @@ impl HttpCall {
     }
 }
 
-/// The last event of a call that was answered.
+/// The last event of a call with a response.
 pub(super) fn last(answer: RpcResult) -> ExchangeEvent {
     answer.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
 }
@@ -332,7 +330,7 @@ pub(super) fn last(answer: RpcResult) -> ExchangeEvent {
 mod tests {
     use super::*;
 
-    /// Bytes of what a function returns.
+    /// Bytes of a function's return type.
     const fn returned_bytes<A, B, R>(_: fn(A, B) -> R) -> usize {
         size_of::<R>()
     }

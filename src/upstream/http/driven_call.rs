@@ -1,6 +1,6 @@
-//! Runs the future of one call as the call's owner polls it, and hands out the events in order.
+//! Runs one call's future as its owner polls it, and yields its events in order.
 //!
-//! The same for calls in sessions and without: how a call is driven, answered and cancelled is the exchange's.
+//! Used by calls in sessions and without; exchanges drive, answer and cancel them.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::upstream::session::UpstreamLink;
 use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{BeginError, ExchangeError, ExchangeEvent};
 
-/// Runs a call to its last event.
+/// The future of a call; returns the last event.
 pub(super) type CallFuture = Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>;
 
-/// A call and the queue that its other events come from.
+/// A call and the queue of its other events.
 pub(super) struct DrivenCall {
     link: Arc<UpstreamLink>,
     queue: mpsc::Receiver<Box<ExchangeEvent>>,
@@ -30,12 +30,12 @@ pub(super) struct DrivenCall {
 
 enum DrivenCallState {
     Running(CallFuture),
-    /// The last event is there; it comes after those in the queue.
+    /// The last event; it comes after the events in the queue.
     Ended(ExchangeEvent),
 }
 
 impl DrivenCall {
-    /// A call that began then, and of which nothing was sent yet.
+    /// A call that began at `began`; nothing was sent yet.
     pub(super) fn new(
         link: &Arc<UpstreamLink>,
         class: ExchangeClass,
@@ -54,7 +54,7 @@ impl DrivenCall {
     /// Runs the call until a connection has taken it.
     ///
     /// # Errors
-    /// If it ends before: nothing was sent.
+    /// If the call ends first: nothing was sent.
     pub(super) async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
         let DrivenCallState::Running(call) = &mut self.state else { return Ok(()) };
         let last = tokio::select! {
@@ -72,7 +72,7 @@ impl DrivenCall {
         Ok(())
     }
 
-    /// Runs a call that is to be cancelled on, until then or to its end. Events stay in the queue.
+    /// Keeps running a call that is to be cancelled, until `then` or its end. Events stay in the queue.
     pub(super) async fn run_until<T>(&mut self, then: impl Future<Output = T>) {
         let DrivenCallState::Running(call) = &mut self.state else { return };
         let last = tokio::select! {
@@ -83,7 +83,7 @@ impl DrivenCall {
         self.end(last);
     }
 
-    /// The next event; the last one again and again. Cancel safe.
+    /// The next event; after the end, the last one repeatedly. Cancel safe.
     pub(super) async fn next(&mut self) -> ExchangeEvent {
         loop {
             if let Ok(event) = self.queue.try_recv() {
@@ -102,12 +102,12 @@ impl DrivenCall {
         }
     }
 
-    /// Drops the call, whose owner wants no answer any more.
+    /// Drops the call; its owner wants no response.
     pub(super) fn abandon(&mut self) {
         self.end(ExchangeEvent::Lost(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
     }
 
-    /// Drops the call, whose last event is known.
+    /// Drops the call; its last event is known.
     pub(super) fn end(&mut self, last: ExchangeEvent) {
         self.link.latencies.record(self.class, self.began.elapsed());
         self.state = DrivenCallState::Ended(last);

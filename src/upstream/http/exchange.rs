@@ -1,4 +1,4 @@
-//! Shows one call over HTTP to its owner: events in order, answers to questions, cancel.
+//! Implements the exchange of a call over HTTP: events in order, answers, cancel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +27,10 @@ use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
 
-/// How long a cancel waits for a sign that the upstream knows the call. It travels on another connection
-/// and may overtake the call; a server that answers in JSON gives no sign before its tool ends.
+/// How long a cancel waits for a sign that the upstream knows the call. It travels on another connection and may overtake the
+/// call; a server that responds in JSON gives no sign before its tool ends.
 const CANCEL_AFTER: Duration = Duration::from_secs(1);
-/// How long it waits for the handle of a call that asked for a task: those come as soon as possible.
+/// How long it waits for the handle of a call that asked for a task: servers send handles at once.
 const CANCEL_TASK_AFTER: Duration = Duration::from_secs(3);
 /// How long a cancel may take in all.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
@@ -39,8 +39,8 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 pub(super) struct HttpExchange {
     http_call: Arc<HttpCall>,
     driven: DrivenCall,
-    /// How many events of its queue were handed out. Its stream is read ahead: a later life that began behind what waits in the queue
-    /// would never hear that.
+    /// How many events the owner received. The stream is read ahead: a later process must resume before the events that are still
+    /// queued.
     heard: u64,
     /// When a connection took the call.
     sent: Instant,
@@ -57,7 +57,7 @@ impl Drop for HttpExchange {
 }
 
 impl HttpExchange {
-    /// Sends a call and returns once a connection has taken it, without waiting for any answer.
+    /// Sends a call and returns once a connection has taken it, without waiting for a response.
     ///
     /// # Errors
     /// If there is no session or no connection: nothing was sent.
@@ -75,7 +75,7 @@ impl HttpExchange {
         let id = own_ids::mint();
         let is_call = *request.method == *method::TOOLS_CALL;
         let params = located(request.params);
-        // A call asks for a task only where the upstream declared that it takes that (UPC-05).
+        // Asks for a task only if the upstream declared support (UPC-05).
         let is_native = context.native_task.is_wanted() && is_call && session.tasks.calls;
         let asked = if is_native { UpstreamTaskState::Asked } else { UpstreamTaskState::Never };
         let params = with_token(params, context.progress.then_some(&id));
@@ -93,10 +93,10 @@ impl HttpExchange {
         Ok(exchange)
     }
 
-    /// Takes up a call that another life began. Whether the upstream still has it shows in its events.
+    /// Resumes a call that another process began. Its events show whether the upstream still has it.
     ///
     /// # Errors
-    /// If the token is none of this transport's.
+    /// If the token is not this transport's.
     pub(super) fn resume(
         link: &Arc<UpstreamLink>,
         home: SessionSource,
@@ -134,8 +134,8 @@ impl HttpExchange {
         Ok(Self { http_call, driven, heard: 0, sent: now })
     }
 
-    /// Runs the call on until the upstream knows of it or is taken to, and until its task is known if it asked
-    /// for one. Events stay in the queue.
+    /// Runs the call until the upstream knows it or is assumed to, and until its task is known if it asked for one. Events stay
+    /// in the queue.
     async fn known_upstream(&mut self) {
         let call = &self.http_call.call;
         let known = async {
@@ -157,7 +157,7 @@ impl HttpExchange {
         if let Some(task) = self.http_call.call.task.get() {
             self.http_call.cancel_task(task).await;
         } else {
-            // A call that gave no handle in all this time is held as a plain one, whatever it asked for.
+            // A call without a handle after all this time counts as a plain one, even if it asked for a task.
             let params = json!({ "requestId": self.http_call.call.id, "reason": reason });
             let message = envelope::notification(method::CANCELLED, Some(&Payload::of(&params)));
             if self.http_call.session().tell(message).await.is_err() {
@@ -174,13 +174,13 @@ fn located(params: Option<Payload>) -> Params {
     }
 }
 
-/// Asks for a task that is kept as long as the call may run, where that is known.
+/// Asks for a task with a time to live of the call's run time, if that is known.
 fn with_task(params: Option<Payload>, deadline: Option<Duration>) -> Option<Payload> {
     let params = params.unwrap_or_else(Payload::empty_object);
     Some(Object::of(&params).map_or_else(|| params.clone(), |params| peer::augmented(&params, deadline)))
 }
 
-/// Puts the gateway's own progress token in place of whatever stands there (UPC-20).
+/// Replaces the progress token by the gateway's own (UPC-20).
 fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
     let only = |token: &RequestId| ObjectWriter::new().member(meta::PROGRESS_TOKEN, token.payload()).finish();
     let object = match params {
@@ -203,7 +203,7 @@ fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
 impl Exchange for HttpExchange {
     async fn next(&mut self) -> ExchangeEvent {
         let event = self.driven.next().await;
-        // The last event is in no queue, and nothing comes after it.
+        // The last event is in no queue, and no event follows it.
         self.heard += 1;
         self.http_call.places.lock().heard(self.heard);
         self.http_call.call.heard(&event);
@@ -211,7 +211,7 @@ impl Exchange for HttpExchange {
     }
 
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
-        // An answer to what was taken back or answered already has nowhere to go.
+        // An answer to a withdrawn or answered question has no recipient.
         let Some(id) = RequestId::from_payload(ask).filter(|_| self.http_call.call.is_open(ask)) else { return Ok(()) };
         let named = self.http_call.call.related(ask);
         let answer = match named.as_ref().or_else(|| self.http_call.call.task.get()) {
@@ -245,7 +245,7 @@ impl Exchange for HttpExchange {
             .aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short)
             .await
             .map_err(ExchangeError)?;
-        // How the task ends otherwise is asked for; soon, whatever the answer.
+        // Any other outcome of the task is polled; soon, since it may have changed.
         self.http_call.call.hint.notify_one();
         let stands = peer::polled(&answer.map_err(TaskRequestError::Refused)?);
         if stands.is_some_and(|task| task.status == UpstreamTaskStatus::Cancelled) {

@@ -1,4 +1,4 @@
-//! Gives raw access over HTTP: the same client and headers as exchanges have, without a session of the pool.
+//! Implements raw access over HTTP: as exchanges, without a session of the pool.
 
 use std::sync::Arc;
 

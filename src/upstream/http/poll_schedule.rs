@@ -1,21 +1,20 @@
-//! Schedules the polls of an upstream's own task. Pure, but for the random jitter.
+//! Schedules the polls of an upstream's own task. Pure, except for random jitter.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How often a task is asked for where the upstream does not say.
+/// The poll interval if the upstream names none.
 const INTERVAL_DEFAULT: Duration = Duration::from_secs(1);
-/// Bounds of what the upstream says: one that asks for less is flooded, one that asks for more is forgotten.
+/// Bounds on the upstream's interval: below, polls would flood it; above, it would seem forgotten.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 const INTERVAL_MAX: Duration = Duration::from_secs(5 * 60);
-/// Shortest time between two polls, however often the upstream hints that its task changed: some do at every
-/// step of theirs.
+/// Shortest time between two polls when the upstream hints that its task changed: some hint at every step.
 const HINTS_APART: Duration = Duration::from_millis(250);
-/// Soonest and latest repetition after a poll that failed.
+/// Shortest and longest pause after a failed poll.
 const BACKOFF_MIN: Duration = Duration::from_millis(250);
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
-/// How long before the call's deadline its task is asked for once more.
+/// How long before the call's deadline its task is polled once more.
 const LAST_LOOK: Duration = Duration::from_secs(1);
 
 /// The times of the polls of one task.
@@ -32,13 +31,12 @@ pub(super) struct PollSchedule {
 }
 
 impl PollSchedule {
-    /// The pace of a call that began then.
+    /// The schedule of a call that began at `began`.
     pub(super) const fn new(began: Instant, deadline: Option<Instant>) -> Self {
         Self { began, deadline, expires: None, interval: INTERVAL_DEFAULT, failures: 0, last: began }
     }
 
-    /// Takes note of what the upstream said of its task: how often to ask, and how long the task is kept from
-    /// its creation on.
+    /// Records the upstream's poll interval and the task's time to live from its creation.
     pub(super) fn learn(&mut self, now: Instant, interval: Option<Duration>, ttl: Option<Duration>) {
         self.interval = interval.unwrap_or(INTERVAL_DEFAULT).clamp(INTERVAL_MIN, INTERVAL_MAX);
         let expires = ttl.and_then(|ttl| self.began.checked_add(ttl));
@@ -47,15 +45,14 @@ impl PollSchedule {
         self.last = now;
     }
 
-    /// Takes note of a poll that told nothing.
+    /// Records a failed poll.
     pub(super) const fn failed(&mut self, now: Instant) {
         self.failures = self.failures.saturating_add(1);
         self.last = now;
     }
 
-    /// When to poll next: after the interval (UPC-01) and up to a tenth of it, by `dice`. Sooner where the
-    /// upstream is about to forget the task, since its result must be copied before that, and once more just
-    /// before the call's time is over.
+    /// The time of the next poll: after the interval (UPC-01) and up to a tenth of it, by `dice`. Sooner if the upstream may soon
+    /// forget the task, since its result must be copied before, and once more just before the call's deadline.
     pub(super) fn next(&self, dice: u8) -> Instant {
         let base = match self.failures {
             0 => self.interval,
@@ -76,16 +73,16 @@ impl PollSchedule {
         next
     }
 
-    /// When to follow a hint at the earliest.
+    /// The earliest time to poll after a hint.
     pub(super) fn soonest(&self) -> Instant {
         self.last + HINTS_APART
     }
 }
 
-/// A number by chance, so that tasks made at one moment are not polled at one moment.
+/// A random number, so that tasks made at one moment are not polled at one moment.
 pub(super) fn dice() -> u8 {
     let mut byte = [0];
-    // Without chance all tasks are polled together, which only costs.
+    // Without randomness all tasks are polled together, which is only slower.
     let _ = getrandom::fill(&mut byte);
     byte[0]
 }
@@ -150,7 +147,7 @@ mod tests {
         check(&pace, 0, start + s(59), Duration::from_millis(500));
         pace.learn(start + Duration::from_millis(59_999), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + Duration::from_millis(59_999), Duration::from_millis(100));
-        // Some begin to count at the end (T-68): then the task is still there, and there is no hurry.
+        // Some count the time to live from the end (T-68): then the task is still there, and there is no hurry.
         pace.learn(start + s(61), Some(s(5)), Some(s(60)));
         check(&pace, 0, start + s(61), s(5));
         pace.learn(start + s(1_000), Some(s(5)), Some(s(1_800)));

@@ -1,4 +1,4 @@
-//! Encodes what another process life needs to resume a call over HTTP.
+//! Encodes the token with which another process resumes a call over HTTP.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,7 @@ use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::reply::SseResumePoint;
 use crate::wire::{Payload, ProtocolVersion, RequestId};
 
-/// The token's content. Rows hold it for as long as they live, so its members keep their meaning. One of
-/// `last_event` and `task` is there.
+/// The token's content. Stored rows hold it, so its members keep their meaning. It has `last_event` or `task`.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct ResumeTokenContent {
     request: String,
@@ -29,15 +28,15 @@ struct ResumeTokenContent {
     /// Whether the upstream can cancel it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     task_cancel: bool,
-    /// The upstream's tasks above that one, the nearest first (SEP-2268).
+    /// The upstream's tasks above that one, nearest first (SEP-2268).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     above: Vec<String>,
-    /// Questions that were asked and are not known to be answered: a replay of them is no new question.
+    /// Questions that are not known to be answered: a replay of them is no new question.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     open: Vec<Box<RawValue>>,
 }
 
-/// Where a call stands, as far as it can be taken up there.
+/// The position at which a call can be resumed.
 #[derive(Clone, Debug)]
 pub(super) enum CallPosition {
     Stream(SseResumePoint),
@@ -45,23 +44,22 @@ pub(super) enum CallPosition {
     Task {
         id: Arc<str>,
         tasks: UpstreamTaskSupport,
-        /// The tasks above it, the nearest first.
+        /// The tasks above it, nearest first.
         above: Arc<[Arc<str>]>,
     },
 }
 
-/// A call that was begun in another life.
+/// A call that another process began.
 #[derive(Debug)]
 pub(super) struct ResumedCall {
     pub(super) request: RequestId,
     pub(super) credentials: SessionHeaders,
     pub(super) at: CallPosition,
-    /// The questions that it has open.
+    /// Its open questions.
     pub(super) open: Vec<Payload>,
 }
 
-/// The token of a call with these questions open; `None` as long as its stream gave no event id and no task was made
-/// of it.
+/// The token of a call with these open questions; `None` while its stream gave no event id and it has no task.
 pub(super) fn token(
     request: &RequestId,
     credentials: &SessionHeaders,

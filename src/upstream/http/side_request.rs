@@ -1,6 +1,6 @@
-//! Makes the gateway's own requests beside a call, in the session of that call.
+//! Sends the gateway's own requests beside a call, in the call's session.
 //!
-//! What the upstream says to the call on their streams reaches the call. A stream that breaks off is taken up again.
+//! Other messages on their streams go to the call. A stream that breaks off is resumed.
 
 use std::time::Duration;
 
@@ -15,22 +15,22 @@ use crate::upstream::reply::{AcceptedResponse, BodyReadError, ReadLimits, Respon
 use crate::upstream::session::UpstreamSession;
 use crate::wire::{Payload, envelope};
 
-/// How long an upstream may be silent where it has nothing to wait for.
+/// How long an upstream may be silent when the result is ready.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// How long a stream may be taken up again whose answer is there already: the request may as well be made again.
+/// How long resuming a stream is tried when the result is ready: the request can be repeated instead.
 const TAKE_UP_MAX: Duration = Duration::from_secs(2);
 
-/// Whether an answer may take its time.
+/// How long a response may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerWait {
-    /// It is there already.
+    /// Its result is ready.
     Short,
-    /// It comes when there is something to say.
+    /// It comes when the task has news.
     Endless,
 }
 
-/// Why a request beside a call has no answer.
+/// Why a request beside a call failed.
 enum SideRequestError {
     SessionLost,
     Gateway(GatewayFault),
@@ -43,11 +43,11 @@ impl From<GatewayFault> for SideRequestError {
 }
 
 impl HttpCall {
-    /// Makes a request that is safe to repeat. Where the upstream has forgotten the session, the call moves to
-    /// another one and the request is made once more there.
+    /// Sends a request that is safe to repeat. If the upstream has forgotten the session, moves the call to another one and sends
+    /// the request once more there.
     ///
     /// # Errors
-    /// If there is no answer. The fault speaks of this request, not of the call.
+    /// If there is no response. The fault is about this request, not about the call.
     pub(super) async fn aside(
         &self,
         method: &str,

@@ -1,9 +1,8 @@
-//! Speaks to servers of 2026-07-28: no session, everything with each request.
+//! Implements requests to servers of 2026-07-28, without sessions.
 //!
-//! Read `stateless_sender` for one request and its answer, `stateless_call` for a call that comes back with questions, and
-//! `task_poller` for one that the upstream made a task of its own; the words of both are read by
-//! [`relay_ext_tasks`](crate::dialect::relay_ext_tasks). The exchange that owns them is `exchange`. What belongs to no call is
-//! heard by `listen`.
+//! Read `stateless_sender` for one request and its response, `stateless_call` for a call that comes back with questions, and
+//! `task_poller` for one that the upstream made its own task; [`relay_ext_tasks`](crate::dialect::relay_ext_tasks) reads the
+//! messages of both. `exchange` owns them. `listen` subscribes to notifications that belong to no call.
 
 mod exchange;
 mod input_requests;
@@ -33,7 +32,7 @@ use crate::upstream::{
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 
-/// Largest answer to `server/discover`.
+/// Largest response to `server/discover`.
 const DISCOVER_BYTES_MAX: usize = 1024 * 1024;
 
 /// A server of 2026-07-28.
@@ -42,8 +41,7 @@ pub(crate) struct StatelessUpstream {
     link: Arc<UpstreamLink>,
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
-    /// What the server said of itself last. It may differ with who asks, so it is believed as far as the
-    /// name goes.
+    /// The server's last known facts. They may depend on the client, so only the name is trusted.
     facts: parking_lot::Mutex<Option<Arc<ServerFacts>>>,
     listens: Arc<ListenSources>,
 }
@@ -70,7 +68,7 @@ impl StatelessUpstream {
 
 const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::No);
 
-/// What a server says of itself; `None` if it serves no version that we speak.
+/// A server's facts; `None` if it serves none of our versions.
 fn facts_in(result: &Payload) -> Option<ServerFacts> {
     let result = Object::of(result)?;
     let versions: Vec<String> = result.get("supportedVersions")?.read().ok()?;
@@ -85,8 +83,8 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
     })
 }
 
-/// Asks on nobody's behalf: a server without sessions answers this to anyone, with no capabilities declared. Only to one
-/// that lets clients in by their own credentials, somebody's is shown.
+/// Probes anonymously and without capabilities: a stateless server answers that for any client. Only a server that authenticates
+/// clients itself gets a client's credential.
 #[async_trait]
 impl EraDiscovery for StatelessUpstream {
     async fn discover(&self, credential: &ClientCredential) -> EraAnswer {
@@ -98,14 +96,14 @@ impl EraDiscovery for StatelessUpstream {
         match self.ask_facts(&context).await {
             Ok(_) => EraAnswer::Verdict(Era::Stateless),
             Err(RequestFailure::Faulted(error)) => EraAnswer::Verdict(era_of_refusal(&error)),
-            // Whoever is not let in, and a server in trouble, says nothing of eras.
+            // A missing credential and a failing server say nothing about the era.
             Err(RequestFailure::Lost(fault)) => match (fault.reason, fault.http_status) {
                 (Reason::UpstreamAuth, _) if credential.is_clients() => EraAnswer::NotLetIn,
                 (Reason::UpstreamMalformed, _) => EraAnswer::Verdict(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => {
                     EraAnswer::Verdict(Era::Session)
                 }
-                // Some servers end at what comes before `initialize`.
+                // Some servers exit at a request before `initialize`.
                 (Reason::UpstreamClosed, _) if self.link.transport.is_adapted() => EraAnswer::Verdict(Era::Session),
                 _ => EraAnswer::NoVerdict,
             },
@@ -120,7 +118,7 @@ impl Upstream for StatelessUpstream {
     }
 
     async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
-        // Where it lets clients in by themselves, that is for it to say each time.
+        // A server that authenticates clients itself decides for each.
         let is_open = !context.forwarded.credential().is_clients();
         let known = self.facts.lock().clone().filter(|_| is_open);
         if let Some(facts) = known {
@@ -147,8 +145,7 @@ impl Upstream for StatelessUpstream {
         Ok(Box::new(StatelessExchange::resume(self.line(&context), task, open)))
     }
 
-    /// The server says what changes only to those who listen for it. Heard here is that tools changed, as long as
-    /// anybody does.
+    /// The server sends changes only to subscribers. Reports that tools changed, as long as any client listens.
     async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         Ok(self.listens.tool_changes())
     }

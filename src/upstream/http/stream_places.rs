@@ -1,40 +1,41 @@
-//! Remembers where a call's stream can be taken up: in this life behind all that was read, in a later one behind what its owner heard.
+//! Tracks the positions at which a call's stream can be resumed.
+//!
+//! This process resumes after all read events, a later one after the events that the call's owner has received.
 
 use std::collections::VecDeque;
 
 use crate::upstream::reply::SseResumePoint;
 use crate::wire::framing::SseEvent;
 
-/// The places of one stream. It is read ahead of the call's owner, by no more events than the call's queue holds.
+/// The positions in one stream. It is read ahead of the call's owner, by at most the queue's length.
 #[derive(Debug, Default)]
 pub(super) struct StreamPlaces {
-    /// Behind all that was read.
+    /// The position after all read events.
     pub(super) read: SseResumePoint,
-    /// The places behind what the owner has yet to hear, each with how many events had been put into its queue by then. The oldest
-    /// first; the number rises.
+    /// Positions ahead of the owner, each with the number of events queued by then. Oldest first; the number rises.
     ahead: VecDeque<(u64, SseResumePoint)>,
-    /// Behind all that the owner has heard.
+    /// The position after the owner's last event.
     at: SseResumePoint,
 }
 
 impl StreamPlaces {
-    /// Those of a stream that another life left here.
+    /// The position of a stream from another process.
     pub(super) fn resumed(place: SseResumePoint) -> Self {
         Self { read: place.clone(), ahead: VecDeque::new(), at: place }
     }
 
-    /// Takes note of an event that was read. All that it says is among the `told` events that were put into the queue so far.
+    /// Records an event that was read. All its events are among the first `told` of the queue.
     pub(super) fn note(&mut self, event: &SseEvent, told: u64) {
         self.read.note(event);
         match self.ahead.back_mut() {
-            // One that found no room was counted for a moment.
+            // An event that found no room was counted for a moment.
             Some((behind, place)) if *behind >= told => place.clone_from(&self.read),
             Some(_) | None => self.ahead.push_back((told, self.read.clone())),
         }
     }
 
-    /// The owner has heard the first `heard` events of the queue; to be called with each. The place behind them: a later life that
-    /// begins there hears all the others.
+    /// Records that the owner has received the first `heard` events of the queue; call it for each. Returns the position after
+    /// them: a later process that resumes there gets all others.
     pub(super) fn heard(&mut self, heard: u64) -> &SseResumePoint {
         let count = self.ahead.iter().take_while(|(told, _)| *told <= heard).count();
         if let Some((_, place)) = self.ahead.drain(..count).next_back() {
@@ -59,7 +60,7 @@ mod tests {
         };
         let mut places = StreamPlaces::default();
         assert_eq!(at(&mut places, 0), None);
-        // It only primes the stream, and says nothing; the next says two things, and the one behind it nothing.
+        // The first event only primes the stream; the next yields two events, and the one after it none.
         for (id, told) in [("e-0", 0), ("e-1", 2), ("e-2", 2), ("e-3", 3)] {
             places.note(&event(id), told);
         }
@@ -68,7 +69,7 @@ mod tests {
             assert_eq!(at(&mut places, heard).as_deref(), Some(place), "{heard} heard");
         }
         places.note(&event("e-4"), 5);
-        // Of what was counted one found no room.
+        // One of the counted events found no room.
         places.note(&event("e-5"), 4);
         assert_eq!([4, 5].map(|heard| at(&mut places, heard)), ["e-3", "e-5"].map(|id| Some(id.to_owned())));
         assert_eq!(StreamPlaces::resumed(places.read.clone()).heard(0).last_event, places.read.last_event);

@@ -1,8 +1,7 @@
-//! Follows a task that the upstream made of a call: polls it until it ends, then fetches its outcome (UPC-01). The
-//! call's owner sees the events of an ordinary call.
+//! Follows a call's task at the upstream: polls it, then fetches its outcome (UPC-01).
 //!
-//! Polls are what counts. Notifications only make one come sooner (UPC-02), and a stream of `tasks/result` is
-//! held open while the upstream has questions, because some put them nowhere else (UPC-07).
+//! The call's owner sees the events of an ordinary call. Polls decide. Notifications only cause an earlier poll (UPC-02), and a
+//! stream of `tasks/result` is held open while the upstream has questions, because some send them nowhere else (UPC-07).
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -25,24 +24,24 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamSubtask, UpstreamTaskEvent, own_ids};
 use crate::wire::{Object, Payload, RpcError, method};
 
-/// Answers in a row that are no answers, after which the upstream is given up.
+/// Consecutive invalid responses after which the task is abandoned.
 const MALFORMED_MAX: u32 = 5;
-/// How long an outcome that is there may take to come on the stream that is open for it.
+/// How long an existing outcome may take to come on its open stream.
 const HELD_MAX: Duration = Duration::from_secs(5);
 
 /// The stream that is held open while the upstream has questions.
 type HeldResult<'a> = Option<Pin<Box<dyn Future<Output = Result<RpcResult, GatewayFault>> + Send + 'a>>>;
 
-/// What a poll came to.
+/// The result of a poll.
 type TaskPollResult = Result<Result<UpstreamTask, RpcError>, GatewayFault>;
 
-/// What came first.
+/// The first of two events.
 enum TaskFollowEvent {
     Held(Result<RpcResult, GatewayFault>),
     Polled(TaskPollResult),
 }
 
-/// One task on its way to its end.
+/// One task being followed.
 struct TaskFollower<'a> {
     http_call: &'a HttpCall,
     id: Arc<str>,
@@ -50,18 +49,18 @@ struct TaskFollower<'a> {
     params: Payload,
     pace: PollSchedule,
     message: Option<Arc<str>>,
-    /// The word and the message that were told last, unless a poll failed since.
+    /// The last reported status and message, unless a poll failed since.
     shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
-    /// The subtasks that the owner was told of, by hashes: a server may name thousands by long ids.
+    /// Hashes of the reported subtasks: a server may name thousands by long ids.
     children: HashSet<u64>,
     hashing: RandomState,
-    /// Answers in a row that are none, to polls and to requests for the outcome.
+    /// Consecutive invalid responses to polls, and to requests for the outcome.
     odd_polls: u32,
     odd_outcomes: u32,
 }
 
 impl HttpCall {
-    /// Goes on after the answer to a call that asked for a task.
+    /// Continues after the response to a call that asked for a task.
     pub(super) async fn maybe_relay(&self, answer: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
         match answer.as_ref().map(peer::created) {
             Ok(TaskCallResult::Task(task)) => {
@@ -74,16 +73,16 @@ impl HttpCall {
                 self.relay(Some(task)).await
             }
             Ok(TaskCallResult::Malformed) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
-            // A server may pass over the wish for a task (T-46).
+            // A server may ignore the wish for a task (T-46).
             Ok(TaskCallResult::Plain) | Err(_) => Ok(last(answer)),
         }
     }
 
-    /// Follows the call's task to its end. `made` is its description if the upstream has just made it; without
-    /// one the task is asked for at once.
+    /// Follows the call's task to its end. `made` is its description if the upstream has just made it; without one the task is
+    /// polled at once.
     pub(super) async fn relay(&self, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
         if let Some(made) = &made {
-            // Set once: by whoever resumes a task, or here.
+            // Set once: when a task is resumed, or here.
             let _ = self.call.task.set(Arc::clone(&made.id));
         }
         let Some(id) = self.call.task.get().cloned() else { return Err(lost()) };
@@ -105,7 +104,7 @@ impl HttpCall {
         .await
     }
 
-    /// Has the upstream cancel the call's task, where it serves that (UPC-06). Best effort.
+    /// Asks the upstream to cancel the call's task, if it supports that (UPC-06). Best effort.
     pub(super) async fn cancel_task(&self, task: &str) {
         if self.session().tasks.cancel
             && self.aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short).await.is_err()
@@ -144,8 +143,8 @@ impl TaskFollower<'_> {
             };
             status = match news {
                 TaskFollowEvent::Held(Ok(Ok(result))) => return Ok(ExchangeEvent::Returned(result)),
-                // Nothing for sure: it may be the call's own error, or that of a server whose `tasks/result`
-                // does not wait (T-45). The next poll tells.
+                // Not certain: it may be the call's own error, or the error of a server with a `tasks/result` that does not wait
+                // (T-45). The next poll decides.
                 TaskFollowEvent::Held(Ok(Err(_)) | Err(_)) => {
                     held = None;
                     None
@@ -155,13 +154,13 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// Asks for the task at once.
+    /// Polls the task at once.
     async fn look(&mut self) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
         let polled = self.get().await;
         self.judge(polled).await
     }
 
-    /// Asks for the task when it is time.
+    /// Polls the task when it is time.
     async fn next_poll(&self) -> TaskPollResult {
         let hinted = async {
             self.http_call.call.hint.notified().await;
@@ -186,10 +185,10 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// How the task stands by a poll; `None` if that is not known for now.
+    /// The task's status by a poll; `None` if it is not known for now.
     ///
     /// # Errors
-    /// If it will not be known: the upstream forgot the task, or there is no sense in asking on.
+    /// If it will not be known: the upstream forgot the task, or further polls are pointless.
     async fn judge(&mut self, polled: TaskPollResult) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
         match polled {
             Ok(Ok(task)) => Ok(self.learn(&task).await),
@@ -203,13 +202,13 @@ impl TaskFollower<'_> {
             }
             Err(fault) => {
                 self.odd_polls += u32::from(fault.reason == Reason::UpstreamMalformed);
-                // The task was made, whatever became of the request about it.
+                // The task was made, even if the request about it failed.
                 self.survive(GatewayFault { executed: Executed::Unknown, ..fault }, self.odd_polls).await
             }
         }
     }
 
-    /// Takes in what the upstream says of the task.
+    /// Records the upstream's description of the task.
     async fn learn(&mut self, task: &UpstreamTask) -> Option<UpstreamTaskStatus> {
         self.odd_polls = 0;
         self.pace.learn(Instant::now(), task.poll_interval, task.ttl);
@@ -236,8 +235,7 @@ impl TaskFollower<'_> {
         Some(task.status)
     }
 
-    /// Tells of subtasks, where there are more than were told of. Some servers may leave one out again (SUB-03): that is no
-    /// news.
+    /// Reports new subtasks. Some servers may omit a subtask later (SUB-03): that is not reported.
     async fn learn_children(&mut self, named: &[Arc<str>]) {
         let room = CHILDREN_MAX.saturating_sub(self.children.len());
         let mut fresh: Vec<Arc<str>> =
@@ -263,7 +261,7 @@ impl TaskFollower<'_> {
         self.http_call.call.tell(ExchangeEvent::Subtasks(subtasks)).await;
     }
 
-    /// Takes note of a request about the task that is of no use.
+    /// Records a failed request about the task.
     async fn failed(&mut self, why: TaskRequestError) {
         self.pace.failed(Instant::now());
         if self.http_call.is_watched {
@@ -272,13 +270,13 @@ impl TaskFollower<'_> {
         }
     }
 
-    /// Lets a request about the task fail, unless a repetition would fail too; `odd` counts answers of no use.
+    /// Tolerates a failed request about the task, unless a repetition would fail too; `odd` counts invalid responses.
     async fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
         self.failed(TaskRequestError::Lost(ExchangeError(fault))).await;
         let is_final = match fault.reason {
             Reason::UpstreamAuth | Reason::ResultTooLarge => true,
             Reason::UpstreamMalformed => odd >= MALFORMED_MAX,
-            // Those of the gateway's own never come from here; all others may pass until the call's deadline.
+            // The gateway's own reasons never come from here; all others may pass before the call's deadline.
             Reason::UpstreamUnreachable
             | Reason::UpstreamTls
             | Reason::UpstreamHttpStatus
@@ -315,7 +313,7 @@ impl TaskFollower<'_> {
 
     /// Fetches the outcome of a task that has ended (T-03); `None` if it must be tried again.
     ///
-    /// A stream that is open for it is waited for first: some upstreams give an outcome away once.
+    /// An open stream for it is waited for first: some upstreams return an outcome only once.
     async fn fetch(&mut self, held: HeldResult<'_>) -> Result<Option<ExchangeEvent>, GatewayFault> {
         if let Some(held) = held
             && let Ok(Ok(Ok(result))) = timeout(HELD_MAX, held).await
@@ -343,7 +341,7 @@ impl TaskFollower<'_> {
     }
 }
 
-/// What the held stream says; pends as long as there is none.
+/// The response on the held stream; pends if there is none.
 async fn heard(held: &mut HeldResult<'_>) -> Result<RpcResult, GatewayFault> {
     match held {
         Some(held) => held.await,
@@ -351,7 +349,7 @@ async fn heard(held: &mut HeldResult<'_>) -> Result<RpcResult, GatewayFault> {
     }
 }
 
-/// The upstream knows nothing of the task that it made.
+/// The upstream does not know the task that it made.
 const fn lost() -> GatewayFault {
     GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)
 }

@@ -1,4 +1,4 @@
-//! Reads what answers one request: its answer, and other messages of the call on the same stream.
+//! Reads the response to one request, and the call's other messages on its stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,37 +15,37 @@ use crate::upstream::session::calls::SessionCall;
 use crate::wire::envelope::{EnvelopeError, MalformedMessage};
 use crate::wire::{Message, MessageText, Payload, RequestId, RpcError, ScanLimits, envelope};
 
-/// Malformed events that one request survives (U19).
+/// Malformed events that one request tolerates (U19).
 pub(in crate::upstream::http) const MALFORMED_MAX: u32 = 10;
-/// How long a stream is read on after the answer.
+/// How long a stream is read after the response.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 
-/// The answer to a request.
+/// The response to a request.
 pub(in crate::upstream::http) type RpcResult = Result<Payload, RpcError>;
 
-/// How far a stream was of use.
+/// The result of reading a stream.
 pub(in crate::upstream::http) enum StreamEnd {
     Answered(RpcResult),
-    /// It ended before the answer, in order or not.
+    /// It ended before the response, in order or not.
     Broke {
-        /// Whether anything came.
+        /// Whether any event came.
         any: bool,
     },
 }
 
-/// The request whose answer is waited for.
+/// The request of the awaited response.
 #[derive(Debug)]
 pub(in crate::upstream::http) struct AwaitedRequest<'a> {
     pub(in crate::upstream::http) id: &'a RequestId,
     pub(in crate::upstream::http) limits: ReadLimits,
-    /// Where its stream can be taken up.
+    /// The positions at which its stream can be resumed.
     pub(in crate::upstream::http) places: &'a Mutex<StreamPlaces>,
-    /// The call whose queue has what the stream says; `None` where no later life takes the stream up.
+    /// The call that receives the stream's events; `None` if no later process resumes the stream.
     pub(in crate::upstream::http) call: Option<&'a SessionCall>,
 }
 
 impl HttpCall {
-    /// Reads an answer in JSON, which is the last that comes.
+    /// Reads a JSON response, which is the last message.
     pub(in crate::upstream::http) async fn read(
         &self,
         body: AnswerBody,
@@ -55,7 +55,7 @@ impl HttpCall {
         let answer = self.answer_in(&text.into(), awaited.id).await;
         match answer {
             Some(_) => self.session().took(),
-            // Some servers refuse a session with an error that names no request.
+            // Some servers refuse a session with an error without a request id.
             None => Box::pin(self.session().refused()).await,
         }
         answer.ok_or(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes))
@@ -70,7 +70,7 @@ impl HttpCall {
         answer
     }
 
-    /// Reads a stream until the answer is there or it breaks off. `malformed` counts on from stream to stream.
+    /// Reads a stream until the response, or until it breaks off. `malformed` keeps counting across streams.
     pub(in crate::upstream::http) async fn hear(
         &self,
         events: &mut EventStream,
@@ -82,13 +82,13 @@ impl HttpCall {
             match events.next().await {
                 Ok(Some(event)) => {
                     any = true;
-                    // Boxed: a stream may be silent for hours, and takes no room meanwhile for what is done with events.
+                    // Boxed: a stream may be silent for hours, and must not hold this future's memory meanwhile.
                     if let Some(text) = reply::message_in(&event)
                         && let Some(answer) = Box::pin(self.take_event(text, awaited.id, malformed)).await?
                     {
                         return Ok(StreamEnd::Answered(answer));
                     }
-                    // All that it says is in the queue now.
+                    // All its messages are in the queue now.
                     awaited.places.lock().note(&event, awaited.call.map_or(0, SessionCall::told));
                 }
                 Ok(None) | Err(BodyReadError::Closed) => return Ok(StreamEnd::Broke { any }),
@@ -99,7 +99,7 @@ impl HttpCall {
         }
     }
 
-    /// Takes one event. What cannot be read is dropped, unless it is the answer or there is too much of it.
+    /// Takes one event. An unreadable one is dropped, unless it is the response or there are too many.
     async fn take_event(
         &self,
         text: &MessageText,
@@ -135,27 +135,27 @@ impl HttpCall {
         Ok(answer)
     }
 
-    /// Takes one message; what it says if it is the answer.
+    /// Takes one message; returns its outcome if it is the response.
     async fn take(&self, message: Message, id: &RequestId) -> Option<RpcResult> {
         let session = self.session();
         match message {
             Message::Notification(notification) => session.note_to(&self.call, notification).await,
             Message::Request(request) => session.ask_on(&self.call, request).await,
             Message::Response(response) if response.id.as_ref() == Some(id) => return Some(response.into_outcome()),
-            // Another call's, nobody's, or of a stream that the upstream mixed up (U09, U23).
+            // Of another call, of no call, or of a stream that the upstream mixed up (U09, U23).
             Message::Response(_) => session.link.dropped("foreign_response"),
         }
         None
     }
 
     fn messages(&self, text: &MessageText) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
-        // Arrays are of 2025-03-26, but an answer in one is an answer in every version.
+        // Only 2025-03-26 has batches, but a response in one counts in every version.
         text.read_all(ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX)
     }
 }
 
-/// Reads a stream to its end in the background, for a second at most: a connection that is dropped in the middle of a stream
-/// could not be used again.
+/// Reads a stream to its end in the background, for a second at most: a connection that is dropped within a stream cannot be
+/// reused.
 pub(in crate::upstream::http) fn drain(link: &Arc<UpstreamLink>, mut events: EventStream) {
     let upstream = Arc::clone(link);
     link.tracker.spawn(async move {
@@ -170,7 +170,7 @@ pub(in crate::upstream::http) fn drain(link: &Arc<UpstreamLink>, mut events: Eve
     });
 }
 
-/// Whether what cannot be read bears the request's id.
+/// Whether an unreadable event has the request's id.
 fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
     match error {
         EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. } => id.as_ref() == Some(awaited),
@@ -178,8 +178,7 @@ fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
     }
 }
 
-/// Whether a text that nobody can read was to be the answer: on the stream of one request that is any answer that does
-/// not name another.
+/// Whether an unreadable text was meant as the response: on the stream of one request, any response without another id.
 pub(in crate::upstream::http) fn is_unreadable_answer(text: &[u8], awaited: &RequestId) -> bool {
     let is_meant = |seen: &MalformedMessage| seen.is_answer && seen.id.as_ref().is_none_or(|id| id.says(awaited));
     envelope::glimpse(text).iter().any(is_meant)

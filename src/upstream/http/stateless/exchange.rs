@@ -1,4 +1,4 @@
-//! Shows one request to its owner: events in order, answers to questions, cancel.
+//! Implements the exchange of a stateless request: events in order, answers, cancel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,12 +21,12 @@ use crate::upstream::{
 };
 use crate::wire::{Payload, method};
 
-/// Events that wait for whoever owns the exchange.
+/// Events that wait for the exchange's owner.
 const EVENTS_MAX: usize = 64;
-/// How long a cancel waits for the handle of a call that may be a task: who runs it makes it a task as soon as possible, and
-/// one whose handle is on its way is not ended by letting go of the request.
+/// How long a cancel waits for the handle of a call that may be a task: servers make the task at once, and dropping the request
+/// does not end a task with its handle on the way.
 const HANDLE_MAX: Duration = Duration::from_secs(1);
-/// Answers that wait for the course to take them; more than may be asked at a time.
+/// Answers that wait for the call to send them; more than may be asked at a time.
 const ANSWERS_MAX: usize = 64;
 
 pub(super) struct StatelessExchange {
@@ -34,13 +34,13 @@ pub(super) struct StatelessExchange {
     driven: DrivenCall,
     answers: mpsc::Sender<Box<(Payload, Answer)>>,
     task: UpstreamTaskCell,
-    /// The questions that the owner was told of, and that are neither answered nor taken back.
+    /// The questions that the owner received, and that are neither answered nor withdrawn.
     open: Vec<Payload>,
     untaken: Arc<AtomicBool>,
 }
 
 impl StatelessExchange {
-    /// Sends a request and returns once a connection has taken it, without waiting for any answer.
+    /// Sends a request and returns once a connection has taken it, without waiting for a response.
     ///
     /// # Errors
     /// If there is no connection: nothing was sent.
@@ -57,8 +57,7 @@ impl StatelessExchange {
         Ok(exchange)
     }
 
-    /// Takes up a task that another life began, and that had these questions open. Whether the upstream still has it shows in its
-    /// events.
+    /// Resumes a task that another process began, with these open questions. Its events show whether the upstream still has it.
     pub(super) fn resume(line: StatelessSender, id: Arc<str>, open: Vec<Payload>) -> Self {
         let (task, known) = (Arc::clone(&id), open.clone());
         let exchange = Self::start(line, ExchangeClass::Resumed, |mut course| {
@@ -105,7 +104,7 @@ impl Exchange for StatelessExchange {
         event
     }
 
-    /// Hands the answer to the course, which sends it on when its time has come.
+    /// Queues the answer for the call, which sends it at its next update.
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         if !self.driven.is_running() {
             return Ok(());
@@ -116,7 +115,7 @@ impl Exchange for StatelessExchange {
         Ok(())
     }
 
-    /// Drops the request, which is how a server without sessions is told; a task is cancelled by its name.
+    /// Drops the request, which cancels it at a stateless server; a task is cancelled by its id.
     async fn cancel(&mut self, _: &str) {
         if self.line.takes_tasks {
             self.driven.run_until(tokio::time::timeout(HANDLE_MAX, self.task.wait())).await;
@@ -137,10 +136,10 @@ impl Exchange for StatelessExchange {
     }
 
     fn resume_token(&self) -> Option<ResumeToken> {
-        // Nobody else knows of an answer that is on its way.
+        // The token does not hold an answer that is on its way.
         let is_answered = self.untaken.load(Ordering::Relaxed) || self.answers.capacity() < ANSWERS_MAX;
         let task = self.task.get().filter(|_| self.driven.is_running() && !is_answered)?;
-        // What was asked in rounds before there was a task is closed.
+        // Questions of rounds before the task are closed.
         Some(task_poller::token(&task, &self.open))
     }
 }

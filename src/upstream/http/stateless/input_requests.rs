@@ -1,4 +1,4 @@
-//! Keeps the questions of one call: what was asked, what is answered, and what the upstream has taken.
+//! Tracks the questions of one call: open, answered, or accepted by the upstream.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -9,23 +9,22 @@ use crate::task::Executed;
 use crate::upstream::{Answer, ExchangeEvent};
 use crate::wire::{Object, Payload, RpcError};
 
-/// Questions that one call may have open, and may ask in all (U29).
+/// Most open questions of one call, and most in all (U29).
 const OPEN_MAX: usize = 32;
 const ASKED_MAX: usize = 1_000;
-/// What an `ask` of the upstream's task begins with: the round, which is zero.
+/// The first part of an `ask` of the upstream's task: the round, which is zero.
 const OF_TASK: &str = "0/";
 
-/// The questions of one call, by the upstream's keys. Those of a later round are told apart by `round`.
+/// The questions of one call, by the upstream's keys; `round` counts the rounds.
 #[derive(Debug, Default)]
 pub(super) struct InputRequests {
-    /// Zero is the upstream's task, whatever rounds there were before it: its questions have the same names in every
-    /// life of the process.
+    /// Zero is the upstream's task, after any rounds: its questions have the same names in every process.
     round: u32,
     asked: usize,
     entries: BTreeMap<String, InputRequest>,
-    /// Questions that an earlier life of the process was asked, until the task shows whether it still asks them.
+    /// Questions from an earlier process, until the task shows whether it still asks them.
     earlier: Vec<String>,
-    /// Answers that came before that: they go out if it does.
+    /// Answers that came before that: sent if it does.
     early: BTreeMap<String, Answer>,
 }
 
@@ -38,39 +37,39 @@ struct InputRequest {
 #[derive(Debug)]
 enum InputRequestState {
     Open,
-    /// Answered, and not yet taken by the upstream.
+    /// Answered, and not yet accepted by the upstream.
     Answered(Payload),
-    /// Nothing more is said of it.
+    /// Finished.
     Closed,
 }
 
 impl InputRequests {
-    /// Begins anew: keys mean something else from here on.
+    /// Begins the next round: keys have a new meaning from here on.
     pub(super) fn next_round(&mut self) {
         self.round += 1;
         self.entries.clear();
     }
 
-    /// The rounds are over: from here on the upstream's task asks.
+    /// Ends the rounds: from here on the upstream's task asks.
     pub(super) fn of_task(&mut self) {
         self.round = 0;
         self.entries.clear();
     }
 
-    /// A task that an earlier life followed has these questions open: an `ask` of one of its own.
+    /// Records the open questions of a task that an earlier process followed: each an `ask` of its own.
     pub(super) fn reopen(&mut self, asks: &[Payload]) {
         let names = asks.iter().filter_map(|ask| ask.read::<String>().ok());
         self.earlier.extend(names.filter_map(|name| name.strip_prefix(OF_TASK).map(str::to_owned)));
     }
 
-    /// Takes what is asked; the events for what was not asked before (UPC-11), and for what is asked no more.
+    /// Records the present questions; returns events for new ones (UPC-11) and for withdrawn ones.
     ///
     /// # Errors
     /// If one entry is no question, or there are too many.
     pub(super) fn take(&mut self, requests: &Object) -> Result<Vec<ExchangeEvent>, RequestFailure> {
         let mut events = self.withdraw_all_but(Some(requests));
         for (key, entry) in requests.entries() {
-            // It is said to have been asked once more: whoever takes the call up knows it by its name.
+            // The event is sent once more: a process that resumes the call knows the question by its name.
             self.earlier.retain(|earlier| *earlier != *key);
             if self.entries.contains_key(&*key) {
                 continue;
@@ -93,7 +92,7 @@ impl InputRequests {
         Ok(events)
     }
 
-    /// Closes what the upstream does not ask any more; the events that say so.
+    /// Closes questions that the upstream no longer asks; returns their events.
     pub(super) fn withdraw_all_but(&mut self, requests: Option<&Object>) -> Vec<ExchangeEvent> {
         let asked: HashSet<_> = requests.into_iter().flat_map(Object::keys).collect();
         let gone = self.earlier.extract_if(.., |key| !asked.contains(key.as_str()));
@@ -110,10 +109,10 @@ impl InputRequests {
         withdrawn.iter().map(|key| ExchangeEvent::Withdrawn { ask: self.ask(key) }).collect()
     }
 
-    /// Takes an answer; one to what is not open is passed over.
+    /// Records an answer; an answer to a question that is not open is ignored.
     ///
     /// # Errors
-    /// The error, where it is one that cannot be expressed as an answer: it ends the call (T-48).
+    /// An error that cannot be expressed as an answer: it ends the call (T-48).
     pub(super) fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), RpcError> {
         let prefix = format!("{}/", self.round);
         let named: Option<String> = ask.read().ok();
@@ -130,12 +129,12 @@ impl InputRequests {
         Ok(())
     }
 
-    /// Whether all that was asked is answered.
+    /// Whether all questions are answered.
     pub(super) fn is_complete(&self) -> bool {
         self.entries.values().all(|entry| !matches!(entry.state, InputRequestState::Open))
     }
 
-    /// The answers that the upstream has not taken yet, under its own keys; `None` if there are none.
+    /// The answers that the upstream has not accepted yet, by its keys; `None` without any.
     pub(super) fn responses(&self) -> Option<Payload> {
         peer::responses(self.entries.iter().filter_map(|(key, entry)| match &entry.state {
             InputRequestState::Answered(answer) => Some((key.as_str(), answer)),
@@ -143,13 +142,13 @@ impl InputRequests {
         }))
     }
 
-    /// Whether it has answers that the upstream has not taken yet.
+    /// Whether it has answers that the upstream has not accepted yet.
     pub(super) fn has_untaken(&self) -> bool {
         let is_answered = |entry: &InputRequest| matches!(entry.state, InputRequestState::Answered(_));
         !self.early.is_empty() || self.entries.values().any(is_answered)
     }
 
-    /// Says that the upstream has taken all that [`InputRequests::responses`] gave.
+    /// Records that the upstream accepted all of [`InputRequests::responses`].
     pub(super) fn taken(&mut self) {
         for entry in self.entries.values_mut() {
             if matches!(entry.state, InputRequestState::Answered(_)) {
@@ -225,7 +224,8 @@ mod tests {
         );
     }
 
-    /// What is asked still is said once more under its name; what is not asked any more is taken back, whoever asked first.
+    /// A question that is still asked gets one more event under its name; one that is no longer asked is withdrawn, in every
+    /// process.
     #[test]
     fn a_question_of_an_earlier_life_is_taken_back_unless_the_task_still_asks_it() {
         let earlier = || {

@@ -1,10 +1,9 @@
-//! Hears what a server without sessions says that belongs to no call: one `subscriptions/listen` for all clients that
-//! may hear the same, asking for what any of them wants.
+//! Subscribes to a stateless server's notifications: one `subscriptions/listen` for clients with equal access.
 //!
-//! A subscription cannot be changed (MOD-24). Where more is wanted another one takes its place, and the one
-//! before is heard until the new one is acknowledged, and for a moment longer: what is said twice does no harm, what
-//! is missed does. A stream that is lost ends the [`ListenSource`]: those who listen do so again, which makes another, and
-//! know that anything may have changed meanwhile.
+//! It asks for the union of their wishes. A subscription cannot be changed (MOD-24). If a client wants more, another stream
+//! replaces it, and the old one is read until the new one is acknowledged, and for a moment longer: a duplicate notification does
+//! no harm, a missed one does. A lost stream ends the [`ListenSource`]: its listeners subscribe again, which makes another
+//! source, and know that anything may have changed meanwhile.
 
 mod listen_stream;
 
@@ -30,15 +29,15 @@ use listen_stream::{ListenError, UpstreamListenStream};
 
 /// Most streams at one upstream.
 const SOURCES_MAX: usize = 1_024;
-/// Most resources on one stream; those above are not granted.
+/// Most resources on one stream; further ones are not granted.
 const RESOURCES_MAX: usize = 4_096;
-/// News kept for a receiver that is behind.
+/// Notifications buffered for a slow receiver.
 const NEWS_MAX: usize = 256;
-/// How long a stream is heard after another took its place.
+/// How long a replaced stream is read.
 const OVERLAP: Duration = Duration::from_secs(1);
-/// How long what nobody wants any more is heard before the server is asked for less: others may leave as well.
+/// How long an unneeded subscription is kept before a smaller one replaces it: other clients may leave as well.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How long a failure is the answer to whoever asks for the same.
+/// How long a failure is returned for the same wishes without another attempt.
 const FAILED_FOR: Duration = Duration::from_secs(1);
 
 /// The streams at one upstream: one for each key, shared like sessions are.
@@ -46,12 +45,12 @@ const FAILED_FOR: Duration = Duration::from_secs(1);
 pub(super) struct ListenSources {
     link: Arc<UpstreamLink>,
     sources: Mutex<HashMap<SessionKey, Arc<ListenSource>>>,
-    /// That tools may have changed, whoever was told so: all that is kept of them was fetched before. A receiver that
-    /// misses one learns that it did, so there is no need to keep more.
+    /// Signals that tools may have changed, for any client: caches are stale then. A receiver that misses one is notified of the
+    /// gap, so a small buffer is enough.
     tool_changes: broadcast::Sender<ServerNotification>,
 }
 
-/// One stream, the one that takes its place, and all who hear them.
+/// One stream, its successor, and their listeners.
 #[derive(Debug)]
 struct ListenSource {
     line: StatelessSender,
@@ -64,7 +63,7 @@ struct ListenSource {
     over: CancellationToken,
 }
 
-/// How many want what.
+/// How many listeners want each notification.
 #[derive(Debug, Default)]
 struct ListenDemand {
     holders: usize,
@@ -72,20 +71,20 @@ struct ListenDemand {
     resources: HashMap<String, usize>,
 }
 
-/// How the wishes stand.
+/// The state of the wishes.
 #[derive(Clone, Debug, Default)]
 struct ListenState {
-    /// What the stream in use was asked for, and what it promises.
+    /// The filter that the current stream asked for, and the granted part.
     asked: SubscriptionFilter,
     granted: SubscriptionFilter,
-    /// What the server refused to tell beside it.
+    /// The filter that the server refused.
     refused: SubscriptionFilter,
-    /// How often a stream could not be had, and the last time.
+    /// How many attempts failed, and the last failure.
     failures: u64,
     failed: Option<(Instant, SubscriptionFilter, GatewayFault)>,
 }
 
-/// One listener's share. Dropping it gives it back; with the last one the stream ends.
+/// One listener's lease. Dropping it releases it; the last one ends the stream.
 #[derive(Debug)]
 struct ListenLease {
     source: Arc<ListenSource>,
@@ -109,12 +108,12 @@ impl ListenSources {
         Arc::new(Self { link, sources: Mutex::default(), tool_changes: broadcast::Sender::new(1) })
     }
 
-    /// Hears whenever tools may have changed, as long as anybody listens.
+    /// Receives signals that tools may have changed, as long as any client listens.
     pub(super) fn tool_changes(&self) -> broadcast::Receiver<ServerNotification> {
         self.tool_changes.subscribe()
     }
 
-    /// Listens on behalf of one client. `stateless_sender` is the way to the server for all clients of this key.
+    /// Subscribes for one client. `line` sends to the server for all clients of this key.
     ///
     /// # Errors
     /// If there is no stream within [`SUBSCRIBE_MAX`], or too many are open.
@@ -125,7 +124,7 @@ impl ListenSources {
         wishes: SubscriptionFilter,
     ) -> Result<NotificationSubscription, BeginError> {
         let held = self.enter(key, line, wishes).map_err(BeginError::Gateway)?;
-        // Heard from before the stream is there, so that nothing falls between.
+        // Subscribed before the stream is open, so that no notification is missed.
         let news = held.source.news.subscribe();
         let late = Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
         let granted = timeout(SUBSCRIBE_MAX, held.source.granted(&held.wishes)).await.unwrap_or(late);
@@ -133,7 +132,7 @@ impl ListenSources {
         Ok(NotificationSubscription { news, granted, over: held.source.over.clone(), kept: Box::new(held) })
     }
 
-    /// Takes a share in the stream of this key, which is opened if there is none.
+    /// Takes a lease on the stream of this key, which is opened if there is none.
     fn enter(
         &self,
         key: SessionKey,
@@ -187,7 +186,7 @@ impl ListenDemand {
         self.lists.retain(|_, count| *count > 0);
     }
 
-    /// All that anybody wants.
+    /// The union of all wishes.
     fn wishes(&self) -> SubscriptionFilter {
         let resources = (!self.resources.is_empty()).then(|| self.resources.keys().cloned().collect());
         SubscriptionFilter { lists: self.lists.keys().copied().collect(), resources, tasks: None }
@@ -195,7 +194,7 @@ impl ListenDemand {
 }
 
 impl ListenState {
-    /// Whether the server has said yes or no to all of it.
+    /// Whether the server has granted or refused all of `wishes`.
     fn decides(&self, wishes: &SubscriptionFilter) -> bool {
         let mut decided = self.asked.clone();
         decided.extend(&self.refused);
@@ -203,7 +202,7 @@ impl ListenState {
     }
 }
 
-/// A stream that is about to be there, and what it was asked for.
+/// A stream that is being opened, and its filter.
 type ListenOpening = Fuse<BoxFuture<'static, (SubscriptionFilter, Result<UpstreamListenStream, ListenError>)>>;
 
 impl ListenSource {
@@ -224,7 +223,7 @@ impl ListenSource {
         }
     }
 
-    /// Takes a share, unless it is over. Resources that there is no room for are taken out of the wishes.
+    /// Takes a lease, unless the source is over. Resources beyond the limit are removed from the wishes.
     fn enter(self: &Arc<Self>, wishes: &mut SubscriptionFilter) -> Option<ListenLease> {
         let mut wanted = self.wanted.lock();
         if self.over.is_cancelled() {
@@ -247,14 +246,14 @@ impl ListenSource {
         Some(ListenLease { source: Arc::clone(self), wishes: wishes.clone() })
     }
 
-    /// Why there was no stream a moment ago for whoever wants this.
+    /// The recent failure of a stream with these wishes, if there is one.
     fn failed_lately(&self, wishes: &SubscriptionFilter) -> Option<GatewayFault> {
         let state = self.state.borrow();
         let (when, asked, fault) = state.failed.as_ref()?;
         (when.elapsed() < FAILED_FOR && asked.cover(wishes)).then_some(*fault)
     }
 
-    /// What is granted of these wishes, once the server has said so.
+    /// The granted part of these wishes, once the server has decided.
     async fn granted(&self, wishes: &SubscriptionFilter) -> Result<SubscriptionFilter, GatewayFault> {
         let mut state = self.state.subscribe();
         let failures = state.borrow().failures;
@@ -263,7 +262,7 @@ impl ListenSource {
                 let now = state.borrow_and_update();
                 if now.decides(wishes) {
                     return Ok(wishes.in_common(&SubscriptionFilter {
-                        // Whoever speaks of resources is answered about them, if only that there are none.
+                        // A filter with resources is granted resources, even if none.
                         resources: Some(now.granted.resources.clone().unwrap_or_default()),
                         ..now.granted.clone()
                     }));
@@ -289,7 +288,7 @@ impl ListenSource {
         over.cancel();
     }
 
-    /// Asks for all that is wanted now.
+    /// Opens a stream with all present wishes.
     fn open(&self) -> ListenOpening {
         let (line, wishes) = (self.line.clone(), self.wanted.lock().wishes());
         let opening = async move {
@@ -300,7 +299,7 @@ impl ListenSource {
         opening.boxed().fuse()
     }
 
-    /// Keeps a stream until it is lost, or cannot be had.
+    /// Keeps a stream until it is lost, or cannot be opened.
     async fn follow(&self) {
         let mut current: Option<UpstreamListenStream> = None;
         let mut before: Option<(UpstreamListenStream, Instant)> = None;
@@ -342,7 +341,7 @@ impl ListenSource {
         }
     }
 
-    /// Takes note of how an opening went: a stream, a failure, or a refusal (`None`).
+    /// Records the result of opening a stream: a stream, a failure, or a refusal (`None`).
     fn opened(
         &self,
         asked: SubscriptionFilter,
@@ -357,7 +356,7 @@ impl ListenSource {
                 self.state.send_modify(|state| {
                     (state.asked, state.granted, state.refused) = (asked, granted, SubscriptionFilter::default());
                 });
-                // What was fetched before this stream was there may have changed unheard.
+                // Caches from before this stream may have become stale unnoticed.
                 self.tools_changed();
                 Some(Ok(spoken))
             }
@@ -381,19 +380,19 @@ impl ListenSource {
         if *news.0 == *method::TOOLS_CHANGED {
             self.tools_changed();
         }
-        // Whoever listens may be about to leave.
+        // The listeners may be leaving.
         let _ = self.news.send(news);
     }
 
     fn tools_changed(&self) {
-        // What exactly was said is for those alone who may hear it.
+        // The notification itself is only for authorised clients.
         let _ = self.tool_changes.send((Arc::from(method::TOOLS_CHANGED), None));
     }
 }
 
 const CLOSED: GatewayFault = GatewayFault::new(Reason::UpstreamClosed, Executed::No);
 
-/// What a stream says next, if there is one. Cancel safe.
+/// The next notification of a stream, if there is a stream. Cancel safe.
 async fn next_of(spoken: Option<&mut UpstreamListenStream>) -> Option<ServerNotification> {
     match spoken {
         Some(spoken) => spoken.next().await,

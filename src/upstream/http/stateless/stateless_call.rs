@@ -1,7 +1,6 @@
-//! Drives one request: sent, asked back, sent again with the answers, until there is a result.
+//! Drives one stateless request: sent, questioned, sent again with answers, until a result.
 //!
-//! One future runs the whole course; whoever owns the exchange polls it. Events go into a queue, and answers
-//! to questions come out of another.
+//! One future runs the whole course; the exchange's owner polls it. Events go into a queue; answers come from another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +17,7 @@ use crate::upstream::outgoing::HandedOver;
 use crate::upstream::{Answer, ExchangeEvent};
 use crate::wire::{Object, Payload};
 
-/// Rounds without a question that are gone through, and the pause before the first of them. Each pause is
-/// twice the one before.
+/// Most rounds without a question, and the pause before the first of them. Each pause doubles.
 const SILENT_ROUNDS_MAX: u32 = 8;
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
 
@@ -31,9 +29,9 @@ pub(super) struct StatelessCall {
     pub(super) events: ExchangeEventSender,
     pub(super) answers: AnswerReceiver,
     pub(super) questions: InputRequests,
-    /// Where the upstream's task is put as soon as there is one.
+    /// Holds the upstream's task once there is one.
     pub(super) task: UpstreamTaskCell,
-    /// Whether it has answers that the upstream has not taken yet.
+    /// Whether it has answers that the upstream has not accepted yet.
     pub(super) untaken: Arc<AtomicBool>,
 }
 
@@ -53,7 +51,7 @@ impl StatelessCall {
             let result = self.line.call(&draft, Some(&self.events), handed_over).await?;
             let round = match peer::answered(&request.method, &result) {
                 StatelessResult::Complete => return Ok(result),
-                // Nobody said that there may be one (UPC-09).
+                // The request did not declare the extension (UPC-09).
                 StatelessResult::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
                 StatelessResult::Task(handle) => return Box::pin(self.follow(handle)).await,
                 StatelessResult::Round(round) => {
@@ -85,8 +83,8 @@ impl StatelessCall {
         }
     }
 
-    /// Puts the questions of a round, and waits until all are answered: a retry with some would be asked
-    /// for the rest (UPC-14).
+    /// Sends the questions of a round to the owner, and waits until all are answered: a retry with some would be asked for the
+    /// rest (UPC-14).
     async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
         self.questions.next_round();
         self.tell_all(asked).await?;
@@ -96,7 +94,7 @@ impl StatelessCall {
         Ok(self.questions.responses())
     }
 
-    /// Tells of the questions that are new.
+    /// Sends the owner the new questions.
     pub(super) async fn tell_all(&mut self, asked: &Object) -> Result<(), RequestFailure> {
         for event in self.questions.take(asked)? {
             self.tell(event).await;
@@ -104,7 +102,7 @@ impl StatelessCall {
         Ok(())
     }
 
-    /// Puts an event into the queue. Nobody left to read it is as good as read.
+    /// Queues an event for the owner. Without an owner it is dropped.
     pub(super) async fn tell(&self, event: ExchangeEvent) {
         let _ = self.events.send(Box::new(event)).await;
     }
@@ -126,7 +124,7 @@ impl StatelessCall {
     }
 }
 
-/// A request that may have to be sent several times.
+/// A request that may be sent several times.
 #[derive(Clone, Debug)]
 pub(super) struct RepeatableRequest {
     pub(super) method: Arc<str>,
@@ -139,7 +137,7 @@ impl RepeatableRequest {
         DraftRequest::new(&self.method, self.params.clone()).with_progress(self.progress)
     }
 
-    /// The same request with what its answer asked for.
+    /// The same request with the requested input.
     fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> DraftRequest {
         let params = peer::repeated(self.params.as_ref(), responses, state);
         DraftRequest::new(&self.method, params).with_progress(self.progress)
@@ -155,7 +153,7 @@ impl UpstreamTaskCell {
         self.0.get().cloned()
     }
 
-    /// Until there is one.
+    /// Waits for the task.
     pub(super) async fn wait(&self) {
         self.0.wait().await;
     }

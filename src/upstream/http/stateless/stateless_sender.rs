@@ -1,4 +1,4 @@
-//! Sends one request to a server without sessions, with all that it must say, and reads its answer.
+//! Sends one request with all its metadata to a stateless server, and reads the response.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,12 +32,12 @@ use crate::wire::{
 const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
 
-/// Pages of a tool list that are read to learn what is repeated in headers (U35).
+/// Most pages of a tool list that are read for header annotations (U35).
 const PAGES_MAX: usize = 200;
-/// Tools whose annotations are remembered.
+/// Most tools with remembered annotations.
 const ANNOTATED_MAX: usize = 10_000;
 
-/// Tools that want arguments repeated in headers, as far as their lists went by here. Others are not in it.
+/// The known tools with header annotations. Other tools are not in it.
 #[derive(Debug, Default)]
 pub(super) struct AnnotatedTools(Mutex<HashMap<String, Arc<[HeaderArgument]>>>);
 
@@ -65,7 +65,7 @@ impl AnnotatedTools {
     }
 }
 
-/// How a request ends without a result.
+/// Why a request ends without a result.
 #[derive(Clone, Debug)]
 pub(super) enum RequestFailure {
     /// The upstream's own error.
@@ -87,7 +87,7 @@ impl From<RequestFailure> for ExchangeEvent {
 pub(super) struct DraftRequest {
     method: Arc<str>,
     params: Option<Payload>,
-    /// Where what is said before the answer goes; asking for progress without is of no use.
+    /// Whether earlier messages have a recipient; otherwise progress is not requested.
     progress: bool,
 }
 
@@ -96,40 +96,39 @@ impl DraftRequest {
         Self { method: Arc::from(method), params, progress: false }
     }
 
-    /// Whether it asks how a task stands.
+    /// Whether it polls a task.
     pub(super) fn is_poll(&self) -> bool {
         &*self.method == method::TASKS_GET
     }
 
-    /// Whether it goes on with a call that the server knows: a question that was answered, a task that was made.
+    /// Whether it continues a call that the server knows: an answered question, or a task.
     fn is_under_way(&self) -> bool {
         let answers =
             || self.params.as_ref().and_then(Object::of).is_some_and(|params| params.contains("inputResponses"));
         matches!(&*self.method, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL) || answers()
     }
 
-    /// The same with progress wanted.
+    /// The same request with progress wanted.
     pub(super) const fn with_progress(mut self, progress: bool) -> Self {
         self.progress = progress;
         self
     }
 }
 
-/// Events on their way to whoever owns the exchange. A queue has room for dozens at once: of pointers, so that a request
-/// that has nothing to say takes little.
+/// Sends events to the exchange's owner. The queue holds pointers: it has dozens of slots, and most requests send no event.
 pub(super) type ExchangeEventSender = mpsc::Sender<Box<ExchangeEvent>>;
 
-/// The way to the server for one client's exchange.
+/// Sends one client's requests to the server.
 #[derive(Clone, Debug)]
 pub(super) struct StatelessSender {
     pub(super) link: Arc<UpstreamLink>,
     eras: Arc<EraCache>,
     annotated: Arc<AnnotatedTools>,
-    /// What the client can be asked, plus the extension, which the gateway itself has (UPC-21).
+    /// The client's capabilities plus the extension, which the gateway itself has (UPC-21).
     capabilities: Payload,
     /// Whether the extension is declared, without which the server may make no task.
     pub(super) takes_tasks: bool,
-    /// Whether the owner of the exchange hears how the server's task goes.
+    /// Whether the exchange's owner receives events of the server's task.
     pub(super) is_watched: bool,
     log_level: Option<Arc<str>>,
     first_byte: Option<Duration>,
@@ -166,22 +165,21 @@ impl StatelessSender {
         }
     }
 
-    /// The server asks its clients by results.
+    /// Records that the server asks its clients by results.
     pub(super) fn asked_in_result(&self) {
         self.eras.asked_in_result();
     }
 
-    /// Whether a request failed since the client's credential is good no more: it never will be again, and the gateway has no
+    /// Whether a request failed because the client's credential is no longer valid: that is permanent, and the gateway has no
     /// other.
     pub(super) fn outlives_credential(&self, fault: &GatewayFault) -> bool {
         fault.reason == Reason::UpstreamAuth && self.forwarded.credential().is_clients()
     }
 
-    /// Sends a request and reads up to its answer. Dropping the future ends the request at the upstream,
-    /// which is how it is cancelled.
+    /// Sends a request and reads its response. Dropping the future ends the request at the upstream, which cancels it.
     ///
     /// # Errors
-    /// If the answer is an error, or does not come.
+    /// If the response is an error, or does not come.
     pub(super) async fn answer(
         &self,
         draft: &DraftRequest,
@@ -190,9 +188,8 @@ impl StatelessSender {
         self.call(draft, hear, &HandedOver::default()).await
     }
 
-    /// The same; `handed_over` is set once a connection has taken the request. A mismatch of headers is
-    /// taken for a tool that changed: its list is read again and the call sent once more, since the one
-    /// before was refused (UPC-16).
+    /// As [`Self::answer`]; `handed_over` is set once a connection has taken the request. A header mismatch means that the tool
+    /// has changed: the list is read again and the refused call is sent once more (UPC-16).
     pub(super) async fn call(
         &self,
         draft: &DraftRequest,
@@ -210,7 +207,7 @@ impl StatelessSender {
         }
     }
 
-    /// Reads the tool list anew for what it says of headers.
+    /// Reads the tool list again for header annotations.
     async fn refresh(&self) -> Result<(), RequestFailure> {
         let mut pages = ListPages::new(PagedList::Tools, PAGES_MAX);
         while pages.end().is_none() {
@@ -280,7 +277,7 @@ impl StatelessSender {
         }
     }
 
-    /// The request under this id, with all that it must say.
+    /// The request under this id, with all metadata.
     pub(super) fn post(&self, draft: &DraftRequest, id: &RequestId) -> OutgoingRequest {
         let params = self.params(draft, id);
         let headers = self.headers(&draft.method, &params);
@@ -290,7 +287,7 @@ impl StatelessSender {
         post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone())
     }
 
-    /// The params with the metadata that every request carries. What the other hop said is gone already.
+    /// The params with the metadata that every request carries. The other hop's metadata is removed already.
     fn params(&self, draft: &DraftRequest, id: &RequestId) -> Object {
         let own = draft.params.as_ref().and_then(Object::of);
         let kept = own.as_ref().and_then(|params| params.get_object(META));
@@ -313,7 +310,7 @@ impl StatelessSender {
         Object::of(&params).unwrap_or_else(empty)
     }
 
-    /// The headers that repeat what the body says (UPC-10, UPC-15).
+    /// The headers that mirror the body (UPC-10, UPC-15).
     fn headers(&self, name: &str, params: &Object) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if let Ok(method) = HeaderValue::from_str(name) {
@@ -337,8 +334,8 @@ impl StatelessSender {
         headers
     }
 
-    /// Follows the request's stream to its answer. One that ends before is lost: nothing takes it up, and
-    /// nothing is sent again (T-30, UPC-18).
+    /// Follows the request's stream to its response. A stream that ends before is lost: it is not resumed, and nothing is sent
+    /// again (T-30, UPC-18).
     async fn follow(
         &self,
         mut events: EventStream,
@@ -362,12 +359,12 @@ impl StatelessSender {
                     return Ok(response.outcome);
                 }
                 Ok(Message::Notification(notification)) => match (route::about_call(&notification, id), hear) {
-                    // Nobody left to hear it is as good as heard.
+                    // The event is dropped if its receiver is gone.
                     (Some(event), Some(hear)) => drop(hear.send(Box::new(event)).await),
                     (Some(_), None) => (),
                     (None, _) => self.link.dropped("stray_notification"),
                 },
-                // Servers of this version ask nothing in the middle of a request.
+                // Servers of this version send no requests.
                 Ok(Message::Request(_)) => self.link.dropped("stray_request"),
                 Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
                 Err(EnvelopeError::Batch) if reply::answer_in(text, id).is_some() => {

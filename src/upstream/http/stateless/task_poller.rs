@@ -1,4 +1,4 @@
-//! Follows a task that the upstream made of a call, until it settles (UPC-01).
+//! Polls a task that the upstream made of a call, until it settles (UPC-01).
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,24 +16,23 @@ use crate::wire::object::ObjectWriter;
 use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, method};
 
-/// Time between two polls where the upstream names none, and what it may name.
+/// The poll interval if the upstream names none, and the bounds on its own.
 const POLL_DEFAULT: Duration = Duration::from_secs(1);
 const POLL_MIN: Duration = Duration::from_millis(50);
 const POLL_MAX: Duration = Duration::from_secs(60);
 /// How long one request about a task may take.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
-/// How long the wish to cancel may take.
+/// How long cancelling may take.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// What another process life, or another program that has the handle, needs to watch the task. `open` are the questions that it is
-/// known to ask.
+/// The token with which another process, or another program with the handle, polls the task. `open` are its known questions.
 pub(crate) fn token(id: &str, open: &[Payload]) -> ResumeToken {
     let token = ObjectWriter::new().text("task", id);
     let open: Vec<String> = open.iter().filter_map(|ask| ask.read().ok()).collect();
     ResumeToken(if open.is_empty() { token } else { token.member("open", &Payload::of(&open)) }.finish())
 }
 
-/// The task in a token, and its open questions; `None` if it is none of ours. Those of sessions name their request, and may name a
+/// The task in a token, and its open questions; `None` if it is not ours. Tokens of sessions name their request, and may name a
 /// task too.
 pub(super) fn resumed(token: &ResumeToken) -> Option<(Arc<str>, Vec<Payload>)> {
     let token = Object::of(&token.0).filter(|token| !token.contains("request"))?;
@@ -41,7 +40,7 @@ pub(super) fn resumed(token: &ResumeToken) -> Option<(Arc<str>, Vec<Payload>)> {
     Some((Arc::from(token.get_string("task")?), open.iter().map(Payload::of).collect()))
 }
 
-/// Asks the upstream to end a task. Best effort, within five seconds (UPC-06).
+/// Asks the upstream to cancel a task. Best effort, within five seconds (UPC-06).
 pub(super) async fn cancel(line: &StatelessSender, id: &str) {
     let cancelled = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
     if !matches!(cancelled, Ok(Ok(()))) {
@@ -49,7 +48,7 @@ pub(super) async fn cancel(line: &StatelessSender, id: &str) {
     }
 }
 
-/// The same for whoever wants to know what came of it.
+/// As [`cancel`], and returns the outcome.
 pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
     let draft = DraftRequest::new(method::TASKS_CANCEL, Some(peer::params_of(id)));
     asked(line, &draft).await.map(drop)
@@ -59,7 +58,7 @@ pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<()
 async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, TaskRequestError> {
     let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
     let asking = async {
-        // Only polls take turns. The semaphore is never closed.
+        // Only polls take permits. The semaphore is never closed.
         let _turn = if draft.is_poll() { line.link.polls.acquire().await.ok() } else { None };
         line.answer(draft, None).await
     };
@@ -70,21 +69,21 @@ async fn asked(line: &StatelessSender, draft: &DraftRequest) -> Result<Payload, 
     })
 }
 
-/// The watch over one task.
+/// The state of polling one task.
 struct TaskPoller {
     id: Arc<str>,
     interval: Duration,
-    /// Requests that failed in a row.
+    /// Consecutive failed requests.
     failures: u32,
     message: Option<String>,
-    /// The word and the message that were told last, unless a request failed since.
+    /// The last reported status and message, unless a request failed since.
     shown: Option<(String, Option<String>)>,
 }
 
 impl StatelessCall {
-    /// Watches the task that a call was answered with.
+    /// Polls the task that the upstream made of a call.
     pub(super) async fn follow(&mut self, made: ExtensionTaskHandle) -> Result<Payload, ExchangeEvent> {
-        // The keys of a task have nothing to do with those of the rounds before it, whose answers the upstream has by now.
+        // A task's keys are unrelated to those of the rounds before it, and the upstream has accepted the answers to these.
         self.questions.of_task();
         self.note_untaken();
         let mut watch = TaskPoller::new(&made.id);
@@ -96,7 +95,7 @@ impl StatelessCall {
         self.watch(watch, made.has_news).await
     }
 
-    /// Watches a task that an earlier life began, and that had these questions open.
+    /// Polls a task that an earlier process began, with these open questions.
     pub(super) async fn take_up(&mut self, id: Arc<str>, open: &[Payload]) -> Result<Payload, ExchangeEvent> {
         self.questions.of_task();
         self.questions.reopen(open);
@@ -107,10 +106,10 @@ impl StatelessCall {
         let mut due = Instant::now() + if at_once { Duration::ZERO } else { watch.pause() };
         loop {
             self.wait(due).await?;
-            // Answers go first: what is asked next depends on them.
+            // Answers are sent first: the next questions depend on them.
             if let Some(responses) = self.questions.responses() {
                 match watch.ask(self, method::TASKS_UPDATE, peer::update_of(&watch.id, &responses)).await {
-                    // Refused is what is of no use any more, and all of it where the task is gone: the poll tells.
+                    // A refused answer is of no use any more, or the task is gone: the poll shows which.
                     Ok(Some(_)) | Err(_) => {
                         self.questions.taken();
                         self.note_untaken();
@@ -131,7 +130,7 @@ impl StatelessCall {
         }
     }
 
-    /// Waits until `due`, or until there is an answer to hand over.
+    /// Waits until `due`, or until there is an answer to send.
     async fn wait(&mut self, due: Instant) -> Result<(), RequestFailure> {
         loop {
             tokio::select! {
@@ -147,14 +146,14 @@ impl StatelessCall {
         }
     }
 
-    /// Looks at how a task stands; its result if it is settled.
+    /// Reads a task's state; returns its result if it is settled.
     async fn look(&mut self, watch: &mut TaskPoller, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
         let (task, state) = peer::polled(result).ok_or(malformed(Executed::Unknown))?;
         watch.note(&task, self).await;
         match state {
             ExtensionTaskState::Returned(result) => return Ok(Some(result)),
             ExtensionTaskState::Faulted(error) => return Err(RequestFailure::Faulted(error).into()),
-            // Not by us: nobody would be looking any more.
+            // The upstream cancelled it: the gateway would have stopped polling.
             ExtensionTaskState::Cancelled => return Err(ExchangeEvent::Cancelled),
             ExtensionTaskState::Malformed(executed) => return Err(malformed(executed).into()),
             ExtensionTaskState::Asking(asked) => {
@@ -178,7 +177,7 @@ impl TaskPoller {
         Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, shown: None }
     }
 
-    /// Takes note of what a task says of itself besides its status.
+    /// Records a task's members beside its status.
     async fn note(&mut self, task: &ExtensionTask, course: &StatelessCall) {
         if let Some(interval) = task.poll_interval {
             self.interval = interval.clamp(POLL_MIN, POLL_MAX);
@@ -200,8 +199,8 @@ impl TaskPoller {
         }
     }
 
-    /// Time to the next poll: a little more than the upstream asks for, so that many watchers spread, and
-    /// twice as much for each failure (UPC-01).
+    /// The time to the next poll: slightly more than the upstream's interval, so that polls spread, doubled for each failure
+    /// (UPC-01).
     fn pause(&self) -> Duration {
         let pause = self.interval.saturating_mul(2_u32.saturating_pow(self.failures.min(16))).min(POLL_MAX);
         pause + pause / 10 * u32::from(dice()) / u32::from(u8::MAX)
@@ -210,7 +209,7 @@ impl TaskPoller {
     /// Makes a request about the task; `None` if it failed in a way that may pass.
     ///
     /// # Errors
-    /// If the upstream does not know the task, or its client's credential any more: then nobody ever learns how it ended.
+    /// If the upstream does not know the task, or rejects the client's credential: its outcome is then lost.
     async fn ask(
         &mut self,
         course: &StatelessCall,
@@ -249,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    /// Both halves of an upstream are asked whose a token is.
+    /// Both halves of an upstream are offered a token.
     #[test]
     fn a_token_of_a_task_in_a_session_is_none_of_ours() {
         for open in [vec![], vec![Payload::of("0/a"), Payload::of("0/b")]] {

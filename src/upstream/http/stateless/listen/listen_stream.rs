@@ -1,4 +1,4 @@
-//! Runs one `subscriptions/listen` of the gateway's own, from its acknowledgement to its end.
+//! Runs one `subscriptions/listen` of the gateway, from acknowledgement to end.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelop
 
 /// Largest event: the acknowledgement names all resources.
 const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Malformed events that one stream survives (U19).
+/// Malformed events that one stream tolerates (U19).
 const MALFORMED_MAX: u32 = 10;
 
 /// Why there is no stream.
 #[derive(Debug)]
 pub(super) enum ListenError {
-    /// The server does not do this, and would say the same again.
+    /// The server does not support it, and would refuse again.
     Refused(String),
-    /// It may do so another time.
+    /// A later attempt may succeed.
     Failed(GatewayFault),
 }
 
@@ -35,13 +35,13 @@ pub(super) struct UpstreamListenStream {
     id: RequestId,
     events: EventStream,
     malformed: u32,
-    /// What of the wishes the server has acknowledged.
+    /// The filter that the server has acknowledged.
     pub(super) granted: SubscriptionFilter,
 }
 
-/// What one event says.
+/// The meaning of one event.
 enum ListenEvent {
-    /// Something that is not for anybody here.
+    /// Nothing for a listener.
     Nothing,
     Notified(Notification),
     /// The stream ends here.
@@ -49,10 +49,10 @@ enum ListenEvent {
 }
 
 impl UpstreamListenStream {
-    /// Asks for all that is wished for, and waits for the acknowledgement: without it nothing is promised.
+    /// Subscribes, and waits for the acknowledgement: without it nothing is promised.
     ///
     /// # Errors
-    /// If none comes. Not bounded in time.
+    /// If no acknowledgement comes. Not bounded in time.
     pub(super) async fn open(line: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
         let id = own_ids::mint();
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
@@ -82,7 +82,7 @@ impl UpstreamListenStream {
         Ok(spoken)
     }
 
-    /// Nothing else of the subscription comes before its acknowledgement (MOD-24); what does is dropped.
+    /// The acknowledgement is the subscription's first message (MOD-24); earlier ones are dropped.
     async fn acknowledged(&mut self, wishes: &SubscriptionFilter) -> Result<SubscriptionFilter, ListenError> {
         loop {
             let event = match self.events.next().await {
@@ -108,7 +108,7 @@ impl UpstreamListenStream {
         }
     }
 
-    /// What is said next of what was granted, without the id of this subscription; `None` at the end. Cancel safe.
+    /// The next granted notification, without this subscription's id; `None` at the end. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<ServerNotification> {
         loop {
             let event = self.events.next().await.ok()??;
@@ -127,7 +127,7 @@ impl UpstreamListenStream {
     fn read(&mut self, text: &MessageText) -> ListenEvent {
         match text.read(ScanLimits::UPSTREAM).map(Arc::unwrap_or_clone) {
             Ok(Message::Notification(notification)) => return ListenEvent::Notified(notification),
-            // In order, if it is a result (MOD-25).
+            // A regular end, if it is a result (MOD-25).
             Ok(Message::Response(response)) if response.id.as_ref() == Some(&self.id) => return ListenEvent::End,
             Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
             Ok(Message::Request(_)) => self.link.dropped("stray_request"),
@@ -142,7 +142,7 @@ impl UpstreamListenStream {
         ListenEvent::Nothing
     }
 
-    /// A notification of a kind that was granted, on behalf of this subscription and no other.
+    /// A notification, if its kind was granted and it belongs to this subscription.
     fn news(&self, notification: &Notification) -> Option<ServerNotification> {
         let params = notification.params.object();
         if !self.granted.want(&notification.method, params) {
@@ -163,7 +163,7 @@ impl Drop for UpstreamListenStream {
 const MALFORMED: ListenError = ListenError::Failed(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
 const CLOSED: ListenError = ListenError::Failed(GatewayFault::new(Reason::UpstreamClosed, Executed::No));
 
-/// What an error means: one about the request is the same next time, any other may pass.
+/// Classifies an error: one about the request is permanent, any other may pass.
 fn refused(error: RpcError) -> ListenError {
     let is_for_good = matches!(
         error.code,

@@ -1,10 +1,9 @@
-//! Grants permits for calls at an upstream: how many run at once, and who waits. Gateways that keep their limits together have a
-//! part of the places each.
+//! Limits the calls at an upstream: grants permits, and queues calls in fair order.
 //!
-//! Knows nothing of what a call is; whoever holds a [`CallPermit`] has a place until it is dropped. Those who wait do so in
-//! a lane for each principal, served in turn, so that many calls of one do not put off those of the others. One of
-//! several principals has at most its share of the places, and of those that wait: what is in progress may last for hours,
-//! and is ended for nobody.
+//! A call holds a [`CallPermit`] until the permit is dropped. Calls wait in a lane for each principal, and lanes are served in
+//! turn, so that one principal's many calls do not delay the others'. With several principals, each has at most its share of the
+//! permits and of the queue: a running call may last for hours, and is never ended for another. Replicas with shared limits have
+//! a part of the permits each.
 
 mod calls_in_progress;
 mod state;
@@ -25,7 +24,7 @@ use calls_in_progress::CallsInProgress;
 pub use calls_in_progress::{CallCounts, CallInProgress, CallProspect, HeldCallEntry};
 use state::{CallPermitsState, PermitWaiter, PlaceDivision};
 
-/// The places of one upstream, resolved. They hold for `tools/call` only.
+/// The resolved limits of one upstream. They apply to `tools/call` only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallPermitSettings {
     pub in_flight_max: NonZeroUsize,
@@ -38,15 +37,15 @@ impl CallPermitSettings {
     }
 }
 
-/// One principal's share of the queue has room for all tasks that it may have by default, however few run at a time: whoever
-/// has a handle waits there.
+/// One principal's share of the queue holds all its tasks by default, even if few run at a time: a task with a handle waits
+/// there.
 impl Default for CallPermitSettings {
     fn default() -> Self {
         Self { in_flight_max: const { NonZeroUsize::new(256).unwrap() }, queue_max: 1_536 }
     }
 }
 
-/// The places themselves. Those of one principal are served in the order in which they came, principals in turn.
+/// The permits of one upstream. One principal's calls are served in order of arrival, principals in turn.
 #[derive(Debug)]
 pub struct CallPermits(Arc<CallPermitsInner>);
 
@@ -60,8 +59,7 @@ struct CallPermitsInner {
     shed: Counter,
 }
 
-/// The places of upstreams by their names, as long as anybody holds them: whatever else a reload replaces, the calls
-/// that run at a server go on counting.
+/// The permits of upstreams by name, while in use. Running calls keep counting across a reload.
 #[derive(Debug, Default)]
 pub struct CallPermitsByName {
     all: Mutex<HashMap<Arc<str>, Weak<CallPermitsInner>>>,
@@ -69,26 +67,26 @@ pub struct CallPermitsByName {
 }
 
 impl CallPermitsByName {
-    /// None yet. One of several principals has at most the share that `limits` give it.
+    /// No permits yet. With several principals, each has at most the share that `limits` give it.
     #[must_use]
     pub fn new(limits: SharedLimits) -> Self {
         Self { all: Mutex::default(), limits }
     }
 
-    /// The places of an upstream: those that are there, with the bounds that they have until [`CallPermits::rebound`] is
-    /// called, else new ones. The metrics recorder must be installed before.
+    /// An upstream's permits: the existing ones, with their limits until [`CallPermits::rebound`], else new ones. The metrics
+    /// recorder must be installed before.
     #[must_use]
     pub fn of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
         self.shared(upstream, || CallPermits::new(Arc::clone(upstream), settings, self.limits.clone()))
     }
 
-    /// The same for places of something else than calls, which no metric shows.
+    /// As [`Self::of`], for permits of something other than calls, which no metric counts.
     #[must_use]
     pub fn unmetered_of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
         self.shared(upstream, || CallPermits::unmetered(settings, self.limits.clone()))
     }
 
-    /// Gives places to those who wait, after there are more of them.
+    /// Grants permits to waiting calls, after the number of permits has risen.
     pub fn call_waiting(&self) {
         let all: Vec<_> = self.all.lock().values().filter_map(Weak::upgrade).collect();
         for permits in all.into_iter().map(CallPermits) {
@@ -106,7 +104,7 @@ impl CallPermitsByName {
         counted.filter(|(_, counts)| *counts != CallCounts::default()).collect()
     }
 
-    /// The calls that clients wait for, each with its upstream, oldest first.
+    /// The held calls, each with its upstream, oldest first.
     #[must_use]
     pub fn held_calls(&self) -> Vec<(Arc<str>, HeldCallEntry)> {
         let all: Vec<_> =
@@ -143,7 +141,7 @@ impl CallPermits {
         }))
     }
 
-    /// Places of something else than calls, which no metric shows, and which each gateway has for itself.
+    /// Permits of something other than calls, which no metric counts, and of which each replica has all.
     pub(crate) fn unmetered(settings: CallPermitSettings, limits: SharedLimits) -> Self {
         Self(Arc::new(CallPermitsInner {
             state: Mutex::new(settings.state(PlaceDivision::Own, limits)),
@@ -154,8 +152,8 @@ impl CallPermits {
         }))
     }
 
-    /// Changes the bounds. Where there are fewer places than are taken, none is given until enough are free again;
-    /// nobody who waits is turned away.
+    /// Changes the limits. If there are fewer permits than are taken, none is granted until enough are free again; waiting calls
+    /// stay in the queue.
     pub fn rebound(&self, settings: CallPermitSettings) {
         let called = {
             let mut state = self.0.state.lock();
@@ -165,18 +163,17 @@ impl CallPermits {
         self.hand_out(called);
     }
 
-    /// Takes a place for a call of `owner` if one is free.
+    /// Takes a permit for a call of `owner` if one is free.
     #[must_use]
     pub fn try_acquire(&self, owner: &Principal) -> Option<CallPermit> {
         self.0.state.lock().take(owner).then(|| CallPermit::new(&self.0, owner.clone()))
     }
 
-    /// Takes a place for a call of `owner`, waiting at most `wait_max` for it; `None` waits as long as it takes.
+    /// Takes a permit for a call of `owner`, waiting at most `wait_max`; `None` waits without limit.
     ///
     /// Cancel safe: a dropped wait gives its turn to the next.
     ///
-    /// # Errors
-    /// `QueueFull` if as many wait as may, `QueueDeadline` if the wait was too long.
+    /// # Errors `QueueFull` if the queue is full, `QueueDeadline` if the wait was too long.
     pub async fn acquire(&self, owner: &Principal, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
         self.enter(owner)?.permit(wait_max).await
     }
@@ -184,7 +181,7 @@ impl CallPermits {
     /// Takes a permit for a call of `owner` if one is free, else a position in the queue, without waiting for the permit.
     ///
     /// # Errors
-    /// `QueueFull` if as many wait as may.
+    /// `QueueFull` if the queue is full.
     pub fn enter(&self, owner: &Principal) -> Result<PermitTurn, GatewayFault> {
         match self.queue(owner, true) {
             PermitRequest::Taken(turn) => Ok(turn),
@@ -192,11 +189,10 @@ impl CallPermits {
         }
     }
 
-    /// Waits for a place as long as it takes, for a call of `owner` that was let in by an earlier life of the process:
-    /// it is never turned away. Whoever calls bounds how many such calls there are. Cancel safe.
+    /// Waits without limit for a permit for a call of `owner` that an earlier process admitted: it is never refused. The caller
+    /// bounds the number of such calls. Cancel safe.
     ///
-    /// # Errors
-    /// `Internal` by a bug.
+    /// # Errors `Internal` by a bug.
     pub async fn acquire_again(&self, owner: &Principal) -> Result<CallPermit, GatewayFault> {
         match self.queue(owner, false) {
             PermitRequest::Taken(turn) => turn.permit(None).await,
@@ -204,7 +200,7 @@ impl CallPermits {
         }
     }
 
-    /// Takes a free place, or one in the owner's lane where it is bounded and has room.
+    /// Takes a free permit, or a position in the owner's lane if `is_bounded` allows.
     fn queue(&self, owner: &Principal, is_bounded: bool) -> PermitRequest {
         let mut state = self.0.state.lock();
         if state.take(owner) {
@@ -221,42 +217,42 @@ impl CallPermits {
         PermitRequest::Taken(PermitTurn::Waits(guard, place))
     }
 
-    /// Counts a call from its beginning: until something else is said, as one whose client waits for the answer.
+    /// Counts a call from its beginning: as held, until its prospect changes.
     pub fn call_begins(&self, tool: Arc<str>, owner: Principal) -> CallInProgress {
         CallInProgress::new(Arc::clone(&self.0), tool, owner)
     }
 
-    /// How many places `owner` has.
+    /// How many permits `owner` has.
     pub(crate) fn held_by(&self, owner: &Principal) -> usize {
         self.0.state.lock().held_by(owner)
     }
 
-    /// Whether `owner` has all the places that it may have, free ones or not.
+    /// Whether `owner` has its whole share of permits, even if others are free.
     pub(crate) fn has_share(&self, owner: &Principal) -> bool {
         self.0.state.lock().has_share(owner)
     }
 
-    /// Not within the lock: a place that nobody takes is dropped here, and comes by again.
+    /// Not within the lock: an unclaimed permit is dropped here, and is handed out again.
     fn hand_out(&self, called: Vec<(Principal, PermitWaiter)>) {
         for (owner, waiter) in called {
             drop(waiter.place.send(CallPermit::new(&self.0, owner)));
         }
     }
 
-    /// Counts a call that is turned away unsent, and says so.
+    /// Counts a call that is refused unsent; returns its fault.
     pub fn shed(&self, reason: Reason) -> GatewayFault {
         self.0.shed.increment(1);
         GatewayFault::new(reason, Executed::No)
     }
 
-    /// How many wait.
+    /// How many calls wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.0.state.lock().waiting()
     }
 }
 
-/// How a call that wants a place stands.
+/// The result of asking for a permit.
 enum PermitRequest {
     Taken(PermitTurn),
     Full,
@@ -270,7 +266,7 @@ pub enum PermitTurn {
 }
 
 impl PermitTurn {
-    /// Waits for the permit, at most `wait_max`; `None` waits as long as it takes. Cancel safe, as [`CallPermits::acquire`].
+    /// Waits for the permit, at most `wait_max`; `None` waits without limit. Cancel safe, as [`CallPermits::acquire`].
     ///
     /// # Errors
     /// `QueueDeadline` if the wait was too long.
@@ -285,13 +281,13 @@ impl PermitTurn {
                 Err(_) => {
                     let permits = CallPermits(Arc::clone(&guard.shared));
                     drop(guard);
-                    // It may have been called in the very moment in which it gave up.
+                    // A permit may have been granted at the very moment of the timeout.
                     return place.try_recv().map_err(|_| permits.shed(Reason::QueueDeadline));
                 }
             },
             None => place.await.ok(),
         };
-        // The sender is held until a permit is handed out, or until this receiver is gone.
+        // The sender is kept until a permit is granted, or until this receiver is dropped.
         called.ok_or(GatewayFault::new(Reason::Internal, Executed::No))
     }
 }
@@ -311,7 +307,7 @@ impl Drop for QueueGuard {
     }
 }
 
-/// A place at the upstream, free again when dropped.
+/// A permit for one call at the upstream, released when dropped.
 #[must_use = "dropping the slot frees the place"]
 pub struct CallPermit {
     shared: Arc<CallPermitsInner>,
@@ -324,12 +320,12 @@ impl CallPermit {
         Self { shared: Arc::clone(shared), owner }
     }
 
-    /// Whose place it is.
+    /// The principal of the permit.
     pub(crate) const fn owner(&self) -> &Principal {
         &self.owner
     }
 
-    /// Makes it another's place, whatever share that has.
+    /// Transfers the permit to another principal, even beyond that one's share.
     pub(crate) fn pass_to(&mut self, owner: &Principal) {
         self.shared.state.lock().pass(&self.owner, owner);
         self.owner = owner.clone();
@@ -343,7 +339,7 @@ impl std::fmt::Debug for CallPermit {
 }
 
 impl Drop for CallPermit {
-    /// Hands the place to whoever is next. One who left meanwhile hands it on in turn.
+    /// Grants the permit to the next waiting call. A call that left meanwhile grants it in turn.
     fn drop(&mut self) {
         self.shared.in_flight.decrement(1.0);
         let called = {

@@ -1,4 +1,4 @@
-//! Makes the requests of a streamable HTTP client: one POST per message, GET for streams, DELETE at the end.
+//! Builds the requests of a streamable HTTP client: POST, GET and DELETE.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,26 +16,26 @@ pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-i
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
-/// Room in a table of headers for those of most requests.
+/// Capacity of a header table, enough for most requests.
 const COMMON_AND_FURTHER: usize = 12;
 
-/// What the upstream asked to see on every request of one session.
+/// The headers that an upstream requires in one session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SessionHeaders {
     pub(crate) session: Option<HeaderValue>,
     /// Sent from 2025-06-18 on; `None` before the handshake.
     pub(crate) version: Option<ProtocolVersion>,
-    /// What the session's client is let in by, on each request that has no other.
+    /// The client's credential in the session, for requests without another.
     pub(crate) client: ClientCredential,
 }
 
 impl SessionHeaders {
-    /// One message. Both answer types are always offered (UPC-15).
+    /// A POST of one message. Both response types are always accepted (UPC-15).
     pub(crate) fn post(&self, message: impl Into<MessageText>) -> OutgoingRequest {
         self.posting(message.into(), None)
     }
 
-    /// The same with further headers.
+    /// As [`Self::post`], with further headers.
     pub(crate) fn post_with(&self, message: impl Into<MessageText>, further: Box<HeaderMap>) -> OutgoingRequest {
         self.posting(message.into(), Some(further))
     }
@@ -51,27 +51,27 @@ impl SessionHeaders {
         }
     }
 
-    /// A stream: the session's own, or the rest of one that gave `last_event`.
+    /// A GET of a stream: the session's own, or the rest of one that sent `last_event`.
     pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> OutgoingRequest {
         let verb = OutgoingMethod::Get { last_event: last_event.cloned(), purpose: None };
         let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
         OutgoingRequest { credentials: self.clone(), verb, part, forwarded, principal: None }
     }
 
-    /// A document that says something of the server.
+    /// A GET of a document about the server.
     pub(crate) fn document(&self) -> OutgoingRequest {
         let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
         OutgoingRequest { credentials: self.clone(), verb: OutgoingMethod::Document, part, forwarded, principal: None }
     }
 
-    /// The end of the session.
+    /// A DELETE of the session.
     pub(crate) fn delete(&self) -> OutgoingRequest {
         let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
         OutgoingRequest { credentials: self.clone(), verb: OutgoingMethod::Delete, part, forwarded, principal: None }
     }
 }
 
-/// A request that may be put on a connection more than once, as long as nothing of it left.
+/// A request that may be tried on several connections while no byte has left.
 #[derive(Clone, Debug)]
 pub(crate) struct OutgoingRequest {
     credentials: SessionHeaders,
@@ -81,11 +81,11 @@ pub(crate) struct OutgoingRequest {
     principal: Option<Principal>,
 }
 
-/// What a request is part of. An upstream that is ill is spared new ones only.
+/// The scope of a request. A failing upstream is spared only new ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestScope {
     New,
-    /// It belongs to a call or a session that is there already: streams, answers, cancels, polls.
+    /// It belongs to an existing call or session: streams, answers, cancels, polls.
     UnderWay,
 }
 
@@ -97,12 +97,12 @@ enum OutgoingMethod {
     Delete,
 }
 
-/// What a stream is there for that the gateway reads by itself, whether or not anybody uses the session.
+/// Why the gateway itself reads a stream, even if no client uses the session.
 #[derive(Clone)]
 pub(crate) struct StreamPurpose(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl StreamPurpose {
-    /// `is_served` says whether anybody uses the session now; it waits for nobody and takes no lock of a stand's.
+    /// `is_served` says whether a client uses the session now; it must not block and takes no lock of an adapter.
     pub(crate) fn new(is_served: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(is_served))
     }
@@ -119,33 +119,33 @@ impl fmt::Debug for StreamPurpose {
 }
 
 impl OutgoingRequest {
-    /// The same as part of what is there already.
+    /// The same request in the scope of existing work.
     pub(crate) fn under_way(self) -> Self {
         Self { part: RequestScope::UnderWay, ..self }
     }
 
-    /// The same with headers of the client's.
+    /// The same request with the client's headers.
     pub(crate) fn forwarding(self, forwarded: ForwardedHeaders) -> Self {
         Self { forwarded, ..self }
     }
 
-    /// The same over a transport that has no session id.
+    /// The same request for a transport without session ids.
     pub(crate) fn without_session(mut self) -> Self {
         self.credentials.session = None;
         self
     }
 
-    /// The headers of the client's.
+    /// The client's headers.
     pub(crate) const fn forwarded(&self) -> &ForwardedHeaders {
         &self.forwarded
     }
 
-    /// Whether it is for its client to be let in by the upstream, and not for the gateway.
+    /// Whether the upstream authenticates the client, not the gateway.
     pub(crate) fn is_let_in_by_client(&self) -> bool {
         self.credentials.client.is_clients() || self.forwarded.credential().is_clients()
     }
 
-    /// The same on behalf of somebody, where no session says who that is: what opens one is counted as theirs.
+    /// The same request for a principal, if no session names one: what it opens counts for that principal.
     pub(crate) fn on_behalf_of(self, principal: Principal) -> Self {
         Self { principal: Some(principal), ..self }
     }
@@ -154,12 +154,12 @@ impl OutgoingRequest {
         self.principal.as_ref()
     }
 
-    /// Whether it is of the version that has no sessions.
+    /// Whether it is of a version without sessions.
     pub(crate) fn is_stateless(&self) -> bool {
         self.credentials.version.is_some_and(ProtocolVersion::is_stateless)
     }
 
-    /// Whether it only asks what a server speaks; servers of older versions refuse it as they like.
+    /// Whether it only probes the server; servers of older versions may refuse it in any form.
     pub(crate) fn is_a_trial(&self) -> bool {
         match &self.verb {
             OutgoingMethod::Post { further, .. } => further
@@ -194,7 +194,7 @@ impl OutgoingRequest {
         }
     }
 
-    /// The same with another message in place of its own.
+    /// The same request with another message.
     pub(crate) fn with_body(mut self, text: Bytes) -> Self {
         if let OutgoingMethod::Post { message, .. } = &mut self.verb {
             *message = text.into();
@@ -202,7 +202,7 @@ impl OutgoingRequest {
         self
     }
 
-    /// The same stream, which for itself makes nothing of use; other requests are left as they are.
+    /// The same request; a stream gets this purpose, other requests are unchanged.
     pub(crate) fn for_use(mut self, meant: StreamPurpose) -> Self {
         if let OutgoingMethod::Get { purpose, .. } = &mut self.verb {
             *purpose = Some(meant);
@@ -217,15 +217,15 @@ impl OutgoingRequest {
         }
     }
 
-    /// The session that it is sent in.
+    /// The session of the request.
     pub(crate) const fn session(&self) -> Option<&HeaderValue> {
         self.credentials.session.as_ref()
     }
 
-    /// All headers, made for one attempt; `common` are those that [`common_headers`] gives.
+    /// All headers, built for one attempt; `common` are the [`common_headers`].
     pub(crate) fn headers(&self, common: &HeaderMap) -> HeaderMap {
         let mut headers = common.clone();
-        // None of them has the name of one that stands there or follows.
+        // None has the name of an existing or a later one.
         self.forwarded.add_to(&mut headers);
         match &self.verb {
             OutgoingMethod::Post { further: Some(further), .. } => headers.extend(HeaderMap::clone(further)),
@@ -259,7 +259,7 @@ impl OutgoingRequest {
     }
 }
 
-/// The headers that every request to one upstream has, and a POST all of them: put together once.
+/// The headers of every request to one upstream, and of every POST: built once.
 pub(crate) fn common_headers(host: Option<HeaderValue>) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(COMMON_AND_FURTHER);
     if let Some(host) = host {

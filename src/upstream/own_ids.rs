@@ -1,8 +1,8 @@
-//! Names the requests that the gateway makes itself, towards servers and towards clients: `"tg:<prefix>:<rest>"`.
+//! Names the gateway's own requests, to servers and to clients: `"tg:<prefix>:<rest>"`.
 //!
-//! The prefix is drawn anew by each process, so that a gateway behind a gateway, or in front of one, takes only its own
-//! requests for its own. What must be known again after a restart is not known by its prefix: the row of a call holds its
-//! whole id, and a question's rest is sealed ([`rest`]).
+//! Each process draws a random prefix, so that a gateway behind or in front of another recognises only its own requests. Ids that
+//! must be recognised after a restart do not depend on the prefix: a call's row holds its whole id, and the rest of a question's
+//! id is sealed ([`rest`]).
 
 use std::sync::LazyLock;
 
@@ -11,13 +11,13 @@ use uuid::Uuid;
 use crate::random;
 use crate::wire::RequestId;
 
-/// What every gateway's own ids begin with.
+/// The first part of every gateway's ids.
 const MARK: &str = "tg:";
 
-/// What this process's begin with.
+/// The first part of this process's ids.
 static PREFIX: LazyLock<String> = LazyLock::new(|| format!("{MARK}{:016x}:", u64::from_be_bytes(random::bytes())));
 
-/// A fresh id. Also used as the progress token: nobody can guess it, so a message that names it was meant for this call.
+/// A fresh id. Also used as the progress token: it cannot be guessed, so a message with it was meant for this call.
 ///
 /// # Panics
 /// If the operating system gives no random bytes.
@@ -25,30 +25,30 @@ pub(crate) fn mint() -> RequestId {
     of_bits(u128::from_be_bytes(random::bytes()))
 }
 
-/// An id of these bits, which nobody must be able to guess.
+/// An id of these bits, which must be unguessable.
 pub(crate) fn of_bits(random: u128) -> RequestId {
     of(Uuid::from_u128(random).simple().encode_lower(&mut Uuid::encode_buffer()))
 }
 
-/// An id with this rest, without a colon in it.
+/// An id with this rest, which has no colon.
 pub(crate) fn of(rest: &str) -> RequestId {
     RequestId::text(&[PREFIX.as_str(), rest].concat())
 }
 
-/// Whether this process made an id, however it is written.
+/// Whether this process made an id, in any spelling.
 pub(crate) fn is_own(id: &RequestId) -> bool {
     id.as_text().is_some_and(|text| text.starts_with(PREFIX.as_str()))
 }
 
-/// What an id holds behind its prefix, whichever gateway's it is: one of before, or one that stands elsewhere. The rest
-/// says for itself whose it is. Ids of before prefixes were drawn have none.
+/// The part of an id after its prefix, for any process's id. The rest itself proves its origin. Ids from before prefixes existed
+/// have none.
 pub(crate) fn rest(id: &RequestId) -> Option<String> {
     let text = id.as_text()?;
     let after = text.strip_prefix(MARK)?;
     Some(after.split_once(':').map_or(after, |(_, rest)| rest).to_owned())
 }
 
-/// The bits of an id that [`of_bits`] made, whichever gateway's it is; of no use for one that is not random.
+/// The bits of an id from [`of_bits`], for any process's id; meaningless for an id that is not random.
 pub(crate) fn bits(id: &RequestId) -> Option<u128> {
     Some(Uuid::try_parse(&rest(id)?).ok()?.as_u128())
 }

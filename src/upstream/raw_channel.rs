@@ -1,7 +1,7 @@
-//! Defines raw access to a server, for clients that have a session of their own there or need none.
+//! Defines raw access to a server, for clients with their own session or none.
 //!
-//! Where an [`Exchange`](super::Exchange) understands its request, a channel carries bytes: it knows what
-//! headers a session needs and nothing of what is said in it. No session pool stands behind it.
+//! An [`Exchange`](super::Exchange) understands its request; a channel forwards bytes: it knows a session's headers and not the
+//! messages. It has no session pool.
 
 use std::io;
 use std::sync::Arc;
@@ -19,42 +19,40 @@ use crate::task::{GatewayFault, Principal};
 use crate::wire::framing::BodyPart;
 use crate::wire::{MessageText, ProtocolVersion};
 
-/// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
-/// request at the upstream.
+/// A response's body as it comes. Read only on demand; dropping it ends the request at the upstream.
 pub type RawBody = UnsyncBoxBody<BodyPart, io::Error>;
 
 /// A server that bytes can be sent to.
 #[async_trait]
 pub trait RawChannel: Send + Sync + std::fmt::Debug {
-    /// The name that the configuration gives the upstream.
+    /// The upstream's name in the configuration.
     fn name(&self) -> &Arc<str>;
 
-    /// The version to ask for on behalf of a client: its own, unless the operator fixed one.
+    /// The version to request for a client: its own, unless the operator fixed one.
     fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion;
 
-    /// The older version to ask for after `asked` was refused, if there is one (UPC-22).
+    /// The older version to request after `asked` was refused, if there is one (UPC-22).
     fn version_after(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion>;
 
-    /// Sends one request and waits for the head of its answer, which may take as long as the upstream
-    /// likes. Dropping the future drops the request wherever it is, without a word to the upstream.
+    /// Sends one request and waits for the response's head, without a time limit. Dropping the future drops the request without
+    /// notifying the upstream.
     ///
     /// # Errors
-    /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an
-    /// answer.
+    /// If there is no response; the fault says whether the request may have arrived. A refusing status is a response.
     async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault>;
 
-    /// Where whoever ends a request without its answer says so, if anywhere.
+    /// The upstream's health, for reporting a request that ends without a response.
     fn health(&self) -> Option<&UpstreamHealth> {
         None
     }
 
-    /// Whether event streams of answers are the gateway's own making, out of what came over another transport. Nothing
-    /// of them is known to the server then: if they are to be taken up again, that is the gateway's affair.
+    /// Whether the gateway itself makes the event streams of responses, from messages of another transport. The server does not
+    /// know them then: resuming them is the gateway's task.
     fn makes_streams(&self) -> bool {
         false
     }
 
-    /// Whether the operator keeps some of the server's tools from clients.
+    /// Whether the operator filters out some of the server's tools.
     fn hides_tools(&self) -> bool {
         false
     }
@@ -65,9 +63,9 @@ pub trait RawChannel: Send + Sync + std::fmt::Debug {
 pub struct SessionBinding {
     /// The upstream's own id, if it gave one.
     pub session: Option<HeaderValue>,
-    /// What both agreed on; `None` before they have.
+    /// The negotiated version; `None` before.
     pub version: Option<ProtocolVersion>,
-    /// What the upstream can do in it with tasks of its own.
+    /// The upstream's support for its own tasks in it.
     pub tasks: UpstreamTaskSupport,
 }
 
@@ -76,7 +74,7 @@ pub struct SessionBinding {
 pub struct RawRequest {
     pub binding: SessionBinding,
     pub verb: RawMethod,
-    /// What of the client's own headers goes on with this request.
+    /// The client's headers that are forwarded with this request.
     pub forwarded: ForwardedHeaders,
 }
 
@@ -84,24 +82,24 @@ pub struct RawRequest {
 pub enum RawMethod {
     /// One message, verbatim.
     Post(MessageText),
-    /// The same with headers that repeat what it says (2026-07-28), and with whose it is where no session tells:
-    /// without sessions, and where one begins.
+    /// One message with headers that mirror it (2026-07-28), and with its principal, for requests without a session or that open
+    /// one.
     PostWith { message: MessageText, headers: Box<HeaderMap>, principal: Principal },
-    /// One message that belongs to what is under way, and wants no answer: sent to an upstream that is ill, too.
+    /// One message of existing work, without a response: sent to a failing upstream, too.
     Note(MessageText),
-    /// A stream: the session's own, or the rest of one that gave this event id.
+    /// A stream: the session's own, or the rest of one that sent this event id.
     Get { last_event: Option<HeaderValue> },
     /// The end of the session.
     Delete,
 }
 
-/// The head of an answer, and its body still to be read.
+/// A response's head, and its unread body.
 #[derive(Debug)]
 pub struct RawResponse<B = RawBody> {
     pub status: StatusCode,
     pub content: BodyKind,
     pub retry_after: Option<Duration>,
-    /// The id of a session that begins with this answer.
+    /// The id of a session that begins with this response.
     pub session: Option<HeaderValue>,
     pub body: B,
 }

@@ -1,16 +1,16 @@
-//! Maps random keys to values, bounded: the entry that was used longest ago makes room.
+//! Maps random keys to values, bounded: the least recently used entry is evicted.
 //!
-//! For what every request looks up: a lookup is one short lock and no hashing to speak of.
+//! For lookups by every request: a lookup is one short lock and almost no hashing.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use parking_lot::Mutex;
 
-/// Requests that look up different keys seldom meet at one lock.
+/// Requests with different keys seldom contend for one lock.
 const SHARDS: usize = 64;
 
-/// At most about `entries_max` values. Keys are such that nobody can choose them.
+/// At most about `entries_max` values. Keys must be unguessable.
 #[derive(Debug)]
 pub(crate) struct RecentMap<V> {
     shards: Box<[Mutex<RecentShard<V>>]>,
@@ -49,7 +49,7 @@ impl<V: Clone> RecentMap<V> {
         shard.put(key, value);
     }
 
-    /// The value of `key`, put there now where there is none.
+    /// The value of `key`, inserted now if there is none.
     pub(crate) fn get_or_default(&self, key: u128) -> V
     where
         V: Default,
@@ -69,7 +69,7 @@ impl<V: Clone> RecentMap<V> {
     }
 
     fn shard(&self, key: u128) -> &Mutex<RecentShard<V>> {
-        // Other bits than those that the table of a shard begins with.
+        // Other bits than the first ones that a shard's table uses.
         let mixed = usize::try_from(mix(key) >> 32 & 0xffff).unwrap_or(0);
         &self.shards[mixed % SHARDS]
     }
@@ -88,7 +88,7 @@ impl<V> RecentShard<V> {
         self.entries.insert(key, RecentEntry { value, last_use: self.uses });
     }
 
-    /// Linear in what one shard holds, and only where it is full.
+    /// Linear in the size of one shard, and only if it is full.
     fn make_room(&mut self, key: u128, entries_max: usize) {
         if self.entries.len() < entries_max || self.entries.contains_key(&key) {
             return;
@@ -100,14 +100,14 @@ impl<V> RecentShard<V> {
     }
 }
 
-/// Spreads keys whose bits are random but not evenly so, such as text.
+/// Spreads keys with unevenly random bits, such as text.
 fn mix(key: u128) -> u64 {
     let folded = (key as u64) ^ ((key >> 64) as u64).rotate_left(32);
     let spread = folded.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     spread ^ spread >> 29
 }
 
-/// Hashes one number, and nothing else.
+/// Hashes one number only.
 #[derive(Debug, Default)]
 struct RandomKeyHasher(u64);
 
@@ -131,7 +131,7 @@ impl Hasher for RandomKeyHasher {
 mod tests {
     use super::*;
 
-    /// Keys of one shard, so that its bound can be met.
+    /// Keys of one shard, so that its limit can be reached.
     fn keys_of_one_shard(recent: &RecentMap<u32>, count: usize) -> Vec<u128> {
         let shard = std::ptr::from_ref(recent.shard(0));
         (0..).filter(|&key| std::ptr::eq(recent.shard(key), shard)).take(count).collect()

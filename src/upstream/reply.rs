@@ -1,6 +1,6 @@
-//! Reads answers: judges the head, reads whole bodies within a bound, decodes event streams.
+//! Reads responses: judges the head, reads bodies within limits, decodes event streams.
 //!
-//! Under a refusing status a body that names the request is the answer; the status alone means that the request was refused.
+//! Under a refusing status, a body that names the request is the response; the status alone means that the request was refused.
 
 mod comment_rate;
 mod refusal;
@@ -25,36 +25,36 @@ use crate::wire::framing::{BodyPart, SseDecoder, SseEvent};
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
 use comment_rate::CommentRate;
 
-/// Most room that is taken for an answer before it has come.
+/// Most bytes that are reserved for a response before it has come.
 const RESERVE_MAX: usize = 1024 * 1024;
 
-/// Bounds on reading one answer.
+/// Limits on reading one response.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadLimits {
     pub(crate) bytes_max: usize,
     /// Longest silence between two pieces.
     pub(crate) idle: Option<Duration>,
-    /// The bytes that the answer takes while it is under way; `None` for small ones of the gateway's own.
+    /// The account for the response's bytes; `None` for small ones to the gateway's own requests.
     pub(crate) share: Option<AnswerShare>,
 }
 
 impl ReadLimits {
-    /// A bound on the size alone.
+    /// A limit on the size alone.
     pub(crate) const fn of_bytes(bytes_max: usize) -> Self {
         Self { bytes_max, idle: None, share: None }
     }
 
-    /// The limits of a call's answers.
+    /// The limits of a call's responses.
     pub(crate) fn of_call(context: &CallContext) -> Self {
         Self { bytes_max: context.result_bytes_max, idle: context.timeouts.idle, share: context.share.clone() }
     }
 
-    /// A bound on the size, within a principal's share of answers.
+    /// A limit on the size, charged to a principal's share.
     pub(crate) const fn within(bytes_max: usize, share: AnswerShare) -> Self {
         Self { bytes_max, idle: None, share: Some(share) }
     }
 
-    /// A copy of an answer that was read so, with the bytes that it takes.
+    /// Charges a copy of a response's text to the same share.
     pub(crate) fn rehold(&self, text: Bytes) -> Bytes {
         match &self.share {
             Some(share) => share.rehold(text),
@@ -62,7 +62,7 @@ impl ReadLimits {
         }
     }
 
-    /// Waits until an answer that has `bytes` by now may be read on. Cancel safe.
+    /// Waits until a response with `bytes` so far may be read further. Cancel safe.
     async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
         match &self.share {
             Some(share) if bytes > FREE_BYTES => share.grow(held, bytes).await,
@@ -71,7 +71,7 @@ impl ReadLimits {
     }
 }
 
-/// An answer whose head is fine.
+/// A response with an accepted head.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -82,51 +82,50 @@ pub(crate) enum AcceptedResponse<B = AnswerBody> {
     Events(EventStream<B>),
 }
 
-/// An answer whose head is not.
+/// A response with a refusing head.
 #[derive(Debug)]
 pub(crate) enum ResponseRefusal {
     Gateway(GatewayFault),
     /// A JSON-RPC error came under the refusing status.
     Rpc(RpcError),
-    /// The session is unknown; the message was not looked at. Only for requests in a session.
+    /// The session is unknown; the message was not processed. Only for requests in a session.
     SessionLost,
 }
 
-/// The message that a refusing status is judged for: decides which body is its answer, and whether the status may be about
-/// its session.
+/// The message of a refused request. Decides which body is its response, and whether the status may be about its session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ErrorAddressee<'a> {
     /// Only an error that names this id counts.
     Request(&'a RequestId),
-    /// The same, in a session that the upstream may have forgotten.
+    /// As `Request`, in a session that the upstream may have forgotten.
     RequestInSession(&'a RequestId),
-    /// The only request that the connection's other end can mean, so an error with any id or none will do.
+    /// The only request on the connection, so an error with any id or none counts.
     Alone(&'a RequestId),
-    /// The same for an HTTP request whose answer is an event stream or a handshake.
+    /// As `Alone`, for an HTTP request with an event stream or a handshake as response.
     Handshake,
-    /// The same for a message that is passed on: its sender receives the error under every status.
+    /// As `Alone`, for a forwarded message: its sender receives the error under every status.
     Passed(Option<&'a MessageText>),
-    /// The same, in a session that the upstream may have forgotten.
+    /// As `Passed`, in a session that the upstream may have forgotten.
     PassedInSession(Option<&'a MessageText>),
 }
 
-/// A response whose head was judged.
+/// A response after its head was judged.
 #[derive(Debug)]
 pub(crate) enum JudgedResponse<B = RawBody> {
     /// A success, still to be read; or a result under a refusing status.
     Fine(RawResponse<B>),
-    /// The session is unknown; the message was not looked at. Only for requests in a session.
+    /// The session is unknown; the message was not processed. Only for requests in a session.
     SessionLost,
-    /// The upstream refuses, with a JSON-RPC error if it gave one that is the addressee's.
+    /// The upstream refuses, with a JSON-RPC error if it sent one for the addressee.
     Refused {
         fault: GatewayFault,
         error: Option<RpcError>,
-        /// Whether the error names the request itself: it is the answer, and no refusal of a session.
+        /// Whether the error names the request itself: it is the response, and no refusal of a session.
         is_answer: bool,
     },
 }
 
-/// A body that can be made of a text that was read before.
+/// A body that can be rebuilt from a text that was read.
 pub(crate) trait WholeBody: Body<Data = BodyPart, Error = io::Error> + Unpin {
     fn whole(text: Bytes) -> Self;
 }
@@ -153,7 +152,7 @@ impl<B> From<Response<B>> for RawResponse<B> {
 }
 
 impl<'a> ErrorAddressee<'a> {
-    /// A message that is passed on in this session, or in none.
+    /// A message that is forwarded in this session, or in none.
     pub(crate) const fn passed_in(binding: &SessionBinding, message: Option<&'a MessageText>) -> Self {
         if binding.session.is_some() { Self::PassedInSession(message) } else { Self::Passed(message) }
     }
@@ -176,16 +175,16 @@ impl<'a> ErrorAddressee<'a> {
     }
 }
 
-/// Judges the head of an answer (U01 to U06, U16).
+/// Judges a response's head (U01 to U06, U16).
 pub(crate) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: ErrorAddressee<'_>) -> JudgedResponse<B> {
     if response.status.is_success() {
         return JudgedResponse::Fine(response);
     }
-    // On the heap: few answers are refusals, and every call waits in this future.
+    // On the heap: few responses are refusals, and every call waits in this future.
     Box::pin(refusal::judge(response, addressee)).await
 }
 
-/// Judges the answer to a request of the gateway's own.
+/// Judges the response to one of the gateway's own requests.
 pub(crate) async fn open(
     response: Response<AnswerBody>,
     addressee: ErrorAddressee<'_>,
@@ -210,10 +209,10 @@ fn accepted_in<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     }
 }
 
-/// The answer to the request `id`, out of a JSON body or an event stream. Messages before it are passed over.
+/// The response to the request `id`, from a JSON body or an event stream. Messages before it are skipped.
 ///
 /// # Errors
-/// If the answer does not come, is no JSON-RPC answer, or is larger than allowed.
+/// If the response does not come, is no JSON-RPC response, or is larger than allowed.
 pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     response: RawResponse<B>,
     id: &RequestId,
@@ -235,7 +234,7 @@ pub(crate) async fn answer<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     }
 }
 
-/// The answer to the request `id` in a message, or in an array of them.
+/// The response to the request `id` in a message or a batch.
 pub(crate) fn answer_in(text: &Bytes, id: &RequestId) -> Option<envelope::Response> {
     let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_READ_MAX).ok()?;
     messages.into_iter().flatten().find_map(|message| match message {
@@ -247,7 +246,7 @@ pub(crate) fn answer_in(text: &Bytes, id: &RequestId) -> Option<envelope::Respon
     })
 }
 
-/// What a body is by its head. One that is encoded is of no use, as none was asked for.
+/// The kind of a body by its head. An encoded one is unusable, as none was accepted.
 pub(crate) fn content_of(headers: &HeaderMap) -> BodyKind {
     let plain =
         headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"));
@@ -260,12 +259,12 @@ pub(crate) fn content_of(headers: &HeaderMap) -> BodyKind {
     }
 }
 
-/// Judges the answer to a notification or response: any success will do, its body is of no interest.
+/// Judges the response to a notification or response: any success counts, its body is ignored.
 pub(crate) fn accepted(response: &Response<AnswerBody>) -> Result<(), GatewayFault> {
     if response.status().is_success() { Ok(()) } else { Err(status_fault(response)) }
 }
 
-/// What a status other than success means.
+/// The fault of a status other than success.
 pub(crate) fn status_fault<B>(response: &Response<B>) -> GatewayFault {
     fault_of(response.status(), retry_after(response))
 }
@@ -279,7 +278,7 @@ fn fault_of(status: StatusCode, retry_after: Option<Duration>) -> GatewayFault {
     GatewayFault { http_status: Some(status.as_u16()), retry_after, ..GatewayFault::new(reason, Executed::Unknown) }
 }
 
-/// `Retry-After` in seconds; a date is not understood.
+/// `Retry-After` in seconds; a date is not supported.
 pub(crate) fn retry_after<B>(response: &Response<B>) -> Option<Duration> {
     if response.status().is_success() {
         return None;
@@ -292,7 +291,7 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     is_media(headers, "application/json")
 }
 
-/// Whether the body is of one media type, whatever its parameters.
+/// Whether the body has this media type, with any parameters.
 fn is_media(headers: &HeaderMap, media: &str) -> bool {
     let Some(value) = headers.get(CONTENT_TYPE) else { return false };
     if value.as_bytes() == media.as_bytes() {
@@ -302,11 +301,11 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
     text.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case(media))
 }
 
-/// Reads a whole body. Not cancel safe: what was read so far goes with the future.
+/// Reads a whole body. Not cancel safe: a dropped future loses the bytes read so far.
 ///
 /// # Errors
-/// `ResultTooLarge` at the bound, without having read more (U12); `UpstreamTimeout` when silent too long;
-/// `UpstreamClosed` when it breaks.
+/// `ResultTooLarge` at the limit, without having read more (U12); `UpstreamTimeout` when silent too long; `UpstreamClosed` when
+/// it breaks.
 pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unpin>(
     mut body: B,
     limits: &ReadLimits,
@@ -324,12 +323,12 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
         if first.len() + rest.len() + piece.len() > limits.bytes_max {
             return Err(too_large);
         }
-        // Most answers come in one piece and need no copy.
+        // Most responses come in one piece and need no copy.
         if first.is_empty() && rest.is_empty() {
             first = piece;
         } else {
             if rest.is_empty() {
-                // Room for all of it, as far as the upstream has said how much and is to be believed.
+                // Capacity for all of it, as far as the upstream's announced length is trusted.
                 let left = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX).min(RESERVE_MAX);
                 rest.reserve(first.len() + piece.len() + left);
                 rest.extend_from_slice(&std::mem::take(&mut first));
@@ -340,16 +339,16 @@ pub(crate) async fn read_whole<B: Body<Data = BodyPart, Error = io::Error> + Unp
     Ok(held.attach(if rest.is_empty() { first } else { rest.freeze() }))
 }
 
-/// Why a body or a stream stops before it said what it should.
+/// Why reading a body or a stream stops early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyReadError {
     /// The connection broke.
     Closed,
     /// Silent for longer than allowed.
     Idle,
-    /// One event outgrew the bound.
+    /// One event outgrew the limit.
     TooLarge,
-    /// It broke off, and it is known why.
+    /// It broke off for a known reason.
     Known(GatewayFault),
 }
 
@@ -401,14 +400,14 @@ pub(crate) async fn next_part<B: Body<Data = BodyPart, Error = io::Error> + Unpi
     }
 }
 
-/// An event stream being read.
+/// Reads an event stream.
 #[derive(Debug)]
 pub(crate) struct EventStream<B = AnswerBody> {
     body: B,
     decoder: SseDecoder,
     ready: VecDeque<SseEvent>,
     limits: ReadLimits,
-    /// The permit of the event under way, and how many bytes of it are there.
+    /// The permit for the current event, and its bytes so far.
     held: AnswerPermit,
     pending: usize,
     comments: CommentRate,
@@ -432,15 +431,15 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
                 }));
             }
             if self.pending <= FREE_BYTES {
-                // The event that it was for came to nothing.
+                // The event that it was for was dropped.
                 self.held = AnswerPermit::default();
             }
-            // An event that has come so far has more to come.
+            // An event of this size has more to come.
             self.limits.grow(&mut self.held, self.pending).await.map_err(BodyReadError::Known)?;
             self.comments.wait().await;
             let part = next_part(&mut self.body, self.limits.idle).await?;
             let before = self.decoder.held();
-            // The decoder hands out what came before an event that is too large, and refuses then.
+            // The decoder returns the events before an oversized one, and then fails.
             let is_end = part.is_none();
             let part = part.unwrap_or_default();
             let events = self.decoder.take(&part).map_err(|_| BodyReadError::TooLarge)?;
@@ -456,13 +455,12 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> EventStream<B> {
     }
 }
 
-/// The text of an event that carries messages; `None` for one that only primes the stream or is called
-/// something else.
+/// The text of an event with messages; `None` for one that only primes the stream or has another name.
 pub(crate) fn message_in(event: &SseEvent) -> Option<&MessageText> {
     Some(&event.data).filter(|data| event.is_message() && !data.is_empty())
 }
 
-/// Where a stream can be taken up again, and how soon.
+/// The position at which a stream can be resumed, and the delay before.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SseResumePoint {
     pub(crate) last_event: Option<HeaderValue>,
@@ -470,13 +468,12 @@ pub(crate) struct SseResumePoint {
 }
 
 impl SseResumePoint {
-    /// Soonest and latest reconnection, whatever the upstream asks for (U21).
+    /// Bounds on the upstream's reconnection delay (U21).
     const RETRY_MIN: Duration = Duration::from_millis(100);
     const RETRY_MAX: Duration = Duration::from_secs(60);
     const RETRY_DEFAULT: Duration = Duration::from_secs(1);
 
-    /// Takes note of an event. An id that no header can carry is as good as an empty one, which takes back
-    /// those before it.
+    /// Records an event. An id that no header can carry counts as an empty one, which resets earlier ids.
     pub(crate) fn note(&mut self, event: &SseEvent) {
         if let Some(id) = &event.id {
             self.last_event = HeaderValue::from_bytes(id.as_bytes()).ok().filter(|value| !value.is_empty());

@@ -1,7 +1,7 @@
-//! Fetches what a server says of itself as a protected resource (RFC 9728): who gives tokens for it, and for what.
+//! Fetches a server's protected resource metadata (RFC 9728): its authorization servers.
 //!
-//! It is asked for at the server's own origin and nowhere else: whoever could lead the gateway to another address could
-//! lead its clients to another authorization server.
+//! It is fetched from the server's own origin only: an attacker who could name another address could send the gateway's clients
+//! to another authorization server.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use super::transport::http_client::HttpClient;
 use crate::dialect::faults::reason_key;
 use crate::wire::{Object, Payload, ScanLimits};
 
-/// Where metadata is, in front of the path of a resource.
+/// Path prefix of a resource's metadata.
 pub const WELL_KNOWN: &str = "/.well-known/oauth-protected-resource";
 
 /// Largest metadata.
 const BYTES_MAX: usize = 64 * 1024;
 /// How long all attempts together may take.
 const FETCH_MAX: Duration = Duration::from_secs(10);
-/// How long metadata is served without a look at the server, and how long the lack of it.
+/// How long metadata is cached, and how long its absence.
 const FRESH_FOR: Duration = Duration::from_secs(60);
 const FAILED_FOR: Duration = Duration::from_secs(5);
-/// How long the log says nothing of the same again.
+/// How long the same error is not logged again.
 const TOLD_FOR: Duration = Duration::from_secs(60);
-/// Longest address that a server may name, and most authorization servers.
+/// Longest accepted address, and most authorization servers.
 const ADDRESS_BYTES_MAX: usize = 2 * 1024;
 const SERVERS_MAX: usize = 64;
 
@@ -40,7 +40,7 @@ const SERVERS_MAX: usize = 64;
 pub enum MetadataError {
     #[error("the server has no metadata of a protected resource")]
     Missing,
-    /// Nobody went there.
+    /// It was not fetched.
     #[error("the server has its metadata at another origin, where the gateway does not look")]
     Foreign,
     #[error("the server's metadata cannot be had: {0}")]
@@ -55,9 +55,9 @@ pub struct ResourceMetadata {
     name: Arc<str>,
     client: HttpClient,
     url: Url,
-    /// Where the server said last that its metadata is.
+    /// The address that the server announced last.
     announced: Mutex<Option<Url>>,
-    /// One at a time asks the server; whoever comes meanwhile waits for the same.
+    /// One request at a time; others wait for its result.
     known: tokio::sync::Mutex<Option<KnownMetadata>>,
     told: Mutex<Option<Instant>>,
 }
@@ -65,7 +65,7 @@ pub struct ResourceMetadata {
 #[derive(Debug)]
 struct KnownMetadata {
     at: Instant,
-    /// What was announced then.
+    /// The announced address at that time.
     announced: Option<Url>,
     found: Result<Payload, MetadataError>,
 }
@@ -83,7 +83,7 @@ impl ResourceMetadata {
         Self { name: Arc::clone(name), client, url, announced, known, told }
     }
 
-    /// Takes note of where the server says that its metadata is.
+    /// Records the address that the server announces.
     pub fn announce(&self, address: &str) {
         if address.len() <= ADDRESS_BYTES_MAX
             && let Ok(address) = self.url.join(address)
@@ -92,10 +92,10 @@ impl ResourceMetadata {
         }
     }
 
-    /// The metadata, verbatim: an object that names its resource, and authorization servers if it names any. Cancel safe.
+    /// The metadata, verbatim: an object with its resource, and valid authorization servers if any. Cancel safe.
     ///
     /// # Errors
-    /// If the server's own origin has none that is of use.
+    /// If the server's own origin has no usable metadata.
     pub async fn get(&self) -> Result<Payload, MetadataError> {
         let mut known = self.known.lock().await;
         let announced = self.announced.lock().clone();
@@ -111,7 +111,7 @@ impl ResourceMetadata {
         found
     }
 
-    /// Asks at each place in turn: where the server says, then where its address says (RFC 9728, 3.1), then at its root.
+    /// Tries each location in turn: the announced one, the one of the server's path (RFC 9728, 3.1), the one of its root.
     async fn fetch(&self, announced: Option<&Url>) -> Result<Payload, MetadataError> {
         let is_foreign = announced.is_some_and(|address| address.origin() != self.url.origin());
         let mut first = is_foreign.then_some(MetadataError::Foreign);
@@ -119,7 +119,7 @@ impl ResourceMetadata {
             match self.fetch_at(&address).await {
                 Ok(found) => return Ok(found),
                 Err(MetadataError::Missing) => (),
-                // It would fail at every other place as well.
+                // It would fail at every other location as well.
                 Err(error @ MetadataError::Unreachable(_)) => return Err(first.unwrap_or(error)),
                 Err(error) => first = first.or(Some(error)),
             }
@@ -127,7 +127,7 @@ impl ResourceMetadata {
         Err(first.unwrap_or(MetadataError::Missing))
     }
 
-    /// Where the metadata may be, all of the server's own origin.
+    /// The possible locations of the metadata, all of the server's own origin.
     fn places(&self, announced: Option<&Url>) -> Vec<Url> {
         let path = self.url.path().trim_end_matches('/');
         let at = |path: String| {
@@ -152,7 +152,7 @@ impl ResourceMetadata {
         let response = sent.map_err(|fault| MetadataError::Unreachable(reason_key(fault.reason)))?;
         match response.status() {
             StatusCode::OK => (),
-            // Servers say it in more than one way that nothing is there; some ask for credentials at every path.
+            // Servers report missing metadata by various statuses; some require credentials at every path.
             status if status.is_client_error() => return Err(MetadataError::Missing),
             status if status.is_redirection() => {
                 return Err(MetadataError::Unusable("it is at another address, which is not followed"));
@@ -168,20 +168,20 @@ impl ResourceMetadata {
         checked(&text)
     }
 
-    /// Says for operators why clients cannot log in, once in a while.
+    /// Logs for operators why clients cannot log in, at most once a minute.
     fn tell(&self, error: &MetadataError, announced: Option<&Url>) {
         let mut told = self.told.lock();
         if *error == MetadataError::Missing || told.is_some_and(|told| told.elapsed() < TOLD_FOR) {
             return;
         }
         *told = Some(Instant::now());
-        // Without path and query, which may be a secret.
+        // Without path and query, which may hold a secret.
         let announced = announced.map(|address| address.origin().ascii_serialization()).unwrap_or_default();
         tracing::warn!(upstream = %self.name, announced, %error, "clients cannot learn how to log in at the server");
     }
 }
 
-/// Metadata that clients may be shown: what they follow of it is there, and is of the kind that it should be.
+/// Metadata that is safe for clients: the members that they follow are present and of the right type.
 fn checked(text: &bytes::Bytes) -> Result<Payload, MetadataError> {
     let payload = Payload::parse(text, ScanLimits::UPSTREAM).map_err(|_| MetadataError::Unusable("it is not JSON"))?;
     let metadata = Object::of(&payload).ok_or(MetadataError::Unusable("it is no object"))?;
@@ -207,7 +207,7 @@ fn checked(text: &bytes::Bytes) -> Result<Payload, MetadataError> {
     Ok(payload)
 }
 
-/// Whether a member is an address for people or programs to follow, in a language or in none (RFC 9728, 2).
+/// Whether a member is an address to follow, with or without a language tag (RFC 9728, 2).
 fn names_address(name: &str) -> bool {
     let name = name.split_once('#').map_or(name, |(name, _language)| name);
     name.ends_with("_uri") || name.ends_with("_url") || name == "resource_documentation"

@@ -1,9 +1,9 @@
-//! Runs between the gateway and a program that is an upstream, as a process of its own.
+//! Supervises a program that is an upstream, in its own process between gateway and program.
 //!
-//! It starts the program in a process group of its own and with limits, hands it the standard streams as they are,
-//! and stops the whole group when its standard input has no writer left: then the gateway has closed it, or is gone.
-//! So no program outlives the gateway, however that ended. What the program's own children leave behind becomes this
-//! process's child: it is reaped as it ends, and ended with the program. No runtime, no logging: it is small, and waits.
+//! It starts the program in its own process group and with limits, passes the standard streams through, and stops the whole group
+//! when its standard input has no writer left: then the gateway has closed it, or has ended. So no program outlives the gateway,
+//! however that ended. Orphans of the program's children become this process's children: they are reaped as they end, and killed
+//! with the program. No runtime, no logging: it is small, and waits.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
 
-/// What lists of processes call a supervisor; its file has no name of its own there.
+/// The supervisor's name in process lists; its file has no name there.
 pub(crate) const SHOWN_NAME: &str = "taskgate";
 #[cfg(target_os = "linux")]
 const THREAD_NAME: &std::ffi::CStr = c"taskgate";
@@ -26,42 +26,42 @@ const NAME: &str = "supervise";
 /// How long a program may take to end once its standard input is closed, and after SIGTERM.
 const CLOSED_WAIT: Duration = Duration::from_secs(2);
 const TERMINATED_WAIT: Duration = Duration::from_secs(3);
-/// How long it takes at most to stop a program.
+/// How long stopping a program takes at most.
 pub(crate) const STOP_MAX: Duration = CLOSED_WAIT.saturating_add(TERMINATED_WAIT);
 
-/// How long to wait before orphans are looked for again that could not be found.
+/// The pause before orphans are searched again after a failure.
 const UNKNOWN_PAUSE: Duration = Duration::from_secs(1);
-/// How often what is left behind is ended, since it may leave something behind itself, and the pause between.
+/// How often orphans are killed, since each may leave further ones, and the pause between.
 #[cfg(target_os = "linux")]
 const ORPHANS_ROUNDS: usize = 50;
 #[cfg(target_os = "linux")]
 const ORPHANS_PAUSE: Duration = Duration::from_millis(10);
 
-/// What shells answer where a program cannot be started.
+/// The exit codes of shells for a program that cannot be started.
 const NOT_FOUND: u8 = 127;
 const NOT_STARTED: u8 = 126;
-/// What shells add to the number of a signal.
+/// Shells add this to the number of a signal.
 const SIGNALLED: u8 = 128;
 
-/// Bounds on a program; without one it has the gateway's.
+/// Limits on a program; an absent one is the gateway's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ProgramLimits {
     pub(crate) descriptors_max: Option<u64>,
     pub(crate) memory_bytes_max: Option<u64>,
 }
 
-/// The program that can supervise: this one, also where its file was replaced since.
+/// The program that can supervise: this one, even if its file was replaced since.
 pub(crate) fn program() -> io::Result<PathBuf> {
     if cfg!(target_os = "linux") { Ok(PathBuf::from("/proc/self/exe")) } else { std::env::current_exe() }
 }
 
-/// What it is called with, before the program and its arguments.
+/// Its arguments, before the program and the program's arguments.
 pub(crate) fn arguments(limits: &ProgramLimits) -> [String; 3] {
     let text = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
     [NAME.to_owned(), text(limits.descriptors_max), text(limits.memory_bytes_max)]
 }
 
-/// Supervises a program to its end, if that is what `arguments` (the program's name first) ask for. Blocks.
+/// Supervises a program to its end, if `arguments` (the program's name first) ask for it. Blocks.
 #[must_use]
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let mut arguments = arguments.into_iter().skip(1);
@@ -76,12 +76,12 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     Some(match confine(&limits).and_then(|()| start(&mut command, &limits)) {
         Ok(child) => {
             let status = supervise(child, watch);
-            // All children of this process are the program's: it starts nothing else.
+            // All children of this process are the program's: it starts no others.
             end_orphans();
             status.map_or_else(|_| ExitCode::from(NOT_STARTED), pass_on)
         }
         Err(error) => {
-            // Nobody is left to tell if this fails.
+            // A failure here has no reader left.
             let _ = writeln!(io::stderr(), "{} cannot be started: {error}", program.display());
             ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED })
         }
@@ -98,22 +98,22 @@ fn confine(limits: &ProgramLimits) -> io::Result<()> {
     {
         rustix::thread::set_no_new_privs(true)?;
         rustix::thread::set_name(THREAD_NAME)?;
-        // Any process will do: it is a switch.
+        // Any process id enables it: it is a switch.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     }
     Ok(())
 }
 
-/// Starts the program. Its memory is limited from outside, as this process's own allocator reserves more than
-/// many a limit before it has done anything.
+/// Starts the program. Its memory is limited from outside, as this process's own allocator reserves more than many limits before
+/// it has done anything.
 fn start(command: &mut Command, limits: &ProgramLimits) -> io::Result<Child> {
     #[cfg_attr(not(target_os = "linux"), expect(unused_mut, reason = "memory is limited on Linux alone"))]
     let mut child = command.spawn()?;
     #[cfg(target_os = "linux")]
     if let Some(max) = limits.memory_bytes_max {
-        // What is written to counts, not what is reserved: some runtimes reserve far more than they use.
+        // Written memory counts, not reserved memory: some runtimes reserve far more than they use.
         let limited = rustix::process::prlimit(Some(Pid::from_child(&child)), Resource::Data, exactly(max));
-        // One that has ended meanwhile needs no limit.
+        // A program that has ended meanwhile needs no limit.
         if let Err(error) = limited
             && error != Errno::SRCH
         {
@@ -129,7 +129,7 @@ const fn exactly(max: u64) -> Rlimit {
     Rlimit { current: Some(max), maximum: Some(max) }
 }
 
-/// What a supervisor waits for.
+/// An event for a supervisor.
 enum SupervisorEvent {
     /// The program has ended; it is not reaped yet, so its group's number is still its own.
     Ended,
@@ -137,22 +137,22 @@ enum SupervisorEvent {
     Closed,
 }
 
-/// Sees a program to its end. One that cannot be watched is ended at once.
+/// Supervises a program to its end. If it cannot be watched, it is killed at once.
 fn supervise(
     mut child: Child,
     watch: impl FnOnce(Pid) -> io::Result<Receiver<SupervisorEvent>>,
 ) -> io::Result<ExitStatus> {
     let group = Pid::from_child(&child);
     let watched = watch(group).map(|waiting| stop_when_closed(&waiting, group));
-    // What the program has left behind goes with it.
+    // The program's process group is killed with it.
     let _ = rustix::process::kill_process_group(group, Signal::KILL);
     let status = child.wait();
     watched.and(status)
 }
 
-/// Begins to wait for what may happen to a program.
+/// Starts waiting for a program's end and for the closed input.
 fn watch(program: Pid) -> io::Result<Receiver<SupervisorEvent>> {
-    // The end of the program's output must show even while this process lives.
+    // The end of the program's output must be visible while this process lives.
     let nothing = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&nothing)?;
     let (events, waiting) = mpsc::sync_channel(2);
@@ -177,7 +177,7 @@ fn stop_when_closed(waiting: &Receiver<SupervisorEvent>, group: Pid) {
     let _ = waiting.recv();
 }
 
-/// Waits for the program's end, and reaps meanwhile what its children have left behind.
+/// Waits for the program's end, and reaps orphans meanwhile.
 fn when_ended(program: Pid, events: &SyncSender<SupervisorEvent>) {
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     loop {
@@ -194,7 +194,7 @@ fn when_ended(program: Pid, events: &SyncSender<SupervisorEvent>) {
     let _ = events.send(SupervisorEvent::Ended);
 }
 
-/// Reaps what has ended, but for the program.
+/// Reaps ended children except the program.
 fn reap_orphans(program: Pid) {
     let mut reaped = 0;
     for orphan in children().into_iter().filter(|child| *child != program) {
@@ -202,12 +202,12 @@ fn reap_orphans(program: Pid) {
         reaped += usize::from(matches!(looked, Ok(Some(_))));
     }
     if reaped == 0 {
-        // Who they are cannot be told: they stay until the program ends, and are looked for now and then.
+        // The orphans are unknown: they stay until the program ends, and are searched again from time to time.
         std::thread::sleep(UNKNOWN_PAUSE);
     }
 }
 
-/// Ends what the program has left behind outside its group, and reaps it. What those leave behind comes here in turn.
+/// Kills orphans outside the program's group, and reaps them. Their own orphans become children in turn.
 #[cfg(target_os = "linux")]
 fn end_orphans() {
     for _ in 0..ORPHANS_ROUNDS {
@@ -234,7 +234,7 @@ const fn children() -> Vec<Pid> {
     Vec::new()
 }
 
-/// The processes whose parent this one is.
+/// The child processes of this process.
 #[cfg(target_os = "linux")]
 fn children() -> Vec<Pid> {
     use std::fs::{read_dir, read_to_string};
@@ -244,7 +244,7 @@ fn children() -> Vec<Pid> {
     lists.flat_map(pids).filter_map(Pid::from_raw).collect()
 }
 
-/// Waits without reading: what comes is the program's.
+/// Waits without reading: the input is the program's.
 fn when_closed(events: &SyncSender<SupervisorEvent>) {
     let stdin = io::stdin();
     loop {
@@ -258,7 +258,7 @@ fn when_closed(events: &SyncSender<SupervisorEvent>) {
     let _ = events.send(SupervisorEvent::Closed);
 }
 
-/// Ends as the program did.
+/// Exits as the program did.
 fn pass_on(status: ExitStatus) -> ExitCode {
     if let Some(code) = status.code() {
         return ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX));

@@ -1,8 +1,8 @@
-//! Takes a request to a server and returns the head of its answer.
+//! Takes a request to a server and returns the head of its response.
 //!
-//! Everything above speaks streamable HTTP: one POST per message, GET for a stream, DELETE at the end of a session. A
-//! server that speaks something else is put behind a `StreamableAdapter`, which behaves like a streamable HTTP server in its
-//! place, so that sessions, routing, exchanges and the pipe are the same for all.
+//! The layers above use streamable HTTP: one POST per message, GET for a stream, DELETE at the end of a session. A server with
+//! another transport is put behind a `StreamableAdapter`, which behaves like a streamable HTTP server, so that sessions, routing,
+//! exchanges and the pipe are the same for all.
 
 pub mod adapter;
 pub mod credential;
@@ -23,34 +23,33 @@ use crate::task::GatewayFault;
 use detection::TransportDetection;
 use http_client::HttpClient;
 
-/// The way to one upstream.
+/// The transport to one upstream.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
 pub(crate) enum Transport {
     Http(HttpClient),
-    /// HTTP, of which transport is to be found out.
+    /// HTTP, with a transport to be detected.
     Either(Box<TransportDetection>),
     Adapted(Box<dyn StreamableAdapter>),
 }
 
-/// Stands in for a streamable HTTP server in front of one that speaks another transport.
+/// Adapts a server with another transport to streamable HTTP.
 #[async_trait]
 pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
-    /// Answers a request as a streamable HTTP server of the session era would: a request with an event stream or
-    /// JSON, a notification or an answer with 202, GET with the session's own stream, DELETE with the session's end,
-    /// a session that is gone with 404. `handed_over` is set before the first byte of a message can reach the server.
-    /// Dropping the future, or the answer's body, says nothing to the server. A request of 2026-07-28, which has no
-    /// session, is answered as a server of that version would: there dropping takes the request back.
+    /// Responds to a request as a streamable HTTP server of the session era: to a request with an event stream or JSON, to a
+    /// notification or an answer with 202, to GET with the session's own stream, to DELETE with the session's end, and for an
+    /// unknown session with 404. `handed_over` is set before the first byte of a message can reach the server. Dropping the
+    /// future, or the response's body, sends the server nothing. A request of 2026-07-28, which has no session, gets the response
+    /// of a server of that version: there dropping cancels the request.
     ///
-    /// # Errors
-    /// If there is no answer; the fault says whether the server may have run what it was sent.
+    /// # Errors If there is no response; the fault says whether the server may have run the request.
     async fn send(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault>;
 
-    /// Ends the sessions in which nothing is in progress.
+    /// Ends the idle sessions.
     fn end_idle(&self);
 
     /// Ends every session; bounded in time.
@@ -58,11 +57,9 @@ pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
 }
 
 impl Transport {
-    /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes. Dropping
-    /// the future drops the request wherever it is.
+    /// Sends a request and waits for the response's head, without a time limit. Dropping the future drops the request.
     ///
-    /// # Errors
-    /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an answer.
+    /// # Errors If there is no response; the fault says whether the request may have arrived. A refusing status is a response.
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -78,12 +75,12 @@ impl Transport {
         }
     }
 
-    /// Whether the server is reached over a wire.
+    /// Whether the server is behind an adapter.
     pub(crate) const fn is_adapted(&self) -> bool {
         matches!(self, Self::Adapted(_))
     }
 
-    /// Ends what nothing is in progress in, and takes a place of the server's own: a connection, a process.
+    /// Ends idle sessions that hold a permit of the server: a connection, a process.
     pub(crate) fn end_idle(&self) {
         match self {
             Self::Http(_) | Self::Either(_) => (),
@@ -91,7 +88,7 @@ impl Transport {
         }
     }
 
-    /// Ends what outlives single requests; bounded in time.
+    /// Ends connections that outlive single requests; bounded in time.
     pub(crate) async fn close(&self) {
         match self {
             Self::Http(_) => (),

@@ -1,9 +1,8 @@
-//! Keeps what is wrong with an upstream: whether it answered the last time, and if not, why. Every transport reports
-//! here and nowhere else, and so does whoever ends a request that has no answer. Operators read it: a line in the log, a
-//! counter, the pages of the operators' listener.
+//! Keeps an upstream's health: whether its last response was good, and if not, why.
 //!
-//! Nothing here may hold a credential: an address is shown without user info, path and query, since servers are known
-//! that have keys in each of them.
+//! Every transport reports only here, and so does the owner of a request that ends without a response. Operators read it in the
+//! log, in a counter, and on the pages of the operators' listener. Nothing here may hold a credential: an address is shown
+//! without user info, path and query, since some servers have keys in each of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
@@ -19,7 +18,7 @@ use crate::dialect::faults::reason_key;
 use crate::metric::{self, GaugeShare};
 use crate::task::{Clock as _, GatewayFault, Reason, SystemClock, Timestamp};
 
-/// What may be wrong with an upstream. Each is counted from the start.
+/// An upstream's possible faults. Each is counted from the start.
 const REASONS: [Reason; 8] = [
     Reason::UpstreamUnreachable,
     Reason::UpstreamTls,
@@ -31,11 +30,11 @@ const REASONS: [Reason; 8] = [
     Reason::UpstreamTimeout,
 ];
 
-/// What a transport finds out, or whoever reads an answer. Silence is for the reader alone to find, all else for the
+/// Faults that either a transport finds or the reader of a response. Silence is found by the reader only, all others by the
 /// transport.
 const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamClosed];
 
-/// How long a reason is not told of again.
+/// How long the same reason is not logged again.
 const TOLD_FOR: Duration = Duration::from_secs(60);
 /// Longest cause that is kept, in bytes.
 const CAUSE_BYTES_MAX: usize = 200;
@@ -44,14 +43,14 @@ const UNTRIED: u8 = 0;
 const OK: u8 = 1;
 const FAILING: u8 = 2;
 
-/// What went wrong, in words for an operator.
+/// A failure, described for an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpstreamFailure {
     pub reason: Reason,
     /// Such as `connection refused` or `HTTP 401`.
     pub cause: String,
-    /// Where a redirect leads, or where it says who gives credentials. As the server said it: it may hold secrets, and is for
-    /// nobody but who asked.
+    /// The target of a redirect, or the address of the protected resource metadata. As the server sent it: it may hold secrets,
+    /// and is only for the caller.
     pub location: Option<Url>,
 }
 
@@ -60,7 +59,7 @@ impl UpstreamFailure {
         Self { reason, cause: cause.into(), location: None }
     }
 
-    /// A fault of which nothing else is known.
+    /// A fault without further details.
     pub(crate) fn of(fault: &GatewayFault) -> Self {
         let cause = match (fault.exit, fault.http_status) {
             (Some(exit), _) => format!("its process ended {exit}"),
@@ -76,20 +75,20 @@ impl UpstreamFailure {
     }
 }
 
-/// What transports had told of an upstream when a request began.
+/// The number of transport reports when a request began.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HealthMark([u32; FOUND_BY_BOTH.len()]);
 
-/// How one upstream stands.
+/// The health of one upstream.
 pub struct UpstreamHealth {
     name: Arc<str>,
     address: Arc<str>,
     failures: [Counter; REASONS.len()],
     /// Whether new requests are refused.
     refuses: GaugeShare,
-    /// How often transports have told of what others find out as well.
+    /// The number of transport reports of the reasons that others find as well.
     told_by_transports: [AtomicU32; FOUND_BY_BOTH.len()],
-    /// Looked at for each answer, so that a good one after another costs nothing.
+    /// Read for each response, so that consecutive good ones cost nothing.
     now: AtomicU8,
     state: Mutex<UpstreamHealthState>,
 }
@@ -98,9 +97,9 @@ pub struct UpstreamHealth {
 struct UpstreamHealthState {
     last: Option<(UpstreamFailure, Timestamp)>,
     told: [Option<Instant>; REASONS.len()],
-    /// Failures since then that were not told of.
+    /// Failures since then that were not logged.
     untold: [u64; REASONS.len()],
-    /// Whether the log has it that the upstream fails.
+    /// Whether the log says that the upstream fails.
     is_told: bool,
     is_refused: bool,
     is_retired: bool,
@@ -112,14 +111,14 @@ impl std::fmt::Debug for UpstreamHealth {
     }
 }
 
-/// How an upstream stands, as operators see it.
+/// The health of an upstream, for operators.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HealthReport {
     pub name: String,
     pub address: String,
-    /// `untried`, `ok`, `failing`, or `refused`: it failed so often that nothing new is sent to it for a moment.
+    /// `untried`, `ok`, `failing`, or `refused`: after too many failures it gets no new requests for a moment.
     pub state: &'static str,
-    /// The last failure, whatever came after it.
+    /// The last failure, even if good responses followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<LastFailure>,
 }
@@ -132,7 +131,7 @@ pub struct LastFailure {
 }
 
 impl HealthReport {
-    /// Whether the last answers were none.
+    /// Whether the last responses were failures.
     #[must_use]
     pub fn is_failing(&self) -> bool {
         ["failing", "refused"].contains(&self.state)
@@ -151,7 +150,7 @@ impl std::fmt::Display for HealthReport {
 }
 
 impl UpstreamHealth {
-    /// Of an upstream that nothing was sent to yet. The metrics recorder must be installed before.
+    /// The health of an unused upstream. The metrics recorder must be installed before.
     pub(crate) fn new(name: &Arc<str>, address: &str) -> Self {
         let counter = |reason| {
             let (upstream, reason) = (Arc::clone(name), reason_key(reason));
@@ -172,8 +171,8 @@ impl UpstreamHealth {
         &self.name
     }
 
-    /// Notes a failure that a transport has found: counts it, and logs it unless the same reason was logged a moment ago.
-    /// What is no fault of the upstream's is passed over.
+    /// Records a failure that a transport has found: counts it, and logs it unless the same reason was logged recently. Faults
+    /// that are not the upstream's are ignored.
     pub(crate) fn failed(&self, trouble: UpstreamFailure) {
         if let Some(at) = FOUND_BY_BOTH.iter().position(|reason| *reason == trouble.reason) {
             self.told_by_transports[at].fetch_add(1, Ordering::Relaxed);
@@ -181,14 +180,13 @@ impl UpstreamHealth {
         self.note(trouble);
     }
 
-    /// What transports have told until now, for whoever begins a request.
+    /// The transports' reports so far, for a beginning request.
     pub(crate) fn mark(&self) -> HealthMark {
         HealthMark(self.told_by_transports.each_ref().map(|told| told.load(Ordering::Relaxed)))
     }
 
-    /// Notes that a request ended with this fault in place of its answer, unless a transport has told the reason since
-    /// the request began: the transport knew the cause, and tells once of what ends many requests. Reasons that only
-    /// transports find are theirs to tell.
+    /// Records that a request ended with this fault, unless a transport has reported the reason since the request began: the
+    /// transport knew the cause, and reports once for many requests. Reasons that only transports find are ignored.
     pub(crate) fn ended(&self, since: HealthMark, fault: &GatewayFault) {
         let is_to_be_told = match FOUND_BY_BOTH.iter().position(|reason| *reason == fault.reason) {
             Some(at) => self.told_by_transports[at].load(Ordering::Relaxed) == since.0[at],
@@ -221,12 +219,12 @@ impl UpstreamHealth {
         state.last = Some((trouble, SystemClock.now()));
     }
 
-    /// Whether the last answer was a good one.
+    /// Whether the last response was good.
     pub(crate) fn is_ok(&self) -> bool {
         self.now.load(Ordering::Relaxed) == OK
     }
 
-    /// Notes a good answer: a message of MCP.
+    /// Records a good response: an MCP message.
     pub(crate) fn answered(&self) {
         if self.is_ok() {
             return;
@@ -239,21 +237,21 @@ impl UpstreamHealth {
         }
     }
 
-    /// Notes whether new requests are refused in its place.
+    /// Records whether the breaker refuses new requests.
     pub(crate) fn refused(&self, is_refused: bool) {
         let mut state = self.state.lock();
         state.is_refused = is_refused;
         self.refuses.set(u32::from(is_refused && !state.is_retired));
     }
 
-    /// Nothing new comes to it any more: whether that would be refused says nothing of what is served in its place.
+    /// Retires it after a reload: it gets no new requests, so a refusal says nothing about its replacement.
     pub(crate) fn retire(&self) {
         let mut state = self.state.lock();
         state.is_retired = true;
         self.refuses.set(0);
     }
 
-    /// What went wrong last.
+    /// The last failure.
     #[must_use]
     pub fn last(&self) -> Option<UpstreamFailure> {
         self.state.lock().last.as_ref().map(|(trouble, _)| trouble.clone())
@@ -277,12 +275,12 @@ impl UpstreamHealth {
     }
 }
 
-/// The upstreams that are served, in the order of the configuration. Clones share one list.
+/// The served upstreams, in the order of the configuration. Clones share one list.
 #[derive(Clone, Debug, Default)]
 pub struct UpstreamHealthList(Arc<RwLock<Vec<Arc<UpstreamHealth>>>>);
 
 impl UpstreamHealthList {
-    /// These are served from now on, and no others.
+    /// Replaces the list of served upstreams.
     pub fn set(&self, all: Vec<Arc<UpstreamHealth>>) {
         *self.0.write() = all;
     }

@@ -1,9 +1,8 @@
-//! Chooses the protocol version that an upstream is asked for.
+//! Chooses the protocol version that is requested from an upstream.
 //!
-//! Every server with a handshake answers `initialize`, those that also speak 2026-07-28 included, so it
-//! is sent right away: no `server/discover` before it, which some servers take a minute to refuse. A
-//! server that has no handshake at all refuses `initialize` with the versions that it does speak, and
-//! that error is handed on ([`BeginError::Refused`]).
+//! Every server with a handshake answers `initialize`, even if it also speaks 2026-07-28, so `initialize` is sent right away: no
+//! `server/discover` before it, which some servers take a minute to refuse. A server without a handshake refuses `initialize`
+//! with its versions, and that error is forwarded ([`BeginError::Refused`]).
 
 use parking_lot::Mutex;
 
@@ -12,12 +11,12 @@ use super::{BeginError, Era};
 use crate::wire::rpc_error::METHOD_NOT_FOUND;
 use crate::wire::{Object, ProtocolVersion};
 
-/// The version to ask for, as far as it is known. One per upstream, shared by all its sessions.
+/// The version to request, as far as it is known. One per upstream, shared by all its sessions.
 #[derive(Debug)]
 pub(crate) struct VersionChoice {
     fixed: Option<ProtocolVersion>,
-    /// What the last handshake agreed on. Asked for the next time, so that a server which refuses newer
-    /// versions instead of naming its own is asked twice only once.
+    /// The version of the last handshake. Requested next, so that a server which refuses newer versions instead of naming its own
+    /// gets two requests only once.
     agreed: Mutex<Option<ProtocolVersion>>,
 }
 
@@ -36,7 +35,7 @@ impl VersionChoice {
         self.fixed.or_else(|| *self.agreed.lock()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
     }
 
-    /// Whether sessions of the version that the upstream chose are of use.
+    /// Whether sessions of the upstream's chosen version are usable.
     pub(crate) fn accepts(&self, chosen: ProtocolVersion) -> bool {
         !chosen.is_stateless() && self.fixed.is_none_or(|fixed| fixed == chosen)
     }
@@ -45,7 +44,7 @@ impl VersionChoice {
         *self.agreed.lock() = Some(version);
     }
 
-    /// Which version to ask for after a refusal; `None` if there is nothing left to try.
+    /// The version to request after a refusal; `None` if no version is left to try.
     ///
     /// A refusal that contradicts an earlier agreement starts again from the newest version; otherwise an older one follows.
     pub(crate) fn after_refusal(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
@@ -58,8 +57,8 @@ impl VersionChoice {
         self.older(asked, refusal)
     }
 
-    /// The newest version older than `asked`, of those that a refusal names where it names any; none beside a fixed one. A server
-    /// may refuse a version in any words, so every refusal leads to the next older one.
+    /// The newest version older than `asked`, among the refusal's versions if it names any; none with a fixed version. A server
+    /// may refuse a version in any form, so every refusal leads to the next older one.
     pub(crate) fn older(&self, asked: ProtocolVersion, refusal: &BeginError) -> Option<ProtocolVersion> {
         if self.fixed.is_some() || !may_be_about_version(refusal) {
             return None;
@@ -78,11 +77,11 @@ fn supported(refusal: &BeginError) -> Option<Vec<String>> {
     Object::of(error.data.as_ref()?)?.get("supported")?.read().ok()
 }
 
-/// Whether a refusal of `initialize` may be about the version that was asked for. An error that only servers without
-/// sessions send, and that names no versions, is about the handshake itself; these statuses speak of credentials, of the address or of the server's load.
+/// Whether a refusal of `initialize` may be about the requested version. An error of servers without sessions that names no
+/// versions is about the handshake itself; the excluded statuses are about credentials, the address or the server's load.
 fn may_be_about_version(refusal: &BeginError) -> bool {
     match refusal {
-        // A server that does not know `initialize` knows it in no version.
+        // A server without `initialize` has it in no version.
         BeginError::Refused(error) => {
             supported(refusal).is_some() || (error.code != METHOD_NOT_FOUND && era_of_refusal(error) == Era::Session)
         }

@@ -1,4 +1,4 @@
-//! Counts the calls that are in progress at an upstream, by what becomes of them if the gateway ends now.
+//! Counts an upstream's calls in progress, by their fate if the gateway ends now.
 //!
 //! A call is counted from its beginning, with or without a permit, until its runner ends. Held calls are also listed for
 //! operators: no store has them.
@@ -14,20 +14,20 @@ use tokio::time::Instant;
 use super::CallPermitsInner;
 use crate::task::Principal;
 
-/// What becomes of a call if the gateway ends now.
+/// The fate of a call if the gateway ends now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallProspect {
-    /// Its client waits for the answer, which nobody can bring any more.
+    /// Its client waits for the response, which would be lost.
     Held,
-    /// It is a task that the next process cannot go on with.
+    /// A task that the next process cannot resume.
     Lost,
-    /// It is a task that the next process sends again.
+    /// A task that the next process sends again.
     Repeated,
-    /// It is a task that the next process goes on with.
+    /// A task that the next process resumes.
     Resumed,
 }
 
-/// How many there are of each.
+/// The number of calls of each prospect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
     pub held: usize,
@@ -36,13 +36,13 @@ pub struct CallCounts {
     pub resumed: usize,
 }
 
-/// A call that a client waits for.
+/// A call with a waiting client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldCallEntry {
     pub tool: Arc<str>,
     pub owner: Principal,
     pub began: Instant,
-    /// When the upstream last said something of it.
+    /// When the upstream last sent a message about it.
     pub last_sign: Option<Instant>,
 }
 
@@ -52,7 +52,7 @@ struct CallRecord {
     tool: Arc<str>,
     owner: Principal,
     began: Instant,
-    /// Milliseconds from `began` to the last sign of life, plus one; 0 before the first.
+    /// Milliseconds from `began` to the last message, plus one; 0 before the first.
     last_sign: AtomicU64,
     is_held: AtomicBool,
 }
@@ -86,7 +86,7 @@ impl CallsInProgress {
         }
     }
 
-    /// The calls that clients wait for.
+    /// The calls with waiting clients.
     pub(super) fn held(&self) -> Vec<HeldCallEntry> {
         self.records.lock().iter().filter_map(|(_, record)| record.entry()).collect()
     }
@@ -123,19 +123,19 @@ impl CallInProgress {
         Self { shared, prospect, index, record }
     }
 
-    /// Notes that the upstream said something of the call.
+    /// Records that the upstream sent a message about the call.
     pub fn heard(&self) {
         let after = u64::try_from(self.record.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1);
         self.record.last_sign.store(after + 1, Ordering::Relaxed);
     }
 
-    /// Counts it anew where its prospect has changed. One that is a task is held no more.
+    /// Recounts the call under a changed prospect. A task is no longer held.
     pub fn now(&mut self, prospect: CallProspect) {
         self.record.is_held.store(prospect == CallProspect::Held, Ordering::Relaxed);
         self.count_as(prospect);
     }
 
-    /// Counts a held call by whether its client can come back for the answer, also to a later process.
+    /// Recounts a held call by whether its client can return for the response, even to a later process.
     pub fn now_held(&mut self, has_place: bool) {
         self.count_as(if has_place { CallProspect::Resumed } else { CallProspect::Held });
     }

@@ -1,4 +1,4 @@
-//! Decides who has permits and who waits. Tells nobody.
+//! Decides which calls get permits and which wait. Sans-IO.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -9,7 +9,7 @@ use super::CallPermit;
 use crate::shared_limits::SharedLimits;
 use crate::task::Principal;
 
-/// While a place is free, those who wait have all that they may have.
+/// Invariant: while a permit is free, each waiting principal has its full share.
 #[derive(Debug)]
 pub(super) struct CallPermitsState {
     in_all: usize,
@@ -17,10 +17,10 @@ pub(super) struct CallPermitsState {
     queue_max: usize,
     limits: SharedLimits,
     taken: usize,
-    /// Never none.
+    /// Never zero.
     held: HashMap<Principal, usize>,
     waiting: usize,
-    /// Counts those who wait, to find them again; within a lane it rises.
+    /// Numbers the waiting calls, to find them again; within a lane it rises.
     next_ticket: u64,
     /// Never empty ones.
     lanes: HashMap<Principal, VecDeque<PermitWaiter>>,
@@ -28,12 +28,12 @@ pub(super) struct CallPermitsState {
     turns: VecDeque<Principal>,
 }
 
-/// What places are to gateways that have the same server.
+/// How permits are divided among replicas with the same server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PlaceDivision {
-    /// Each has its part of them.
+    /// Each has a part of them.
     Divided,
-    /// Each has them all.
+    /// Each has all of them.
     Own,
 }
 
@@ -63,7 +63,7 @@ impl CallPermitsState {
         (self.in_all, self.queue_max) = (in_all, queue_max);
     }
 
-    /// The places that there are here: rounded up, so that there is one.
+    /// The number of permits here: rounded up, so at least one.
     fn max(&self) -> usize {
         match self.division {
             PlaceDivision::Divided => self.in_all.div_ceil(self.limits.gateways().get()),
@@ -83,7 +83,7 @@ impl CallPermitsState {
         self.held_by(owner) >= self.limits.places(owner, self.max())
     }
 
-    /// Whether nobody else of this owner may wait. Where that is its own doing, the log is told.
+    /// Whether no further call of this owner may wait. Logs if the owner's own share is full.
     pub(super) fn has_full_queue(&self, owner: &Principal) -> bool {
         let of_owner = self.lanes.get(owner).map_or(0, VecDeque::len);
         let share = self.limits.places(owner, self.queue_max);
@@ -93,7 +93,7 @@ impl CallPermitsState {
         self.waiting >= self.queue_max || of_owner >= share
     }
 
-    /// Takes a place if there is one for this owner.
+    /// Takes a permit if there is one for this owner.
     pub(super) fn take(&mut self, owner: &Principal) -> bool {
         if self.taken >= self.max() {
             return false;
@@ -117,7 +117,7 @@ impl CallPermitsState {
         }
     }
 
-    /// Makes a place of one principal another's.
+    /// Transfers a permit between principals.
     pub(super) fn pass(&mut self, from: &Principal, to: &Principal) {
         self.give_back(from);
         self.taken += 1;
@@ -136,13 +136,13 @@ impl CallPermitsState {
         ticket
     }
 
-    /// Those whose turn it is, each with a place that was taken for it.
+    /// The calls to serve now, each with a permit taken for it.
     pub(super) fn call_all(&mut self) -> Vec<(Principal, PermitWaiter)> {
         std::iter::from_fn(|| self.call_next()).collect()
     }
 
-    /// The one whose turn it is; its principal goes to the end of the line. Principals that have all they may have
-    /// keep their turns: at most one of several has, but where the bound was lowered.
+    /// The next call to serve; its principal goes to the end of the queue. Principals with a full share keep their turns: at most
+    /// one of several has one, unless the limit was lowered.
     fn call_next(&mut self) -> Option<(Principal, PermitWaiter)> {
         if self.taken >= self.max() {
             return None;
@@ -163,7 +163,7 @@ impl CallPermitsState {
         Some((owner, waiter))
     }
 
-    /// Takes back a turn that nobody waits for any more, if it was not called.
+    /// Removes a waiting call that was dropped, if it was not served.
     pub(super) fn leave(&mut self, owner: &Principal, ticket: u64) {
         let Entry::Occupied(mut lane) = self.lanes.entry(owner.clone()) else { return };
         let Ok(at) = lane.get().binary_search_by_key(&ticket, |waiter| waiter.ticket) else { return };

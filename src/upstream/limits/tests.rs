@@ -1,4 +1,4 @@
-//! Bounds, turns and leaving; and that turns are fair whatever happens in between.
+//! Limits, turns and leaving; and fairness under any sequence of steps.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -66,7 +66,7 @@ async fn an_abandoned_wait_leaves_its_turn_to_the_next() {
     assert!(next.is_ok(), "the queue has room again");
 }
 
-/// GW-40: whoever makes much noise meets its own limit first.
+/// GW-40: a noisy principal meets its own limit first.
 #[tokio::test(start_paused = true)]
 async fn one_principal_leaves_a_quarter_of_the_queue_to_the_others() {
     let permits = permits(1, 8);
@@ -86,7 +86,7 @@ async fn one_principal_leaves_a_quarter_of_the_queue_to_the_others() {
     assert_eq!(permits.waiting(), 0);
 }
 
-/// What runs is ended for nobody, and may run for hours.
+/// A running call is never ended for another, and may run for hours.
 #[tokio::test]
 async fn one_principal_leaves_a_quarter_of_the_places_to_the_others() {
     let permits = permits(8, 8);
@@ -139,14 +139,14 @@ fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// What can happen at an upstream.
+/// A step at an upstream.
 #[derive(Clone, Debug)]
 enum LoadStep {
     /// A call of one of four principals comes.
     Arrive(usize),
     /// The call that has run longest ends.
     End,
-    /// One of those who wait leaves.
+    /// One of the waiting calls leaves.
     Abandon(prop::sample::Index),
 }
 
@@ -161,10 +161,10 @@ fn steps() -> impl Strategy<Value = Vec<LoadStep>> {
 
 type PendingPermit<'a> = (usize, usize, Pin<Box<dyn Future<Output = Result<CallPermit, GatewayFault>> + 'a>>);
 
-/// A place that was given: whose, to which call, and which calls of whom went on waiting.
+/// A granted permit: its principal, its call, and the calls that still waited.
 type GrantedPermit = (usize, usize, Vec<(usize, usize)>);
 
-/// Plays the steps; returns the places in the order in which they were given.
+/// Plays the steps; returns the permits in order of granting.
 fn play(permits: &CallPermits, owners: &[Principal], steps: &[LoadStep]) -> Vec<GrantedPermit> {
     let (mut granted, mut running, mut number) = (Vec::new(), VecDeque::new(), 0);
     let mut waiting: Vec<PendingPermit<'_>> = Vec::new();
@@ -205,7 +205,7 @@ proptest! {
             let own: Vec<_> = granted.iter().filter(|(owner, ..)| *owner == who).map(|(_, number, _)| *number).collect();
             prop_assert!(own.is_sorted(), "in order of coming: {own:?}");
         }
-        // While somebody waits all the time, nobody else is served twice.
+        // While a principal waits all the time, no other is served twice.
         for (first, (who, ..)) in granted.iter().enumerate() {
             let Some(again) = granted[first + 1..].iter().position(|(other, ..)| other == who) else { continue };
             let between = &granted[first..=first + 1 + again];

@@ -1,4 +1,6 @@
-//! Slows the reading of a stream that says nothing but comments: they cost as much to read as messages, and end no wait.
+//! Slows the reading of a stream of comments only.
+//!
+//! Comments cost as much to read as messages, and end no wait.
 
 use std::time::Duration;
 
@@ -6,10 +8,10 @@ use tokio::time::{Instant, sleep_until};
 
 /// Bytes of comments that are read in a second, over [`BURST`].
 const BYTES_PER_SECOND: u32 = 1 << 20;
-/// How much of a rate may come at once.
+/// The longest burst at once.
 const BURST: Duration = Duration::from_secs(1);
 
-/// When the comments that were read are paid for.
+/// The time at which the comments read so far are paid for.
 #[derive(Debug, Default)]
 pub(super) struct CommentRate {
     paid_at: Option<Instant>,

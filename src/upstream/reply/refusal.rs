@@ -1,4 +1,4 @@
-//! Judges answers under a refusing status: the answer to the request, a session that is unknown, or a refusal.
+//! Judges responses under a refusing status: a response, an unknown session, or a refusal.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ use crate::upstream::raw_channel::RawResponse;
 use crate::wire::rpc_error::{INVALID_REQUEST, SESSION_NOT_FOUND};
 use crate::wire::{Message, RpcError, ScanLimits, envelope};
 
-/// Largest error body that is looked into under a refusing status.
+/// Largest error body that is read under a refusing status.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
 /// How long such a body may take.
 const ERROR_WAIT: Duration = Duration::from_secs(5);
-/// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
+/// The code of SDKs for errors of HTTP or the session, not of the message.
 const TRANSPORT_ERROR: i64 = -32_000;
-/// The words that SDKs refuse an unknown session with.
+/// The texts of SDKs for an unknown session.
 const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
-/// Longest text without a type that is searched for these words.
+/// Longest untyped text that is searched for these texts.
 const PLAIN_REFUSAL_BYTES_MAX: usize = 256;
-/// How early versions of the Rust SDK refuse an unknown session, under 401.
+/// The text of early Rust SDKs for an unknown session, under 401.
 const EARLY_RUST_REFUSAL: &[u8] = b"Unauthorized: Session not found";
 
-/// Judges an answer with a refusing status.
+/// Judges a response with a refusing status.
 pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: ErrorAddressee<'_>) -> JudgedResponse<B> {
     use ErrorAddressee::{Alone, Handshake, Passed, PassedInSession};
     let (fault, status) = (fault_of(response.status, response.retry_after), response.status);
@@ -37,7 +37,7 @@ pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: Err
         BodyKind::Json if is_passed || fault.reason == Reason::UpstreamHttpStatus => {
             match small_body(response.body, ERROR_BYTES_MAX).await {
                 Some(text) => text,
-                // It may be the answer, so the request may have run.
+                // It may be the response, so the request may have run.
                 None => return refused(None, false),
             }
         }
@@ -73,9 +73,9 @@ pub(super) async fn judge<B: WholeBody>(response: RawResponse<B>, addressee: Err
     }
 }
 
-/// Whether an error says that the session is unknown: the request was refused before it was looked at. Servers built after the
-/// SDKs' examples say so with 400. An error that names the request is its answer, so the request may have run; only the
-/// specification's own code for an unknown session, under 404, is none.
+/// Whether an error means that the session is unknown, so that the request was not processed. Servers built after the SDKs'
+/// examples send it with 400. An error that names the request is its response, so the request may have run; except the
+/// specification's own code for an unknown session, under 404.
 fn refuses_session(status: StatusCode, error: &RpcError, is_answer: bool) -> bool {
     match status {
         StatusCode::NOT_FOUND if is_answer => error.code == SESSION_NOT_FOUND,
@@ -102,7 +102,7 @@ fn names_lost_session(text: &str) -> bool {
     LOST_SESSION.iter().any(|words| text.contains(words))
 }
 
-/// A body of at most so many bytes; `None` if it is larger, or does not come in time.
+/// A body of at most `bytes_max` bytes; `None` if it is larger, or does not come in time.
 async fn small_body<B: WholeBody>(body: B, bytes_max: usize) -> Option<Bytes> {
     tokio::time::timeout(ERROR_WAIT, read_whole(body, &ReadLimits::of_bytes(bytes_max))).await.ok()?.ok()
 }

@@ -1,8 +1,7 @@
-//! Finds out which of the two HTTP transports a server speaks.
+//! Detects which of the two HTTP transports a server has.
 //!
-//! As the specification has it: what refuses a POST of `initialize` with 400, 404 or 405 is asked by GET for an event
-//! stream that begins with an `endpoint` event. What was found is kept, and found out anew once it proves wrong:
-//! servers are replaced.
+//! As the specification has it: after a refusal of `initialize` with 400, 404 or 405, a GET asks for an event stream that begins
+//! with an `endpoint` event. The result is kept, and detected again once it proves wrong: servers are replaced.
 
 use std::sync::Arc;
 
@@ -17,32 +16,31 @@ use crate::task::GatewayFault;
 use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 
-/// Both ways to one server.
+/// Both transports to one server.
 #[derive(Debug)]
 pub(crate) struct TransportDetection {
     name: Arc<str>,
     http: HttpClient,
     sse: TransportAdapter,
-    /// Which of them was right the last time; noted by the wire below `sse`.
+    /// The transport that worked last; set by the adapter `sse`.
     seen: SseDetected,
 }
 
 impl TransportDetection {
-    /// Both ways; the wire below `sse` must share `seen`.
+    /// Both transports; the one below `sse` must share `seen`.
     pub(crate) const fn new(name: Arc<str>, http: HttpClient, sse: TransportAdapter, seen: SseDetected) -> Self {
         Self { name, http, sse, seen }
     }
 
     /// As [`Transport::send`](super::Transport::send).
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors As [`Transport::send`](super::Transport::send).
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        // Boxed: what most servers do not need is not part of every request in progress.
+        // Boxed: most servers do not need it, so requests in progress must not hold its memory.
         if self.seen.is() {
             return Box::pin(self.over_sse(outgoing, handed_over)).await;
         }
@@ -55,7 +53,7 @@ impl TransportDetection {
         let mut response = self.http.answer_of(outgoing, response);
         let is_in_session = outgoing.session().is_some() && outgoing.method() == Method::POST;
         if is_in_session && response.status() == StatusCode::METHOD_NOT_ALLOWED {
-            // What takes no POST has no sessions any more, and did not look at the message.
+            // A server that takes no POST has no sessions any more, and did not process the message.
             *response.status_mut() = StatusCode::NOT_FOUND;
         } else if is_another {
             return Box::pin(self.instead_of(response, outgoing, handed_over)).await;
@@ -81,7 +79,7 @@ impl TransportDetection {
         Ok(self.http.answer_of(outgoing, response))
     }
 
-    /// Tries the other way after `initialize` was refused. If there is none, the refusal stands.
+    /// Tries the other transport after `initialize` was refused. If that fails, the refusal stands.
     async fn instead_of(
         &self,
         refused: Response<AnswerBody>,

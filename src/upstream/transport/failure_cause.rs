@@ -1,5 +1,4 @@
-//! Says for an operator what is wrong with an upstream over HTTP: why there was no answer, and what is wrong with the
-//! head of one. No words of it hold a credential.
+//! Describes for operators why an upstream over HTTP fails. No text holds a credential.
 
 use std::error::Error;
 use std::io;
@@ -18,7 +17,7 @@ use crate::upstream::reply;
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::{Message, ScanLimits, envelope, method};
 
-/// An error and all its causes. An I/O error hides what it wraps from `source`, so it is looked into.
+/// An error and all its causes. An I/O error hides its inner error from `source`, so it is unwrapped.
 pub(crate) fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(failure), |&error| {
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -26,14 +25,14 @@ pub(crate) fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<It
     })
 }
 
-/// Why a request has no answer.
+/// Why a request has no response.
 pub(crate) fn cause(failure: &(dyn Error + 'static)) -> String {
     let mut last = String::new();
     for cause in causes(failure) {
         if let Some(tls) = cause.downcast_ref::<rustls::Error>() {
             return tls::in_words(tls);
         }
-        // Told by its words: of all that cannot be parsed, this alone says that it is not HTTP.
+        // Recognised by its text: of all parse errors, only this one says that the peer does not speak HTTP.
         let garbled = cause.downcast_ref::<hyper::Error>().filter(|error| error.is_parse());
         if garbled.is_some_and(|error| error.to_string().contains("HTTP version")) {
             return "it does not speak HTTP here; over TLS an address begins with https://".to_owned();
@@ -60,12 +59,12 @@ pub(crate) fn cause(failure: &(dyn Error + 'static)) -> String {
     last
 }
 
-/// Statuses that say no more than that a server does not speak this transport or version, or has forgotten a session.
+/// Statuses that may only mean an unsupported transport or version, or a forgotten session.
 pub(crate) const fn is_unlike_http(status: StatusCode) -> bool {
     matches!(status, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)
 }
 
-/// What is wrong with the head of an answer, as far as the upstream is to blame and not one request.
+/// The fault in a response's head, if the upstream is to blame and not one request.
 pub(crate) fn of_head<B: Body>(
     url: &http::Uri,
     outgoing: &OutgoingRequest,
@@ -95,7 +94,7 @@ pub(crate) fn of_head<B: Body>(
     }
     let is_json = reply::is_json(headers);
     let is_ill = matches!(AnswerHealth::of_head(response, is_json, None), AnswerHealth::Ill(_));
-    // Streams are a matter of taste, and so is the end of a session.
+    // Streams are optional, and so is the end of a session.
     let is_of_use = outgoing.method() == Method::POST;
     let is_in_session = outgoing.session().is_some();
     let is_refused = is_of_use
@@ -134,7 +133,7 @@ fn media<B: Body>(response: &Response<B>) -> String {
     }
 }
 
-/// Where it says who gives credentials, as a server does that knows RFC 9728.
+/// The address of its protected resource metadata, if the server sends one (RFC 9728).
 fn credential_metadata<B>(from: &http::Uri, response: &Response<B>) -> Option<Url> {
     const PARAMETER: &str = "resource_metadata=";
     let said = response.headers().get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
@@ -146,7 +145,7 @@ fn credential_metadata<B>(from: &http::Uri, response: &Response<B>) -> Option<Ur
     Url::parse(&from.to_string()).ok()?.join(text).ok().filter(|_| !text.is_empty())
 }
 
-/// Where a redirect leads, without what may be a secret of it.
+/// The target of a redirect, without possible secrets.
 fn redirect<B>(from: &http::Uri, response: &Response<B>) -> UpstreamFailure {
     let status = response.status().as_u16();
     let said = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());

@@ -1,6 +1,6 @@
-//! Sends HTTP requests to one upstream: connections, TLS, and what a failure to send means.
+//! Sends HTTP requests to one upstream: connections, TLS, and the faults of failures.
 //!
-//! Knows no JSON. Follows no redirect, asks for no encoding, carries no header that it was not given.
+//! Knows no JSON. Follows no redirect, accepts no encoding, sends no header that it was not given.
 
 mod connector;
 mod pool;
@@ -40,21 +40,21 @@ use proxy::Proxy;
 pub use proxy::{ProxyError, ProxySettings};
 use session_cookies::SessionCookies;
 
-/// Largest header block of an answer (U13). It has 100 fields at most, which is hyper's own bound: where another is set,
-/// hyper fills its table of fields before it reads them.
+/// Largest header block of a response (U13). It has 100 fields at most, hyper's default: with another limit, hyper fills its
+/// table of fields before it reads them.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Field syntax counted beside name and value: colon, blank, line end.
 const FIELD_OVERHEAD: usize = 4;
 /// How often a request is sent again that certainly never left (F26).
 const RESENDS_MAX: u32 = 2;
-/// All such repetitions together: a share of what is sent, and some beside it. Counted second by second.
+/// The budget of all such retries: a share of sent requests, and some beside it. Counted second by second.
 const RESENDS_SHARE: f32 = 0.2;
 const RESENDS_PER_SECOND: u32 = 10;
 const RESENDS_SPAN: Duration = Duration::from_secs(1);
-/// Pause before such a repetition, times its number.
+/// Pause before such a retry, times its number.
 const RESEND_PAUSE: Duration = Duration::from_millis(50);
 
-/// Alerts that are about the certificate of a client.
+/// TLS alerts about a client's certificate.
 const REFUSALS: [AlertDescription; 8] = [
     AlertDescription::AccessDenied,
     AlertDescription::BadCertificate,
@@ -89,9 +89,9 @@ pub(crate) struct HttpClient {
     uri: Uri,
     /// Its path, which is all that a request of HTTP/1.1 names.
     path: Uri,
-    /// What every request of HTTP/1.1 has in common.
+    /// The headers of every HTTP/1.1 request.
     headers: HeaderMap,
-    /// What the upstream lets the gateway in for, and what else the operator has it shown.
+    /// The gateway's credential, and the operator's other headers.
     own: Arc<[(HeaderName, HeaderValue)]>,
     connect_max: Duration,
     proxy: Option<Arc<Proxy>>,
@@ -99,7 +99,7 @@ pub(crate) struct HttpClient {
     pool: ConnectionPool,
     breaker: Arc<Breaker>,
     health: Arc<UpstreamHealth>,
-    /// How many requests may be sent again, beside those that are sent at all.
+    /// The budget of retries, relative to sent requests.
     resends: Arc<TpsBudget>,
     resent: Counter,
 }
@@ -141,7 +141,7 @@ impl HttpClient {
         Self { own: own.into(), ..self }
     }
 
-    /// The same client, connections and all, for another address of the same origin.
+    /// The same client with the same connections, for another address of the same origin.
     ///
     /// # Errors
     /// If the address is no URI.
@@ -150,12 +150,12 @@ impl HttpClient {
         Ok(Self { path: path(&uri), uri, ..self.clone() })
     }
 
-    /// Where this reports what is wrong with the upstream.
+    /// The health to which this client reports.
     pub(crate) const fn health(&self) -> &Arc<UpstreamHealth> {
         &self.health
     }
 
-    /// An answer with a body that records the upstream's state: that it broke off, or that it was MCP. A stream that answers no
+    /// A response with a body that updates the upstream's health: by a break, or by an MCP message. A stream that responds to no
     /// request may end at any time.
     pub(crate) fn answer_of(&self, outgoing: &OutgoingRequest, response: Response<PooledBody>) -> Response<AnswerBody> {
         let (is_answer, is_success) = (outgoing.method() == Method::POST, response.status().is_success());
@@ -163,7 +163,7 @@ impl HttpClient {
         response.map(|body| body.reporting_to(reporter))
     }
 
-    /// Notes a failure that the head of an answer shows. A good head is no answer yet.
+    /// Records a failure by a response's head. A good head is no response yet.
     pub(crate) fn note_failure<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let trouble = failure_cause::of_head(&self.uri, outgoing, response)
             // It asks a client to log in, as it should.
@@ -171,10 +171,9 @@ impl HttpClient {
         trouble.into_iter().for_each(|trouble| self.health.failed(trouble));
     }
 
-    /// As [`HttpClient::try_send`], with what the head of the answer says noted.
+    /// As [`HttpClient::try_send`], and records the health by the response's head.
     ///
-    /// # Errors
-    /// As there.
+    /// # Errors As [`HttpClient::try_send`].
     pub(crate) async fn send(
         &self,
         outgoing: &OutgoingRequest,
@@ -185,14 +184,12 @@ impl HttpClient {
         Ok(response)
     }
 
-    /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes. That there is
-    /// none is noted.
+    /// Sends a request and waits for the response's head, without a time limit. Records a missing response.
     ///
-    /// What certainly never left is sent again, at most twice, within the connect limit and what all requests
-    /// together may. Dropping the future drops the request wherever it is.
+    /// A request that certainly never left is sent again, at most twice, within the connect limit and the retry budget. Dropping
+    /// the future drops the request.
     ///
-    /// # Errors
-    /// If there is no answer; at once where the upstream is ill and the request a new one.
+    /// # Errors If there is no response; at once if the upstream is failing and the request is new.
     pub(crate) async fn try_send(
         &self,
         outgoing: &OutgoingRequest,
@@ -222,7 +219,7 @@ impl HttpClient {
         answer
     }
 
-    /// Keeps the cookies of a session, from the answer that opens it on.
+    /// Keeps the cookies of a session, from the response that opens it on.
     fn note_cookies<B>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         let headers = response.headers();
         if let Some(session) = outgoing.session().or_else(|| headers.get(SESSION_ID)) {
@@ -283,7 +280,7 @@ impl HttpClient {
         let mut request = Request::new(Box::new(body));
         *request.method_mut() = outgoing.method();
         let mut headers = outgoing.headers(&self.headers);
-        // Over TLS a proxy has only its tunnel.
+        // Over TLS a proxy only has its tunnel.
         let proxy = self.proxy.as_ref().filter(|_| self.uri.scheme() == Some(&Scheme::HTTP));
         *request.uri_mut() = if version == Version::HTTP_2 {
             headers.remove(HOST);
@@ -315,17 +312,17 @@ fn head_bytes(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_OVERHEAD).sum()
 }
 
-/// What a failure means while nothing of the request has left.
+/// The fault of a failure before any byte of the request has left.
 fn fault_before(failure: &(dyn Error + 'static)) -> GatewayFault {
     let tls = causes(failure).any(|cause| cause.is::<rustls::Error>());
     let reason = if tls { Reason::UpstreamTls } else { Reason::UpstreamUnreachable };
     GatewayFault::new(reason, Executed::No)
 }
 
-/// What a failure means once the request may have arrived.
+/// The fault of a failure after the request may have arrived.
 ///
-/// With TLS 1.3 a client may send before the upstream has judged its certificate. An upstream that refuses the
-/// certificate has looked at nothing else (RFC 8446, 4.4.2.4), so nothing was run.
+/// With TLS 1.3 a client may send before the upstream has judged its certificate. An upstream that refuses the certificate has
+/// read nothing else (RFC 8446, 4.4.2.4), so nothing was run.
 fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
     if causes(failure).any(refuses_us) {
         return GatewayFault::new(Reason::UpstreamTls, Executed::No);
@@ -335,15 +332,15 @@ fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
     GatewayFault::new(reason, Executed::Unknown)
 }
 
-/// Whether the upstream ended the handshake because of the certificate that it was shown, or was not.
+/// Whether the upstream ended the handshake because of the client's certificate, or its absence.
 ///
-/// Told by its words: of what the socket reported, HTTP/2 keeps nothing else.
+/// Recognised by its text: HTTP/2 keeps nothing else of the socket's error.
 fn refuses_us(cause: &(dyn Error + 'static)) -> bool {
     let words = cause.to_string();
     REFUSALS.into_iter().any(|alert| rustls::Error::AlertReceived(alert).to_string() == words)
 }
 
-/// A body in one piece that tells when a connection takes it.
+/// A body in one piece that reports when a connection takes it.
 #[derive(Debug)]
 struct SinglePieceBody {
     data: Option<Bytes>,
@@ -357,7 +354,7 @@ impl Body for SinglePieceBody {
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let data = self.data.take();
         if data.is_some() {
-            // Set already where another connection took an earlier copy; both mean the same.
+            // It may be set already, if another connection took an earlier copy.
             let _ = self.handed_over.set(());
         }
         Poll::Ready(data.map(|data| Ok(Frame::data(data))))

@@ -1,9 +1,9 @@
-//! Speaks HTTP+SSE, the transport of 2024-11-05: a GET whose event stream is the session, and POSTs beside it.
+//! Implements HTTP+SSE, the transport of 2024-11-05: an event stream and POSTs beside it.
 //!
-//! The stream's first event names the address for the POSTs. It may be a path or a whole URL, and must lead to the
-//! origin that the configuration names: a server sends nobody's credentials elsewhere (U41). What a server says comes
-//! over the stream alone; what it answers a POST with only says whether it took the message. Nothing can be
-//! resumed: when the stream is over, so is the session.
+//! The GET's event stream is the session. Its first event names the address for the POSTs: a path or a whole URL, which must be
+//! of the configured origin, so that a server cannot send credentials elsewhere (U41). The server's messages come over the stream
+//! only; the response to a POST only says whether the message was accepted. Nothing can be resumed: the session ends with the
+//! stream.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -26,20 +26,20 @@ use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
 use crate::upstream::{ForwardedHeaders, TaskScope};
 use crate::wire::framing::SseEvent;
 
-/// Streams at one server, which are sessions.
+/// Most streams at one server; each is a session.
 pub(crate) const SESSIONS_MAX: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 /// How long a server may take to name the address for POSTs, connecting included.
 const ENDPOINT_WAIT: Duration = Duration::from_secs(10);
-/// Longest address that is looked at.
+/// Longest accepted address.
 const ENDPOINT_BYTES_MAX: usize = 8 * 1024;
-/// What is read of the answer to a POST, so that its connection can be used again, and for how long.
+/// Most bytes read from the response to a POST, so that its connection can be reused, and for how long.
 const REST_BYTES_MAX: usize = 64 * 1024;
 const REST_WAIT: Duration = Duration::from_secs(5);
-/// A server that cannot be reached is tried again as soon as over streamable HTTP.
+/// An unreachable server is tried again as soon as over streamable HTTP.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// Whether a server was last seen to speak HTTP+SSE: set by the first event of a stream, taken back when there is
-/// none to be had. Shared with whoever has another way to the same server.
+/// Whether a server was last seen to speak HTTP+SSE. Set by the first event of a stream, reset when opening one fails. Shared
+/// with other transports to the same server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SseDetected(Arc<AtomicBool>);
 
@@ -66,7 +66,7 @@ pub(crate) struct SseTransport {
 }
 
 impl SseTransport {
-    /// The way to the server at `url`, which is what `client` was made for.
+    /// The transport to the server at `url`, for which `client` was made.
     pub(crate) const fn new(
         name: Arc<str>,
         url: Url,
@@ -115,7 +115,7 @@ impl SseTransport {
         endpoint_of(&self.url, &event.data).map_err(|refusal| {
             let upstream = &self.name;
             match &refusal {
-                // Without path and query, which may be a secret.
+                // Without path and query, which may hold a secret.
                 EndpointError::Elsewhere(origin) => {
                     tracing::warn!(%upstream, origin, "the server's `endpoint` event names another origin; nothing is sent there");
                 }
@@ -145,7 +145,7 @@ impl MessageTransport for SseTransport {
     }
 }
 
-/// Why an `endpoint` event is of no use.
+/// Why an `endpoint` event is unusable.
 #[derive(Debug, PartialEq, Eq)]
 enum EndpointError {
     NoAddress,
@@ -162,7 +162,7 @@ impl EndpointError {
     }
 }
 
-/// The address for POSTs that an event names, seen from the stream's own.
+/// The address for POSTs in an event, resolved against the stream's own.
 fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, EndpointError> {
     let text = std::str::from_utf8(data).ok().filter(|text| (1..=ENDPOINT_BYTES_MAX).contains(&text.len()));
     let mut endpoint = text.and_then(|text| stream.join(text).ok()).ok_or(EndpointError::NoAddress)?;
@@ -179,7 +179,7 @@ fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, EndpointError> {
 struct SsePosts {
     client: Arc<HttpClient>,
     life: TaskScope,
-    /// Ends what is still on its way.
+    /// Ends the POSTs in progress.
     closing: CancellationToken,
 }
 
@@ -192,8 +192,8 @@ impl MessageSender for SsePosts {
             outgoing: outgoing.clone().without_session(),
             handed_over: Arc::clone(handed_over),
         };
-        // By itself, since a server may break off what it does for a POST whose connection is closed: whoever waits
-        // here may have heard of it over the stream, and be gone.
+        // In its own task, since a server may abort the work for a POST with a closed connection: the caller here may have
+        // received the response over the stream, and be gone.
         self.life.tracker.spawn(self.closing.clone().run_until_cancelled_owned(Box::pin(post.run(judge))));
         let closed = || {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
@@ -207,7 +207,7 @@ impl MessageSender for SsePosts {
     }
 }
 
-/// One of them.
+/// One POST.
 struct SsePost {
     client: Arc<HttpClient>,
     outgoing: OutgoingRequest,
@@ -221,7 +221,7 @@ impl SsePost {
             () = self.unwanted(&mut judge) => return,
         };
         if let Ok(response) = &answer {
-            // That a message is taken is no answer, and may be read after its stream has failed.
+            // Accepting a message is no response, and may be read after the stream has failed.
             self.client.note_failure(&self.outgoing, response);
         }
         let (verdict, rest) = match answer {
@@ -229,7 +229,7 @@ impl SsePost {
             Ok(response) => (Err(refused(&response)), None),
             Err(fault) => (Err(fault), None),
         };
-        // Whoever asked may be gone.
+        // The caller may be gone.
         let _ = judge.send(verdict);
         if let Some(body) = rest {
             let limits = ReadLimits { idle: Some(REST_WAIT), ..ReadLimits::of_bytes(REST_BYTES_MAX) };
@@ -237,7 +237,7 @@ impl SsePost {
         }
     }
 
-    /// Returns once nobody waits for a message of which nothing has left.
+    /// Returns once the caller is gone and no byte of the message has left.
     async fn unwanted(&self, judge: &mut oneshot::Sender<Result<(), GatewayFault>>) {
         judge.closed().await;
         if self.handed_over.initialized() {
@@ -246,14 +246,14 @@ impl SsePost {
     }
 }
 
-/// What it means that a server does not take a message. With a status that blames the message it did not look further.
+/// The fault of a refused message. With a status that blames the message the server did not process it.
 fn refused(response: &Response<PooledBody>) -> GatewayFault {
     let fault = reply::status_fault(response);
     let is_blamed = response.status().is_client_error() && response.status() != StatusCode::REQUEST_TIMEOUT;
     GatewayFault { executed: if is_blamed { Executed::No } else { fault.executed }, ..fault }
 }
 
-/// What the server says.
+/// Receives the server's messages.
 struct SseReceiver(EventStream);
 
 #[async_trait]

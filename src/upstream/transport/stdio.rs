@@ -1,8 +1,7 @@
-//! Starts servers that are programs, and speaks to them over standard input and output.
+//! Starts servers that are programs, and exchanges messages over standard input and output.
 //!
-//! The program runs under a [`supervisor`], which sees by its own standard input that the gateway
-//! is gone, however it went, and then stops the program's whole process group. So stopping is the same in all cases:
-//! close the standard input and wait.
+//! The program runs under a [`supervisor`], which detects by its own standard input that the gateway has ended, for any cause,
+//! and then stops the program's whole process group. So stopping is the same in all cases: close the standard input and wait.
 
 mod program;
 mod program_output;
@@ -36,53 +35,52 @@ pub use program::ProgramError;
 pub use program_output::LastLines;
 use program_output::ProgramOutputLog;
 
-/// Variables of the gateway's own that every program is given.
+/// The gateway's own variables that every program gets.
 const INHERITED: [&str; 3] = ["PATH", "HOME", "LANG"];
-/// Largest file that is a variable's value.
+/// Largest file with a variable's value.
 const SECRET_BYTES_MAX: usize = 64 * 1024;
 /// Messages that wait until the program reads them.
 const OUTGOING_MAX: usize = 64;
-/// Most that one read takes.
+/// Most bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
-/// How long the exit status may take once the program's input or output has ended: the supervisor first ends what the
-/// program has left behind, and may have to wait for a processor. Only a program that closes its output and lives on
-/// lets anybody wait so long.
+/// How long the exit status may take once the program's input or output has ended: the supervisor first kills orphans, and may
+/// have to wait for a processor. Only a program that closes its output and keeps running makes callers wait so long.
 const STATUS_MAX: Duration = Duration::from_secs(3);
-/// How long the end of the output may take once the status is known: what the program has left behind may hold it open.
+/// How long the end of the output may take once the status is known: orphans may hold it open.
 const OUTPUT_MAX: Duration = Duration::from_millis(500);
 /// How long a supervisor may take in all to stop its program.
 const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
 
-/// One program as an upstream, resolved.
+/// The resolved settings of one program as an upstream.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StdioUpstreamSettings {
     pub name: Arc<str>,
     /// Looked up in `PATH` unless it is a path.
     pub program: String,
     pub arguments: Vec<String>,
-    /// Besides `PATH`, `HOME` and `LANG` of the gateway's own. May hold secrets.
+    /// Besides the gateway's own `PATH`, `HOME` and `LANG`. May hold secrets.
     pub env: Vec<(String, String)>,
-    /// Variables whose values are files' contents, less a line break at the end; read at each start of a process.
+    /// Variables with values from files, without a final line break; read at each start of a process.
     pub env_files: Vec<(String, PathBuf)>,
-    /// Where it runs; the gateway's own folder by default.
+    /// Its working folder; the gateway's own by default.
     pub folder: Option<PathBuf>,
-    /// Processes at one time.
+    /// Most processes at one time.
     pub processes_max: u32,
     /// Limits of each process; the gateway's own by default.
     pub descriptors_max: Option<u32>,
     pub memory_bytes_max: Option<usize>,
     /// Longest line, which is the largest message.
     pub line_bytes_max: usize,
-    /// A fixed version towards this upstream; `None` negotiates.
+    /// A fixed version for this upstream; `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
-    /// Calls that have a process of their own.
+    /// Calls with their own process.
     pub apart: DedicatedProcessRules,
-    /// Why the configuration does not say how the program is started.
+    /// Why the configuration does not define how the program is started.
     pub unusable: Option<Arc<str>>,
 }
 
 impl StdioUpstreamSettings {
-    /// The places of its processes.
+    /// The permits of its processes.
     #[must_use]
     pub fn process_permits(&self) -> CallPermitSettings {
         let max = usize::try_from(self.processes_max).unwrap_or(usize::MAX);
@@ -94,7 +92,7 @@ impl StdioUpstreamSettings {
 }
 
 impl std::fmt::Debug for StdioUpstreamSettings {
-    /// Names the variables and keeps their values to itself, and the arguments.
+    /// Prints the variables' names, neither their values nor the arguments.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<_> = self.env.iter().map(|(name, _)| name).collect();
         f.debug_struct("StdioUpstreamSettings")
@@ -115,7 +113,7 @@ pub(crate) struct StdioTransport {
 }
 
 impl StdioTransport {
-    /// `output` keeps what processes write to their standard error, where somebody wants it.
+    /// `output` keeps the processes' standard error, if it is wanted.
     pub(crate) const fn new(
         settings: StdioUpstreamSettings,
         health: Arc<UpstreamHealth>,
@@ -125,7 +123,7 @@ impl StdioTransport {
         Self { settings, health, life, output }
     }
 
-    /// The variables whose values are files' contents, read where they hold up nobody.
+    /// The variables with values from files, read without blocking the runtime.
     async fn secrets(&self) -> std::io::Result<Vec<(String, String)>> {
         let files = self.settings.env_files.clone();
         if files.is_empty() {
@@ -160,23 +158,23 @@ impl StdioTransport {
             command.current_dir(folder);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own: what is typed at the gateway's terminal is for the gateway.
+        // Its own group: signals of the gateway's terminal are for the gateway.
         command.process_group(0);
         Ok(command)
     }
 }
 
-/// What a variable is given that is kept in a file, less a line break at the end.
+/// The value of a variable from a file, without a final line break.
 ///
 /// # Errors
-/// If the file is not its owner's alone, is no text, or is larger than 64 KiB (B168).
+/// If other users than the owner may read the file, or it is no text, or larger than 64 KiB (B168).
 pub fn read_secret(file: &Path) -> Result<String, VariableFileError> {
     let held = secret_file::read(file, "value", SECRET_BYTES_MAX)?;
     let text = String::from_utf8(held).ok().filter(|text| !text.contains('\0')).ok_or(VariableFileError::Content)?;
     Ok(text.trim_end_matches(['\n', '\r']).to_owned())
 }
 
-/// Why a file is no variable's value. Never shows what it holds.
+/// Why a file is unusable as a variable's value. Never prints its content.
 #[derive(Debug, thiserror::Error)]
 pub enum VariableFileError {
     #[error(transparent)]
@@ -224,7 +222,7 @@ impl MessageTransport for StdioTransport {
     }
 }
 
-/// One process, from here.
+/// The gateway's side of one process.
 #[derive(Debug)]
 struct ServerProcess {
     outgoing: mpsc::Sender<QueuedMessage>,
@@ -232,9 +230,9 @@ struct ServerProcess {
     closing: CancellationToken,
     /// Set once the process is reaped; `None` inside if its status is unknown.
     exit: SetOnce<Option<ProcessExit>>,
-    /// Until when that is waited for, once its input or its output has ended.
+    /// The time limit for that wait, once its input or its output has ended.
     given_up: OnceLock<Instant>,
-    /// What is still said is not the program's any more.
+    /// Further output is not the program's any more.
     silent: CancellationToken,
 }
 
@@ -246,8 +244,8 @@ struct QueuedMessage {
 }
 
 impl ServerProcess {
-    /// What calls are told of its end, once its input or its output has shown that: how it ended, as soon as that is
-    /// known. Bounded in time from when it is asked first; cancel safe.
+    /// The fault for calls after the end of its input or output: with its exit status, once that is known. Bounded in time from
+    /// the first call; cancel safe.
     async fn ended(&self) -> GatewayFault {
         let until = *self.given_up.get_or_init(|| Instant::now() + STATUS_MAX);
         let exit = tokio::time::timeout_at(until, self.exit.wait()).await;
@@ -262,7 +260,7 @@ impl MessageSender for ServerProcess {
         let (written, done) = oneshot::channel();
         let message = outgoing.body().cloned().unwrap_or_default();
         let queued = QueuedMessage { message, handed_over: Arc::clone(handed_over), written };
-        // What it would do once its output has ended nobody hears.
+        // After the end of its output the program's responses would be lost.
         let is_taken = self.given_up.get().is_none();
         if is_taken && self.outgoing.send(queued).await.is_ok() && done.await.is_ok() {
             return Ok(());
@@ -278,21 +276,21 @@ impl MessageSender for ServerProcess {
 }
 
 impl Drop for StdoutReceiver {
-    /// Nobody hears the process any more.
+    /// The process has no reader any more.
     fn drop(&mut self) {
         self.process.closing.cancel();
     }
 }
 
-/// Writes messages, each on a line of its own, until the process takes no more.
+/// Writes messages, one line each, until the process takes no more.
 async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, closing: CancellationToken) {
     let writing = async {
         while let Some(QueuedMessage { message, handed_over, written }) = queue.recv().await {
-            // Nobody waits for it any more, and nothing of it is written.
+            // Its caller is gone, and no byte of it is written.
             if written.is_closed() {
                 continue;
             }
-            // May be set already, by an attempt before this one.
+            // May be set already, by an earlier attempt.
             let _ = handed_over.set(());
             if stdin.write_all(&line_of(&message)).await.is_err() || stdin.flush().await.is_err() {
                 return;
@@ -304,7 +302,7 @@ async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, 
     closing.cancel();
 }
 
-/// A message as one line. Line breaks in JSON stand between its parts only, where a blank says the same.
+/// A message as one line. Line breaks in JSON are whitespace, so a blank is equivalent.
 fn line_of(message: &Bytes) -> Vec<u8> {
     let mut line = Vec::with_capacity(message.len() + 1);
     line.extend(message.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
@@ -312,7 +310,7 @@ fn line_of(message: &Bytes) -> Vec<u8> {
     line
 }
 
-/// Waits for the end of a process, however it comes, and reaps it.
+/// Waits for the end of a process, for any cause, and reaps it.
 async fn keep(mut child: Child, process: Arc<ServerProcess>) {
     let by_itself = tokio::select! {
         status = child.wait() => Some(status),
@@ -323,7 +321,7 @@ async fn keep(mut child: Child, process: Arc<ServerProcess>) {
         None => match tokio::time::timeout(STOP_MAX, child.wait()).await {
             Ok(status) => status,
             Err(_) => {
-                // The supervisor hangs, which nothing but this ends.
+                // The supervisor hangs, so it is killed.
                 let _ = child.start_kill();
                 child.wait().await
             }
@@ -340,7 +338,7 @@ fn exit_of(status: ExitStatus) -> Option<ProcessExit> {
     status.code().map(ProcessExit::Code).or_else(|| status.signal().map(ProcessExit::Signal))
 }
 
-/// What a process says on its standard output.
+/// Receives a process's standard output.
 struct StdoutReceiver {
     stdout: ChildStdout,
     decoder: LineDecoder,
@@ -355,7 +353,7 @@ impl MessageReceiver for StdoutReceiver {
     async fn next(&mut self) -> Result<Bytes, GatewayFault> {
         loop {
             for line in self.ready.by_ref() {
-                // With a mark of its encoding it is none that can be read, but an answer to somebody.
+                // A message with a byte order mark is unreadable, but a response to some request.
                 let text = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line);
                 match text.trim_ascii_start().first() {
                     Some(b'{' | b'[') => return Ok(line),
@@ -369,7 +367,7 @@ impl MessageReceiver for StdoutReceiver {
             }
             match self.decoder.feed(&self.buffer) {
                 Ok(lines) => self.ready = lines.into_iter(),
-                // Whose answer it was is not known, and other calls end with it.
+                // Its request is unknown, and other calls end with it.
                 Err(_) => return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Unknown)),
             }
         }
@@ -381,18 +379,17 @@ mod tests {
     use super::*;
     use crate::upstream::outgoing::SessionHeaders;
 
-    /// How late a supervisor is that gets no processor for a while.
+    /// The delay of a supervisor that gets no processor for a while.
     const LATE: Duration = Duration::from_secs(2);
 
-    /// One that takes no more messages, and has not been reaped.
+    /// A process that takes no more messages, and has not been reaped.
     fn unreachable_process() -> ServerProcess {
         let ((outgoing, _), exit) = (mpsc::channel(1), SetOnce::new());
         let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
         ServerProcess { outgoing, closing, exit, given_up: OnceLock::new(), silent }
     }
 
-    /// Whatever tells of the end first: a supervisor may have to end what the program has left behind, and to wait for
-    /// its turn.
+    /// For every sign of the end: a supervisor may have to kill orphans, and to wait for a processor.
     #[tokio::test(start_paused = true)]
     async fn f45_a_supervisor_that_is_late_still_says_how_its_program_ended() {
         let process = unreachable_process();

@@ -18,23 +18,23 @@ use super::BoxError;
 use super::proxy::{Proxy, RouteConnector};
 use crate::tls::provider;
 
-/// Dead peers are found by this, by TCP and over HTTP/2, since silence is normal for a running call.
+/// TCP and HTTP/2 find dead peers by this, since silence is normal for a running call.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
-/// A connection, with TLS where the address says so. Boxed: TLS is large, and over HTTP/2 hyper gives each request a future
-/// that has room for the connection.
+/// A connection, with TLS if the address says so. Boxed: TLS is large, and over HTTP/2 hyper gives each request a future with
+/// room for the connection.
 pub(super) type Stream = Box<MaybeHttpsStream<TokioIo<TcpStream>>>;
 
-/// Whom `https` trusts, and as whom it comes. The default trusts the system's roots and comes as nobody.
+/// The trusted roots and the client certificate of `https`. By default the system's roots and no certificate.
 #[derive(Debug, Default)]
 pub(crate) struct ClientTls {
     /// Trusted instead of the system's roots.
     pub(crate) roots: Option<RootCertStore>,
-    /// Shown to upstreams that ask for a certificate.
+    /// Sent to upstreams that ask for a certificate.
     pub(crate) identity: Option<Arc<CertifiedKey>>,
 }
 
-/// The way to one server.
+/// Connects to one server.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     inner: HttpsConnector<RouteConnector>,
@@ -42,7 +42,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// The way to the server of an address, through a proxy where there is one.
+    /// A connector to an address, through a proxy if there is one.
     ///
     /// # Errors
     /// If the system's trusted roots cannot be used.
@@ -59,13 +59,13 @@ impl Connector {
         Ok(Self { inner, to })
     }
 
-    /// A new connection. Dropping the future gives it up.
+    /// A new connection. Dropping the future abandons it.
     pub(super) async fn connect(&self) -> Result<Stream, BoxError> {
         self.inner.clone().oneshot(self.to.clone()).await.map(Box::new)
     }
 }
 
-/// TLS for one address. Plain `http` needs no trust, so that a machine without certificates can serve it.
+/// TLS for one address. Plain `http` needs no trusted roots, so that a machine without certificates can serve it.
 fn tls_config(to: &Uri, tls: ClientTls) -> Result<rustls::ClientConfig, rustls::Error> {
     let builder = rustls::ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     let builder = match tls.roots {

@@ -1,8 +1,7 @@
-//! Keeps connections to one upstream for its next requests: those of HTTP/1.1, each for one request at a time, and one of
-//! HTTP/2 for all.
+//! Pools connections to one upstream: HTTP/1.1 for one request each, one HTTP/2 for all.
 //!
-//! Knows nothing of what is sent. A request waits for a connection of its own, and for one that comes back meanwhile: the
-//! first is taken. A new connection that nobody waits for any more is kept.
+//! Knows nothing of the requests' contents. A request waits both for a new connection and for one that is returned, and takes the
+//! first. A new connection that is no longer needed is kept.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,21 +24,21 @@ use super::connector::{Connector, KEEP_ALIVE, Stream};
 use super::{BoxError, SinglePieceBody};
 use crate::upstream::answer_body::{AnswerBody, AnswerReporter};
 
-/// Most interim answers to one request (U13).
+/// Most interim responses to one request (U13).
 const INTERIM_MAX: usize = 16;
-/// Most that one read takes from a connection: fewer reads, and fewer wake-ups, for large answers. A connection
-/// begins with 8 KiB and grows with what comes. hyper bounds heads by the same number, so theirs is checked again.
+/// Largest read from a connection: fewer reads, and fewer wake-ups, for large responses. A connection begins with 8 KiB and grows
+/// as needed. hyper bounds heads by the same number, so heads are checked again.
 const READ_BYTES_MAX: usize = 256 * 1024;
-/// How long a connection is kept for the next request. Node closes idle ones after five seconds, and whether
-/// a call that meets such a close has run nobody can tell.
+/// How long an idle connection is kept. Node closes idle ones after five seconds, and it is unknowable whether a call that meets
+/// such a close has run.
 pub(super) const IDLE_MAX: Duration = Duration::from_secs(4);
 
-/// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
+/// Boxed: a connection has a queue with room for 32 requests, although few are used.
 type RequestBody = Box<SinglePieceBody>;
 type Http1Sender = http1::SendRequest<RequestBody>;
 type Http2Sender = http2::SendRequest<RequestBody>;
 
-/// Why a request has no answer.
+/// Why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SendError {
     #[error("there is no connection")]
@@ -57,26 +56,25 @@ pub(super) struct ConnectionPool(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     connector: Connector,
-    /// How long it may take until a connection can be used.
+    /// How long opening a connection may take.
     connect_max: Duration,
     http1: http1::Builder,
     http2: http2::Builder<TokioExecutor>,
     kept: Mutex<Kept>,
-    /// Tells of a connection that was put among the kept ones.
+    /// Signals that a connection was returned.
     came: Notify,
-    /// Whether the upstream agreed on HTTP/2 when it was asked last. Then its next connection is made once for all who
-    /// wait: by whoever has `turn`.
+    /// Whether the upstream last agreed on HTTP/2. Then the holder of `turn` opens its next connection for all waiting requests.
     is_http2: AtomicBool,
     turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// Those that nobody uses, the one that was used last at the end.
+    /// The idle ones, least recently used first.
     idle: Vec<Idle>,
-    /// The one that all use.
+    /// The connection that all requests share.
     http2: Option<Http2Connection>,
-    /// Whether a tokio task ends those that were kept too long.
+    /// Whether a tokio task closes expired connections.
     is_swept: bool,
 }
 
@@ -88,9 +86,9 @@ struct Idle {
 
 /// A connection for one request.
 enum Leased {
-    /// With its tokio task where that is not begun: it begins when it has a request, which is told whatever becomes of it.
+    /// With its driver if that has not started: it starts with a request, so that the request always learns its outcome.
     Http1(Http1Connection, Option<Box<Http1Driver>>),
-    /// The one for all, and whether somebody used it before.
+    /// The shared one, and whether it was used before.
     Http2(Http2Sender, Http2Lease, bool),
 }
 
@@ -109,11 +107,11 @@ struct Http2Connection {
     usage: Arc<Mutex<Http2Usage>>,
 }
 
-/// Who uses a connection of HTTP/2.
+/// The use of an HTTP/2 connection.
 #[derive(Debug)]
 struct Http2Usage {
     requests: usize,
-    /// When the last one ended or began.
+    /// When the last request ended or began.
     since: Instant,
 }
 
@@ -126,14 +124,14 @@ impl Http2Connection {
         Leased::Http2(self.sender.clone(), Http2Lease::new(&self.usage), is_reused)
     }
 
-    /// Since when nobody uses it.
+    /// Since when it has been idle.
     fn idle_since(&self) -> Instant {
         let usage = self.usage.lock();
         if usage.requests == 0 { usage.since } else { Instant::now() }
     }
 }
 
-/// One request on a connection of HTTP/2, until its answer has come whole or is not wanted any more.
+/// One request on an HTTP/2 connection, until its response is complete or dropped.
 #[derive(Debug)]
 struct Http2Lease(Arc<Mutex<Http2Usage>>);
 
@@ -152,7 +150,7 @@ impl Drop for Http2Lease {
     }
 }
 
-/// The body of an answer as it comes. One of HTTP/2 keeps its connection among those that are used.
+/// A response's body as it comes. Over HTTP/2 it keeps its connection in use.
 #[derive(Debug)]
 pub(crate) struct PooledBody {
     incoming: Incoming,
@@ -160,7 +158,7 @@ pub(crate) struct PooledBody {
 }
 
 impl PooledBody {
-    /// The same as the body of an answer, which reports what it says of the upstream.
+    /// The body as a response's body, which updates the upstream's health.
     pub(crate) fn reporting_to(self, reporter: Option<AnswerReporter>) -> AnswerBody {
         let body = AnswerBody::Http(self.incoming, reporter);
         match self.lease {
@@ -193,12 +191,12 @@ struct Http1Connection {
     state: Arc<Http1State>,
 }
 
-/// What the tokio task of a connection shares with whoever uses the connection.
+/// State shared by a connection's driver and its user.
 #[derive(Debug, Default)]
 struct Http1State {
-    /// The way to the connection while the rest of an answer comes.
+    /// The sender while the rest of a response comes.
     parked: Mutex<Option<Http1Sender>>,
-    /// Interim answers (1xx) to the request under way.
+    /// Interim responses (1xx) to the current request.
     interim: AtomicUsize,
 }
 
@@ -209,7 +207,7 @@ impl Http1State {
 }
 
 impl ConnectionPool {
-    /// A pool without connections. `head_bytes_max` bounds a header block of HTTP/2.
+    /// A pool without connections. `head_bytes_max` limits a header block of HTTP/2.
     pub(super) fn new(connector: Connector, connect_max: Duration, head_bytes_max: usize) -> Self {
         let mut http1 = http1::Builder::new();
         http1.max_buf_size(READ_BYTES_MAX);
@@ -231,11 +229,11 @@ impl ConnectionPool {
         }))
     }
 
-    /// Sends what `request` makes for the version of a connection, and waits for the head of the answer. What a kept
-    /// connection had not begun when it ended goes to another. Dropping the future drops the request wherever it is.
+    /// Sends the request that `request` builds for a connection's version, and waits for the response's head. A request that a
+    /// kept connection had not begun goes to another one. Dropping the future drops the request.
     ///
     /// # Errors
-    /// If there is no connection, or no answer.
+    /// If there is no connection, or no response.
     pub(super) async fn send(
         &self,
         request: impl Fn(Version) -> Request<RequestBody>,
@@ -276,7 +274,7 @@ impl ConnectionPool {
 }
 
 impl Http1State {
-    /// The same request, with its interim answers counted.
+    /// The same request, with its interim responses counted.
     fn counting(self: &Arc<Self>, mut request: Request<RequestBody>) -> Request<RequestBody> {
         self.interim.store(0, Ordering::Relaxed);
         let state = Arc::clone(self);
@@ -288,7 +286,7 @@ impl Http1State {
 }
 
 impl Shared {
-    /// A kept connection that can be used now.
+    /// A kept connection that is ready.
     fn take(&self) -> Option<Leased> {
         let mut kept = self.kept.lock();
         if let Some(connection) = &kept.http2 {
@@ -305,7 +303,7 @@ impl Shared {
         None
     }
 
-    /// Waits for a connection that comes back, and for a new one.
+    /// Waits for a returned connection, or for a new one.
     async fn come_or_made(self: &Arc<Self>) -> Result<Leased, BoxError> {
         let mut making = Box::pin(Arc::clone(self).make());
         loop {
@@ -319,7 +317,7 @@ impl Shared {
             if matches!(leased, Leased::Http1(..)) {
                 TokioExecutor::new().execute(async move {
                     if let Ok(Leased::Http1(connection, Some(driver))) = making.await {
-                        // It is kept as soon as it can be used.
+                        // It is kept as soon as it is ready.
                         *connection.state.parked.lock() = Some(connection.sender);
                         TokioExecutor::new().execute(driver);
                     }
@@ -329,7 +327,7 @@ impl Shared {
         }
     }
 
-    /// Makes a connection, all within its limit of time.
+    /// Opens a connection, within its time limit.
     async fn make(self: Arc<Self>) -> Result<Leased, BoxError> {
         let making = async {
             let mut turn = None;
@@ -338,7 +336,7 @@ impl Shared {
                 if let Some(kept) = self.take() {
                     return Ok(kept);
                 }
-                // Whoever had it before may have met HTTP/1.1.
+                // The previous holder may have met HTTP/1.1.
                 turn = self.is_http2.load(Ordering::Relaxed).then_some(held);
             }
             let stream = self.connector.connect().await?;
@@ -363,7 +361,7 @@ impl Shared {
         let leased;
         {
             let mut kept = self.kept.lock();
-            // Where somebody else was first, all share that one.
+            // If another request was first, all share its connection.
             if let Some(first) = kept.http2.as_ref().filter(|first| first.sender.is_ready()) {
                 return Ok(first.lease(true));
             }
@@ -381,7 +379,7 @@ impl Shared {
         Ok(leased)
     }
 
-    /// Takes a connection back whose answer has begun: at once where that has come already.
+    /// Returns a connection after its response has begun: at once if the response is complete.
     fn give_back(self: &Arc<Self>, connection: Http1Connection) {
         let state = Arc::clone(&connection.state);
         let mut parked = state.parked.lock();
@@ -389,7 +387,7 @@ impl Shared {
             drop(parked);
             self.keep(connection);
         } else {
-            // Whatever makes it ready happens while its task is polled, which looks here afterwards.
+            // It becomes ready only while its driver is polled, which looks here afterwards.
             *parked = Some(connection.sender);
         }
     }
@@ -409,7 +407,7 @@ impl Shared {
     }
 }
 
-/// Ends connections that were kept too long, until none is kept.
+/// Closes expired connections, until none is kept.
 async fn sweep(shared: Weak<Shared>) {
     let mut until = Instant::now() + IDLE_MAX;
     loop {
@@ -430,7 +428,7 @@ async fn sweep(shared: Weak<Shared>) {
     }
 }
 
-/// Runs a connection of HTTP/1.1 until it ends, and keeps it when an answer has come whole.
+/// Runs an HTTP/1.1 connection until it ends, and keeps it after a complete response.
 struct Http1Driver {
     connection: http1::Connection<Stream, RequestBody>,
     state: Arc<Http1State>,

@@ -1,7 +1,7 @@
-//! Decides which proxy the requests to one server go through, and opens connections through it.
+//! Chooses the proxy for requests to one server, and connects through it.
 //!
-//! A request to an `https` server goes through a tunnel (CONNECT), of which the proxy sees the host alone. A request to an
-//! `http` server names its whole address to the proxy.
+//! A request to an `https` server goes through a tunnel (CONNECT), of which the proxy sees the host alone. A request to an `http`
+//! server names its whole address to the proxy.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ pub enum ProxySettings {
     #[default]
     Environment,
     Direct,
-    /// An `http` address without credentials; those are in the file, as `user:password`.
+    /// An `http` address without credentials; the file holds them as `user:password`.
     At {
         url: Url,
         credentials_file: Option<PathBuf>,
@@ -44,10 +44,10 @@ pub enum ProxySettings {
 }
 
 impl ProxySettings {
-    /// Reads the file that they name, if they name one.
+    /// Reads their credentials file, if they have one.
     ///
     /// # Errors
-    /// If it holds no credentials, or others than its owner may use it.
+    /// If it holds no credentials, or other users than its owner may read it.
     pub fn check(&self) -> Result<(), ProxyError> {
         match self {
             Self::At { credentials_file: Some(file), .. } => read_credentials(file.clone()).map(drop),
@@ -56,7 +56,7 @@ impl ProxySettings {
     }
 }
 
-/// Why it is not known which proxy to use. Shows no credential.
+/// Why the proxy is unknown. Prints no credential.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
     #[error("{variable} is no proxy that can be used; write http://HOST:PORT, or `proxy = \"none\"` for this server")]
@@ -80,7 +80,7 @@ enum TunnelError {
     NotATunnel,
 }
 
-/// The variables of the environment that name proxies, as they are written.
+/// The environment's proxy variables, as they are written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ProxyVariables {
     http: Option<String>,
@@ -89,8 +89,7 @@ pub(super) struct ProxyVariables {
 }
 
 impl ProxyVariables {
-    /// Reads them by `variable`; of two spellings the one in small letters counts. In a CGI program `HTTP_PROXY` is a header of
-    /// the client's.
+    /// Reads them by `variable`; of two spellings the lower-case one counts. In a CGI program `HTTP_PROXY` is a client's header.
     fn read(variable: impl Fn(&str) -> Option<String>) -> Self {
         let variable = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let either = |small: &str, large: &str| variable(small).or_else(|| variable(large));
@@ -101,7 +100,7 @@ impl ProxyVariables {
         Self { http, https: either("https_proxy", "HTTPS_PROXY"), no: either("no_proxy", "NO_PROXY") }
     }
 
-    /// The proxy for an address. A server on this machine has none: a proxy elsewhere would look for it on its own.
+    /// The proxy for an address. A server on this machine has none: a remote proxy would look for it on its own machine.
     fn proxy_for(&self, to: &Url) -> Result<Option<Proxy>, ProxyError> {
         let (variable, written) = match to.scheme() {
             "https" => ("HTTPS_PROXY", &self.https),
@@ -159,7 +158,7 @@ fn basic(credentials: &[u8]) -> Option<HeaderValue> {
 /// The credentials that are part of an address.
 fn own_credentials(url: &Url) -> Option<HeaderValue> {
     let decoded = |text: &str| {
-        // Forms write two characters in another way than addresses do.
+        // Forms write two characters differently from addresses.
         let text = text.replace('+', "%2B").replace('&', "%26");
         form_urlencoded::parse(format!("={text}").as_bytes()).map(|(_, value)| value.into_owned()).collect::<String>()
     };
@@ -191,7 +190,7 @@ fn is_this_machine(to: &Url) -> bool {
     }
 }
 
-/// Whether `NO_PROXY` names an address: by `*`, a host, a domain above it, an IP address, a network, each with a port or not.
+/// Whether `NO_PROXY` names an address: by `*`, a host, a parent domain, an IP address, a network, each with a port or not.
 fn is_excepted(no: &str, to: &Url) -> bool {
     let Some(host) = to.host() else { return false };
     let port = to.port_or_known_default();
@@ -215,16 +214,16 @@ fn is_excepted(no: &str, to: &Url) -> bool {
     })
 }
 
-/// An entry without the port that it may name, and whether that is this one.
+/// An entry without its port, and whether that port matches.
 fn without_port(entry: &str, port: Option<u16>) -> (&str, bool) {
     match entry.rsplit_once(':') {
-        // An IPv6 address has its port behind a bracket.
+        // An IPv6 address has its port after a bracket.
         Some((host, digits)) if !host.contains(':') || host.ends_with(']') => (host, digits.parse().ok() == port),
         Some(_) | None => (entry, true),
     }
 }
 
-/// Whether an entry is this address, or a network that has it.
+/// Whether an entry is this address, or a network that contains it.
 fn is_in(entry: &str, address: IpAddr) -> bool {
     let (first, length) = entry.split_once('/').map_or((entry, None), |(first, length)| (first, Some(length)));
     let (Ok(first), bits) = (first.parse::<IpAddr>(), if address.is_ipv4() { 32 } else { 128 }) else { return false };
@@ -241,7 +240,7 @@ fn is_in(entry: &str, address: IpAddr) -> bool {
     first.to_canonical().is_ipv4() == address.is_ipv4() && differ.checked_shr(bits - length).unwrap_or(0) == 0
 }
 
-/// Opens connections to a server, or to the proxy in front of it.
+/// Opens connections to a server, or to the proxy before it.
 #[derive(Clone, Debug)]
 pub(super) struct RouteConnector {
     pub(super) direct: HttpConnector,
@@ -268,7 +267,7 @@ impl Service<Uri> for RouteConnector {
     }
 }
 
-/// Has the proxy connect to the server, and returns the connection.
+/// Opens a tunnel to the server through the proxy.
 async fn tunnel(stream: TokioIo<TcpStream>, to: &Uri, proxy: &Proxy) -> Result<TokioIo<TcpStream>, BoxError> {
     let (mut sender, connection) = http1::handshake(stream).await?;
     let authority = format!("{}:{}", to.host().unwrap_or_default(), to.port_u16().unwrap_or(443));
@@ -289,11 +288,11 @@ async fn tunnel(stream: TokioIo<TcpStream>, to: &Uri, proxy: &Proxy) -> Result<T
     });
     let upgraded = match select(asking, connection.with_upgrades()).await {
         Either::Left((upgraded, _)) => upgraded?,
-        // It ends once its stream is handed over, or with an error that the request has, too.
+        // The connection's future ends once its stream is handed over, or with an error that the request has, too.
         Either::Right((_, asking)) => asking.await?,
     };
     let parts = upgraded.downcast::<TokioIo<TcpStream>>().map_err(|_| TunnelError::NotATunnel)?;
-    // In TLS it is the client that speaks first.
+    // In TLS the client sends first.
     if parts.read_buf.is_empty() { Ok(parts.io) } else { Err(TunnelError::NotATunnel.into()) }
 }
 
@@ -379,7 +378,7 @@ mod tests {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
             let url = "http://proxy:1".parse().unwrap();
             let settings = ProxySettings::At { url, credentials_file: Some(path.clone()) };
-            // A server on this machine, too: the operator says so.
+            // Even a server on this machine: the operator configured it.
             let found = Proxy::of(&settings, &"http://localhost/".parse().unwrap());
             let shown = format!("{found:?}");
             assert!(!shown.contains("s3cr3t") && !shown.contains(&BASE64_STANDARD.encode("user:s3cr3t")), "{shown}");

@@ -21,7 +21,7 @@ use crate::upstream::outgoing::SessionHeaders;
 
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
-/// A private authority and the TLS settings of a server that it vouches for under one name.
+/// A private authority, and the TLS settings of a server that it certifies under one name.
 fn vouched_for(name: &str) -> (CertificateDer<'static>, rustls::ServerConfig) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -40,7 +40,7 @@ fn vouched_for(name: &str) -> (CertificateDer<'static>, rustls::ServerConfig) {
     (authority.der().clone(), config)
 }
 
-/// Serves empty answers over TLS until the tracker's tasks go with the runtime.
+/// Serves empty responses over TLS until the runtime ends.
 async fn serve(config: rustls::ServerConfig) -> url::Url {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://localhost:{}/mcp", listener.local_addr().unwrap().port()).parse().unwrap();
@@ -97,7 +97,7 @@ async fn a_peer_that_is_silent_before_the_connection_is_there_is_unreachable() {
     let (authority, _) = vouched_for("localhost");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://localhost:{}/mcp", listener.local_addr().unwrap().port()).parse().unwrap();
-    // So long that no pause of the machine is taken for a second try.
+    // So long that a slow machine does not look like a second try.
     let connect_max = 5 * CONNECT_MAX;
     let began = tokio::time::Instant::now();
     let fault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
@@ -105,7 +105,7 @@ async fn a_peer_that_is_silent_before_the_connection_is_there_is_unreachable() {
     assert!(began.elapsed() < 2 * connect_max, "the limit holds for all tries together");
 }
 
-/// F27: a port whose queue is full answers no packet any more, as a black hole does.
+/// F27: a port with a full queue answers no packet, as a black hole does.
 #[tokio::test]
 async fn f27_a_connection_that_nobody_answers_ends_at_its_limit_and_nothing_was_sent() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();

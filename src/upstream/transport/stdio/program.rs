@@ -1,4 +1,4 @@
-//! Finds out whether a program is there to be started. Starts nothing.
+//! Checks whether a program exists and may be started, without starting it.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::StdioUpstreamSettings;
 
-/// The bits of a mode that let somebody run a file.
+/// The permission bits to execute a file.
 const MAY_RUN: u32 = 0o111;
 const PATH: &str = "PATH";
 
@@ -29,11 +29,11 @@ pub enum ProgramError {
 }
 
 impl StdioUpstreamSettings {
-    /// Looks for the program as it would be looked for now: in `PATH`, which may be among the variables, unless it is a
-    /// path, and then from the folder that it runs in.
+    /// Finds the program as a start would: in `PATH`, which may be among the variables, unless it is a path, and then from its
+    /// working folder.
     ///
     /// # Errors
-    /// If a start would fail for want of it, or of its folder. A start may fail for other reasons.
+    /// If a start would fail because it, or its folder, is missing. A start may fail for other reasons.
     pub fn find_program(&self) -> Result<PathBuf, ProgramError> {
         if let Some(why) = &self.unusable {
             return Err(ProgramError::Unusable { why: Arc::clone(why) });

@@ -1,6 +1,6 @@
-//! Logs what a program says that is no message: its standard error, and stray lines on its standard output.
+//! Logs a program's standard error, and lines of its standard output that are no messages.
 //!
-//! It goes to the log within bounds: so many lines a second, so many bytes of each. The rest is counted.
+//! Lines per second and bytes per line are limited. Lines beyond are counted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,17 +12,16 @@ use tokio::time::Instant;
 
 use crate::metric;
 
-/// Longest line that is logged; the rest of it is left out.
+/// Longest line that is logged; the rest of it is cut off.
 const LINE_BYTES_MAX: usize = 1024;
 /// Lines at once, and lines a second after that.
 const LINES_BURST: f64 = 100.0;
 const LINES_PER_SECOND: f64 = 20.0;
 const READ_BYTES: usize = 8 * 1024;
-/// Lines of standard error that are kept for whoever started the program by hand.
+/// Lines of standard error that are kept for a program started by hand.
 const LAST_MAX: usize = 10;
 
-/// The last lines that a program wrote to its standard error: for the person who runs it, and for no log, since they may
-/// hold what it was called with.
+/// The last lines of a program's standard error. For the person who runs it, never for a log, since they may hold its arguments.
 #[derive(Debug, Default)]
 pub struct LastLines(Mutex<VecDeque<String>>);
 
@@ -35,14 +34,14 @@ impl LastLines {
         lines.push_back(line);
     }
 
-    /// The lines, without control characters and each of a bounded length.
+    /// The lines, without control characters and of limited length.
     #[must_use]
     pub fn all(&self) -> Vec<String> {
         self.0.lock().iter().cloned().collect()
     }
 }
 
-/// The noise of one process.
+/// Logs the stray output of one process.
 #[derive(Debug)]
 pub(super) struct ProgramOutputLog {
     upstream: Arc<str>,
@@ -71,7 +70,7 @@ impl ProgramOutputLog {
         }
     }
 
-    /// Takes a line of standard error. Programs write there what they were called with: it is for those who look for it.
+    /// Takes a line of standard error. Programs may write their arguments there, so it is logged at a lower level.
     fn said(&self, line: &[u8]) {
         if let Some(last) = &self.last {
             last.keep(shown(line));
@@ -104,13 +103,13 @@ impl ProgramOutputLog {
     }
 }
 
-/// A line as it may stand in a log: its beginning, without control characters.
+/// The beginning of a line, without control characters, for a log.
 fn shown(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&line[..line.len().min(LINE_BYTES_MAX)]);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Reads a standard error to its end: a program that nobody reads would stop at a full pipe.
+/// Reads a standard error to its end: a program without a reader would block on a full pipe.
 pub(super) async fn log(mut stderr: ChildStderr, noise: Arc<ProgramOutputLog>) {
     let mut buffer = vec![0; READ_BYTES];
     let mut line = Vec::new();

@@ -1,4 +1,4 @@
-//! Requests that go through a proxy, which alone knows the servers' names.
+//! Requests through a proxy that alone knows the servers' names.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,16 +10,16 @@ use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, Buf
 
 use super::*;
 
-/// What the proxy does with a request.
+/// The proxy's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProxyManner {
-    /// Makes the server at this port answer for every name.
+    /// Connects every name to the server at this port.
     Serves(u16),
     Refuses(u16),
     Silent,
 }
 
-/// A proxy that records the heads of the requests that it is sent.
+/// A proxy that records the heads of its requests.
 async fn proxy(manner: ProxyManner) -> (url::Url, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
@@ -37,7 +37,7 @@ async fn proxy(manner: ProxyManner) -> (url::Url, Arc<Mutex<Vec<String>>>) {
                 seen.lock().push(head.clone());
                 match manner {
                     ProxyManner::Silent => {
-                        // Until the client gives up.
+                        // Until the client closes.
                         let _ = client.read(&mut [0]).await;
                     }
                     ProxyManner::Refuses(status) => {

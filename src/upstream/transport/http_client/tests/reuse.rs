@@ -1,4 +1,4 @@
-//! Which connection a request is sent on, over real sockets.
+//! Reuse of connections, over real sockets.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use super::super::pool::IDLE_MAX;
 use super::*;
 
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
-/// More than anything here takes; more than idle connections are kept.
+/// More than any step here takes; more than idle connections are kept.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn client(url: &url::Url, tls: ClientTls) -> HttpClient {
@@ -27,7 +27,7 @@ async fn listen() -> (TcpListener, url::Url) {
     (listener, url)
 }
 
-/// The same where clients are to expect TLS.
+/// As [`listen`], with TLS.
 async fn listen_with_tls(protocol: &str) -> (TcpListener, url::Url, TlsAcceptor, ClientTls) {
     let (authority, mut config) = vouched_for("localhost");
     config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
@@ -36,7 +36,7 @@ async fn listen_with_tls(protocol: &str) -> (TcpListener, url::Url, TlsAcceptor,
     (listener, url, TlsAcceptor::from(Arc::new(config)), trusting(authority))
 }
 
-/// Sends a message and reads the answer whole.
+/// Sends a message and reads the whole response.
 async fn send(client: &HttpClient) -> Result<Bytes, GatewayFault> {
     let outgoing = SessionHeaders::default().post(Bytes::from_static(b"{}"));
     let answer = tokio::time::timeout(PATIENCE, client.send(&outgoing, &HandedOver::default())).await.unwrap()?;
@@ -48,7 +48,7 @@ fn sent(client: &HttpClient) -> JoinHandle<Result<Bytes, GatewayFault>> {
     TaskTracker::new().spawn(async move { send(&client).await })
 }
 
-/// Reads a request whole.
+/// Reads a whole request.
 async fn request(stream: &mut (impl AsyncRead + Unpin)) {
     let mut text = Vec::new();
     while !text.ends_with(b"\r\n\r\n{}") {
@@ -63,7 +63,7 @@ async fn answer(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) {
     stream.flush().await.unwrap();
 }
 
-/// Serves one request of the client on a connection that it makes for it.
+/// Serves one request of the client on a new connection.
 async fn serve_on_a_new_one(client: &HttpClient, listener: &TcpListener) -> TcpStream {
     let sending = sent(client);
     let (mut stream, _) = listener.accept().await.unwrap();
@@ -81,7 +81,7 @@ async fn serve_both(client: &HttpClient, streams: [&mut (impl AsyncRead + AsyncW
     }
 }
 
-/// Waits until the client has ended the connection.
+/// Waits until the client has closed the connection.
 async fn ended(stream: &mut (impl AsyncRead + Unpin)) {
     let mut rest = Vec::new();
     tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest)).await.unwrap().unwrap();
@@ -178,7 +178,7 @@ async fn a_request_that_waits_for_its_connection_takes_one_that_comes_back() {
     first.await.unwrap().unwrap();
     answer(&mut stream).await;
     second.await.unwrap().unwrap();
-    // What nobody waits for any more is kept all the same.
+    // A connection that is no longer needed is kept all the same.
     let mut late = acceptor.accept(late).await.unwrap();
     serve_both(&client, [&mut stream, &mut late]).await;
 }
@@ -208,8 +208,8 @@ async fn many_requests_at_once_make_no_more_connections_than_requests() {
     }
 }
 
-/// Serves HTTP/2 on one connection. Each request is told by `arrived`, and its answer waits for `gate`; after `over` the
-/// server takes no further request.
+/// Serves HTTP/2 on one connection. `arrived` counts the requests, and responses wait for `gate`; after `over` the server takes
+/// no further request.
 async fn serve_http2(
     stream: tokio_rustls::server::TlsStream<TcpStream>,
     (arrived, gate): (Arc<Semaphore>, Arc<Semaphore>),
@@ -254,7 +254,7 @@ async fn a_connection_of_http_2_serves_all_until_its_server_ends_it() {
         let more: Vec<_> = (0..REQUESTS).map(|_| sent(&client)).collect();
         arrived.acquire_many((at_once + REQUESTS) as u32).await.unwrap().forget();
         assert!(listener.accept().now_or_never().is_none(), "one connection for all");
-        // Those that it has begun are answered all the same, after the client heard that they are the last.
+        // Requests that the server has begun get their responses, after the client learned that they are the last.
         end.send(()).unwrap();
         gate.add_permits(REQUESTS);
         for sending in more {
@@ -263,7 +263,7 @@ async fn a_connection_of_http_2_serves_all_until_its_server_ends_it() {
     }
 }
 
-/// A held call is no idle connection, however long nothing else is sent.
+/// A connection with a held call is not idle, however long nothing else is sent.
 #[tokio::test]
 async fn a_connection_of_http_2_is_kept_for_the_next_request_as_long_as_one_is_under_way() {
     let (listener, url, acceptor, tls) = listen_with_tls("h2").await;

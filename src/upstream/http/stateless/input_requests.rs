@@ -224,7 +224,7 @@ mod tests {
         );
     }
 
-    /// A question that is still asked gets one more event under its name; another is withdrawn, even if an earlier process got it.
+    /// A question that is still asked gets one more event under its name; another is withdrawn, even one of an earlier process.
     #[test]
     fn a_question_of_an_earlier_life_is_taken_back_unless_the_task_still_asks_it() {
         let earlier = || {

@@ -1,5 +1,6 @@
-//! Edits bodies of answers on their way: single events of a stream, and bodies whose beginning was read. Everything else goes by
-//! untouched, or breaks off.
+//! Edits bodies in transit: single events of a stream, and bodies that were partly read.
+//!
+//! All other bytes are unchanged, or the body breaks off.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -18,7 +19,7 @@ use crate::task::GatewayFault;
 use crate::wire::MessageText;
 use crate::wire::framing::{BodyPart, EventGate, EventVerdict, FramingError, GateOutput, SseEvent};
 
-/// A stream in which the events that a gate hands over whole are edited: `edit` says which messages take an event's place.
+/// A stream in which `edit` replaces the events that a gate yields whole by messages.
 pub(crate) fn edited_events(
     source: RawBody,
     gate: EventGate,
@@ -28,7 +29,7 @@ pub(crate) fn edited_events(
     RawBody::new(EditedBody { parts: GatedBody::new(source, gate).within(share), edit, ready: VecDeque::new() })
 }
 
-/// What a whole event becomes: itself where its text stays the same.
+/// Edits a whole event; it is kept if its text stays the same.
 fn edited(
     event: BodyPart,
     share: Option<&AnswerShare>,
@@ -52,7 +53,7 @@ fn edited(
 struct EditedBody<E> {
     parts: GatedBody<RawBody>,
     edit: E,
-    /// What one event became.
+    /// The parts from the last event.
     ready: VecDeque<BodyPart>,
 }
 
@@ -81,20 +82,20 @@ impl<E: Fn(&SseEvent) -> Vec<MessageText> + Send + Unpin> Body for EditedBody<E>
     }
 }
 
-/// What comes through a gate.
+/// The output of a gate.
 #[derive(Debug)]
 pub(crate) enum GatedPart {
-    /// Goes on as it came.
+    /// Forwarded as it came.
     Through(BodyPart),
     /// One event, whole.
     Event(BodyPart),
 }
 
-/// A stream, cut by a gate into what passes and events as a whole.
+/// A stream, divided by a gate into forwarded parts and whole events.
 pub(crate) struct GatedBody<B> {
     source: B,
     gate: EventGate,
-    /// What one part of the source became.
+    /// The outputs from the last part of the source.
     ready: VecDeque<GatedPart>,
     share: Option<AnswerShare>,
     /// The share's bytes for the event in the gate.
@@ -107,12 +108,12 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
         Self { source, gate, ready: VecDeque::new(), share: None, held: AnswerPermit::default(), growing: None }
     }
 
-    /// The same within a principal's share of answers.
+    /// The same body, charged to a principal's share.
     pub(crate) fn within(self, share: Option<AnswerShare>) -> Self {
         Self { share, ..self }
     }
 
-    /// Ready once there are bytes for the event that the gate holds.
+    /// Ready once the share has bytes for the event that the gate holds.
     fn poll_grow(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(share) = self.share.as_ref().filter(|_| self.gate.held() > FREE_BYTES) else {
             return Poll::Ready(Ok(()));
@@ -131,9 +132,9 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
         Poll::Ready(Ok(()))
     }
 
-    /// What comes next; `None` at the end of the source.
+    /// The next output; `None` at the end of the source.
     ///
-    /// Fails as the source does, and where the gate refuses an event.
+    /// Fails if the source or the gate fails.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<GatedPart>>> {
         loop {
             if let Some(part) = self.ready.pop_front() {
@@ -172,19 +173,19 @@ impl<B: Body<Data = BodyPart, Error = io::Error> + Unpin> GatedBody<B> {
             },
         }
         if self.gate.held() <= FREE_BYTES {
-            // The event that it was for is complete, or passes as it comes.
+            // The event that it was for is complete, or is forwarded as it comes.
             self.held = AnswerPermit::default();
         }
         Ok(())
     }
 
-    /// The same as a future. Cancel safe.
+    /// As [`Self::poll_next`], as a future. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<io::Result<GatedPart>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 }
 
-/// A body whose beginning was read already.
+/// A body with its beginning already read.
 pub(crate) struct PartlyReadBody {
     pub(crate) parts: VecDeque<BodyPart>,
     pub(crate) rest: RawBody,

@@ -1,8 +1,7 @@
 //! Runs calls in one session at a streamable HTTP upstream, after its handshake.
 //!
-//! A session never changes: where the upstream forgets it, another takes its place in the [`pool`], and
-//! callers notice by comparing the two. Read [`calls`] and [`route`] for what arrives in it, `refusals` for a session that
-//! the upstream forgot without saying so.
+//! A session never changes: if the upstream forgets it, another replaces it in the [`pool`], and callers notice by comparing the
+//! two. Read [`calls`] and [`route`] for its incoming messages, `refusals` for a session that the upstream forgot silently.
 
 pub(crate) mod calls;
 pub(crate) mod get_stream;
@@ -44,16 +43,16 @@ use log_level::SessionLogLevel;
 use refusals::{PING_BYTES_MAX, PING_MAX, PingVerdict, SessionRefusals, may_be_about_session};
 use resource_subscriptions::ResourceSubscriptions;
 
-/// News kept for a receiver that is behind.
+/// Notifications buffered for a slow receiver.
 const NEWS_MAX: usize = 256;
-/// Answers of the gateway's own that may be on their way in one session.
+/// Concurrent replies of the gateway's own in one session.
 const REPLIES_MAX: usize = 32;
-/// How long a message that wants no answer may take to be accepted.
+/// How long a message without a response may take to be accepted.
 const TELL_MAX: Duration = Duration::from_secs(30);
 /// How long the end of a session may take.
 const DELETE_MAX: Duration = Duration::from_secs(2);
 
-/// What all sessions of one upstream share.
+/// The state that all sessions of one upstream share.
 #[derive(Debug)]
 pub(crate) struct UpstreamLink {
     pub(crate) name: Arc<str>,
@@ -63,17 +62,17 @@ pub(crate) struct UpstreamLink {
     pub(crate) versions: VersionChoice,
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
-    /// Permits for polls of the upstream's tasks: [`POLLS_MAX`] are under way at once.
+    /// Permits for polls of the upstream's tasks: [`POLLS_MAX`] run at once.
     pub(crate) polls: Semaphore,
 }
 
-/// Polls of an upstream's tasks that are under way at once; more wait for their turn.
+/// Concurrent polls of an upstream's tasks; more wait for their turn.
 pub(crate) const POLLS_MAX: usize = 64;
 
 impl UpstreamLink {
-    /// Notes how an exchange ended, unless its owner ended it.
+    /// Records how an exchange ended, unless its owner ended it.
     pub(crate) fn ended(&self, class: ExchangeClass, since: HealthMark, last: &ExchangeEvent) {
-        // What another life began may have ended with that life.
+        // An exchange of another process may have ended with that process.
         if let ExchangeEvent::Lost(ExchangeError(fault)) = last
             && class != ExchangeClass::Resumed
         {
@@ -81,19 +80,19 @@ impl UpstreamLink {
         }
     }
 
-    /// Counts something of the upstream's that nobody can use.
+    /// Counts an unusable message of the upstream.
     pub(crate) fn dropped(&self, reason: &'static str) {
         metric::count_dropped(&self.name, reason);
     }
 }
 
-/// Whose session it is. Sessions are never shared between principals, nor between credentials, nor between clients that can
-/// be asked different things (T-20, T-60).
+/// The key of a session. Sessions are never shared between principals, nor between credentials, nor between clients with
+/// different capabilities (T-20, T-60).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SessionKey {
     pub(crate) principal: Principal,
     pub(crate) capabilities: Payload,
-    /// What the server lets the client in by. Those who share a key of the gateway's may differ in it.
+    /// The client's credential at the server. Clients with the same key of the gateway may differ in it.
     pub(crate) credential: ClientCredential,
 }
 
@@ -107,14 +106,14 @@ impl SessionKey {
     }
 }
 
-/// A session whose handshake is done.
+/// A session after its handshake.
 #[derive(Debug)]
 pub(crate) struct UpstreamSession {
     pub(crate) link: Arc<UpstreamLink>,
     pub(crate) credentials: SessionHeaders,
-    /// `None` for a session that another process life opened.
+    /// `None` for a session that another process opened.
     facts: Option<Arc<ServerFacts>>,
-    /// What the upstream can do with tasks of its own.
+    /// The upstream's support for its own tasks.
     pub(crate) tasks: UpstreamTaskSupport,
     pub(crate) calls: SessionCalls,
     news: broadcast::Sender<ServerNotification>,
@@ -123,16 +122,16 @@ pub(crate) struct UpstreamSession {
     subscriptions: ResourceSubscriptions,
     /// Shared by all calls in a client's own session.
     refusals: Arc<SessionRefusals>,
-    /// Set once its own stream is open, or is known not to be had.
+    /// Set once its own stream is open, or is known to be unavailable.
     listened: SetOnce<()>,
-    /// A task that may be taken up later was let go in it.
+    /// A task that may be resumed later was released in it.
     has_orphan: AtomicBool,
-    /// Ends the session's own stream, and tells those who listen that nothing more will come.
+    /// Ends the session's own stream, and notifies subscribers that nothing more comes.
     over: CancellationToken,
 }
 
 impl UpstreamSession {
-    /// A session whose upstream has told its `facts`.
+    /// A session with the `facts` of its handshake.
     fn opened(link: &Arc<UpstreamLink>, credentials: SessionHeaders, facts: ServerFacts) -> Arc<Self> {
         let tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities);
         Self::new(link, credentials, Some(Arc::new(facts)), tasks, Arc::default())
@@ -162,8 +161,8 @@ impl UpstreamSession {
         })
     }
 
-    /// A session that another process life opened. It has no stream of its own and is never ended from
-    /// here: other calls may still be resumed in it. For tasks see [`pool::SessionPool::adopt`].
+    /// A session that another process opened. It has no stream of its own and is never ended from here: other calls may still be
+    /// resumed in it. For tasks see [`pool::SessionPool::adopt`].
     pub(crate) fn adopted(
         link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
@@ -172,7 +171,7 @@ impl UpstreamSession {
         Self::new(link, credentials, None, tasks, Arc::default())
     }
 
-    /// A client's own session as one call in it knows it.
+    /// A client's own session, for one call in it.
     fn lent(
         link: &Arc<UpstreamLink>,
         credentials: SessionHeaders,
@@ -190,17 +189,17 @@ impl UpstreamSession {
         self.news.subscribe()
     }
 
-    /// Waits until what the upstream says on the session's own stream is heard, if it has one. Cancel safe.
+    /// Waits until the session's own stream is open, if it has one. Cancel safe.
     pub(crate) async fn listened(&self) {
         self.listened.wait().await;
     }
 
-    /// Cancelled once nothing more will be heard in this session.
+    /// Cancelled once the session receives nothing more.
     pub(crate) const fn over(&self) -> &CancellationToken {
         &self.over
     }
 
-    /// Whether anybody waits for news.
+    /// Whether there are subscribers for its notifications.
     pub(crate) fn has_subscribers(&self) -> bool {
         self.news.receiver_count() > 0
     }
@@ -210,7 +209,7 @@ impl UpstreamSession {
         self.credentials.session.is_some()
     }
 
-    /// Sends one message that wants an answer; returns the head of the answer.
+    /// Sends one request; returns the response's head.
     pub(crate) async fn post(
         &self,
         message: Bytes,
@@ -219,7 +218,7 @@ impl UpstreamSession {
         self.post_with(message, ForwardedHeaders::default(), handed_over).await
     }
 
-    /// The same with headers of the client's.
+    /// As [`Self::post`], with the client's headers.
     pub(crate) async fn post_with(
         &self,
         message: Bytes,
@@ -229,7 +228,7 @@ impl UpstreamSession {
         self.link.transport.send(&self.credentials.post(message).forwarding(forwarded), handed_over).await
     }
 
-    /// The same for a message that belongs to what is under way.
+    /// As [`Self::post`], for a message of existing work.
     pub(crate) async fn post_beside(
         &self,
         message: Bytes,
@@ -238,8 +237,8 @@ impl UpstreamSession {
         self.link.transport.send(&self.credentials.post(message).under_way(), handed_over).await
     }
 
-    /// Judges the head of the answer to the request `id` of this session. After two refusals in a row in words that are not
-    /// known, the upstream is asked with a `ping`; if it refuses that too, the session is over.
+    /// Judges the head of the response to the request `id` of this session. After two consecutive refusals of unknown form, sends
+    /// the upstream a `ping`; if it refuses that too, the session is over.
     pub(crate) async fn open(
         &self,
         response: Response<AnswerBody>,
@@ -250,7 +249,7 @@ impl UpstreamSession {
         match &opened {
             Ok(AcceptedResponse::Events(_)) | Err(ResponseRefusal::Rpc(_)) => self.took(),
             Err(ResponseRefusal::Gateway(fault)) if may_be_about_session(fault) => Box::pin(self.refused()).await,
-            // A body in JSON is still to be read.
+            // A JSON body is still to be read.
             Ok(AcceptedResponse::Json(_)) | Err(ResponseRefusal::Gateway(_) | ResponseRefusal::SessionLost) => (),
         }
         opened
@@ -260,12 +259,12 @@ impl UpstreamSession {
         if self.has_id() { ErrorAddressee::RequestInSession(id) } else { ErrorAddressee::Request(id) }
     }
 
-    /// Notes that the upstream answered a request.
+    /// Records that the upstream responded to a request.
     pub(crate) fn took(&self) {
         self.refusals.forget();
     }
 
-    /// Counts a request that the upstream refused without answering it.
+    /// Counts a request that the upstream refused without a response.
     pub(crate) async fn refused(&self) {
         let Some(owed) = self.refusals.count() else { return };
         if owed.settle(self.ping().await) {
@@ -295,7 +294,7 @@ impl UpstreamSession {
         tokio::time::timeout(PING_MAX, asking).await.unwrap_or(PingVerdict::Unknown)
     }
 
-    /// Sends one message that wants no answer, and waits until it was accepted.
+    /// Sends one message without a response, and waits until it was accepted.
     pub(crate) async fn tell(&self, message: Bytes) -> Result<(), GatewayFault> {
         let handed_over = HandedOver::default();
         match tokio::time::timeout(TELL_MAX, self.post_beside(message, &handed_over)).await {
@@ -304,7 +303,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Sends an answer of the gateway's own in the background. Under a flood it is dropped and counted.
+    /// Sends the gateway's own reply in the background. Under a flood it is dropped and counted.
     fn reply(self: &Arc<Self>, message: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else {
             self.link.dropped("reply_flood");
@@ -324,7 +323,7 @@ impl UpstreamSession {
         });
     }
 
-    /// A task that may be taken up later was let go in it: the upstream is not told that it ends here.
+    /// Records that a task that may be resumed later was released in it: the session is not ended at the upstream.
     pub(crate) fn keep_for_later(&self) {
         self.has_orphan.store(true, Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
-//! Keeps the calls that run in one upstream session, and the questions that each has open.
+//! Tracks the calls of one upstream session, and each call's open questions.
 //!
-//! Does no I/O: a call is known here by its id, its task and the queue that its events go into.
+//! Does no I/O: a call is its id, its task and its event queue here.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use tokio::sync::{Notify, SetOnce, mpsc};
 use crate::upstream::ExchangeEvent;
 use crate::wire::{Payload, RequestId};
 
-/// Events that wait for whoever owns the exchange. A full queue holds back the call's own stream; what
-/// comes on the session's stream is not held back and may be refused.
+/// Events that wait for the exchange's owner. A full queue blocks the call's own stream; events of the session's stream are
+/// refused instead.
 const EVENTS_MAX: usize = 64;
-/// Questions that one call may have open, and may ask in all (U29).
+/// Most open questions of one call, and most in all (U29).
 const OPEN_MAX: usize = 32;
 const ASKED_MAX: usize = 1_000;
 
@@ -28,18 +28,18 @@ pub(crate) struct SessionCall {
     pub(crate) task: SetOnce<Arc<str>>,
     /// Whether the call was sent so that the upstream may make a task of it.
     pub(crate) may_be_task: bool,
-    /// The upstream said that the task changed: a hint, nothing more (UPC-02).
+    /// The upstream notified that the task changed: only a hint (UPC-02).
     pub(crate) hint: Notify,
-    /// A queue has room for dozens at once: of pointers, so that a call that has nothing to say takes little.
+    /// The queue holds pointers: it has dozens of slots, and most calls send no event.
     events: mpsc::Sender<Box<ExchangeEvent>>,
-    /// Events that were put into the queue, and those about to be: more, for a moment, than there are.
+    /// Events that were queued, and those about to be: for a moment, more than there are.
     told: AtomicU64,
     questions: Mutex<AskedQuestions>,
 }
 
 #[derive(Debug, Default)]
 struct AskedQuestions {
-    /// By the upstream's id. Those that are no longer open stay, so that a replay is not asked again.
+    /// By the upstream's id. Closed ones stay, so that a replay is not asked again.
     asked: HashMap<Payload, QuestionState>,
     /// How many the upstream waits for.
     open: usize,
@@ -47,12 +47,12 @@ struct AskedQuestions {
     related: HashMap<Payload, Arc<str>>,
 }
 
-/// A question, as each side of the call's queue knows it.
+/// A question's state on each side of the call's queue.
 #[derive(Clone, Copy, Debug)]
 struct QuestionState {
     /// Whether the upstream waits for an answer.
     is_open: bool,
-    /// Whether whoever owns the call takes it for open: what the upstream asks or takes back waits in the queue first.
+    /// Whether the call's owner sees it as open: questions and withdrawals wait in the queue first.
     is_shown: bool,
 }
 
@@ -62,11 +62,11 @@ pub(crate) enum UpstreamTaskState {
     Never,
     /// The call asks for it.
     Asked,
-    /// It did in another process life.
+    /// It did for another process.
     Made(Arc<str>),
 }
 
-/// Why a question is not put.
+/// Why a question is not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AskRefusal {
     /// It was asked before: each message counts once (UPC-24).
@@ -75,7 +75,7 @@ pub(crate) enum AskRefusal {
 }
 
 impl SessionCall {
-    /// A call and the queue of its events.
+    /// A call and its event queue.
     pub(crate) fn new(id: RequestId, native: UpstreamTaskState) -> (Arc<Self>, mpsc::Receiver<Box<ExchangeEvent>>) {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
         let may_be_task = matches!(native, UpstreamTaskState::Asked);
@@ -96,13 +96,13 @@ impl SessionCall {
         self.may_be_task && !self.task.initialized()
     }
 
-    /// Puts an event into the queue, waiting for room. Nobody left to read it is as good as read.
+    /// Queues an event, waiting for room. Without a receiver it is dropped.
     pub(crate) async fn tell(&self, event: ExchangeEvent) {
         self.told.fetch_add(1, Ordering::Relaxed);
         let _ = self.events.send(Box::new(event)).await;
     }
 
-    /// Puts an event into the queue if there is room; whether it was put.
+    /// Queues an event if there is room; returns whether it did.
     pub(crate) fn try_tell(&self, event: ExchangeEvent) -> bool {
         self.told.fetch_add(1, Ordering::Relaxed);
         let is_put = self.events.try_send(Box::new(event)).is_ok();
@@ -112,12 +112,12 @@ impl SessionCall {
         is_put
     }
 
-    /// How many events are in the queue, or were. Never less: another may be on its way into it just now.
+    /// The number of events queued so far. Never too low: another may be on its way into the queue just now.
     pub(crate) fn told(&self) -> u64 {
         self.told.load(Ordering::Relaxed)
     }
 
-    /// Opens a question, within the bounds.
+    /// Opens a question, within the limits.
     pub(crate) fn ask(&self, id: &RequestId) -> Result<(), AskRefusal> {
         let mut questions = self.questions.lock();
         if questions.asked.contains_key(id.payload()) {
@@ -131,14 +131,14 @@ impl SessionCall {
         Ok(())
     }
 
-    /// Knows a question that an earlier life had open: it was within the bounds when it was asked.
+    /// Adopts an open question of an earlier process: it was within the limits when it was asked.
     pub(crate) fn adopt_question(&self, id: &RequestId) {
         let mut questions = self.questions.lock();
         let known = questions.asked.insert(id.payload().clone(), QuestionState { is_open: true, is_shown: true });
         questions.open += usize::from(known.is_none());
     }
 
-    /// Whoever owns the call has heard an event of it.
+    /// Records that the call's owner received an event.
     pub(crate) fn heard(&self, event: &ExchangeEvent) {
         let show = |ask, is_shown| {
             if let Some(question) = self.questions.lock().asked.get_mut(ask) {
@@ -152,7 +152,7 @@ impl SessionCall {
         }
     }
 
-    /// Notes the task that an open question named as its cause.
+    /// Records the task that an open question named as its cause.
     pub(crate) fn relate(&self, ask: &Payload, task: Arc<str>) {
         self.questions.lock().related.insert(ask.clone(), task);
     }
@@ -165,7 +165,7 @@ impl SessionCall {
         self.questions.lock().asked.get(ask).is_some_and(|question| question.is_open)
     }
 
-    /// Closes a question that its owner has answered, or never hears of.
+    /// Closes a question that its owner has answered, or never receives.
     pub(crate) fn close(&self, ask: &Payload) {
         let mut questions = self.questions.lock();
         questions.end(ask);
@@ -174,13 +174,13 @@ impl SessionCall {
         }
     }
 
-    /// The upstream takes a question back, which the call's owner has yet to hear; whether it was open.
+    /// Withdraws a question for the upstream, before the call's owner knows; returns whether it was open.
     pub(crate) fn withdraw(&self, ask: &Payload) -> bool {
         self.questions.lock().end(ask)
     }
 
-    /// The questions that the call's owner takes for open, in an order of their own. On the call's own stream a later life is asked the
-    /// others again, and hears again of those that were taken back meanwhile; what a server says elsewhere is not repeated.
+    /// The questions that the call's owner sees as open, sorted. On the call's own stream a later process receives the others
+    /// again, and withdrawals too; messages on other streams are not repeated.
     pub(crate) fn shown(&self) -> Vec<Payload> {
         let questions = self.questions.lock();
         let shown = questions.asked.iter().filter(|(_, question)| question.is_shown);
@@ -189,7 +189,7 @@ impl SessionCall {
         shown
     }
 
-    /// Forgets all questions, for a session in which the upstream counts anew; those that were open.
+    /// Drops all questions, for a session in which the upstream counts anew; returns the open ones.
     pub(crate) fn forget_questions(&self) -> Vec<Payload> {
         let asked = std::mem::take(&mut *self.questions.lock()).asked;
         asked.into_iter().filter(|(_, question)| question.is_open).map(|(ask, _)| ask).collect()
@@ -197,7 +197,7 @@ impl SessionCall {
 }
 
 impl AskedQuestions {
-    /// The upstream waits for a question no longer; whether it did.
+    /// Records that the upstream no longer waits for a question; returns whether it did.
     fn end(&mut self, ask: &Payload) -> bool {
         self.related.remove(ask);
         let was_open = self.asked.get_mut(ask).is_some_and(|question| std::mem::replace(&mut question.is_open, false));
@@ -219,20 +219,19 @@ impl SessionCalls {
         self.0.lock().remove(&call.id);
     }
 
-    /// The call that a progress token belongs to.
+    /// The call of a progress token.
     pub(crate) fn by_token(&self, token: &Payload) -> Option<Arc<SessionCall>> {
         let id = RequestId::from_payload(token)?;
         self.0.lock().get(&id).cloned()
     }
 
-    /// The call that is about an upstream task. One that is not known yet may be that of the only call, if
-    /// that waits to hear of its own.
+    /// The call of an upstream task. An unknown task may be the only call's, if that call still waits for its task.
     pub(crate) fn by_task(&self, task: &str) -> Option<Arc<SessionCall>> {
         let known = self.0.lock().values().find(|call| call.is_task(task)).cloned();
         known.or_else(|| self.only().filter(|call| call.awaits_task()))
     }
 
-    /// The call that has a question open.
+    /// The call with this open question.
     pub(crate) fn by_question(&self, ask: &Payload) -> Option<Arc<SessionCall>> {
         self.0.lock().values().find(|call| call.is_open(ask)).cloned()
     }
@@ -276,7 +275,7 @@ mod tests {
         assert_eq!(call.ask(&RequestId::number(1_000)), Err(AskRefusal::TooMany), "U29");
     }
 
-    /// U29, UPC-24: a replay takes no place.
+    /// U29, UPC-24: a replay does not count.
     #[test]
     fn the_33rd_open_question_is_refused_until_one_is_answered() {
         let call = call("tg:1");

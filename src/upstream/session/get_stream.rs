@@ -1,7 +1,7 @@
-//! Reads the GET stream of a session, on which the upstream says what belongs to no POST.
+//! Reads a session's GET stream, for messages that belong to no POST.
 //!
-//! It is opened once, reopened when it ends, and done without where the upstream has none. It keeps no
-//! session alive: the session's end is its end.
+//! It is opened once, reopened when it ends, and omitted if the upstream has none. It keeps no session alive: it ends with the
+//! session.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,23 +17,23 @@ use crate::upstream::reply::{
 };
 use crate::wire::{Message, RequestId, ScanLimits, envelope};
 
-/// Soonest and latest reopening of a stream that ended.
+/// Shortest and longest pause before a stream that ended is reopened.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// A stream that lasted this long was of use even if nothing came.
+/// A stream that lasted this long was useful even without events.
 const USEFUL_AFTER: Duration = Duration::from_secs(5);
 /// Largest event; questions are small.
 const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// How one opening of the stream went.
+/// The result of opening the stream once.
 enum GetStreamResult {
     /// The upstream has no such stream.
     Refused,
-    /// It had one, and now knows no such session.
+    /// It had one, and no longer knows the session.
     Lost,
-    /// Nothing came of it.
+    /// It failed, or ended too soon.
     Vain,
-    /// It was there for a while.
+    /// It was open for a while.
     Useful,
 }
 
@@ -42,14 +42,13 @@ struct GetStreamReader {
     credentials: SessionHeaders,
     session: Weak<UpstreamSession>,
     point: SseResumePoint,
-    /// Whether there was a stream: only then a refusal may be about the session.
+    /// Whether there was a stream: only then may a refusal be about the session.
     was_open: bool,
-    /// What the stream is there for, if that alone makes the session one that is in use.
+    /// The stream's purpose, if that alone makes the session in use.
     purpose: Option<StreamPurpose>,
 }
 
-/// Opens the stream in the background, without waiting for it: some upstreams send no head before the
-/// first event.
+/// Opens the stream in the background, without waiting for it: some upstreams send no head before the first event.
 pub(super) fn start(session: &Arc<UpstreamSession>, purpose: Option<StreamPurpose>) {
     let listener = GetStreamReader {
         link: Arc::clone(&session.link),
@@ -73,7 +72,7 @@ impl GetStreamReader {
             };
             vain = match spell {
                 GetStreamResult::Refused => return self.listened(),
-                // Whoever listens must know, and the next call needs a session that the upstream knows.
+                // Subscribers must know, and the next call needs a session that the upstream knows.
                 GetStreamResult::Lost => return over.cancel(),
                 GetStreamResult::Vain => vain.saturating_add(1),
                 GetStreamResult::Useful => 0,
@@ -98,7 +97,7 @@ impl GetStreamReader {
             return GetStreamResult::Vain;
         };
         match response.status() {
-            // These may pass; every other refusal is the upstream's way to say that it has no stream.
+            // These may pass; every other refusal means that the upstream has no stream.
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return GetStreamResult::Vain,
             status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
                 return GetStreamResult::Vain;
@@ -106,7 +105,7 @@ impl GetStreamReader {
             _ => (),
         }
         let limits = ReadLimits::of_bytes(EVENT_BYTES_MAX);
-        // A stream has no id; what matters is whether the session is known.
+        // A stream has no id; the refusal only shows whether the session is known.
         let nobody = RequestId::number(0);
         let in_session = self.was_open && self.credentials.session.is_some();
         let addressee = if in_session { ErrorAddressee::RequestInSession(&nobody) } else { ErrorAddressee::Handshake };
@@ -123,15 +122,15 @@ impl GetStreamReader {
         if heard || opened.elapsed() >= USEFUL_AFTER { GetStreamResult::Useful } else { GetStreamResult::Vain }
     }
 
-    /// Notes that it is known whether there is such a stream.
+    /// Records that it is known whether there is such a stream.
     fn listened(&self) {
         if let Some(session) = self.session.upgrade() {
-            // Set already where the stream was opened before.
+            // Already set if the stream was opened before.
             let _ = session.listened.set(());
         }
     }
 
-    /// Passes on what comes until the stream ends; whether anything came.
+    /// Routes the stream's messages until it ends; returns whether any came.
     async fn follow(&mut self, mut events: EventStream) -> bool {
         let mut heard = false;
         while let Ok(Some(event)) = events.next().await {
@@ -143,7 +142,7 @@ impl GetStreamReader {
                 Ok(messages) => messages.into_iter().for_each(|message| match message {
                     Ok(Message::Notification(notification)) => session.note(notification),
                     Ok(Message::Request(request)) => session.ask(request),
-                    // Answers come on the stream of their own request alone (LEG-08).
+                    // Responses come only on the stream of their own request (LEG-08).
                     Ok(Message::Response(_)) => self.link.dropped("foreign_response"),
                     Err(_) => self.link.dropped("malformed_event"),
                 }),

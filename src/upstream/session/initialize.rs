@@ -1,4 +1,4 @@
-//! Opens a session: `initialize`, in which versions are tried in turn until one is agreed on.
+//! Opens a session: sends `initialize` with one version after another until one is agreed on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,19 +18,19 @@ use crate::upstream::{BeginError, ForwardedHeaders, ServerFacts, own_ids};
 use crate::wire::{Object, ProtocolVersion, RequestId, envelope, method};
 
 /// How long a handshake may take in all; no tool runs in it. A program that is downloaded before it starts (`npx`, `uvx`) takes
-/// longer than any other; clients wait 60 s.
+/// longest; clients wait 60 s.
 pub(super) const HANDSHAKE_MAX: Duration = Duration::from_secs(55);
-/// Largest answer to `initialize`.
+/// Largest response to `initialize`.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 /// Longest session id (U39).
 const SESSION_ID_BYTES_MAX: usize = 1024;
 
-/// On whose behalf a session is opened.
+/// The client for which a session is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SessionOpener<'a> {
     pub(crate) owner: &'a Principal,
     pub(crate) forwarded: &'a ForwardedHeaders,
-    /// Whose the errors are that come under a refusing status.
+    /// The addressee of errors under a refusing status.
     pub(crate) addressee: ErrorAddressee<'static>,
 }
 
@@ -39,12 +39,12 @@ pub(crate) struct SessionOpener<'a> {
 pub(crate) struct AgreedSession {
     pub(crate) session: Option<HeaderValue>,
     pub(crate) version: ProtocolVersion,
-    /// What `initialize` was answered with.
+    /// The result of `initialize`.
     pub(crate) result: Object,
 }
 
 impl AgreedSession {
-    /// What the server declared of tasks of its own, whatever its version.
+    /// The server's declared support for its own tasks, in any version.
     pub(crate) fn tasks(&self) -> UpstreamTaskSupport {
         let declared = self.result.get("capabilities");
         declared.map_or_else(UpstreamTaskSupport::default, |declared| UpstreamTaskSupport::declared(&declared))
@@ -56,10 +56,10 @@ impl AgreedSession {
     }
 }
 
-/// Opens a session for the pool, and its own stream. The capabilities declared are exactly those of the key (UPC-21).
+/// Opens a session for the pool, and its own stream. Declares exactly the key's capabilities (UPC-21).
 ///
 /// # Errors
-/// If no handshake succeeds within 30 seconds; no call was sent, whatever the reason.
+/// If no handshake succeeds within `HANDSHAKE_MAX`; no call was sent, for any reason.
 pub(crate) async fn open(
     link: &Arc<UpstreamLink>,
     key: &SessionKey,
@@ -67,12 +67,12 @@ pub(crate) async fn open(
 ) -> Result<Arc<UpstreamSession>, BeginError> {
     let session = in_time(link, introduced(link, key, forwarded)).await?;
     let held = Arc::downgrade(&session);
-    // The pool alone has no use for it.
+    // The pool's reference alone is no use of it.
     get_stream::start(&session, Some(StreamPurpose::new(move || held.strong_count() > 1)));
     Ok(session)
 }
 
-/// A session whose server was told that the handshake is over.
+/// A session after `notifications/initialized`.
 async fn introduced(
     link: &Arc<UpstreamLink>,
     key: &SessionKey,
@@ -84,7 +84,7 @@ async fn introduced(
         let message = initialize_request(&id, version, &key.capabilities, None);
         (id, message)
     };
-    // Every refusal leads to an older version but the first, which may lead back to the newest.
+    // Every refusal leads to an older version except the first, which may lead back to the newest.
     let next = |asked, refusal: &BeginError| link.versions.after_refusal(asked, refusal);
     let agreed = agree(link, opener, link.versions.ask(), next, message).await?;
     let facts = facts_in(&agreed).ok_or_else(malformed)?;
@@ -111,7 +111,7 @@ fn facts_in(agreed: &AgreedSession) -> Option<ServerFacts> {
     })
 }
 
-/// Asks for versions until one is agreed on, each by a message and its id. Bounded as `next` is, which says what to ask for
+/// Requests versions until one is agreed on; `message` builds each request with its id. Ends when `next` gives no further version
 /// after a refusal.
 ///
 /// # Errors
@@ -138,7 +138,7 @@ pub(super) async fn agree(
     }
 }
 
-/// Waits for a handshake within its time. One that gets no answer is a failure of the upstream, as a call is.
+/// Waits for a handshake within its time limit. One without a response is a failure of the upstream, as for a call.
 pub(super) async fn in_time<T>(
     channel: &dyn RawChannel,
     opening: impl Future<Output = Result<T, BeginError>>,
@@ -147,7 +147,7 @@ pub(super) async fn in_time<T>(
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let opened = tokio::time::timeout(HANDSHAKE_MAX, opening).await.unwrap_or(Err(BeginError::Gateway(late)));
     if let (Some(health), Err(BeginError::Gateway(fault))) = (channel.health(), &opened)
-        // What cannot be read may be the answer of a server without sessions.
+        // An unreadable response may come from a server without sessions.
         && fault.reason != Reason::UpstreamMalformed
     {
         health.ended(mark, fault);
@@ -155,7 +155,7 @@ pub(super) async fn in_time<T>(
     opened
 }
 
-/// Sends `initialize`, and reads what it is answered with. Other messages before the answer are passed over.
+/// Sends `initialize`, and reads the response. Other messages before it are skipped.
 async fn initialize(
     channel: &dyn RawChannel,
     opener: SessionOpener<'_>,
@@ -185,7 +185,7 @@ async fn initialize(
     Ok(AgreedSession { session, version, result })
 }
 
-/// Visible ASCII alone, and not too much of it (U39).
+/// Visible ASCII only, up to the limit (U39).
 fn is_session_id(id: &HeaderValue) -> bool {
     (1..=SESSION_ID_BYTES_MAX).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
     use crate::upstream::raw_channel::RawResponse;
 
-    /// A server that takes whatever it is sent, and never says a word.
+    /// A server that accepts every message, and never sends one.
     #[derive(Debug)]
     struct SilentChannel(Arc<str>, UpstreamHealth);
 

@@ -1,7 +1,7 @@
-//! Chooses the log level that the upstream is asked for in one session.
+//! Chooses the log level of one session at the upstream.
 //!
-//! A session knows one level, its clients one each: the session's is the lowest that anybody asked for, and
-//! whoever shows messages to a client leaves out what that client did not want (MOD-23).
+//! A session has one level, its clients one each: the session's is the lowest that a client asked for, and each client's messages
+//! are filtered by its own level (MOD-23).
 
 use tokio::sync::Mutex;
 
@@ -9,16 +9,16 @@ use super::UpstreamSession;
 use crate::upstream::own_ids;
 use crate::wire::{Object, Payload, envelope, method};
 
-/// From the least severe on; a place in this list is a level's rank.
+/// From the least severe on; an index into this list is a level's rank.
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
 
-/// The rank that the upstream was told; `None` as long as it decides by itself.
+/// The rank that the upstream was sent; `None` while it decides by itself.
 #[derive(Debug, Default)]
 pub(super) struct SessionLogLevel(Mutex<Option<usize>>);
 
 impl UpstreamSession {
-    /// Asks the upstream for messages of this level too, if it logs and was not asked before. A refusal
-    /// costs messages, not the call.
+    /// Asks the upstream for messages of this level too, if it logs and was not asked before. A refusal costs messages, not the
+    /// call.
     pub(crate) async fn lower_log_level(&self, level: &str) {
         let Some(rank) = LEVELS.iter().position(|known| *known == level) else { return };
         if !self.logs() {

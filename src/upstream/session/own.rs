@@ -1,9 +1,8 @@
-//! Keeps clients' own sessions at one server: opens them, opens lost ones anew, lends them to calls, reads their GET streams
-//! and ends them.
+//! Manages clients' own sessions at one server: opens, renews, lends and ends them.
 //!
-//! Such a session belongs to one client and is never pooled. What it takes to open one anew comes with each request of its
-//! client ([`OwnSession`]); what is kept here is bounded, and may be lost. Read `open` for handshakes, `lease` for calls
-//! that go on without the client, `stream` for who reads the GET stream.
+//! Such a session belongs to one client and is never pooled. Each request of its client carries all that is needed to renew it
+//! ([`OwnSession`]); the state kept here is bounded, and may be lost. Read `open` for handshakes, `lease` for calls that outlive
+//! the client's session, `stream` for the reader of the GET stream.
 
 mod lease;
 mod memory;
@@ -35,50 +34,50 @@ use memory::SessionMemory;
 use stream::SessionStreamReaders;
 pub(crate) use stream::{ResumedStreamKind, StreamRefusal};
 
-/// Sessions that something is remembered of; the one used longest ago falls out. What is lost with it is its log level and
-/// subscriptions, and a handshake if its upstream session had been renewed.
+/// Sessions with remembered state; the least recently used is evicted. It loses its log level and subscriptions, and needs a new
+/// handshake if its upstream session had been renewed.
 const REMEMBERED_MAX: usize = 20_000;
-/// Answers of the gateway's own that may be on their way to one server.
+/// Concurrent replies of the gateway's own to one server.
 const REPLIES_MAX: usize = 256;
 /// How long one of them may take.
 const REPLY_MAX: Duration = Duration::from_secs(10);
 /// How long the end of a session may take.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// Raw access to a server in whose sessions calls can run as exchanges.
+/// Raw access to a server that can also run calls as exchanges in its sessions.
 pub trait OwnSessionChannel: RawChannel {
-    /// The server as exchanges know it, for calls in the session that `lease` keeps open.
+    /// The server as an [`Upstream`], for calls in the session that `lease` keeps open.
     fn calls_in(&self, lease: SessionLease) -> Arc<dyn Upstream>;
 }
 
-/// A client's own session, with what of the headers of the request in hand goes on to the server.
+/// A client's own session, with the forwarded headers of the current request.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnSession {
     pub(crate) opened: Arc<OpenedSession>,
     pub(crate) forwarded: ForwardedHeaders,
 }
 
-/// A session as its handshake left it: all that is needed to open it anew.
+/// A session after its handshake: all that is needed to renew it.
 #[derive(Debug)]
 pub(crate) struct OpenedSession {
-    /// Tells sessions apart; the key of whatever is remembered of this one.
+    /// The session's unique key, also of its remembered state.
     pub(crate) nonce: u128,
     pub(crate) owner: Principal,
     pub(crate) binding: SessionBinding,
     pub(crate) version: ProtocolVersion,
-    /// What the server declared of tasks of its own, whatever version it was said in.
+    /// The server's declared support for its own tasks, in any version.
     pub(crate) tasks: UpstreamTaskSupport,
-    /// What the client can do, and what it calls itself.
+    /// The client's capabilities, and its name.
     pub(crate) capabilities: Payload,
     pub(crate) client_info: Option<Payload>,
 }
 
-/// The own sessions of one server's clients.
+/// All own sessions of one server's clients.
 #[derive(Debug)]
 pub(crate) struct OwnSessions {
     channel: Arc<dyn OwnSessionChannel>,
     scope: TaskScope,
-    /// Largest event on a session's GET stream that is looked into.
+    /// Largest event on a session's GET stream that is read.
     event_bytes_max: usize,
     remembered: RecentMap<Arc<SessionMemory>>,
     leases: SessionLeases,
@@ -99,10 +98,10 @@ impl OwnSessions {
         })
     }
 
-    /// Sends something in one upstream session, and judges the head of the answer.
+    /// Sends a message in one upstream session, and judges the response's head.
     ///
     /// # Errors
-    /// If there is no answer.
+    /// If there is no response.
     pub(crate) async fn send(
         &self,
         binding: &SessionBinding,
@@ -119,12 +118,12 @@ impl OwnSessions {
         Ok(reply::judge(response, ErrorAddressee::passed_in(binding, message.as_ref())).await)
     }
 
-    /// Sends something in the session in use. A session that the server says it has lost is opened anew, and the message sent once
-    /// more if it `is_wanted` then: the one that met the lost session was refused, so no tool runs twice. A server that refuses two
-    /// requests in a row in other words is asked with a `ping`; where it refuses that too, the session [is over](Self::is_over).
+    /// Sends a message in the current session. A session that the server has lost is renewed, and the message is sent once more
+    /// if it `is_wanted` then: the first one was refused, so no tool runs twice. After two consecutive refusals of another form,
+    /// sends the server a `ping`; if it refuses that too, the session [is over](Self::is_over).
     ///
     /// # Errors
-    /// If there is no answer, or no session.
+    /// If there is no response, or no session.
     pub(crate) async fn deliver(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -153,7 +152,7 @@ impl OwnSessions {
         }
     }
 
-    /// Counts a request that the server refused without answering it.
+    /// Counts a request that the server refused without a response.
     async fn refused(&self, session: &OwnSession, fault: &GatewayFault) {
         if !may_be_about_session(fault) {
             return;
@@ -186,8 +185,8 @@ impl OwnSessions {
         tokio::time::timeout(PING_MAX, asking).await.unwrap_or(PingVerdict::Unknown)
     }
 
-    /// Answers the server in a client's session, where the client is not asked. In the background, best effort; under a
-    /// flood it is dropped and counted.
+    /// Replies to the server in a client's session, without asking the client. In the background, best effort; under a flood it
+    /// is dropped and counted.
     pub(crate) fn reply(self: &Arc<Self>, session: &OwnSession, message: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else { return self.dropped("reply_flood") };
         let (channel, stop) = (Arc::clone(&self.channel), self.scope.stop.clone());
@@ -201,23 +200,23 @@ impl OwnSessions {
         self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(replying)));
     }
 
-    /// Counts a message of the server's that goes to nobody.
+    /// Counts a server's message without a recipient.
     pub(crate) fn dropped(&self, reason: &'static str) {
         metric::count_dropped(self.channel.name(), reason);
     }
 
-    /// Lends a session to calls: it stays open until the last loan is given back.
+    /// Lends a session to calls: it stays open until the last lease is dropped.
     pub(crate) fn lend(self: &Arc<Self>, session: &OwnSession) -> Arc<dyn Upstream> {
         self.channel.calls_in(SessionLease::new(self, session))
     }
 
-    /// Has a session end with the last call in it; false if no call runs in it.
+    /// Ends a session with the last call in it; false if no call runs in it.
     pub(crate) fn end_after_calls(&self, session: &OwnSession) -> bool {
         self.leases.put_off(session.opened.nonce, &self.binding(session))
     }
 
-    /// Ends a session at the server, within five seconds; the status of its answer, if it gave one. One without an id has
-    /// nothing there that could be ended.
+    /// Ends a session at the server, within five seconds; returns the response's status, if there is one. A session without an id
+    /// needs no end.
     pub(crate) async fn end(&self, session: &OwnSession) -> Option<StatusCode> {
         let binding = self.binding(session);
         binding.session.as_ref()?;
@@ -226,7 +225,7 @@ impl OwnSessions {
         ending.ok().and_then(Result::ok).map(|response| response.status)
     }
 
-    /// Ends an upstream session that nobody will use, in the background.
+    /// Ends an unused upstream session, in the background.
     pub(crate) fn let_go(&self, binding: SessionBinding, credential: &ClientCredential) {
         let (channel, forwarded) = (Arc::clone(&self.channel), ForwardedHeaders::bearing(credential));
         self.scope.tracker.spawn(async move {

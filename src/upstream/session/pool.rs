@@ -1,4 +1,4 @@
-//! Pools the sessions of one upstream: one for each key, opened once however many wait for it.
+//! Pools the sessions of one upstream: one for each key, with one handshake.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -21,19 +21,19 @@ use crate::upstream::{BeginError, ForwardedHeaders};
 const SESSIONS_MAX: usize = 1_024;
 /// How long a session without calls is kept.
 const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
-/// How often idle sessions are looked for.
+/// How often idle sessions are searched.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
 type SessionOpening = Shared<BoxFuture<'static, Result<Arc<UpstreamSession>, BeginError>>>;
 
-/// The sessions that stateless clients share the use of, each with itself only.
+/// The sessions that stateless clients share, each with equal clients only.
 #[derive(Debug)]
 pub(crate) struct SessionPool {
     link: Arc<UpstreamLink>,
     places: Mutex<HashMap<SessionKey, PooledSession>>,
-    /// Sessions of another process life in which tasks are taken up, as long as anybody does.
+    /// Sessions of another process in which tasks are resumed, while in use.
     adopted: Mutex<HashMap<(SessionKey, HeaderValue), Weak<UpstreamSession>>>,
-    /// As of the last look at the places.
+    /// As of the last sweep.
     open: GaugeShare,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct SessionPool {
 #[derive(Debug)]
 struct PooledSession {
     opening: SessionOpening,
-    /// What it is opened with, and what the server says to that.
+    /// The headers with which it is opened, and the server's refusal of them.
     forwarded: ForwardedHeaders,
     used: Instant,
 }
@@ -51,7 +51,7 @@ impl PooledSession {
         self.opening.peek().and_then(|opened| opened.as_ref().ok())
     }
 
-    /// There is no session, or none that is of use: the upstream has forgotten it.
+    /// There is no usable session: the handshake failed, or the upstream has forgotten it.
     fn has_failed(&self) -> bool {
         match self.opening.peek() {
             Some(Ok(session)) => session.over.is_cancelled(),
@@ -60,26 +60,26 @@ impl PooledSession {
         }
     }
 
-    /// A request that the upstream refused keeps no session.
+    /// A refused request does not keep a session alive.
     fn note_use(&mut self, now: Instant) {
         if self.session().is_none_or(|session| !session.refusals.is_any()) {
             self.used = now;
         }
     }
 
-    /// Nobody but the pool holds the session: no call runs in it, none is about to, nobody listens.
+    /// Whether only the pool holds the session, without subscribers.
     fn is_idle(&self) -> bool {
         self.is_unheld() && self.session().is_some_and(|session| !session.has_subscribers())
     }
 
-    /// The same where somebody may wait to hear of changes, and hears that the session is over.
+    /// Whether only the pool holds the session; it may have subscribers, which are notified of its end.
     fn is_unheld(&self) -> bool {
         self.session().is_some_and(|session| Arc::strong_count(session) == 1)
     }
 }
 
 impl SessionPool {
-    /// An empty pool. What keeps it tidy ends with it.
+    /// An empty pool. Its sweeper ends with it.
     pub(crate) fn new(link: Arc<UpstreamLink>) -> Arc<Self> {
         let open = GaugeShare::new(metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => Arc::clone(&link.name)));
         let pool = Arc::new(Self { link, places: Mutex::default(), adopted: Mutex::default(), open });
@@ -88,12 +88,12 @@ impl SessionPool {
         pool
     }
 
-    /// The session of a key, opened if there is none, for the request that `asking` is of. Cancel safe: a handshake goes on
-    /// without its waiters.
+    /// The session of a key, opened if there is none, for the request with the headers `asking`. Cancel safe: a handshake
+    /// continues without its waiters.
     ///
     /// # Errors
-    /// If the handshake fails; all who wait for the same one get the same error. `QueueFull` if the pool is
-    /// full and all its sessions are in use.
+    /// If the handshake fails; all waiters of one handshake get the same error. `QueueFull` if the pool is full and all its
+    /// sessions are in use.
     pub(crate) async fn session(
         &self,
         key: &SessionKey,
@@ -108,8 +108,7 @@ impl SessionPool {
         opened
     }
 
-    /// Another session in place of one that the upstream has forgotten. However many calls find that out,
-    /// one handshake is made.
+    /// The session that replaces one that the upstream has forgotten. Any number of calls share one handshake.
     ///
     /// # Errors
     /// Like [`SessionPool::session`].
@@ -124,8 +123,8 @@ impl SessionPool {
         self.session(key, asking).await
     }
 
-    /// The session in which tasks were made: that of the pool, or one that another process life opened: one for all of them, with
-    /// a stream of its own, since some upstreams put a task's questions only there. Never ended from here.
+    /// The session of existing tasks: the pool's, or one that another process opened: one for all its tasks, with its own stream,
+    /// since some upstreams send a task's questions only there. Never ended from here.
     pub(crate) fn adopt(
         &self,
         key: &SessionKey,
@@ -136,7 +135,7 @@ impl SessionPool {
         let Some(id) = credentials.session.clone() else {
             return UpstreamSession::adopted(&self.link, credentials, tasks);
         };
-        // The server may speak of its tasks on one stream of a session alone.
+        // The server may send messages of its tasks on only one stream of a session.
         let own = self.places.lock().get(key).and_then(PooledSession::session).cloned();
         if let Some(own) = own.filter(|own| own.credentials.session.as_ref() == Some(&id) && !own.over.is_cancelled()) {
             return own;
@@ -152,8 +151,7 @@ impl SessionPool {
         session
     }
 
-    /// Ends all sessions in which no call runs. Those with calls are left to the upstream: the calls may be
-    /// resumed in them later.
+    /// Ends all sessions without calls. Those with calls stay open at the upstream: the calls may be resumed in them later.
     pub(crate) async fn close(&self) {
         let idle: Vec<_> = {
             let mut places = self.places.lock();
@@ -169,7 +167,7 @@ impl SessionPool {
 
     fn opening(&self, key: &SessionKey) -> Result<(SessionOpening, ForwardedHeaders), BeginError> {
         let mut places = self.places.lock();
-        // A failure that nobody waited for is not anybody's answer.
+        // A failure that had no waiters is not returned to later ones.
         if let Some(place) = places.get_mut(key).filter(|place| !place.has_failed()) {
             place.note_use(Instant::now());
             return Ok((place.opening.clone(), place.forwarded.clone()));
@@ -182,7 +180,7 @@ impl SessionPool {
         Ok((opening, forwarded))
     }
 
-    /// Starts a handshake that goes on by itself, so that a waiter who leaves does not hold it up.
+    /// Starts a handshake in its own task, so that a waiter who leaves does not stop it.
     fn open(&self, key: SessionKey, forwarded: ForwardedHeaders) -> SessionOpening {
         let link = Arc::clone(&self.link);
         let draining = GatewayFault::new(Reason::Draining, Executed::No);
@@ -199,9 +197,9 @@ impl SessionPool {
         outcome.boxed().shared()
     }
 
-    /// Makes room for one more session of `owner`, if need be. One of several principals has at most its share, however
-    /// many capabilities its clients declare; where the pool is full, a session without calls of whoever has most gives
-    /// way, whatever it was used last.
+    /// Makes room for one more session of `owner`, if needed. With several principals, each has at most its share, however many
+    /// capabilities its clients declare; if the pool is full, a session without calls of the principal with the most sessions is
+    /// evicted, even if it was used recently.
     fn make_room(&self, places: &mut HashMap<SessionKey, PooledSession>, owner: &Principal) -> Result<(), BeginError> {
         let share = PrincipalLimitTable::default().of(owner).places.of(SESSIONS_MAX);
         if places.len() < share {
@@ -247,7 +245,7 @@ impl SessionPool {
     fn sweep(&self, now: Instant) {
         let mut places = self.places.lock();
         for place in places.values_mut() {
-            // The end of a handshake that all have left is not noticed before somebody looks.
+            // The end of an abandoned handshake is only noticed by polling it.
             let _ = place.opening.clone().now_or_never();
             if !place.is_idle() {
                 place.note_use(now);

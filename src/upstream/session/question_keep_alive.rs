@@ -1,7 +1,7 @@
-//! Keeps an upstream patient while its question waits for a human: servers give up after a minute or so, and progress
-//! under the token that came with the question resets that time (T-47).
+//! Sends an upstream progress while its question waits for a human (T-47).
 //!
-//! A question without a token is not kept alive: there is nothing that the upstream would listen to.
+//! Servers time out after a minute or so, and progress under the question's token resets their timer. A question without a token
+//! is not kept alive: the upstream would ignore the progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Payload, RequestId, envelope, meta, method};
 
-/// How often progress is shown: twice within the time after which SDKs give up.
+/// The interval of progress: twice within the timeout of SDKs.
 const EVERY: Duration = Duration::from_secs(20);
 
-/// A question whose asker takes progress.
+/// A question with a progress token.
 pub(super) struct QuestionKeepAlive {
     ask: Payload,
     token: Payload,
@@ -24,7 +24,7 @@ pub(super) struct QuestionKeepAlive {
 }
 
 impl QuestionKeepAlive {
-    /// `None` if the question bears no token that is one.
+    /// `None` if the question has no valid token.
     pub(super) fn of(id: &RequestId, params: &Params) -> Option<Self> {
         let question_meta = params.object()?.get_object(meta::META)?;
         let token = RequestId::from_payload(&question_meta.get(meta::PROGRESS_TOKEN)?)?;
@@ -32,7 +32,7 @@ impl QuestionKeepAlive {
         Some(Self { ask: id.payload().clone(), token: token.payload().clone(), related })
     }
 
-    /// Shows progress in the background until the question is closed, or its call or session is gone.
+    /// Sends progress in the background until the question is closed, or its call or session is gone.
     pub(super) fn keep(self, session: &Arc<UpstreamSession>, call: &Arc<SessionCall>) {
         let (link, over) = (Arc::clone(&session.link), session.over().clone());
         let (session, call) = (Arc::downgrade(session), Arc::downgrade(call));
@@ -43,7 +43,7 @@ impl QuestionKeepAlive {
                 if !call.upgrade().is_some_and(|call| call.is_open(&self.ask)) {
                     break;
                 }
-                // An upstream that takes none of it has lost the session, or will say so elsewhere.
+                // An upstream that refuses it has lost the session, or will report the fault elsewhere.
                 if session.tell(self.sign(count)).await.is_err() {
                     break;
                 }

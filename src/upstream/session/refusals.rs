@@ -1,7 +1,7 @@
-//! Counts how often in a row a server refused requests in one session: after two it is asked with a `ping`.
+//! Counts consecutive refusals in one session: after two, a `ping` tests the session.
 //!
-//! A server that forgot a session may say so in any words. Known words ([`reply`](crate::upstream::reply)) renew a session
-//! at once; all others lead here. A response to the request itself is no refusal of its session.
+//! A server that forgot a session may refuse in any form. Known texts ([`reply`](crate::upstream::reply)) renew a session at
+//! once; all others are counted here. A response to the request itself is no refusal of its session.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -12,44 +12,44 @@ use crate::task::GatewayFault;
 use crate::upstream::own_ids;
 use crate::wire::{RequestId, envelope, method};
 
-/// Refusals in a row after which the server is asked.
+/// Consecutive refusals before a `ping`.
 const REFUSALS_MAX: u8 = 2;
 /// The count of a session after a refused `ping`.
 const OVER: u8 = u8::MAX;
-/// How long the answer to a `ping` may take. Without one the next refusal asks again.
+/// How long the response to a `ping` may take. Without one the next refusal sends another.
 pub(super) const PING_MAX: Duration = Duration::from_secs(5);
-/// Largest answer to a `ping`.
+/// Largest response to a `ping`.
 pub(super) const PING_BYTES_MAX: usize = 64 * 1024;
 
-/// The refusals in a row in one session.
+/// The consecutive refusals in one session.
 #[derive(Debug, Default)]
 pub(super) struct SessionRefusals(AtomicU8);
 
-/// The verdict on a session by the server's answer to a `ping` in it.
+/// The verdict on a session by the server's response to a `ping` in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PingVerdict {
     Alive,
     Refused,
-    /// The `ping` met no server.
+    /// The `ping` did not reach the server.
     Unknown,
 }
 
-/// A `ping` that is owed. Dropped without a verdict, the next refusal asks again.
+/// A `ping` that must be sent. If dropped without a verdict, the next refusal sends one.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct OwedPing<'a>(&'a SessionRefusals);
 
 impl SessionRefusals {
-    /// Counts a refusal; the `ping` with which the server has to be asked now, if it has.
+    /// Counts a refusal; returns the `ping` to send now, if one is due.
     pub(super) fn count(&self) -> Option<OwedPing<'_>> {
         let add = |count: u8| (count <= REFUSALS_MAX).then(|| count + 1);
         let counted = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         (counted == Ok(REFUSALS_MAX - 1)).then_some(OwedPing(self))
     }
 
-    /// The server took a request.
+    /// Records that the server accepted a request.
     pub(super) fn forget(&self) {
-        // Read first: a session that works writes nothing.
+        // Read first: a working session writes nothing.
         if self.is_any() {
             self.set(0);
         }
@@ -65,7 +65,7 @@ impl SessionRefusals {
         self.0.load(Ordering::Relaxed) == OVER
     }
 
-    /// A session that is over stays so.
+    /// A session that is over stays over.
     fn set(&self, count: u8) {
         let next = |before: u8| (before != OVER).then_some(count);
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
@@ -73,7 +73,7 @@ impl SessionRefusals {
 }
 
 impl OwedPing<'_> {
-    /// Takes the answer to the `ping`; whether the session is of no use any more.
+    /// Records the verdict of the `ping`; returns whether the session is over.
     pub(super) fn settle(self, verdict: PingVerdict) -> bool {
         match verdict {
             PingVerdict::Alive => self.0.set(0),
@@ -86,21 +86,21 @@ impl OwedPing<'_> {
 
 impl Drop for OwedPing<'_> {
     fn drop(&mut self) {
-        // Unless the answer said more.
+        // Unless a response has changed the count.
         let owed = |count: u8| (count >= REFUSALS_MAX && count != OVER).then_some(REFUSALS_MAX - 1);
         let _ = self.0.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, owed);
     }
 }
 
-/// A `ping` of the gateway's own.
+/// A `ping` of the gateway.
 pub(super) fn ping() -> (RequestId, Bytes) {
     let id = own_ids::mint();
     let message = envelope::request(&id, method::PING, None);
     (id, message)
 }
 
-/// Whether a refusing status may be about the session. The statuses left out are about a credential, the server's load, or a
-/// proxy in front of the server.
+/// Whether a refusing status may be about the session. The excluded statuses are about a credential, the server's load, or a
+/// proxy before the server.
 pub(super) const fn may_be_about_session(fault: &GatewayFault) -> bool {
     match fault.http_status {
         Some(status) => status >= 400 && !matches!(status, 401 | 403 | 407 | 408 | 425 | 429 | 502 | 503 | 504),

@@ -1,8 +1,7 @@
-//! Subscribes to resources in one session: asked once however many listen, and taken back when the last of them has
-//! left.
+//! Subscribes to resources in one session: one request for all listeners.
 //!
-//! What is wanted is a count, what the upstream was told is a state beside it, and whoever changes the count
-//! has the state follow. One request at a time for each resource keeps the two in order.
+//! The subscription ends with its last listener. Beside the count of listeners is the upstream's known state; each change of the
+//! count makes the state follow. One request at a time for each resource keeps the two in order.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,11 +22,11 @@ use crate::wire::{Message, RequestId, ScanLimits, envelope, method};
 
 /// Most resources in one session.
 const SUBSCRIPTIONS_MAX: usize = 4_096;
-/// Requests about them on their way at a time, for one listener.
+/// Concurrent requests for one listener.
 const AT_ONCE: usize = 8;
-/// Largest answer, which says nothing but yes or no.
+/// Largest response, which only grants or refuses.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
-/// How long one answer may take.
+/// How long one response may take.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// The subscriptions of one session.
@@ -40,17 +39,17 @@ struct ResourceSubscription {
     state: Arc<tokio::sync::Mutex<SubscriptionState>>,
 }
 
-/// What the upstream knows of our interest.
+/// The state of a subscription at the upstream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SubscriptionState {
     #[default]
     No,
-    /// It was being told when the future was dropped.
+    /// The future was dropped during the request.
     Unknown,
     Yes,
 }
 
-/// One listener's share in the subscriptions of a session. Dropping it gives the share back.
+/// One listener's lease of subscriptions in a session, released when dropped.
 #[derive(Debug)]
 pub(crate) struct SubscriptionLease {
     session: Arc<UpstreamSession>,
@@ -58,7 +57,7 @@ pub(crate) struct SubscriptionLease {
 }
 
 impl SubscriptionLease {
-    /// The resources whose updates the upstream agreed to tell.
+    /// The resources that the upstream agreed to report.
     pub(crate) fn uris(&self) -> Vec<String> {
         self.uris.iter().map(|uri| uri.as_ref().to_owned()).collect()
     }
@@ -72,7 +71,7 @@ impl Drop for SubscriptionLease {
     }
 }
 
-/// A share that is not accepted yet, so that a dropped future leaves nothing behind.
+/// A lease that is not granted yet, so that a dropped future leaves nothing behind.
 struct PendingSubscription {
     session: Arc<UpstreamSession>,
     uri: Option<Arc<str>>,
@@ -87,8 +86,8 @@ impl Drop for PendingSubscription {
 }
 
 impl UpstreamSession {
-    /// Subscribes to resources, within [`SUBSCRIBE_MAX`]. What the upstream refuses or leaves unanswered is
-    /// not held. Cancel safe: what was asked for is taken back.
+    /// Subscribes to resources, within [`SUBSCRIBE_MAX`]. Resources that the upstream refuses or does not grant in time are not
+    /// held. Cancel safe: pending subscriptions are cancelled.
     pub(crate) async fn hold(self: &Arc<Self>, uris: Vec<String>) -> SubscriptionLease {
         let until = Instant::now() + SUBSCRIBE_MAX;
         let mut held = SubscriptionLease { session: Arc::clone(self), uris: Vec::with_capacity(uris.len()) };
@@ -109,7 +108,7 @@ impl UpstreamSession {
         (settled == Ok(SubscriptionState::Yes)).then_some(share)
     }
 
-    /// Tells the upstream of a resource what it does not know yet; returns what it knows then.
+    /// Makes the upstream's state of a resource follow the count; returns that state.
     async fn settle(&self, uri: &Arc<str>) -> SubscriptionState {
         let Some(state) = self.subscriptions.state(uri) else { return SubscriptionState::No };
         let mut state = state.lock().await;
@@ -124,7 +123,7 @@ impl UpstreamSession {
         *state
     }
 
-    /// Sends one of the two requests; whether the upstream agreed.
+    /// Sends a subscribe or unsubscribe request; returns whether the upstream agreed.
     async fn ask_about(&self, name: &str, uri: &str) -> bool {
         let id = own_ids::mint();
         let params = ObjectWriter::new().text("uri", uri).finish();
@@ -160,7 +159,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Whether the answer to `id` is a result, if it is there; notifications beside it are taken.
+    /// Whether the response to `id` is a result, if it is there; notifications beside it are routed.
     fn answer_in(&self, text: &bytes::Bytes, id: &RequestId) -> Option<bool> {
         let mut agreed = None;
         for message in envelope::read_batch(text, ScanLimits::UPSTREAM, envelope::BATCH_MAX).ok()?.into_iter().flatten()
@@ -177,7 +176,7 @@ impl UpstreamSession {
     }
 }
 
-/// Gives one share back, and tells the upstream in the background if it was the last.
+/// Releases one lease, and unsubscribes in the background if it was the last.
 fn release(session: &Arc<UpstreamSession>, uri: Arc<str>) {
     if !session.subscriptions.leave(&uri) || session.over.is_cancelled() {
         return;
@@ -191,7 +190,7 @@ fn release(session: &Arc<UpstreamSession>, uri: Arc<str>) {
 }
 
 impl ResourceSubscriptions {
-    /// Adds one holder; whether there was room.
+    /// Adds one holder; returns whether there was room.
     fn enter(&self, uri: &Arc<str>) -> bool {
         let mut all = self.0.lock();
         let is_full = all.len() >= SUBSCRIPTIONS_MAX;
@@ -203,7 +202,7 @@ impl ResourceSubscriptions {
         true
     }
 
-    /// Takes one holder out; whether it was the last.
+    /// Removes one holder; returns whether it was the last.
     fn leave(&self, uri: &Arc<str>) -> bool {
         let mut all = self.0.lock();
         let Some(subscription) = all.get_mut(uri) else { return false };
@@ -219,7 +218,7 @@ impl ResourceSubscriptions {
         self.0.lock().get(uri).map(|subscription| Arc::clone(&subscription.state))
     }
 
-    /// Lets go of what nobody holds and nobody is telling the upstream about.
+    /// Removes a subscription without holders and without a request in progress.
     fn forget(&self, uri: &Arc<str>) {
         let mut all = self.0.lock();
         let is_done = |subscription: &ResourceSubscription| {

@@ -1,8 +1,8 @@
-//! Finds the call that a message of the upstream belongs to, and decides about those that belong to none.
+//! Routes an upstream's messages to their calls, and handles those that belong to none.
 //!
-//! On a call's own stream everything belongs to that call. On the session's stream the order is: the call
-//! named by task or token, else the only one that runs, else nobody (T-20): a wrong guess would show one
-//! client's question to another call of the same client.
+//! All messages on a call's own stream belong to that call. On the session's stream a message goes to the call named by task or
+//! token, else to the only running one, else to none (T-20): a wrong guess would show one client's question to another call of
+//! the client.
 
 use std::sync::Arc;
 
@@ -18,37 +18,37 @@ use crate::wire::envelope::Params;
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
 
-/// What a server may ask a client in the middle of a call.
+/// The questions that a server may ask a client during a call.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
-/// What a notification is about.
+/// The subject of a notification.
 enum NotificationSubject {
     Progress(Payload, Progress),
     Log(Payload),
     Withdrawn(Payload),
-    /// A task of the upstream's changed.
+    /// A task of the upstream changed.
     TaskChanged(String),
-    /// Something that concerns the whole session.
+    /// A message for the whole session.
     News,
-    /// One of the kinds above, without what makes it one.
+    /// One of the kinds above, without a required member.
     Unusable,
 }
 
-/// What makes a message on a session's own stream one of a call.
+/// How a message on a session's own stream may be matched to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallMatch {
     /// It names the call or its task: other calls of the client may run in the session.
     Named,
-    /// No other call can have a task that nobody knows yet: it may be this call's, if that still waits to hear of its own.
+    /// An unknown task may be this call's, if the call still waits for its own: no other call can have it.
     OnlyTask,
-    /// Nobody else is there: requests that name nothing are the only call's as well (T-20).
+    /// There is no other call: unnamed requests are the only call's as well (T-20).
     OnlyOne,
-    /// The session is the gateway's: log messages that name nothing, too.
+    /// The session is the gateway's: unnamed log messages, too.
     Pooled,
 }
 
 impl UpstreamSession {
-    /// Takes a notification that came on the stream of `call`.
+    /// Handles a notification that came on the stream of `call`.
     pub(crate) async fn note_to(&self, call: &SessionCall, notification: Notification) {
         match read(&notification) {
             NotificationSubject::Progress(token, progress) if token == *call.id.payload() => {
@@ -66,15 +66,15 @@ impl UpstreamSession {
         }
     }
 
-    /// Takes a request that came on the stream of `call`.
+    /// Handles a request that came on the stream of `call`.
     pub(crate) async fn ask_on(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         if let Some(event) = self.admit(call, request) {
             call.tell(event).await;
         }
     }
 
-    /// Takes a message on the session's own stream that is about one of its calls, and gives back any other. Does not block:
-    /// what a slow reader has no room for is lost.
+    /// Routes a message on the session's own stream to its call, and returns any other. Does not block: messages for a slow
+    /// reader are dropped.
     pub(crate) fn route(self: &Arc<Self>, message: Message, matching: CallMatch) -> Option<Message> {
         match message {
             Message::Request(request) => match self.asked_of(&request, matching) {
@@ -92,7 +92,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Takes a notification on the stream of a session of the gateway's.
+    /// Handles a notification on the stream of a session of the gateway.
     pub(super) fn note(&self, notification: Notification) {
         if self.tell_call(&notification, CallMatch::Pooled).is_some() {
             return;
@@ -104,7 +104,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Takes a request on the stream of a session of the gateway's.
+    /// Handles a request on the stream of a session of the gateway.
     pub(super) fn ask(self: &Arc<Self>, request: Request) {
         if let Some(Message::Request(request)) = self.route(Message::Request(request), CallMatch::Pooled) {
             if request.method != method::PING {
@@ -114,14 +114,14 @@ impl UpstreamSession {
         }
     }
 
-    /// The call that a task is that of.
+    /// The call of a task.
     fn of_task(&self, task: &str, matching: CallMatch) -> Option<Arc<SessionCall>> {
         let call = self.calls.by_task(task)?;
         // Another call of this client may have made it.
         (matching != CallMatch::Named || call.task.get().is_some_and(|own| **own == *task)).then_some(call)
     }
 
-    /// The call that a request belongs to.
+    /// The call of a request.
     fn asked_of(&self, request: &Request, matching: CallMatch) -> Option<Arc<SessionCall>> {
         match request.params.object().and_then(relay::related_task) {
             Some(task) => self.of_task(&task, matching),
@@ -129,7 +129,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Tells the call that a notification belongs to; `None` if there is none.
+    /// Sends a notification to its call; `None` if there is none.
     fn tell_call(&self, notification: &Notification, matching: CallMatch) -> Option<()> {
         let (call, event) = match read(notification) {
             NotificationSubject::TaskChanged(task) => {
@@ -161,7 +161,7 @@ impl UpstreamSession {
         Some(())
     }
 
-    /// Puts a question of a call, which may be full of them.
+    /// Sends a question to its call, if the call's queue has room.
     pub(super) fn ask_of(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         let id = request.id.clone();
         if let Some(event) = self.admit(call, request)
@@ -173,7 +173,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Has the call of a task look how that stands. Calls that were let go may have tasks that still change.
+    /// Makes the call of a task poll it. Released calls may have tasks that still change.
     fn hint(&self, task: &str) {
         match self.calls.by_task(task) {
             Some(call) => call.hint.notify_one(),
@@ -181,7 +181,7 @@ impl UpstreamSession {
         }
     }
 
-    /// Opens a question of a call; what is no question, or one too many, is answered right here.
+    /// Opens a question of a call; an invalid or excessive one is answered right here.
     fn admit(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) -> Option<ExchangeEvent> {
         if request.method == method::PING {
             self.reply(envelope::result(&request.id, &Payload::empty_object()));
@@ -230,7 +230,7 @@ impl UpstreamSession {
     }
 }
 
-/// What a request is answered with that belongs to no call (T-20).
+/// The response to a request that belongs to no call (T-20).
 pub(crate) fn nobodys_answer(request: &Request) -> Bytes {
     let refusal = RpcError::new(INTERNAL_ERROR, "no single call that this can belong to");
     match request.method.as_str() {
@@ -239,7 +239,7 @@ pub(crate) fn nobodys_answer(request: &Request) -> Bytes {
     }
 }
 
-/// What a notification on the stream of the request `id` says of it; `None` if nothing.
+/// The event in a notification on the stream of the request `id`; `None` if there is none.
 pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<ExchangeEvent> {
     match read(notification) {
         NotificationSubject::Progress(token, progress) => {

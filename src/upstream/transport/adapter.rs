@@ -1,9 +1,9 @@
-//! Adapts servers that speak another transport, so that they look like streamable HTTP servers.
+//! Adapts servers with another transport to streamable HTTP.
 //!
-//! A `MessageTransport` is how such a server is reached: one connection over which messages travel both ways, which is one
-//! session of the server. `TransportAdapter` answers POST, GET and DELETE out of it. Read `connection` for one connection
-//! from begin to end, `call_table` for which call a message belongs to, `stateless` for servers without sessions, and
-//! `dedicated_process` for calls that have a connection of their own.
+//! A `MessageTransport` connects to such a server: one connection carries messages both ways, and is one session of the server.
+//! `TransportAdapter` serves POST, GET and DELETE from it. Read `connection` for one connection from begin to end, `call_table`
+//! for the call of a message, `stateless` for servers without sessions, and `dedicated_process` for calls with their own
+//! connection.
 
 mod backoff;
 mod call_table;
@@ -46,17 +46,16 @@ use dedicated_process::DedicatedProcessRules;
 /// How long [`StreamableAdapter::close`] waits for the servers to end.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
-/// The way to a server over which messages travel both ways.
+/// A transport that carries messages both ways.
 #[async_trait]
 pub(crate) trait MessageTransport: Send + Sync + fmt::Debug {
-    /// Opens a fresh connection, over which nothing was said yet, with these headers where it has any. Bounded in
-    /// time; dropping the future leaves nothing behind.
+    /// Opens a fresh connection, without any messages yet, with these headers if it has headers. Bounded in time; dropping the
+    /// future leaves nothing behind.
     ///
-    /// # Errors
-    /// If there is none to be had; nothing was sent.
+    /// # Errors If there is no connection; nothing was sent.
     async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault>;
 
-    /// The longest pause before a server that fails again and again is tried once more.
+    /// The longest pause before a server that fails repeatedly is tried again.
     fn pause_max(&self) -> Duration {
         Duration::from_secs(30)
     }
@@ -68,38 +67,37 @@ pub(crate) struct ConnectionEnds {
     pub(crate) receiver: Box<dyn MessageReceiver>,
 }
 
-/// The way to the server.
+/// Sends messages to the server.
 #[async_trait]
 pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
-    /// Sends the message of a POST. `handed_over` is set before its first byte can reach the server. Returns once the
-    /// server has taken it, as far as it says so; what it answers may come before. Dropping the future sends the
-    /// message whole or not at all.
+    /// Sends the message of a POST. `handed_over` is set before its first byte can reach the server. Returns once the server has
+    /// accepted it, if the transport shows that; its response may come before. Dropping the future sends the message whole or not
+    /// at all.
     ///
-    /// # Errors
-    /// If this message cannot be sent; whether the connection is over is the receiver's to say, unless the fault
-    /// has the status 404: then the server knows the session no more.
+    /// # Errors If this message cannot be sent; the receiver reports the end of the connection, unless the fault has the status
+    /// 404: then the server no longer knows the session.
     async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault>;
 
-    /// Ends the connection, and the server if it is this connection's own. Returns once that is done; bounded in time.
+    /// Ends the connection, and the server if it is only this connection's. Returns once that is done; bounded in time.
     async fn close(&self);
 }
 
-/// The way from the server.
+/// Receives messages from the server.
 #[async_trait]
 pub(crate) trait MessageReceiver: Send {
-    /// The next text: a message, or an array of them. Cancel safe.
+    /// The next text: a message or a batch. Cancel safe.
     ///
     /// # Errors
-    /// Once the connection is over, for good; the fault says why, as calls in progress are to hear it.
+    /// Once the connection is over, for good; the fault is the one for calls in progress.
     async fn next(&mut self) -> Result<Bytes, GatewayFault>;
 }
 
-/// A streamable HTTP server in place of one that is reached over wires, one for each session.
+/// Serves streamable HTTP for a server with one connection per session.
 pub(crate) struct TransportAdapter {
     shared: Arc<AdapterShared>,
     wire: Box<dyn MessageTransport>,
     apart: DedicatedProcessRules,
-    /// Those for clients without sessions.
+    /// The connections for stateless clients.
     connections: Mutex<stateless::StatelessConnections>,
 }
 
@@ -109,14 +107,14 @@ impl fmt::Debug for TransportAdapter {
     }
 }
 
-/// What the sessions of one server share.
+/// The state that all sessions of one server share.
 struct AdapterShared {
     name: Arc<str>,
     health: Arc<UpstreamHealth>,
     life: TaskScope,
-    /// All connections; whoever has a session knows its id, and nobody that of any other connection.
+    /// All connections by id; clients know only the id of their own session.
     sessions: Mutex<HashMap<HeaderValue, Arc<AdapterConnection>>>,
-    /// Connections at one time, those that end included unless another was given their place.
+    /// Permits for connections, kept until a connection has ended or its permit was transferred.
     places: CallPermits,
     backoff: RestartBackoff,
     /// Connections that were opened for a call.
@@ -130,9 +128,9 @@ impl AdapterShared {
 }
 
 impl TransportAdapter {
-    /// An adapter in front of a server that nothing was sent to yet.
+    /// An adapter for a server without any requests yet.
     ///
-    /// Connections that end by themselves are reported to `upstream_health`; why one cannot be opened, the transport reports.
+    /// Connections that end by themselves are reported to `upstream_health`; the transport reports why one cannot be opened.
     pub(crate) fn new(
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
@@ -142,7 +140,7 @@ impl TransportAdapter {
         Self::within(health, wire, connection_permits::new(sessions_max), life)
     }
 
-    /// The same within places that others may share.
+    /// As [`Self::new`], with permits that may be shared.
     pub(crate) fn within(
         health: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,
@@ -161,7 +159,7 @@ impl TransportAdapter {
         Self { shared: Arc::new(shared), wire, apart: DedicatedProcessRules::default(), connections: Mutex::default() }
     }
 
-    /// The same with these calls on connections of their own.
+    /// The same adapter, with own connections for these calls.
     pub(crate) fn with_calls_apart(self, apart: DedicatedProcessRules) -> Self {
         Self { apart, ..self }
     }
@@ -215,7 +213,7 @@ impl TransportAdapter {
         }
     }
 
-    /// Opens a session. There is none unless the server answers with a result.
+    /// Opens a session. There is none unless the server responds with a result.
     async fn initialize(
         &self,
         request: &Request,
@@ -236,7 +234,7 @@ impl TransportAdapter {
         Ok(response)
     }
 
-    /// Opens a connection, which ends with what comes beside it.
+    /// Opens a connection, which ends when the returned guard is dropped.
     async fn open(
         &self,
         kind: ConnectionPurpose,
@@ -245,13 +243,13 @@ impl TransportAdapter {
     ) -> Result<(Arc<AdapterConnection>, UnopenedConnectionGuard), GatewayFault> {
         self.shared.backoff.wait().await?;
         let id = new_id()?;
-        // Taken before anything is waited for, so that nobody opens one too many.
+        // Taken before any wait, so that never too many are opened.
         let place = self.place(owner, patience).await?;
         let session = AdapterConnection::new(Arc::clone(&self.shared), id.clone(), kind, place);
         self.shared.sessions.lock().insert(id, Arc::clone(&session));
         let unless_kept = session.ends_unless_kept();
         let opened = self.wire.open(forwarded).await.inspect_err(|fault| {
-            // A server that refuses one client is well.
+            // A server that refuses one client is healthy.
             if fault.http_status.is_none_or(|status| status >= 500) {
                 self.shared.backoff.note_failure();
             }
@@ -298,12 +296,12 @@ impl StreamableAdapter for TransportAdapter {
     }
 }
 
-/// On whose behalf a connection is opened.
+/// The principal for which a connection is opened.
 fn owner_of(outgoing: &OutgoingRequest) -> Principal {
     outgoing.principal().cloned().unwrap_or_else(Principal::anonymous)
 }
 
-/// The id of a new session: nobody can guess it.
+/// An unguessable id for a new session.
 fn new_id() -> Result<HeaderValue, GatewayFault> {
     let internal = GatewayFault::new(Reason::Internal, Executed::No);
     let mut bytes = [0; 16];
@@ -330,7 +328,7 @@ fn events(messages: AnswerMessages) -> Response<AnswerBody> {
     response
 }
 
-/// The same; what comes beside it is dropped with the answer.
+/// As [`events`], with a guard that is dropped with the response.
 fn events_with(messages: AnswerMessages, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
     events(messages).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
 }

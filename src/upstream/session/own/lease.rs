@@ -1,5 +1,6 @@
-//! Leases a client's session to the calls that run in it: it stays open at the server until the last of them has ended,
-//! even if the client ends it first (T-31).
+//! Leases a client's session to its calls, so that it outlives the client.
+//!
+//! It stays open at the server until the last call has ended (T-31).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,25 +15,25 @@ use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
 
-/// Sessions in which calls run, by nonce.
+/// Sessions with running calls, by nonce.
 #[derive(Debug, Default)]
 pub(super) struct SessionLeases(Mutex<HashMap<u128, LeasedSession>>);
 
 #[derive(Debug, Default)]
 struct LeasedSession {
     calls: usize,
-    /// The upstream session that is to be ended, once the client has ended its own.
+    /// The upstream session to end, once the client has ended its own.
     ended: Option<SessionBinding>,
-    /// A call that may be taken up later was let go in it: it is not ended from here.
+    /// A call that may be resumed later was released in it: it is not ended from here.
     has_orphan: bool,
-    /// As the calls in it that may be tasks of the server's own know it.
+    /// The sessions of its calls that may be the server's own tasks.
     listening: Vec<Weak<UpstreamSession>>,
-    /// Cancelled with the last loan.
+    /// Cancelled with the last lease.
     over: CancellationToken,
 }
 
 impl SessionLeases {
-    /// Puts off the end of a session until its calls have ended; false if there are none.
+    /// Postpones the end of a session until its calls have ended; false if there are none.
     pub(super) fn put_off(&self, nonce: u128, binding: &SessionBinding) -> bool {
         match self.0.lock().get_mut(&nonce) {
             Some(leased) => {
@@ -47,7 +48,7 @@ impl SessionLeases {
         self.0.lock().entry(nonce).or_default().calls += 1;
     }
 
-    /// Takes back one loan; the upstream session that is to be ended now, if one is.
+    /// Drops one lease; returns the upstream session to end now, if any.
     fn leave(&self, nonce: u128) -> Option<SessionBinding> {
         let mut all = self.0.lock();
         let Entry::Occupied(mut leased) = all.entry(nonce) else { return None };
@@ -73,13 +74,13 @@ impl SessionLeases {
         }
     }
 
-    /// Those who hear what is said on a session's own stream.
+    /// The calls' sessions that receive messages of the session's own stream.
     pub(super) fn listening(&self, nonce: u128) -> Vec<Arc<UpstreamSession>> {
         let all = self.0.lock();
         all.get(&nonce).map(|leased| leased.listening.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default()
     }
 
-    /// Cancelled once no call runs in a session any more; `None` if none does now.
+    /// Cancelled once no call runs in the session; `None` if none runs now.
     pub(super) fn over(&self, nonce: u128) -> Option<CancellationToken> {
         self.0.lock().get(&nonce).map(|leased| leased.over.clone())
     }
@@ -89,7 +90,7 @@ impl SessionLeases {
     }
 }
 
-/// The loan of a client's own session. Given back when dropped.
+/// A lease of a client's own session, released when dropped.
 #[derive(Debug)]
 pub struct SessionLease {
     sessions: Arc<OwnSessions>,
@@ -102,15 +103,15 @@ impl SessionLease {
         Self { sessions: Arc::clone(sessions), session: session.clone() }
     }
 
-    /// The session in use, for one call.
+    /// The current session, for one call.
     pub(crate) async fn session(&self, link: &Arc<UpstreamLink>) -> Arc<UpstreamSession> {
         let ended = self.sessions.leases.ended(self.session.opened.nonce);
         let binding = ended.unwrap_or_else(|| self.sessions.binding(&self.session));
         self.listened_to(self.adopt(link, binding)).await
     }
 
-    /// An upstream session of this client's, for one call. What is said on the session's own stream reaches the call where
-    /// it may be a task of the server's.
+    /// An upstream session of this client, for one call. A call that may be the server's task receives messages of the session's
+    /// own stream.
     pub(crate) fn adopt(&self, link: &Arc<UpstreamLink>, binding: SessionBinding) -> Arc<UpstreamSession> {
         let SessionBinding { session, version, tasks } = binding;
         let client = self.session.forwarded.credential();
@@ -123,12 +124,12 @@ impl SessionLease {
         adopted
     }
 
-    /// Leaves the session to the server when its client has ended it and the last call in it is over here.
+    /// Leaves the session open at the server after its client and its last call here have ended.
     pub(crate) fn keep_for_later(&self) {
         self.sessions.leases.keep(self.session.opened.nonce);
     }
 
-    /// The session that takes the place of one which the server has lost, for one call.
+    /// The session that replaces one that the server has lost, for one call.
     ///
     /// # Errors
     /// If the server agrees to none: nothing was sent in it.
@@ -143,7 +144,7 @@ impl SessionLease {
         Ok(self.listened_to(self.adopt(&lost.link, renewed)).await)
     }
 
-    /// Waits until the session's own stream is read, where the server may speak of its tasks there.
+    /// Waits until the session's own stream is read, if the server may send messages of its tasks there.
     async fn listened_to(&self, session: Arc<UpstreamSession>) -> Arc<UpstreamSession> {
         if session.tasks.calls {
             self.sessions.stream_settled(&self.session).await;
@@ -156,7 +157,7 @@ impl Drop for SessionLease {
     fn drop(&mut self) {
         if let Some(binding) = self.sessions.leases.leave(self.session.opened.nonce)
             && binding.session.is_some()
-            // Where the runtime itself ends there is nobody to tell the server.
+            // Without a runtime nothing can be sent to the server.
             && tokio::runtime::Handle::try_current().is_ok()
         {
             self.sessions.let_go(binding, &self.session.forwarded.credential());

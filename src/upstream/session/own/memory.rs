@@ -1,5 +1,6 @@
-//! Remembers of a client's session what its id does not say: the upstream session that took the place of a lost one, and
-//! what has to be told to the next. Bounded, and none of it needed.
+//! Remembers a client session's renewed upstream session and its preferences.
+//!
+//! Preferences are sent again to the next upstream session. All of it is bounded and may be lost.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,30 +16,30 @@ use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::session::refusals::SessionRefusals;
 use crate::wire::{Object, Payload};
 
-/// What is remembered of one session's preferences.
+/// Limits on one session's preferences.
 const SUBSCRIPTIONS_MAX: usize = 256;
 const PREFERENCE_BYTES_MAX: usize = 16 * 1024;
 
-/// A handshake that all who need it wait for.
+/// A handshake that all waiting requests share.
 type SessionRenewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFault>>>;
 
-/// What is remembered of one session.
+/// The remembered state of one session.
 #[derive(Debug, Default)]
 pub(super) struct SessionMemory {
     facts: Mutex<SessionFacts>,
-    /// Shared with the calls that the session is lent to.
+    /// Shared with the calls in leases of the session.
     pub(super) refusals: Arc<SessionRefusals>,
 }
 
 #[derive(Debug, Default)]
 struct SessionFacts {
-    /// The upstream session in use, where it is not the first any more.
+    /// The current upstream session, if it is not the first any more.
     renewed: Option<SessionBinding>,
     renewal: Option<SessionRenewal>,
     preferences: SessionPreferences,
 }
 
-/// What an upstream session was told that a new one has to be told again.
+/// The settings of an upstream session that a new one needs again.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SessionPreferences {
     /// The params of `logging/setLevel`.
@@ -47,7 +48,7 @@ pub(super) struct SessionPreferences {
     pub(super) subscriptions: BTreeSet<String>,
 }
 
-/// One thing that a client tells its upstream session.
+/// A client's change of a preference.
 #[derive(Clone, Debug)]
 pub(crate) enum PreferenceChange {
     Level(Payload),
@@ -82,7 +83,7 @@ impl OwnSessions {
         Some(read(&facts))
     }
 
-    /// The upstream session that is in use.
+    /// The current upstream session.
     pub(crate) fn binding(&self, session: &OwnSession) -> SessionBinding {
         let renewed = self.recall(session, |facts| facts.renewed.clone()).flatten();
         renewed.unwrap_or_else(|| session.opened.binding.clone())
@@ -93,39 +94,39 @@ impl OwnSessions {
         self.remembered.get(session.opened.nonce)
     }
 
-    /// Whether the server refuses the session, in words that are not known: its client has to open another one.
+    /// Whether the server refuses the session in an unknown form: its client must open another one.
     pub(crate) fn is_over(&self, session: &OwnSession) -> bool {
         self.memory(session).is_some_and(|memory| memory.refusals.is_over())
     }
 
-    /// Whether another upstream session took the place of the first one.
+    /// Whether another upstream session has replaced the first one.
     pub(crate) fn is_renewed(&self, session: &OwnSession) -> bool {
         self.recall(session, |facts| facts.renewed.is_some()).unwrap_or_default()
     }
 
-    /// Remembers what a client told its session.
+    /// Remembers a client's change of a preference.
     pub(crate) fn remember(&self, session: &OwnSession, change: PreferenceChange) {
         self.remembered.get_or_default(session.opened.nonce).facts.lock().preferences.change(change);
     }
 
-    /// Forgets a session that has ended.
+    /// Removes the memory of a session that has ended.
     pub(crate) fn forget(&self, nonce: u128) {
         self.remembered.remove(nonce);
     }
 
-    /// The least severity of log messages that a session wants, as far as it is remembered.
+    /// The lowest severity of log messages that a session wants, as far as it is remembered.
     pub(crate) fn level(&self, session: &OwnSession) -> Option<LogLevel> {
         let level = self.recall(session, |facts| facts.preferences.level.clone())??;
         Object::of(&level)?.get_str("level").as_deref().and_then(LogLevel::parse)
     }
 
-    /// The resources that a session subscribed to, as far as it is remembered.
+    /// The resources that a session subscribed to, as far as they are remembered.
     pub(crate) fn subscriptions(&self, session: &OwnSession) -> BTreeSet<String> {
         self.recall(session, |facts| facts.preferences.subscriptions.clone()).unwrap_or_default()
     }
 
-    /// The upstream session that takes the place of `lost`: one that is there already, or the one that `open` is opening,
-    /// started here unless somebody has started it.
+    /// The upstream session that replaces `lost`: an existing one, or the one that `open` is opening, started here unless another
+    /// request has started it.
     pub(super) async fn replace(
         &self,
         session: &OwnSession,
@@ -142,7 +143,7 @@ impl OwnSessions {
                 Some(renewal) => renewal.clone(),
                 None => {
                     let opening = open(facts.preferences.clone());
-                    // Weak, as what is remembered owns this future.
+                    // Weak, as the memory owns this future.
                     let memory = Arc::downgrade(&memory);
                     let noted = async move {
                         let opened = opening.await;

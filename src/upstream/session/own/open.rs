@@ -1,5 +1,4 @@
-//! Opens clients' own sessions: with the client's own `initialize`, and later behind its back where the server has lost the
-//! session.
+//! Opens clients' own sessions, and renews them transparently after the server has lost them.
 
 use std::iter;
 use std::sync::Arc;
@@ -20,14 +19,14 @@ use crate::upstream::{BeginError, ForwardedHeaders, own_ids};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Payload, ProtocolVersion, RequestId, envelope, method};
 
-/// Largest answer to what a new session is told.
+/// Largest response to a setting of a new session.
 const ANSWER_BYTES_MAX: usize = 1024 * 1024;
 
 impl OwnSessions {
-    /// Opens a session with the client's own `initialize`, in which other versions are tried in turn.
+    /// Opens a session with the client's own `initialize`; other versions are tried in turn.
     ///
     /// # Errors
-    /// If the server agrees to none within 30 seconds.
+    /// If the server agrees to none within `HANDSHAKE_MAX`.
     pub(crate) async fn open(
         &self,
         (owner, forwarded): (&Principal, &ForwardedHeaders),
@@ -41,8 +40,8 @@ impl OwnSessions {
         if agreed.version.is_stateless() { Err(malformed()) } else { Ok(agreed) }
     }
 
-    /// An upstream session in place of one that is lost: once for all who wait. The client keeps its id and hears nothing
-    /// of it.
+    /// The upstream session that replaces a lost one: one handshake for all waiting requests. The client keeps its id and is not
+    /// notified.
     ///
     /// # Errors
     /// If the server agrees to none: nothing was sent in it.
@@ -54,7 +53,7 @@ impl OwnSessions {
         let open = |preferences| {
             let (sessions, session) = (Arc::clone(self), session.clone());
             let stop = self.scope.stop.clone();
-            // It goes on by itself, so that a waiter who leaves does not hold it up.
+            // In its own task, so that a waiter who leaves does not stop it.
             let opening = self.scope.tracker.spawn(stop.run_until_cancelled_owned(Box::pin(async move {
                 let renewed = sessions.open_anew(&session, preferences).await;
                 let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
@@ -107,8 +106,7 @@ impl OwnSessions {
         Ok(binding)
     }
 
-    /// Sends something whose answer is of no interest, and waits for it. What the server says to it is its own affair; only
-    /// that it cannot be reached counts.
+    /// Sends a message and waits for its response, which is ignored; only an unreachable server is an error.
     async fn tell(
         &self,
         binding: &SessionBinding,
@@ -125,7 +123,7 @@ impl OwnSessions {
             Err(late)
         });
         let response = sent.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
-        // Only a session that has answered is sure to have done what it was told.
+        // Only a session that has responded has surely applied the setting.
         let limits = ReadLimits::of_bytes(ANSWER_BYTES_MAX);
         let answer = reply::read_whole(response.body, &limits);
         let _ = tokio::time::timeout(END_MAX, answer).await;

@@ -1,5 +1,6 @@
-//! Reads the GET stream of a client's own session: for the client, or for the calls in the session while the client does
-//! not. Many servers have one such stream in a session, so the two take turns. Messages about a server's task go to the call
+//! Reads a client session's GET stream, either for the client or for the session's calls.
+//!
+//! Many servers have one such stream per session, so client and gateway take turns. Messages about a server's task go to the call
 //! that made it: no client learns the id of a server's task (T-67).
 
 use std::collections::HashMap;
@@ -25,31 +26,30 @@ use crate::upstream::session::route::{CallMatch, nobodys_answer};
 use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, MessageText, ScanLimits};
 
-/// How long a client's stream waits for a server that cannot be reached, and between two attempts.
+/// How long a client's stream waits for an unavailable server, and the pause between two attempts.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 const AWAY_PAUSE: Duration = Duration::from_millis(500);
-/// Between two attempts to read a stream that ended.
+/// The pause before a stream that ended is read again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How long a call waits for the gateway's own stream: not every server sends the head of one before it has something to
-/// say.
+/// How long a call waits for the gateway's own stream: some servers send no head before the first event.
 const OPEN_MAX: Duration = Duration::from_secs(1);
 /// How long the gateway's own stream may take to end.
 const STOP_MAX: Duration = Duration::from_secs(1);
-/// How long a server may take to notice that its stream was let go, between two attempts, and how many there are at least: a
-/// gateway that stood still has seen no more of its server than one answer.
+/// How long a server may take to notice that its stream was released, the pause between two attempts, and their least number: a
+/// gateway that was suspended may have seen only one response.
 const TURN_MAX: Duration = Duration::from_secs(2);
 const TURN_PAUSE: Duration = Duration::from_millis(50);
 const TURN_TRIES_MIN: usize = 5;
-/// How long a stream that was let go may be what a server refuses another one for.
+/// How long a released stream may be the cause of a server's refusal of another one.
 const LET_GO_FOR: Duration = Duration::from_secs(10);
-/// Sessions whose stream was let go lately; the one used longest ago falls out.
+/// Sessions with recently released streams; the least recently used is evicted.
 const LET_GO_MAX: usize = 1_024;
 
-/// The readers of sessions in which anybody reads, by nonce.
+/// The readers of sessions, by nonce.
 #[derive(Debug)]
 pub(super) struct SessionStreamReaders {
     states: Mutex<HashMap<u128, StreamReaderState>>,
-    /// When the stream of a session was let go, by whoever read it.
+    /// When the stream of a session was released last.
     let_go: RecentMap<Instant>,
 }
 
@@ -61,7 +61,7 @@ impl Default for SessionStreamReaders {
 
 #[derive(Debug, Default)]
 struct StreamReaderState {
-    /// Streams of the client's.
+    /// Streams of the client.
     clients: usize,
     gateway: Option<GatewayReader>,
 }
@@ -70,7 +70,7 @@ struct StreamReaderState {
 #[derive(Debug)]
 struct GatewayReader {
     stop: CancellationToken,
-    /// Cancelled once it is open, or is not to be had.
+    /// Cancelled once it is open, or is known to be unavailable.
     settled: CancellationToken,
     /// Set once it runs.
     running: Option<JoinHandle<()>>,
@@ -85,22 +85,22 @@ impl SessionStreamReaders {
         self.change(nonce, |readers| readers.clients -= 1);
     }
 
-    /// Ends the gateway's turn, whoever ended it.
+    /// Ends the gateway's turn.
     fn turn_over(&self, nonce: u128) {
         self.change(nonce, |readers| readers.gateway = None);
     }
 
-    /// Takes note that a stream was let go, or a request for one.
+    /// Records that a stream, or a request for one, was released.
     fn let_go(&self, nonce: u128) {
         self.let_go.insert(nonce, Instant::now());
     }
 
-    /// Whether the server may still count a stream that was let go.
+    /// Whether the server may still count a released stream.
     fn was_let_go_lately(&self, nonce: u128) -> bool {
         self.let_go.get(nonce).is_some_and(|when| when.elapsed() < LET_GO_FOR)
     }
 
-    /// Changes the readers of a session, and forgets it where nobody reads any more.
+    /// Changes the readers of a session, and removes it without readers.
     fn change(&self, nonce: u128, change: impl FnOnce(&mut StreamReaderState)) {
         let mut all = self.states.lock();
         let Some(readers) = all.get_mut(&nonce) else { return };
@@ -132,7 +132,7 @@ impl SessionStreamReaders {
         }
     }
 
-    /// Tells the gateway's stream to end; `None` if there is none, else what can be waited for.
+    /// Stops the gateway's stream; `None` if there is none, else the task to wait for.
     fn stop(&self, nonce: u128) -> Option<Option<JoinHandle<()>>> {
         let mut all = self.states.lock();
         let own = all.get_mut(&nonce)?.gateway.as_mut()?;
@@ -141,7 +141,7 @@ impl SessionStreamReaders {
     }
 }
 
-/// A client's stream. While it is there the gateway does not read.
+/// A client's stream. While it exists the gateway does not read.
 #[derive(Debug)]
 struct ClientReaderGuard {
     sessions: Arc<OwnSessions>,
@@ -156,29 +156,29 @@ impl Drop for ClientReaderGuard {
             self.sessions.readers.let_go(self.session.opened.nonce);
         }
         self.sessions.readers.leave(self.session.opened.nonce);
-        // Where the runtime itself ends nobody reads on.
+        // Without a runtime no task can read on.
         if tokio::runtime::Handle::try_current().is_ok() {
             self.sessions.read_for_calls(&self.session);
         }
     }
 }
 
-/// Who reads a session's own stream.
+/// The reader of a session's own stream.
 #[derive(Debug)]
 enum StreamConsumer {
     Client {
         _stream: ClientReaderGuard,
     },
-    /// The gateway, for the calls in it, while the client does not.
+    /// The gateway, for the session's calls, while the client does not read.
     Gateway,
 }
 
-/// Which stream a client got.
+/// The kind of stream that a client got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResumedStreamKind {
-    /// The one that it asked for.
+    /// The requested one.
     Same,
-    /// That of a session that took the place of a lost one.
+    /// The stream of a session that replaced a lost one.
     Another,
 }
 
@@ -192,11 +192,11 @@ pub(crate) enum StreamRefusal {
 }
 
 impl OwnSessions {
-    /// The client's stream at the server, without what is about tasks of the server's.
+    /// The client's stream at the server, without messages about the server's tasks.
     ///
     /// # Errors
-    /// If there is none. A server that is away for a moment is waited for: some clients give up on their stream for good
-    /// when it is refused twice.
+    /// If there is none. A briefly unavailable server is waited for: some clients abandon their stream for good when it is
+    /// refused twice.
     pub(crate) async fn stream_for_client(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -217,8 +217,8 @@ impl OwnSessions {
         Ok((response, kind))
     }
 
-    /// As [`OwnSessions::stream`]. Where somebody had the stream a moment ago, the server may take another one to notice that it
-    /// is free.
+    /// As [`OwnSessions::stream`]. If the stream was in use a moment ago, the server may need another moment to notice that it is
+    /// free.
     async fn stream_in_turn(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -230,7 +230,7 @@ impl OwnSessions {
             tries += 1;
             match self.stream(session, last_event.clone()).await {
                 Err(StreamRefusal::Refused(GatewayFault { http_status: Some(409), .. }))
-                    // Each time: it may have been let go while the server refused this one.
+                    // Checked each time: it may have been released while the server refused this one.
                     if self.readers.was_let_go_lately(session.opened.nonce)
                         && (tries < TURN_TRIES_MIN || Instant::now() < until) =>
                 {
@@ -241,7 +241,7 @@ impl OwnSessions {
         }
     }
 
-    /// Gives the stream of a session free for its client, where the gateway has it.
+    /// Releases the stream of a session for its client, if the gateway reads it.
     async fn stop_reading(&self, session: &OwnSession) {
         let nonce = session.opened.nonce;
         let Some(running) = self.readers.stop(nonce) else { return };
@@ -251,7 +251,7 @@ impl OwnSessions {
         self.readers.let_go(nonce);
     }
 
-    /// Reads the stream of a session for the calls that run in it, unless its client does. Returns at once.
+    /// Reads the stream of a session for its calls, unless the client reads it. Returns at once.
     pub(super) fn read_for_calls(self: &Arc<Self>, session: &OwnSession) {
         let nonce = session.opened.nonce;
         let Some(over) = self.leases.over(nonce).filter(|_| !self.leases.listening(nonce).is_empty()) else { return };
@@ -269,7 +269,7 @@ impl OwnSessions {
             }
             settled.cancel();
             sessions.readers.turn_over(nonce);
-            // Whoever wanted the stream may have left it before this one ended.
+            // The client may have left the stream before this one ended.
             if stop.is_cancelled() {
                 sessions.read_for_calls(&session);
             }
@@ -277,8 +277,8 @@ impl OwnSessions {
         self.readers.runs(nonce, running);
     }
 
-    /// Returns once the gateway's stream of a session is open, if it is to be; within [`OPEN_MAX`]. Some servers forget what
-    /// they would have said on it before.
+    /// Returns once the gateway's stream of a session is open, if it is to be; within [`OPEN_MAX`]. Some servers drop earlier
+    /// messages.
     pub(super) async fn stream_settled(&self, session: &OwnSession) {
         if let Some(settled) = self.readers.settled(session.opened.nonce) {
             let _ = tokio::time::timeout(OPEN_MAX, settled.cancelled()).await;
@@ -300,7 +300,7 @@ impl OwnSessions {
         }
     }
 
-    /// Opens a session's stream at the server, or takes one up.
+    /// Opens a session's stream at the server, or resumes one.
     async fn stream(
         self: &Arc<Self>,
         session: &OwnSession,
@@ -311,7 +311,7 @@ impl OwnSessions {
         let first = RawMethod::Get { last_event: last_event.clone() };
         let mut judged = self.send_patiently(&binding, &first, session).await.map_err(unreachable)?;
         let is_lost = matches!(judged, JudgedResponse::SessionLost);
-        // The event may be one of a session that is gone, and whatever followed it too.
+        // The event id may be of a lost session, with all events after it.
         let is_of_another =
             last_event.is_some() && matches!(judged, JudgedResponse::Refused { .. }) && self.is_renewed(session);
         if is_lost {
@@ -329,7 +329,7 @@ impl OwnSessions {
         }
     }
 
-    /// As [`OwnSessions::send`], waiting for a server that is away for a moment.
+    /// As [`OwnSessions::send`], waiting for a briefly unavailable server.
     async fn send_patiently(
         &self,
         binding: &SessionBinding,
@@ -347,7 +347,7 @@ impl OwnSessions {
         }
     }
 
-    /// A session's own stream without what goes to its calls.
+    /// A session's own stream without the messages for its calls.
     fn filtered(self: &Arc<Self>, session: &OwnSession, source: RawBody, consumer: StreamConsumer) -> RawBody {
         let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.event_bytes_max);
         let (sessions, session) = (Arc::clone(self), session.clone());
@@ -357,9 +357,9 @@ impl OwnSessions {
         })
     }
 
-    /// Brings a message of a session's own stream to the call that it is about; whether it is the client's instead.
+    /// Routes a message of a session's own stream to its call; returns whether it is the client's instead.
     fn is_for_client(self: &Arc<Self>, session: &OwnSession, text: &MessageText, consumer: &StreamConsumer) -> bool {
-        // An array comes from servers of a version without tasks alone.
+        // Only servers of a version without tasks send batches.
         let Ok(message) = text.read(ScanLimits::UPSTREAM) else { return !relay::concerns_a_task(text) };
         let concern = relay::concern(&message);
         let may_be_clients = matches!(consumer, StreamConsumer::Client { .. }) && concern != MessageConcern::Task;

@@ -1,4 +1,4 @@
-//! What the pool keeps and what it lets go of, without a network.
+//! Eviction from the pool, without a network.
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::sync::Semaphore;
@@ -48,7 +48,7 @@ fn key(n: usize) -> SessionKey {
 }
 
 impl SessionPool {
-    /// Puts in a session whose handshake is done.
+    /// Inserts a session after its handshake.
     fn put(&self, key: SessionKey, used: Instant) -> Arc<UpstreamSession> {
         let session = UpstreamSession::adopted(&self.link, SessionHeaders::default(), UpstreamTaskSupport::default());
         let opened = Ok(Arc::clone(&session));
@@ -104,7 +104,7 @@ async fn a_full_pool_lets_go_of_the_idle_session_that_was_used_longest_ago() {
     let refused = pool.opening(&key(SESSIONS_MAX)).err();
     let full = GatewayFault::new(Reason::QueueFull, Executed::No);
     assert!(matches!(refused, Some(BeginError::Gateway(fault)) if fault == full), "none is idle");
-    // The first stays in use; of the idle ones the second was used longest ago.
+    // The first stays in use; of the idle ones the second is the least recently used.
     let first = held.into_iter().next();
     assert!(pool.opening(&key(SESSIONS_MAX)).is_ok());
     let places = pool.places.lock();

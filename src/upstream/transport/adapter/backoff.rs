@@ -1,4 +1,4 @@
-//! Decides how soon a server that ended by itself is started again.
+//! Decides when a server that ended by itself is started again.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use crate::task::{Executed, GatewayFault, Reason};
 
-/// A connection that lasted so long was of use: what comes after it begins anew.
+/// A connection that lasted so long was useful: the failures before it no longer count.
 const USEFUL_AFTER: Duration = Duration::from_secs(10);
-/// The pause after the second failure in a row; each further one doubles it.
+/// The pause after the second consecutive failure; each further one doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// Longest pause that whoever asks waits out; longer ones are told to them.
+/// Longest pause that a request waits for; a longer one is returned as a fault.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// Failures of one server in a row. The first one costs nothing: servers that crash on one input are common.
+/// Consecutive failures of one server. The first has no pause: servers that crash on one input are common.
 #[derive(Debug)]
 pub(super) struct RestartBackoff {
     state: Mutex<BackoffState>,
@@ -28,7 +28,7 @@ struct BackoffState {
 }
 
 impl RestartBackoff {
-    /// No pause is longer than this.
+    /// `pause_max` is the longest pause.
     pub(super) fn new(pause_max: Duration) -> Self {
         Self { state: Mutex::default(), pause_max }
     }
@@ -36,7 +36,7 @@ impl RestartBackoff {
     /// Waits until the server may be started.
     ///
     /// # Errors
-    /// If that takes too long; the fault says when to come again.
+    /// If that takes too long; the fault says when to retry.
     pub(super) async fn wait(&self) -> Result<(), GatewayFault> {
         let until = self.state.lock().until;
         let Some(until) = until else { return Ok(()) };
@@ -53,8 +53,7 @@ impl RestartBackoff {
         self.note_end(Duration::ZERO, false);
     }
 
-    /// Takes note that a connection ended that nobody had ended here. One that lasted, or over which a tool gave a
-    /// result, was of use.
+    /// Records that a connection ended by itself. One that lasted, or over which a tool returned a result, was useful.
     pub(super) fn note_end(&self, lasted: Duration, has_served: bool) {
         let mut state = self.state.lock();
         state.failures = if has_served || lasted >= USEFUL_AFTER { 1 } else { state.failures.saturating_add(1) };

@@ -1,7 +1,7 @@
-//! Finds the call of a connection that a message belongs to. Decides, and fills bounded queues; waits for nobody.
+//! Finds the call of a connection's message, and fills bounded queues without waiting.
 //!
-//! A slow reader holds up no other call: its progress is left out, its question refused; room for the answer is
-//! set aside when the call begins.
+//! A slow reader delays no other call: its progress is dropped, its question refused; room for the response is reserved when the
+//! call begins.
 
 mod stateless;
 
@@ -22,22 +22,22 @@ use crate::upstream::answer_body::{AnswerMessages, BodyBreakError};
 use crate::upstream::outgoing::StreamPurpose;
 use crate::wire::{MessageText, Notification, Object, Payload, Request, RequestId, meta, method};
 
-/// Messages that wait for the reader of one stream, its answer not counted, and bytes of them: one message alone may be
-/// larger, as large as the connection takes.
+/// Messages that wait for the reader of one stream, without the response, and their bytes: a single message may be larger, as
+/// large as the connection allows.
 const QUEUE_MAX: usize = 256;
 const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Requests in progress over one connection.
 const CALLS_MAX: usize = 4_096;
-/// Questions of one call whose ids are remembered.
+/// Remembered question ids of one call.
 const QUESTIONS_MAX: usize = 64;
-/// Notifications that are kept until somebody first listens.
+/// Notifications that are kept until the first listener.
 const EARLY_MAX: usize = 16;
 
-/// The way into what one reader is told.
+/// The sending side of one reader's queue.
 #[derive(Clone, Debug)]
 pub(super) struct MessageQueue {
     sender: mpsc::Sender<io::Result<MessageText>>,
-    /// Bytes that wait, the answer's not counted.
+    /// Bytes that wait, without the response's.
     waiting: Arc<AtomicUsize>,
 }
 
@@ -52,7 +52,7 @@ impl MessageQueue {
         self.sender.is_closed()
     }
 
-    /// Puts a message in. Only the table does, so nobody comes between the look and the deed.
+    /// Queues a message. Only the table does, under its lock, so the check and the send are atomic.
     fn put(&self, text: &MessageText) -> Result<(), DeliveryError> {
         let waiting = self.waiting.load(Ordering::Relaxed);
         if waiting > 0 && waiting.saturating_add(text.len()) > QUEUE_BYTES_MAX {
@@ -69,43 +69,43 @@ impl MessageQueue {
     }
 }
 
-/// Requests in progress and the stream for what belongs to none.
+/// Requests in progress, and the stream for messages without a request.
 #[derive(Debug)]
 pub(super) struct CallTable {
     calls: HashMap<RequestId, CallEntry>,
     own: UnsolicitedStream,
-    /// Since when nobody has used the connection or listened on it, as far as anybody looked.
+    /// Since when the connection has had no use and no listener, as of the last check.
     idle_since: Instant,
-    /// When it was used last, whoever listened since.
+    /// When it was used last, regardless of listeners.
     used: Instant,
-    /// The server has made a task of a call: it may be at it while nothing is in progress here.
+    /// The server has made a task of a call: it may run while no request is in progress here.
     has_task: bool,
 }
 
 #[derive(Debug)]
 enum UnsolicitedStream {
-    /// Nobody has listened yet; what was said is kept.
+    /// No listener yet; messages are kept.
     Early(Vec<MessageText>),
     Heard(MessageQueue, Option<StreamPurpose>),
 }
 
-/// How idle a connection is on which nothing is in progress.
+/// How long a connection without requests in progress has been idle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionIdleness {
-    /// For how long it was not used.
+    /// How long it was not used.
     pub(super) quiet: Duration,
-    /// For how long nobody listened, either.
+    /// How long it also had no listener.
     pub(super) unused: Duration,
-    /// The server was given a call that it made a task of.
+    /// The server has made a task of a call.
     pub(super) has_task: bool,
 }
 
-/// A request that was entered.
+/// A request that was registered.
 #[derive(Debug)]
 pub(super) struct EnteredRequest {
-    /// What answers it.
+    /// Its messages.
     pub(super) messages: AnswerMessages,
-    /// Told of the first of them.
+    /// Notified of the first of them.
     pub(super) heard: Arc<Notify>,
 }
 
@@ -113,10 +113,10 @@ pub(super) struct EnteredRequest {
 struct CallEntry {
     queue: MessageQueue,
     heard: Arc<Notify>,
-    /// Room for the answer.
+    /// Room for the response.
     last: mpsc::OwnedPermit<io::Result<MessageText>>,
     is_tool: bool,
-    /// It opens the session: nothing else that is said before its answer belongs to it.
+    /// It opens the session: other messages before its response do not belong to it.
     is_first: bool,
     token: Option<Payload>,
     /// The server's task that it waits for.
@@ -125,12 +125,12 @@ struct CallEntry {
     terms: RequestTerms,
 }
 
-/// What holds for one request alone.
+/// The terms of one request.
 #[derive(Debug, Default)]
 pub(super) struct RequestTerms {
-    /// By which names whoever made the request knows it, where the server knows it by others.
+    /// The client's names for the request, if the server has others.
     pub(super) outer: Option<OriginalRequest>,
-    /// Dropped when nothing more comes for the request, after its answer is on its way.
+    /// Dropped when nothing more comes for the request, after its response was queued.
     pub(super) _done: Option<DropGuard>,
 }
 
@@ -143,7 +143,7 @@ pub(super) enum RequestStartError {
     Over,
 }
 
-/// A message found nobody, or nobody who keeps up.
+/// Why a message was not delivered: no reader, or a slow one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeliveryError {
     Nobody,
@@ -156,7 +156,7 @@ impl CallTable {
         Self { calls: HashMap::new(), own: UnsolicitedStream::Early(Vec::new()), idle_since, used, has_task: false }
     }
 
-    /// Enters a request on these terms.
+    /// Registers a request on these terms.
     pub(super) fn begin_on(
         &mut self,
         request: &Request,
@@ -166,7 +166,7 @@ impl CallTable {
             return Err(RequestStartError::IdInUse);
         }
         if self.calls.len() >= CALLS_MAX {
-            // Those that nobody reads any more make room.
+            // Requests without a reader make room.
             self.calls.retain(|_, call| !call.queue.is_closed());
         }
         if self.calls.len() >= CALLS_MAX {
@@ -194,7 +194,7 @@ impl CallTable {
         Ok(EnteredRequest { messages, heard })
     }
 
-    /// Takes an answer to where it is waited for; `false` if it is nobody's.
+    /// Delivers a response to its request; `false` if there is none.
     pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &MessageText) -> bool {
         let Some(call) = id.and_then(|id| self.remove(id)) else { return false };
         call.last.send(Ok(text.clone()));
@@ -210,7 +210,7 @@ impl CallTable {
         true
     }
 
-    /// Breaks the only request off; `false` if there is none, or another beside it.
+    /// Breaks the only request off; `false` if there is none, or more than one.
     pub(super) fn break_off_only(&mut self, fault: GatewayFault) -> bool {
         let mut all = self.calls.keys();
         let (Some(only), None) = (all.next().cloned(), all.next()) else { return false };
@@ -226,14 +226,14 @@ impl CallTable {
         self.own = UnsolicitedStream::Early(Vec::new());
     }
 
-    /// What a fault of the connection says of every call: one answer was too large, and nobody knows whose.
+    /// The fault of every call at a fault of the connection: of an oversized response, the call is unknown.
     fn for_each_call(&self, fault: GatewayFault) -> GatewayFault {
         let whose = fault.reason == Reason::ResultTooLarge && self.calls.len() > 1;
         let executed = if whose { Executed::Unknown } else { fault.executed };
         GatewayFault { executed, ..fault }
     }
 
-    /// Ends the stream of a request that nobody wants answered any more; `false` if there is none.
+    /// Ends the stream of a cancelled request; `false` if there is none.
     pub(super) fn cancel(&mut self, id: &RequestId) -> bool {
         self.remove(id).is_some()
     }
@@ -252,13 +252,13 @@ impl CallTable {
         self.calls.is_empty()
     }
 
-    /// Takes note that a question was answered.
+    /// Records that a question was answered.
     pub(super) fn answered(&mut self, question: &RequestId) {
         self.calls.values_mut().for_each(|call| call.questions.retain(|open| open != question));
     }
 
-    /// Takes a notification to the call that it names, else to the only one that may be meant, else to the stream
-    /// for what belongs to none (T-20).
+    /// Delivers a notification to the call that it names, else to the only possible one, else to the stream for messages without
+    /// a request (T-20).
     pub(super) fn note(&mut self, notification: &Notification, text: &MessageText) -> Result<(), DeliveryError> {
         let params = notification.params.object();
         let call = match notification.method.as_str() {
@@ -281,7 +281,7 @@ impl CallTable {
         }
     }
 
-    /// Takes a question to the call that it names, else to the only one, else to the stream for what belongs to none.
+    /// Delivers a question to the call that it names, else to the only one, else to the stream for messages without a request.
     pub(super) fn ask(&mut self, request: &Request, text: &MessageText) -> Result<(), DeliveryError> {
         let names_a_task = request.params.object().and_then(related_task).is_some();
         let id = match self.related(request.params.object()) {
@@ -306,7 +306,7 @@ impl CallTable {
         Ok(())
     }
 
-    /// Opens the stream for what belongs to no request; an older one ends.
+    /// Opens the stream for messages without a request; an older one ends.
     pub(super) fn listen(&mut self, purpose: Option<StreamPurpose>) -> AnswerMessages {
         let (queue, messages) = MessageQueue::new(QUEUE_MAX);
         if let UnsolicitedStream::Early(early) =
@@ -320,18 +320,18 @@ impl CallTable {
         messages
     }
 
-    /// How idle the connection is, unless something is in progress.
+    /// How idle the connection is; `None` while a request is in progress.
     pub(super) fn idle(&mut self) -> Option<ConnectionIdleness> {
         if !self.calls.is_empty() {
             return None;
         }
         let unused = self.left_for();
-        // Of what only the gateway reads nobody knows better whether it is in use than whoever reads it.
+        // Only the reader of a gateway's stream knows whether its session is in use.
         let is_served = matches!(&self.own, UnsolicitedStream::Heard(queue, Some(purpose)) if !queue.is_closed() && purpose.is_served());
         Some(ConnectionIdleness { quiet: self.used.elapsed(), unused, has_task: self.has_task || is_served })
     }
 
-    /// How long nobody has waited for anything. A call goes on meanwhile, if nobody reads its answer any more.
+    /// How long no reader has waited. A call without a reader may still run meanwhile.
     pub(super) fn left_for(&mut self) -> Duration {
         let listens = match &self.own {
             UnsolicitedStream::Early(_) => false,
@@ -349,7 +349,7 @@ impl CallTable {
         (self.idle_since, self.used) = (Instant::now(), Instant::now());
     }
 
-    /// Takes note that a call became a task of the server's.
+    /// Records that a call became the server's task.
     pub(super) const fn note_task(&mut self) {
         self.has_task = true;
     }
@@ -359,7 +359,7 @@ impl CallTable {
         if let Some(call) = self.calls.remove(id) {
             return Some(call);
         }
-        // Servers write ids back as they see fit.
+        // Servers may write ids back in another spelling.
         let same = self.calls.keys().find(|own| own.says(id)).cloned()?;
         self.calls.remove(&same)
     }
@@ -378,7 +378,7 @@ impl CallTable {
         }
     }
 
-    /// The request that waits for the task which is named.
+    /// The request that waits for the named task.
     fn related(&self, params: Option<&Object>) -> Option<&CallEntry> {
         let task = related_task(params?)?;
         self.calls.values().find(|call| call.task.as_ref() == Some(&task))

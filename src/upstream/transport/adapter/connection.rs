@@ -1,4 +1,4 @@
-//! Runs one connection of the adapter from begin to end: sends messages over it, and routes what comes back.
+//! Runs one connection of the adapter: sends messages over it, and routes incoming ones.
 
 mod inbound;
 
@@ -23,53 +23,53 @@ use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders, Str
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::{Message, Request, RequestId, ScanLimits};
 
-/// Refusals of the adapter's own that may be on their way.
+/// Concurrent refusals of the adapter's own.
 const REPLIES_MAX: usize = 32;
-/// A session that nobody used for so long is ended: its client has left without a word.
+/// A session that was unused for so long is ended: its client has left without notice.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
-/// How often it is looked at whether anybody uses it.
+/// How often its use is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConnectionPurpose {
     /// One session.
     Session,
-    /// One call of a session that has another connection; `process` tells apart the questions of several such.
+    /// One call of a session that has another connection; `process` distinguishes the questions of several such.
     Apart { process: String },
-    /// Requests of clients without sessions.
+    /// Requests of stateless clients.
     Stateless,
 }
 
-/// A session of the server, and the connection that it is.
+/// A session of the server, which is one connection.
 pub(super) struct AdapterConnection {
     pub(super) shared: Arc<AdapterShared>,
     id: HeaderValue,
     kind: ConnectionPurpose,
     sender: OnceLock<Arc<dyn MessageSender>>,
-    /// Headers of the client that opened the session, for what the adapter itself says.
+    /// Headers of the client that opened the session, for the adapter's own messages.
     forwarded: OnceLock<ForwardedHeaders>,
     pub(super) table: Mutex<CallTable>,
-    /// One of the server's connections, until it is gone or its place was given to another.
+    /// Its permit, until it has ended or the permit was transferred.
     place: Mutex<Option<CallPermit>>,
-    /// Those who open it, or another beside it: it is not idle, whatever the table says.
+    /// Requests that are opening it, or another beside it: it is not idle, even if the table is.
     openers: AtomicUsize,
-    /// How the session began.
+    /// The handshake of the session.
     pub(super) origin: OnceLock<SessionTemplate>,
-    /// Connections for calls of this session that are kept apart.
+    /// Connections for single calls of this session.
     pub(super) apart: Mutex<Vec<Arc<Self>>>,
     /// Requests that were numbered here.
     pub(super) numbered: AtomicI64,
-    /// The server has answered with a result.
+    /// The server has responded with a result.
     pub(super) is_proven: AtomicBool,
-    /// A tool has given a result.
+    /// A tool has returned a result.
     has_served: AtomicBool,
     replies: Arc<Semaphore>,
-    /// Nothing more is sent or heard.
+    /// Nothing more is sent or received.
     over: CancellationToken,
-    /// The server is gone.
+    /// The server has ended.
     ended: CancellationToken,
-    /// Why, unless somebody ended it here.
+    /// The cause, unless the gateway ended it.
     why: OnceLock<GatewayFault>,
 }
 
@@ -107,13 +107,13 @@ impl AdapterConnection {
         UnopenedConnectionGuard { session: Some(Arc::clone(self)), _opener: self.opener() }
     }
 
-    /// Keeps the session from giving way until it is dropped.
+    /// Protects the session from eviction until it is dropped.
     pub(super) fn opener(self: &Arc<Self>) -> ConnectionUseGuard {
         self.openers.fetch_add(1, Ordering::Relaxed);
         ConnectionUseGuard(Arc::clone(self))
     }
 
-    /// Begins to listen to the server.
+    /// Starts receiving from the server.
     pub(super) fn start(self: &Arc<Self>, opened: ConnectionEnds, forwarded: ForwardedHeaders) {
         // Set once: this is the only place.
         let _ = self.forwarded.set(forwarded);
@@ -130,41 +130,41 @@ impl AdapterConnection {
         self.over.cancel();
     }
 
-    /// Waits until the server is gone.
+    /// Waits until the server has ended.
     pub(super) async fn ended(&self) {
         self.ended.cancelled().await;
     }
 
-    /// Whose connection it is; `None` once its place was given away.
+    /// The connection's principal; `None` once its permit was transferred.
     pub(super) fn owner(&self) -> Option<Principal> {
         self.place.lock().as_ref().map(|place| place.owner().clone())
     }
 
-    /// Makes the connection somebody else's.
+    /// Transfers the connection to another principal.
     pub(super) fn pass_to(&self, owner: &Principal) {
         if let Some(place) = &mut *self.place.lock() {
             place.pass_to(owner);
         }
     }
 
-    /// How idle the session is, unless anything is in progress.
+    /// How idle the session is; `None` while a request is in progress.
     pub(super) fn idle(&self) -> Option<ConnectionIdleness> {
         if self.is_over() { None } else { self.idle_table()?.idle() }
     }
 
-    /// The table, if nothing is opened or runs beside it.
+    /// The table, if no connection is being opened or runs beside it.
     fn idle_table(&self) -> Option<MutexGuard<'_, CallTable>> {
         let is_opening = self.openers.load(Ordering::Relaxed) > 0;
         let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
         (!is_opening && !has_calls).then(|| self.table.lock())
     }
 
-    /// How long nobody has waited for anything of it.
+    /// How long it has had no waiting reader.
     fn left_for(&self) -> Duration {
         self.looked_at().left_for()
     }
 
-    /// The table, in use where a connection beside this one is.
+    /// The table, marked as used if a connection beside this one runs.
     fn looked_at(&self) -> MutexGuard<'_, CallTable> {
         let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
         let mut table = self.table.lock();
@@ -174,23 +174,23 @@ impl AdapterConnection {
         table
     }
 
-    /// Ends the session unless anything is in progress, and gives up its place at once.
+    /// Ends the session unless a request is in progress, and returns its permit at once.
     pub(super) fn give_way(&self) -> Option<CallPermit> {
         let mut table = self.idle_table()?;
         table.idle()?;
-        // While the table is held: nothing begins in it from now on.
+        // While the table is locked: nothing begins in it from now on.
         self.end();
         drop(table);
         self.place.lock().take()
     }
 
-    /// Ends the session unless anything is in progress, or the server runs a task in it. Its place is free once the server
-    /// is gone.
+    /// Ends the session unless a request is in progress, or the server runs a task in it. Its permit is released once the server
+    /// has ended.
     pub(super) fn end_if_idle(&self) {
         if let Some(mut table) = self.idle_table()
             && table.idle().is_some_and(|idle| !idle.has_task)
         {
-            // While the table is held: nothing begins in it from now on.
+            // While the table is locked: nothing begins in it from now on.
             self.end();
         }
     }
@@ -203,20 +203,20 @@ impl AdapterConnection {
         &self.kind
     }
 
-    /// What ends the session when it is dropped.
+    /// Ends the session when it is dropped.
     pub(super) fn end_guard(&self) -> DropGuard {
         self.over.clone().drop_guard()
     }
 
-    /// Opens the stream for what belongs to no request.
+    /// Opens the stream for messages without a request.
     pub(super) fn listen(&self, purpose: Option<StreamPurpose>) -> AnswerMessages {
         self.table.lock().listen(purpose)
     }
 
-    /// Sends `initialize` and waits for its answer; whether that is a result.
+    /// Sends `initialize` and waits for its response; returns whether that is a result.
     ///
     /// # Errors
-    /// If there is no answer.
+    /// If there is no response.
     pub(super) async fn first(
         &self,
         request: &Request,
@@ -235,7 +235,7 @@ impl AdapterConnection {
         Err(self.fault())
     }
 
-    /// Sends a request; the answer is a stream.
+    /// Sends a request; the response is a stream.
     ///
     /// # Errors
     /// If it could not be sent.
@@ -248,7 +248,7 @@ impl AdapterConnection {
         self.request_on(request, outgoing, RequestTerms::default(), handed_over).await
     }
 
-    /// The same on these terms.
+    /// As [`Self::request`], on these terms.
     pub(super) async fn request_on(
         &self,
         request: &Request,
@@ -266,14 +266,14 @@ impl AdapterConnection {
         tokio::select! {
             biased;
             sent = self.send(outgoing, handed_over) => sent?,
-            // Some servers say that they have taken a request only once it is done.
+            // Some servers confirm a request only once it is done.
             () = begun.heard.notified() => (),
         }
         unless_sent.disarm();
         Ok(events(begun.messages))
     }
 
-    /// Sends what wants no answer.
+    /// Sends a message without a response.
     ///
     /// # Errors
     /// If it could not be sent.
@@ -299,7 +299,7 @@ impl AdapterConnection {
         Ok(())
     }
 
-    /// Enters a request, unless the session is over.
+    /// Registers a request, unless the session is over.
     pub(super) fn enter(&self, request: &Request, terms: RequestTerms) -> Result<EnteredRequest, RequestStartError> {
         let mut table = self.table.lock();
         if self.is_over() { Err(RequestStartError::Over) } else { table.begin_on(request, terms) }
@@ -309,7 +309,7 @@ impl AdapterConnection {
         self.enter(request, RequestTerms::default()).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
     }
 
-    /// What the adapter itself says.
+    /// A message of the adapter itself.
     pub(super) fn own(&self, text: Bytes) -> OutgoingRequest {
         let forwarded = self.forwarded.get().cloned().unwrap_or_default();
         SessionHeaders::default().post(text).under_way().forwarding(forwarded)
@@ -319,7 +319,7 @@ impl AdapterConnection {
         let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
         tokio::select! {
             biased;
-            // A message that is not taken because the gateway ends the connection is no fault of the server's.
+            // If the gateway ends the connection, an unsent message is not the server's fault.
             sent = sender.send(outgoing, handed_over) => sent.map_err(|fault| match self.is_over() {
                 true => self.unsent(handed_over),
                 false => fault,
@@ -328,13 +328,13 @@ impl AdapterConnection {
         }
     }
 
-    /// What becomes of a message at the end of the connection.
+    /// The fault of a message at the end of the connection.
     fn unsent(&self, handed_over: &HandedOver) -> GatewayFault {
         let fault = self.fault();
         GatewayFault { executed: if handed_over.initialized() { fault.executed } else { Executed::No }, ..fault }
     }
 
-    /// Why there is no answer. What ends with the gateway is not the server's doing.
+    /// Why there is no response. A shutdown of the gateway is not the server's fault.
     fn fault(&self) -> GatewayFault {
         let is_stopping = self.shared.life.stop.is_cancelled();
         let reason = if is_stopping { Reason::GatewayRestart } else { Reason::UpstreamClosed };
@@ -343,16 +343,16 @@ impl AdapterConnection {
 
     /// Ends the session because the gateway ends.
     pub(super) fn end_with_gateway(&self) {
-        // Set already where the connection ended by itself.
+        // Already set if the connection ended by itself.
         let _ = self.why.set(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown));
         self.end();
     }
 
-    /// Listens until the connection is over, then ends what is left of it.
+    /// Receives until the connection is over, then cleans up.
     async fn run(self: Arc<Self>, mut receiver: Box<dyn MessageReceiver>) {
         let began = Instant::now();
         let fault = self.hear(&mut *receiver).await;
-        // One that is over has said all that it was to say.
+        // A connection that was ended here has nothing to report.
         if let Some(fault) = fault.filter(|_| !self.is_over()) {
             // Set once: this is the only place.
             let _ = self.why.set(fault);
@@ -401,13 +401,13 @@ impl AdapterConnection {
     }
 }
 
-/// What a request is answered with that came when its session had ended: nothing of it was sent.
+/// The fault of a request after its session had ended: nothing of it was sent.
 fn lost() -> GatewayFault {
     let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::No);
     GatewayFault { http_status: Some(http::StatusCode::NOT_FOUND.as_u16()), ..lost }
 }
 
-/// Keeps a session from giving way.
+/// Protects a session from eviction.
 pub(super) struct ConnectionUseGuard(Arc<AdapterConnection>);
 
 impl Drop for ConnectionUseGuard {
@@ -416,7 +416,7 @@ impl Drop for ConnectionUseGuard {
     }
 }
 
-/// A session that nobody knows of yet. Dropping it ends that session.
+/// A session that is not yet known to a client. Dropping it ends that session.
 pub(super) struct UnopenedConnectionGuard {
     session: Option<Arc<AdapterConnection>>,
     _opener: ConnectionUseGuard,
@@ -433,13 +433,13 @@ impl Drop for UnopenedConnectionGuard {
         let Some(session) = self.session.take() else { return };
         session.end();
         if session.sender.get().is_none() {
-            // Nothing runs that would.
+            // Without a runtime no task would.
             session.leave();
         }
     }
 }
 
-/// A request that is not sent yet. Dropping it forgets the request.
+/// A request that is not sent yet. Dropping it removes the request.
 struct UnsentRequestGuard<'a> {
     session: &'a AdapterConnection,
     id: Option<&'a RequestId>,
@@ -459,11 +459,11 @@ impl Drop for UnsentRequestGuard<'_> {
     }
 }
 
-/// How a session began, for others to begin in the same way.
+/// The handshake of a session, to open others in the same way.
 pub(super) struct SessionTemplate {
     pub(super) initialize: Request,
     pub(super) outgoing: OutgoingRequest,
-    /// The log level that was asked for last.
+    /// The log level that was requested last.
     pub(super) level: Mutex<Option<Request>>,
 }
 

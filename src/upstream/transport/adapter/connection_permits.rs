@@ -1,9 +1,8 @@
-//! Decides who may open one more connection, and which one gives way for it.
+//! Decides who may open one more connection, and which connection is evicted for it.
 //!
-//! One of several principals has at most its share of the places, so that
-//! no other waits for one. Where none is left, an idle connection of whoever has most gives way, whatever it was used
-//! last and whoever listens on it: its session is opened anew when it is next used. A call in progress is never ended
-//! for another, nor is a connection on which the server runs a task.
+//! With several principals, each has at most its share of the permits, so that no other waits for one. If none is left, an idle
+//! connection of the principal with the most is evicted, even if it was used recently or has listeners: its session is renewed at
+//! the next use. A call in progress is never ended for another, nor is a connection on which the server runs a task.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -14,22 +13,22 @@ use crate::shared_limits::SharedLimits;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::limits::{CallPermit, CallPermitSettings, CallPermits};
 
-/// A connection that nobody uses gives its place to whoever has as many after this.
+/// After this an unused connection is evicted even for a principal with as many.
 const YIELDS_AFTER: Duration = Duration::from_secs(10);
-/// How long a call waits for a connection of its own while there are as many as there may be, and whoever has none at
-/// all for the first; and how often it is looked whether one gives way by now.
+/// How long a call with its own connection waits for a permit; how long a principal without a connection waits for its first; and
+/// how often eviction is tried meanwhile.
 const PLACE_WAIT: Duration = Duration::from_secs(30);
 const FIRST_WAIT: Duration = Duration::from_secs(25);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a server may take to end, with all the patience that there is for programs.
+/// How long a server may take to end, including all time limits for programs.
 const ENDING_MAX: Duration = Duration::from_secs(8);
-/// Those who wait for a place at one time.
+/// Most requests that wait for a permit.
 pub const WAITING_MAX: usize = 4_096;
 
-/// Whether to wait for a place.
+/// Whether to wait for a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PermitWait {
-    /// Only for what is ending already, and for the first one.
+    /// Only for a connection that is ending already, and for the principal's first.
     First,
     Waits,
 }
@@ -39,28 +38,28 @@ pub(super) fn new(max: NonZeroUsize) -> CallPermits {
     CallPermits::unmetered(settings, SharedLimits::default())
 }
 
-/// Why a connection may give way to whoever wants its place.
+/// Why a connection may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EvictionReason {
-    /// Its owner has at least two more: nothing but calls holds it.
+    /// Its owner has at least two more: only calls protect it.
     AtOnce,
-    /// Its owner has one more: not while it is in use every few seconds.
+    /// Its owner has one more: use every few seconds protects it.
     Quiet,
-    /// Nobody uses it, or listens.
+    /// Use and listeners protect it.
     Unused,
 }
 
 impl TransportAdapter {
-    /// A place for one more connection of `owner`.
+    /// A permit for one more connection of `owner`.
     ///
     /// # Errors
-    /// `QueueFull` if there is none, and none is to be waited for; `QueueDeadline` if the wait was too long.
+    /// `QueueFull` if there is none and none is waited for; `QueueDeadline` if the wait was too long.
     pub(super) async fn place(&self, owner: &Principal, patience: PermitWait) -> Result<CallPermit, GatewayFault> {
         let places = &self.shared.places;
         if let Some(place) = places.try_acquire(owner).or_else(|| self.make_room(owner)) {
             return Ok(place);
         }
-        // One that is ending already is waited for: a program that was only asked what it speaks, say.
+        // A connection that is ending already is waited for: a program that was only probed, say.
         let is_ending = || self.shared.sessions.lock().values().any(|session| session.is_over());
         let longest = match patience {
             PermitWait::Waits => PLACE_WAIT,
@@ -83,7 +82,7 @@ impl TransportAdapter {
         }
     }
 
-    /// Ends a connection that gives way to `owner`, whose its place is from then on.
+    /// Evicts a connection for `owner`, who gets its permit.
     fn make_room(&self, owner: &Principal) -> Option<CallPermit> {
         let places = &self.shared.places;
         let (own, has_share) = (places.held_by(owner), places.has_share(owner));
@@ -109,7 +108,7 @@ impl TransportAdapter {
     }
 }
 
-/// How long a connection was not used, if it may give way by now.
+/// How long a connection was not used, if it may be evicted by now.
 fn quiet_for(session: &AdapterConnection, yields: EvictionReason) -> Option<Duration> {
     let idle = session.idle()?;
     let unused = || (idle.unused >= YIELDS_AFTER).then_some(idle.unused);

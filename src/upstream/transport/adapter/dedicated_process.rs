@@ -1,7 +1,7 @@
-//! Runs calls on a connection of their own (`process_per_call`), opened for them and ended after them.
+//! Runs calls on their own connections (`process_per_call`), opened and ended for each.
 //!
-//! Such a connection begins as the session's own did, with the same `initialize`, so that the call runs as in that
-//! session. What it says goes to the call; its questions bear ids that lead back to it.
+//! Such a connection begins with the session's own `initialize`, so that the call runs as in that session. Its messages go to the
+//! call; its questions have ids that lead back to it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,10 +20,10 @@ use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::wire::{Message, Request, RequestId, envelope, method};
 
-/// How long it may take until such a connection is ready for its call, waiting for a place included.
+/// How long opening such a connection may take, waiting for a permit included.
 const OPENING_MAX: Duration = Duration::from_secs(60);
 
-/// Which tools' calls are kept apart: the first rule that fits the name which clients know a tool by decides.
+/// The tools with calls on their own connections. The first rule that matches the clients' name of a tool decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DedicatedProcessRules {
     rules: Vec<(WildMatch, bool)>,
@@ -42,8 +42,8 @@ impl DedicatedProcessRules {
         }
     }
 
-    /// Whether a request is such a call. One that the server makes a task of its own is none: the task outlives the
-    /// answer, and would end with its process.
+    /// Whether a request is such a call. A call that the server makes a task is none: the task outlives the response, and would
+    /// end with its process.
     pub(super) fn include(&self, request: &Request) -> bool {
         if self.rules.is_empty() || request.method != method::TOOLS_CALL {
             return false;
@@ -56,10 +56,10 @@ impl DedicatedProcessRules {
 }
 
 impl TransportAdapter {
-    /// Runs a call of a session on a connection of its own.
+    /// Runs a call of a session on its own connection.
     ///
     /// # Errors
-    /// If none is ready in time, or the call could not be sent.
+    /// If no connection is ready in time, or the call could not be sent.
     pub(super) async fn call_apart(
         &self,
         session: &Arc<AdapterConnection>,
@@ -73,7 +73,7 @@ impl TransportAdapter {
         let _stays = session.opener();
         let ready = tokio::time::timeout(OPENING_MAX, self.open_like(session)).await;
         let ready = ready.unwrap_or(Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No)));
-        // Nothing of the call was sent, whatever was said before it.
+        // Nothing of the call was sent, only messages before it.
         let (other, unless_called) = ready.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         session.keep(&other)?;
         let terms = RequestTerms { _done: Some(other.end_guard()), ..RequestTerms::default() };
@@ -103,7 +103,7 @@ impl TransportAdapter {
         other.send(&other.own(envelope::notification(method::INITIALIZED, None)), &HandedOver::default()).await?;
         let level = origin.level.lock().clone();
         if let Some(level) = level {
-            // Its answer is nobody's.
+            // Its response is ignored.
             drop(other.begin(&level)?);
             other.send(&other.own(request_ids::text_of(&level)), &HandedOver::default()).await?;
         }
@@ -112,7 +112,7 @@ impl TransportAdapter {
 }
 
 impl AdapterConnection {
-    /// Takes note of what further connections of this session are told as well.
+    /// Records a log level for further connections of this session.
     pub(super) fn note_level(&self, request: &Request) {
         if request.method == method::SET_LEVEL
             && let Some(origin) = self.origin.get()
@@ -124,7 +124,7 @@ impl AdapterConnection {
     fn keep(&self, other: &Arc<Self>) -> Result<(), GatewayFault> {
         let mut apart = self.apart.lock();
         apart.retain(|other| !other.is_over());
-        // Whoever ends the session ends those that are in the list by then.
+        // The end of the session ends the connections that are in the list by then.
         if self.is_over() {
             return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
         }
@@ -137,7 +137,7 @@ impl AdapterConnection {
         has(self) || self.apart.lock().iter().any(|other| has(other))
     }
 
-    /// Where a notification or an answer belongs that is about a call kept apart, and how it is said there.
+    /// The connection of a notification or an answer about such a call, and the message's text there.
     pub(super) fn place_of(&self, message: &Message) -> Option<(Arc<Self>, Option<Bytes>)> {
         let apart = self.apart.lock();
         match message {

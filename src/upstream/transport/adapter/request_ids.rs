@@ -1,14 +1,14 @@
-//! Maps the ids of a request on both sides of the adapter, where they differ. Pure.
+//! Maps request ids between both sides of the adapter, if they differ. Pure.
 
 use bytes::Bytes;
 
 use crate::wire::envelope::{Notification, Params, Request, Response};
 use crate::wire::{Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
-/// Ids of questions that a process asked which is not the session's own.
+/// The prefix of question ids from other processes than the session's own.
 const APART: &str = "process:";
 
-/// A request under the adapter's own id, which is its progress token too, and how its maker knows it.
+/// A request under the adapter's own id, which is its progress token too, and its original names.
 pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, OriginalRequest) {
     let metadata = request.params.object().and_then(|params| params.get_object(meta::META));
     let token = metadata.as_ref().and_then(|metadata| metadata.get(meta::PROGRESS_TOKEN));
@@ -24,7 +24,7 @@ pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, 
     (request, text, outer)
 }
 
-/// An answer as the maker of the request is to see it.
+/// A response under the client's id.
 pub(super) fn answer(response: &Response, id: &RequestId) -> Bytes {
     match &response.outcome {
         Ok(result) => envelope::result(id, result),
@@ -32,7 +32,7 @@ pub(super) fn answer(response: &Response, id: &RequestId) -> Bytes {
     }
 }
 
-/// A notification on a subscription, under the id of whoever listens.
+/// A notification on a subscription, under the listener's id.
 pub(super) fn told_of(notification: &Notification, id: &RequestId) -> Bytes {
     let edited = notification.params.object().and_then(|params| {
         let metadata = params.get_object(meta::META)?;
@@ -45,7 +45,7 @@ pub(super) fn told_of(notification: &Notification, id: &RequestId) -> Bytes {
     }
 }
 
-/// Progress under the token that was asked for.
+/// Progress under the requested token.
 pub(super) fn progress_of(notification: &Notification, token: &Payload) -> Bytes {
     let params = notification.params.object();
     let params = params.map(|params| params.edit().set(meta::PROGRESS_TOKEN, token.clone()).finish());
@@ -56,13 +56,13 @@ pub(super) fn verbatim(notification: &Notification) -> Bytes {
     envelope::notification(&notification.method, notification.params.object().map(Object::payload))
 }
 
-/// That nobody waits for a request any more.
+/// A cancellation of a request.
 pub(super) fn cancelled(id: &RequestId) -> Bytes {
     let params = Payload::of(&serde_json::json!({ "requestId": id, "reason": "nobody waits for it any more" }));
     envelope::notification(method::CANCELLED, Some(&params))
 }
 
-/// A call whose server must not make a task of its own: its process ends with the answer.
+/// A call without the tasks extension: its process ends with the response, so the server must make no task.
 pub(super) fn without_tasks(request: &Request) -> Request {
     let edited = request.params.object().and_then(|params| {
         let metadata = params.get_object(meta::META)?;
@@ -79,12 +79,12 @@ pub(super) fn without_tasks(request: &Request) -> Request {
     }
 }
 
-/// The id that the session's client knows a question by; `process` tells apart what several processes ask.
+/// The id of a question for the session's client; `process` distinguishes several processes.
 pub(super) fn outward(process: &str, id: &RequestId) -> RequestId {
     RequestId::text(&format!("{APART}{process}:{}", id.as_json()))
 }
 
-/// The process that asked, and the question's id there; `None` for one that the session's own asked.
+/// The process that asked, and the question's id there; `None` for the session's own process.
 pub(super) fn inward(id: &RequestId) -> Option<(String, RequestId)> {
     let text = id.as_text()?;
     let (process, own) = text.strip_prefix(APART)?.split_once(':')?;
@@ -99,7 +99,7 @@ pub(super) fn question(request: &Request, id: RequestId) -> (Request, Bytes) {
     (request, text)
 }
 
-/// A question taken back, under another id.
+/// A withdrawal of a question, under another id.
 pub(super) fn withdrawal(notification: &Notification, id: &RequestId) -> (Notification, Bytes) {
     let params = notification.params.object();
     let params = params.map(|params| params.edit().set("requestId", id.payload().clone()).finish());
@@ -117,14 +117,14 @@ fn params_of(params: &Payload) -> Params {
     Object::of(params).map_or(Params::Absent, Params::Object)
 }
 
-/// A request as whoever made it named it.
+/// The client's names of a request.
 #[derive(Clone, Debug)]
 pub(super) struct OriginalRequest {
     pub(super) id: RequestId,
     pub(super) token: Option<Payload>,
-    /// Whether it wants to be told what the server logs.
+    /// Whether it wants the server's log messages.
     pub(super) wants_logs: bool,
-    /// Whether it asks nothing but what the server is.
+    /// Whether it only probes the server.
     pub(super) is_probe: bool,
 }
 
@@ -162,7 +162,7 @@ mod tests {
             panic!("no response")
         };
         assert_eq!(value(&answer(&response, &outer.id)), json!({ "jsonrpc": "2.0", "id": "a", "result": { "x": 1 } }));
-        // Without a token there is none to be made.
+        // Without a token none is added.
         let plain = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": { "_meta": {} } });
         let (_, text, outer) = renumbered(&request(&plain), &RequestId::number(8));
         assert_eq!(value(&text)["params"], json!({ "_meta": {} }));

@@ -1,8 +1,8 @@
-//! Serves clients without sessions from a server of 2026-07-28 behind the adapter.
+//! Serves stateless clients from a server of 2026-07-28 behind the adapter.
 //!
-//! A connection is no conversation there: it carries whatever is asked, and is opened without a word. All requests of one
-//! principal share one, since nothing on it has to be guessed: questions are results. Principals share none, whatever a
-//! server keeps in its process. A request that nobody waits for any more is taken back by name.
+//! A connection there has no handshake and carries any request. All requests of one principal share one, since no message on it
+//! is ambiguous: questions are results. Principals never share one, as a server may keep state in its process. An abandoned
+//! request is cancelled by its id.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -20,19 +20,19 @@ use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::wire::{Message, Request, RequestId, method};
 
-/// The connections in use, and who opens one.
+/// The connections in use, and those being opened.
 #[derive(Default)]
 pub(super) struct StatelessConnections {
-    /// Nothing but what the server is was asked on it.
+    /// A connection that was only probed.
     spare: Option<Arc<AdapterConnection>>,
     of: HashMap<Principal, Arc<AdapterConnection>>,
-    /// Held by whoever opens a connection for a principal; the others of that principal wait for it.
+    /// Held while a connection for a principal is opened; other requests of that principal wait for it.
     openings: HashMap<Principal, Weak<tokio::sync::Mutex<()>>>,
 }
 
 impl StatelessConnections {
-    /// The one that requests of a principal go to, if there is one. A spare one is taken unless `has_share`: then the
-    /// principal has as many as it may.
+    /// The connection for a principal's requests, if there is one. A spare one is taken unless `has_share`: then the principal
+    /// has all its connections.
     fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<AdapterConnection>> {
         if let Some(session) = self.of.get(principal).filter(|session| !session.is_over()) {
             return Some(Arc::clone(session));
@@ -50,7 +50,7 @@ impl StatelessConnections {
         Some(spare)
     }
 
-    /// What keeps two from opening one for the same principal.
+    /// Ensures that only one connection is opened for a principal.
     fn opening(&mut self, principal: &Principal) -> Arc<tokio::sync::Mutex<()>> {
         if let Some(opening) = self.openings.get(principal).and_then(Weak::upgrade) {
             return opening;
@@ -61,7 +61,7 @@ impl StatelessConnections {
         opening
     }
 
-    /// Keeps a connection that was opened; `false` if another is there by now, which will do.
+    /// Keeps an opened connection; `false` if there is another by now, which is used instead.
     fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<AdapterConnection>) -> bool {
         if is_probe && self.spare.as_ref().is_some_and(|spare| !spare.is_over()) {
             return false;
@@ -77,7 +77,7 @@ impl StatelessConnections {
 }
 
 impl TransportAdapter {
-    /// Takes a message of a client without a session.
+    /// Handles a message of a stateless client.
     ///
     /// # Errors
     /// If there is no connection, or the message could not be sent.
@@ -88,7 +88,7 @@ impl TransportAdapter {
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let Message::Request(request) = message else {
-            // Such clients say nothing but requests; what they take back they stop reading.
+            // Such clients only send requests; to cancel one they stop reading.
             return Ok(answered(StatusCode::ACCEPTED));
         };
         if self.apart.include(request) {
@@ -111,8 +111,8 @@ impl TransportAdapter {
         session.request_named(request, RequestTerms::default(), handed_over).await
     }
 
-    /// The connection for a request of a principal, opened if there is none: by one of those who want it, while
-    /// nobody else waits.
+    /// The connection for a request of a principal, opened if there is none: one request opens it, and only the principal's
+    /// others wait.
     async fn connection(
         &self,
         principal: &Principal,
@@ -145,7 +145,7 @@ impl TransportAdapter {
 }
 
 impl AdapterConnection {
-    /// Sends a request under an id of the adapter's own; the answer is a stream, which ends the request when it is dropped.
+    /// Sends a request under an id of the adapter; the response is a stream, which cancels the request when it is dropped.
     ///
     /// # Errors
     /// If it could not be sent.
@@ -161,7 +161,7 @@ impl AdapterConnection {
         let messages = match self.enter(&renumbered, RequestTerms { outer: Some(outer), ..terms }) {
             Ok(begun) => begun.messages,
             Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
-            // Whoever asked asks again, on another one.
+            // The caller tries again, on another one.
             Err(RequestStartError::Over) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::No)),
             Err(RequestStartError::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
@@ -171,8 +171,7 @@ impl AdapterConnection {
         Ok(events_with(messages, Box::new(waits)))
     }
 
-    /// Ends a connection on which nothing but what the server is was asked, in vain: what comes next is said to a
-    /// server that has heard nothing.
+    /// Ends a connection after a probe that failed: the next message goes to a server that has received nothing.
     pub(super) fn end_after_probe(&self) {
         if !self.is_proven.load(Ordering::Relaxed) && self.table.lock().is_empty() {
             self.end();
@@ -189,7 +188,7 @@ impl AdapterConnection {
     }
 }
 
-/// Whoever waits for an answer.
+/// Cancels a request when its response is no longer awaited.
 struct PendingAnswerGuard {
     session: Arc<AdapterConnection>,
     id: RequestId,

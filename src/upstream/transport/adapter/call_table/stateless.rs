@@ -1,7 +1,7 @@
-//! Finds the call for a server without sessions, whose connection carries requests of many clients.
+//! Finds the call of a message from a stateless server, whose connection many clients share.
 //!
-//! Every request has an id of the adapter's own there, so that ids and tokens which clients chose never meet. What
-//! names no request is nobody's: there is nobody who would own the connection.
+//! Every request has an id of the adapter there, so that clients' ids and tokens never collide. A message that names no request
+//! is dropped: no client owns the connection.
 
 use bytes::Bytes;
 
@@ -10,13 +10,13 @@ use crate::upstream::transport::adapter::request_ids::{self, OriginalRequest};
 use crate::wire::{Notification, RequestId, meta, method};
 
 impl CallTable {
-    /// How whoever made a request knows it.
+    /// A request's names at its client.
     pub(in crate::upstream::transport::adapter) fn outer(&self, id: &RequestId) -> Option<OriginalRequest> {
         self.call(id)?.1.terms.outer.clone()
     }
 
-    /// Takes a notification to the request that it names. What the server logs names none: it goes to the only request
-    /// that wants it, and among several to nobody (MOD-23).
+    /// Delivers a notification to the request that it names. A server's log messages name none: they go to the only request that
+    /// wants them, and with several to none (MOD-23).
     pub(in crate::upstream::transport::adapter) fn note_named(
         &mut self,
         notification: &Notification,
@@ -52,7 +52,7 @@ impl CallTable {
     }
 
     fn call(&self, id: &RequestId) -> Option<(&RequestId, &CallEntry)> {
-        // Servers write ids back as they see fit.
+        // Servers may write ids back in another spelling.
         self.calls
             .get_key_value(id)
             .or_else(|| self.calls.iter().find(|(own, _): &(&RequestId, &CallEntry)| own.says(id)))

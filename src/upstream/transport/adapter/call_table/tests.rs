@@ -1,4 +1,4 @@
-//! Whose a message is, and that nobody holds up anybody else.
+//! Routing of messages, and isolation of slow readers.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ fn progress(table: &mut CallTable, token: u32) -> Result<(), DeliveryError> {
     note(table, "notifications/progress", json!({ "progressToken": token, "progress": 1 }))
 }
 
-/// How many messages are there, and whether the stream has ended.
+/// The number of waiting messages, and whether the stream has ended.
 fn drained(messages: &mut AnswerMessages) -> (usize, bool) {
     let mut count = 0;
     loop {
@@ -53,7 +53,7 @@ fn drained(messages: &mut AnswerMessages) -> (usize, bool) {
     }
 }
 
-/// How long nobody has used the connection or listened, unless something is in progress.
+/// How long the connection had no use and no listener, unless a request is in progress.
 fn unused(table: &mut CallTable) -> Option<Duration> {
     table.idle().map(|idle| idle.unused)
 }
@@ -183,7 +183,7 @@ async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
     assert_eq!(drained(&mut table.listen(None)), (1, false), "kept until somebody listens");
 }
 
-/// Whoever only listens has no more right to a connection than whoever wants to call.
+/// Listening gives no more right to a connection than waiting to call.
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_only_listened_on_is_quiet_and_one_with_a_call_is_not_idle() {
     let mut table = CallTable::new();

@@ -1,4 +1,4 @@
-//! Routes what a server says over its connection.
+//! Routes a server's messages over its connection.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::wire::{
     method,
 };
 
-/// A message beyond this that is dropped is worth a line in the log.
+/// Dropped messages beyond this size are logged.
 const LARGE_BYTES: usize = 256 * 1024;
 
 impl AdapterConnection {
@@ -53,8 +53,8 @@ impl AdapterConnection {
         }
     }
 
-    /// Takes an answer to nobody. One whose id is written as no id is may still say which call it was meant for; one
-    /// without any may be about a notification, and ends nothing.
+    /// Handles a response without a request. One with a malformed id may still show the intended call; one without any id may be
+    /// about a notification, and ends nothing.
     fn take_foreign(&self, response: &wire::Response, text: &[u8]) {
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let meant = envelope::glimpse(text).into_iter().find_map(|seen| seen.id).filter(|_| response.id.is_none());
@@ -63,9 +63,9 @@ impl AdapterConnection {
         }
     }
 
-    /// Ends the calls that a text was to answer which nobody can read, as far as that can be told: nothing else will
-    /// come for them. An answer without an id that can be made out is that of the only call in progress, if there is
-    /// but one. What is no answer, such as a line of a log, ends nothing.
+    /// Ends the calls that an unreadable text was meant for, as far as they can be recognised: nothing else will come for them. A
+    /// response without a recognisable id is the only call's, if there is just one. A text that is no response, such as a log
+    /// line, ends nothing.
     fn take_unreadable(&self, text: &[u8]) {
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let (mut is_ended, mut is_call) = (false, false);
@@ -100,7 +100,7 @@ impl AdapterConnection {
         let taken = {
             let mut table = self.table.lock();
             if is_tool && is_result && response.result.as_ref().is_some_and(is_task) {
-                // Before the call is over: a connection without calls gives way, unless its server runs a task.
+                // Before the call is over: a connection without calls may be evicted, unless its server runs a task.
                 table.note_task();
             }
             table.answer(response.id.as_ref(), &text)
@@ -137,7 +137,7 @@ impl AdapterConnection {
     fn ask(self: &Arc<Self>, request: &Request, text: &MessageText) {
         let asked = match &self.kind {
             ConnectionPurpose::Session => self.table.lock().ask(request, text),
-            // Such a server asks nothing in the middle of a request, and its client answers nothing.
+            // Such a server asks nothing during a request, and its client answers nothing.
             ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
             ConnectionPurpose::Apart { process } => {
                 let (request, text) = request_ids::question(request, request_ids::outward(process, &request.id));
@@ -156,7 +156,7 @@ impl AdapterConnection {
         self.reply(refused(&request.id, why));
     }
 
-    /// Sends an answer of the adapter's own in the background. Under a flood it is dropped and counted.
+    /// Sends the adapter's own reply in the background. Under a flood it is dropped and counted.
     fn reply(self: &Arc<Self>, text: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else {
             return self.shared.dropped("reply_flood");
@@ -172,7 +172,7 @@ impl AdapterConnection {
     }
 }
 
-/// Whether a result is no more than the handle of a task that the server runs, in either era.
+/// Whether a result is only the handle of a server's task, in either era.
 fn is_task(result: &Object) -> bool {
     result.has_object("task") || result.get_str("resultType").as_deref() == Some("task")
 }

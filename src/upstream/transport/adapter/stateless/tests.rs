@@ -1,4 +1,4 @@
-//! Whose requests go where, over wires that only take note.
+//! Assignment of principals to connections, with recording transports.
 
 use std::num::NonZeroUsize;
 
@@ -16,14 +16,14 @@ use crate::upstream::transport::adapter::{ConnectionEnds, MessageReceiver, Messa
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::wire::ProtocolVersion;
 
-/// What was said, each with the number of its connection.
+/// The sent messages, each with the number of its connection.
 type RecordedMessages = Arc<parking_lot::Mutex<Vec<(usize, Value)>>>;
 
 #[derive(Debug, Default)]
 struct RecordingTransport {
     heard: RecordedMessages,
     opened: Arc<std::sync::atomic::AtomicUsize>,
-    /// Connections with these numbers are not opened before they are let.
+    /// Connections with these numbers open only once released.
     held_up: Vec<usize>,
     let_go: CancellationToken,
 }
@@ -73,7 +73,7 @@ fn post(principal: &str, method: &str) -> OutgoingRequest {
     credentials.post(Bytes::from(message.to_string())).on_behalf_of(Principal::new(principal))
 }
 
-/// T-20: no connection is shared by two principals; what nobody but the probe has used is anybody's.
+/// T-20: principals share no connection; one that was only probed is free for any.
 #[tokio::test]
 async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_one_that_was_asked() {
     let wire = RecordingTransport::default();
@@ -118,7 +118,7 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
     life.stop.cancel();
 }
 
-/// A connection that is slow to open is waited for by those of its principal alone, and opened once.
+/// A slowly opening connection delays only its principal's requests, and is opened once.
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_for_another_principals_connection() {
     let wire = RecordingTransport { held_up: vec![1], ..RecordingTransport::default() };

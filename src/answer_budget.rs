@@ -1,9 +1,9 @@
-//! Bounds the bytes of answers under way, for each principal and in all.
+//! Limits the bytes of responses in progress, per principal and in total.
 //!
-//! An answer above [`FREE_BYTES`] takes bytes as it is read and keeps them until the last buffer that holds its text is dropped:
-//! the permit is attached to that buffer ([`AnswerPermit::attach`]). Where there are none left, the reader waits, so the server
-//! waits too. One answer of each principal may exceed its share, and one answer in all may exceed the whole: so of several
-//! answers that are half read, one always reaches its end.
+//! A response above [`FREE_BYTES`] takes bytes as it is read, and holds them until the last buffer with its text is dropped: the
+//! permit is attached to that buffer ([`AnswerPermit::attach`]). When no bytes are left the reader waits, and so the server does.
+//! One response per principal may exceed its share, and one in total may exceed the whole: of several half-read responses one can
+//! always finish.
 
 mod waiting;
 
@@ -20,23 +20,23 @@ use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, PrincipalLimitTable, Reason};
 use waiting::{WaitingAnswer, WaitingAnswers};
 
-/// Bytes that an answer has without a permit: bounded by how many answers there are.
+/// Bytes of a response without a permit: limited by the number of responses.
 pub const FREE_BYTES: usize = 64 << 10;
-/// By so much a large answer grows.
+/// The growth step of a large response.
 const STEP: usize = 1 << 20;
-/// How long an answer waits for bytes where no store keeps it.
+/// How long a response waits for bytes if no store keeps it.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// New requests are refused while an answer has waited for so long: its principal, or all together, read too slowly.
+/// Once a response has waited this long, new requests are refused: its principal, or all together, read too slowly.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 
-/// The bytes of all principals. Clones are one.
+/// The bytes of all principals. Clones share them.
 #[derive(Clone, Debug)]
 pub struct AnswerBudget(Arc<BudgetState>);
 
 #[derive(Debug)]
 struct BudgetState {
     counts: Mutex<BudgetCounts>,
-    /// Answers that wait; read without the lock.
+    /// The number of waiting responses; read without the lock.
     waiting: AtomicUsize,
 }
 
@@ -48,11 +48,11 @@ struct BudgetCounts {
     waiting: WaitingAnswers,
 }
 
-/// Bytes of one bound that answers hold.
+/// The bytes in use under one bound.
 #[derive(Clone, Copy, Debug, Default)]
 struct BytesInUse {
     bytes: usize,
-    /// Whether an answer was let over the bound and is still there.
+    /// Whether a response has exceeded the bound and still exists.
     is_exceeded: bool,
 }
 
@@ -62,30 +62,30 @@ impl BytesInUse {
     }
 }
 
-/// Which bound an answer exceeds.
+/// The bounds that a response exceeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Excess {
     share: bool,
     whole: bool,
 }
 
-/// The bound that leaves no bytes.
+/// The exhausted bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FullBound {
     Share,
     Whole,
 }
 
-/// Why a request is refused before anything is done.
+/// Why a request is refused before any work.
 #[derive(Clone, Copy, Debug)]
 pub struct BudgetRefusal {
     pub fault: GatewayFault,
-    /// The bound that is reached.
+    /// The exhausted bound.
     pub bytes_max: usize,
 }
 
 impl BudgetRefusal {
-    /// The key that says the bound.
+    /// The configuration key of the bound.
     #[must_use]
     pub fn key(&self) -> &'static str {
         if self.fault.reason == Reason::AnswersFull { "answer_bytes_max" } else { "answer_bytes_per_principal_max" }
@@ -98,11 +98,11 @@ pub struct AnswerShare {
     budget: AnswerBudget,
     principal: Principal,
     bytes_max: usize,
-    /// How long an answer waits for bytes; `None` where its call has a deadline and an owner that keeps its outcome.
+    /// How long a response waits for bytes; `None` if its call has a deadline and an owner that keeps its outcome.
     wait_max: Option<Duration>,
 }
 
-/// The bytes that one answer holds; given back when dropped.
+/// The bytes of one response; released when dropped.
 #[derive(Debug, Default)]
 pub struct AnswerPermit {
     held: Option<(AnswerBudget, Principal)>,
@@ -123,7 +123,7 @@ impl Default for AnswerBudget {
 }
 
 impl AnswerBudget {
-    /// Bounds all principals together from now on.
+    /// Sets the total bound.
     pub fn resize(&self, bytes_max: usize) {
         self.0.counts.lock().bytes_max = bytes_max;
         self.grant();
@@ -135,8 +135,8 @@ impl AnswerBudget {
         AnswerShare { budget: self.clone(), principal: principal.clone(), bytes_max, wait_max: Some(WAIT_MAX) }
     }
 
-    /// Why a new request of a principal is refused: an answer waits for bytes, and none became free for a moment. `share_max`
-    /// is the bound of the principal's share.
+    /// Why a new request of a principal is refused: a response waits for bytes, and none have been released for a moment.
+    /// `share_max` is the bound of the principal's share.
     #[must_use]
     pub fn refusal(&self, principal: &Principal, share_max: impl FnOnce() -> usize) -> Option<BudgetRefusal> {
         if self.0.waiting.load(Ordering::Relaxed) == 0 {
@@ -147,7 +147,7 @@ impl AnswerBudget {
         let full = counts.waiting.stalled_since(stalled, principal)?;
         let bytes_max = match full {
             FullBound::Share => share_max(),
-            // A small answer needs no bytes, and this principal has no large one under way.
+            // A small response needs no bytes, and this principal has no large one in progress.
             FullBound::Whole if !counts.shares.contains_key(principal) && !counts.waiting.is_behind(principal) => {
                 return None;
             }
@@ -175,9 +175,9 @@ impl AnswerBudget {
         }
     }
 
-    /// Hands bytes to answers that wait, in their order.
+    /// Grants bytes to waiting responses, in order.
     fn grant(&self) {
-        // A permit whose answer is gone is dropped without the lock, which its drop takes.
+        // A permit of a cancelled wait is dropped after the lock, which its drop takes.
         let mut unwanted = Vec::new();
         let mut counts = self.0.counts.lock();
         let BudgetCounts { bytes_max, all, shares, waiting } = &mut *counts;
@@ -199,10 +199,9 @@ impl AnswerBudget {
     }
 }
 
-/// Which bounds an answer exceeds with more bytes.
+/// The bounds that a response exceeds with more bytes.
 ///
-/// # Errors
-/// The bound that another answer exceeds already.
+/// # Errors The bound that another response exceeds already.
 const fn excess(
     all: BytesInUse,
     share: BytesInUse,
@@ -236,22 +235,21 @@ fn refused(full: FullBound, executed: Executed) -> GatewayFault {
 }
 
 impl AnswerShare {
-    /// The share of a call that a store keeps: its answer waits until the call's deadline.
+    /// The share of a stored call: its response waits until the call's deadline.
     #[must_use]
     pub fn until_deadline(self) -> Self {
         Self { wait_max: None, ..self }
     }
 
-    /// Waits until there are bytes for an answer that has `bytes` by now. Cancel safe.
+    /// Waits until a response may hold `bytes` in total. Cancel safe.
     ///
-    /// # Errors
-    /// `TooMuchUnread` or `AnswersFull` after a minute, unless the answer waits for its call's deadline.
+    /// # Errors `TooMuchUnread` or `AnswersFull` after a minute, unless the response waits for its call's deadline.
     pub async fn grow(&self, held: &mut AnswerPermit, bytes: usize) -> Result<(), GatewayFault> {
         let more = missing(held, bytes);
         if more == 0 || self.take_now(held, more).is_ok() {
             return Ok(());
         }
-        // On the heap: few answers wait, and all have this future.
+        // Boxed: few responses wait, and all have this future.
         Box::pin(self.wait(held, more)).await
     }
 
@@ -262,7 +260,7 @@ impl AnswerShare {
             counts.waiting.push(answer);
             self.budget.0.waiting.store(counts.waiting.len(), Ordering::Relaxed);
         }
-        // Bytes may have become free before it stood in the queue.
+        // Bytes may have been released before it was queued.
         self.budget.grant();
         let granted = match self.wait_max {
             Some(max) => tokio::time::timeout(max, granted).await.ok(),
@@ -279,16 +277,15 @@ impl AnswerShare {
         Ok(())
     }
 
-    /// The same without waiting; whether there are bytes for it.
+    /// As [`Self::grow`] without waiting; returns whether there were enough bytes.
     pub fn grow_now(&self, held: &mut AnswerPermit, bytes: usize) -> bool {
         let more = missing(held, bytes);
         more == 0 || self.take_now(held, more).is_ok()
     }
 
-    /// Takes bytes for a text that is there already.
+    /// Takes bytes for a text that is in memory already.
     ///
-    /// # Errors
-    /// `TooMuchUnread` or `AnswersFull` where there are none.
+    /// # Errors `TooMuchUnread` or `AnswersFull` if there are none.
     pub fn hold(&self, text: Bytes) -> Result<Bytes, GatewayFault> {
         let mut held = AnswerPermit::default();
         let more = missing(&held, text.len());
@@ -298,7 +295,7 @@ impl AnswerShare {
         Ok(held.attach(text))
     }
 
-    /// Takes bytes for a copy of a text that has had them until now, whether or not there are any.
+    /// Takes bytes for a copy of a text that held them until now, even above a bound.
     #[must_use]
     pub fn rehold(&self, text: Bytes) -> Bytes {
         let more = missing(&AnswerPermit::default(), text.len());
@@ -319,7 +316,7 @@ impl AnswerShare {
         let room = (counts.bytes_max, self.bytes_max);
         let is_over = held.excess != Excess::default();
         let excess = match excess(counts.all, share, more, room) {
-            // An answer that exceeds a bound already goes on to its end.
+            // A response that exceeds a bound already may finish.
             Err(full) if !is_over => return Err(full),
             Err(_) => Excess::default(),
             Ok(excess) if excess == Excess::default() && !is_over && counts.waiting.is_behind(&self.principal) => {
@@ -337,7 +334,7 @@ impl AnswerShare {
     }
 }
 
-/// How many bytes an answer takes beyond those that it holds: in steps, so that it asks seldom.
+/// The bytes to take besides those held: in steps, so that requests are rare.
 const fn missing(held: &AnswerPermit, bytes: usize) -> usize {
     let step = if bytes <= STEP { FREE_BYTES } else { STEP };
     if bytes <= FREE_BYTES { 0 } else { bytes.next_multiple_of(step).saturating_sub(held.bytes) }
@@ -351,13 +348,12 @@ impl AnswerPermit {
         self.excess = Excess { share: self.excess.share || more.share, whole: self.excess.whole || more.whole };
     }
 
-    /// How many bytes it holds.
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The text, which holds the bytes until its last buffer is dropped.
+    /// Attaches the permit to the text, until its last buffer is dropped.
     #[must_use]
     pub fn attach(mut self, text: Bytes) -> Bytes {
         let excess = self.bytes.saturating_sub(text.len());
@@ -384,7 +380,7 @@ impl Drop for AnswerPermit {
     }
 }
 
-/// A text, and the bytes that it has of the budget.
+/// A text with its permit.
 struct HeldText {
     text: Bytes,
     _held: AnswerPermit,

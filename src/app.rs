@@ -1,7 +1,6 @@
 //! Composes running parts from a configuration: the composition root.
 //!
-//! Everything is put together here and nowhere else, so that tests start the same gateway as the
-//! program does.
+//! All parts are assembled here, so that tests start the same gateway as the program does.
 
 mod announcement;
 mod api_key_files;
@@ -77,70 +76,68 @@ use task_store::{LifeEnd, OpenedStore, SharedLife};
 use waiting_listeners::{StoreSource, WaitingListeners, open_store};
 pub use wrap::wrap;
 
-/// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
+/// The exit code for a mistake in the configuration or in a file that it names (`EX_USAGE`).
 pub const EXIT_CONFIG: u8 = 64;
-/// What is asked for is not there: a server that nobody reaches, a program that is not installed (`EX_UNAVAILABLE`).
+/// The exit code for an unreachable server or a missing program (`EX_UNAVAILABLE`).
 pub const EXIT_UNAVAILABLE: u8 = 69;
 
 const STARTING: &str = "starting";
 
-/// A gateway at work. Dropping it ends everything at once; [`Gateway::drain`] is the polite way.
+/// A running gateway. Dropping it ends everything at once; [`Gateway::drain`] ends it gracefully.
 #[derive(Debug)]
 pub struct Gateway {
     clients: RunningListener,
     admin: RunningListener,
-    /// What the admin listener serves, whoever may come.
+    /// The specification of the admin listener, without authentication.
     operators: ListenerSpec,
     metrics: Option<RunningListener>,
-    /// Serves other replicas, where there are any that may come.
+    /// The listener for other replicas, if the configuration has one.
     replicas: Option<Box<ReplicaListener>>,
     parts: GatewayParts,
-    /// Where others share the store.
+    /// This replica's registration on a shared store.
     shared: Option<SharedLife>,
-    /// What calls of lives that have ended go on at.
+    /// The targets at which calls of earlier processes resume.
     targets: CallTargets,
     upstreams: Vec<ServedUpstream>,
-    /// Paths that serve several of them.
+    /// Paths that serve several upstreams.
     endpoints: Vec<ServedEndpoint>,
-    /// How they stand, for operators.
+    /// The upstreams' health, for operators.
     healths: UpstreamHealthList,
-    /// Upstreams that are served no more, and have calls still.
+    /// Removed upstreams that still have calls.
     retired: RetiredUpstreams,
-    /// Where tasks of such upstreams are still to be had.
+    /// Removed upstreams that still serve their tasks.
     gone: Vec<ClosingUpstream>,
-    /// What was in force at the start, for what only a start can change.
+    /// The configuration of the start, for settings that only a start can change.
     started: Config,
-    /// What is in force.
+    /// The configuration in force.
     current: Config,
     readiness: Readiness,
-    /// Ends the streams of stateless clients that listen.
+    /// Ends the subscription streams of stateless clients.
     ending: CancellationToken,
     drain_max: Duration,
 }
 
 impl Gateway {
-    /// Starts everything that a configuration names. Nothing is sent to an upstream yet.
+    /// Starts everything that a configuration names. Sends nothing to an upstream yet.
     ///
-    /// # Errors
-    /// [`FileMistakes`] if a file that the configuration names is of no use; otherwise if an address cannot be
+    /// # Errors [`FileMistakes`] if a file that the configuration names cannot be used; otherwise if an address cannot be bound,
+    /// or the system's trusted roots cannot be read.
     /// bound, or the system's trusted roots cannot be read.
     pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
         Self::start_on(config, metrics, Sockets::default()).await
     }
 
-    /// The same on sockets that listen already; where there is none, the address of the configuration is bound.
+    /// As [`Gateway::start`], on sockets that listen already; an address without a socket is bound.
     ///
-    /// # Errors
-    /// As [`Gateway::start`]; and if a socket can be reached by more than the configuration allows.
+    /// # Errors As [`Gateway::start`]; and if a socket is reachable from more networks than the configuration allows.
     pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
         Box::pin(Self::start_with(config, metrics, sockets, StoreSource::Config)).await
     }
 
-    /// The same as one of several on a store that somebody else opened, in place of the configuration's. For tests, which have several
-    /// gateways in one process: a program's gateway opens its store itself.
+    /// As [`Gateway::start_on`], as a replica on a store that the caller has opened. For tests, which run several gateways in one
+    /// process.
     ///
-    /// # Errors
-    /// As [`Gateway::start_on`].
+    /// # Errors As [`Gateway::start_on`].
     pub async fn start_beside(
         config: Config,
         metrics: PrometheusHandle,
@@ -161,12 +158,12 @@ impl Gateway {
         let callers = files::callers(&config)?;
         let GatewayKeys { sealer, prints, are_new } = GatewayKeys::of(&config)?;
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-        // Ends what is in the background if something below cannot be had.
+        // Stops the background tasks if the start fails below.
         let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
         let opening = open_store((&config, prints, &source), &callers, (&life, &readiness, &metrics), &mut sockets);
-        // On the heap: it is a small part of the start, and large.
+        // Boxed, because this future is large.
         let (opened, waiting) = Box::pin(opening).await?;
         tell_of_new_key(are_new && opened.store.usage().tasks > 0, &config.folder);
         let shared = opened.shared.as_ref().map(|shared| Arc::clone(&shared.store));
@@ -177,13 +174,13 @@ impl Gateway {
         if started.is_ok() {
             unless_started.disarm();
         } else if let Some(shared) = shared {
-            // Its line says that it lives, and where it is reached.
+            // Its row says that it is alive, and its address.
             shared.close().await;
         }
         started
     }
 
-    /// Starts all but the store.
+    /// Starts everything but the store.
     async fn start_on_store(
         (OpenedStore { store, clock, shared }, replica): (OpenedStore, Option<ReplicaSetup>),
         sealer: Arc<Sealer>,
@@ -214,7 +211,7 @@ impl Gateway {
         let probes = (config.metrics, &readiness, metrics);
         let metrics = listen_for_probes(waiting.metrics, probes, sockets.metrics).await?;
         let follower = ReplicaFollower::of(shared.as_ref(), &started, &parts);
-        // Before anybody is let in, by clients or by other gateways: else the first would have what is to be divided.
+        // Before clients and other replicas connect: otherwise the first would get all of a divided limit.
         follower.iter().for_each(ReplicaFollower::look);
         let beside = replica.as_ref().zip(parts.homes.as_ref());
         let replicas = ReplicaListener::start(beside, config.listen.body_bytes_max, &routes, sockets.replicas).await?;
@@ -225,7 +222,7 @@ impl Gateway {
         let clients = Box::pin(listen(waiting.clients, site, sockets.clients)).await?;
         parts.address.set(&client_address(&clients, public_url.as_deref()));
         readiness.clear(STARTING);
-        // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
+        // After the listener: a client that polls a task meanwhile reads its stored state.
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), targets.clone(), parts.life.stop.clone()));
         parts.life.tracker.spawn(rows_without_runner::run(
             Arc::clone(&parts.engine),
@@ -258,42 +255,42 @@ impl Gateway {
         })
     }
 
-    /// Where clients are served.
+    /// The address of the client listener.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.clients.local_addr()
     }
 
-    /// The beginning of every URL that clients are served at.
+    /// The base of the URLs that clients are served at.
     #[must_use]
     pub fn base_url(&self) -> String {
         format!("{}://{}", self.clients.scheme(), self.clients.local_addr())
     }
 
-    /// The beginning of every URL that clients use, where the operator says that it is another one.
+    /// The base of the URLs that clients use, where the operator sets another one.
     #[must_use]
     pub fn public_url(&self) -> Option<&str> {
         self.current.listen.public_url.as_deref()
     }
 
-    /// Where other replicas are served, if anywhere.
+    /// The address of the replica listener, if there is one.
     #[must_use]
     pub fn replica_address(&self) -> Option<SocketAddr> {
         self.replicas.as_ref().map(|replicas| replicas.running.local_addr())
     }
 
-    /// Where sessions are at home, where there are several replicas: whoever learns who is alive says so here.
+    /// The map from sessions to their owners, if there are several replicas; membership changes are applied to it.
     #[must_use]
     pub const fn session_homes(&self) -> Option<&Arc<SessionHomes>> {
         self.parts.homes.as_ref()
     }
 
-    /// The gateway's own folder.
+    /// The gateway's state folder.
     fn folder(&self) -> &Path {
         &self.started.folder
     }
 
-    /// Returns once this gateway's life on a store that others share has ended, and why.
+    /// Returns once this replica's incarnation on a shared store has ended, with the reason.
     async fn life_ended(&self) -> LifeEnd {
         match &self.shared {
             Some(shared) => shared.ended().await,
@@ -301,25 +298,25 @@ impl Gateway {
         }
     }
 
-    /// Where operators are served.
+    /// The address of the admin listener.
     #[must_use]
     pub const fn admin_address(&self) -> SocketAddr {
         self.admin.local_addr()
     }
 
-    /// Where metrics and health alone are served, if anywhere.
+    /// The address of the metrics listener, if there is one.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(RunningListener::local_addr)
     }
 }
 
-/// The beginning of every address that clients use: what the operator says, or where the gateway listens.
+/// The base of the URLs that clients use: the operator's setting, or the listener's address.
 fn client_address(clients: &RunningListener, public_url: Option<&str>) -> String {
     public_url.map_or_else(|| format!("{}://{}", clients.scheme(), clients.local_addr()), str::to_owned)
 }
 
-/// What all upstreams share.
+/// The parts that all upstreams share.
 #[derive(Clone, Debug)]
 struct GatewayParts {
     limits: SharedLimits,
@@ -330,15 +327,15 @@ struct GatewayParts {
     store: Arc<dyn TaskStore>,
     engine: Arc<Engine>,
     permits: Arc<CallPermitsByName>,
-    /// The one of tasks, which is the same at all gateways on one store.
+    /// The clock of tasks, the same on all replicas of a store.
     clock: Arc<dyn Clock>,
-    /// Of programs.
+    /// Permits for programs of stdio upstreams.
     processes: Arc<CallPermitsByName>,
     life: TaskScope,
     sealer: Arc<Sealer>,
-    /// Where sessions are at home, where there are several replicas.
+    /// The owners of sessions, if there are several replicas.
     homes: Option<Arc<SessionHomes>>,
-    /// How clients reach the gateway; nobody asks before it listens.
+    /// The URL by which clients reach the gateway; unused before it listens.
     address: PublicAddress,
     leaving: CancellationToken,
 }
@@ -349,8 +346,7 @@ impl GatewayParts {
         LiveCalls { engine: Arc::clone(&self.engine), permits: Arc::clone(&self.permits) }
     }
 
-    /// Nothing is served yet; what has expired is swept from the store from now on. Once `ending` is cancelled, whoever
-    /// listens is told that it is over.
+    /// Serves nothing yet; starts the sweep of expired tasks. Cancelling `ending` ends the subscription streams.
     fn new(
         (store, clock): (Arc<dyn TaskStore>, Arc<dyn Clock>),
         (sealer, replica): (Arc<Sealer>, Option<&ReplicaSetup>),
@@ -385,7 +381,7 @@ impl GatewayParts {
     }
 }
 
-/// What the gateway seals with.
+/// The keys that seal ids and tokens.
 struct GatewayKeys {
     sealer: Arc<Sealer>,
     prints: Vec<KeyPrint>,
@@ -393,7 +389,7 @@ struct GatewayKeys {
 }
 
 impl GatewayKeys {
-    /// The keys in the gateway's folder, which are made at the first start.
+    /// Reads the keys of the gateway's folder, or generates them at the first start.
     fn of(config: &Config) -> Result<Self, FileMistakes> {
         let folder = &config.folder;
         let are_new = sealing_key::read(folder)?.is_none();
@@ -409,7 +405,7 @@ impl GatewayKeys {
         Ok(Self { are_new, ..Self::made_of(keys) })
     }
 
-    /// A key for this process alone.
+    /// A key for this process only.
     fn ephemeral() -> Self {
         Self::made_of(sealing_key::ephemeral())
     }
@@ -419,7 +415,7 @@ impl GatewayKeys {
     }
 }
 
-/// Logs where the store is older than the key beside it, as one is that came back from a backup.
+/// Logs that the store is older than its key, for example restored from a backup.
 fn tell_of_new_key(is_newer: bool, folder: &Path) {
     if is_newer {
         tracing::warn!(
@@ -430,21 +426,21 @@ fn tell_of_new_key(is_newer: bool, folder: &Path) {
     }
 }
 
-/// One upstream, put together.
+/// The assembled parts of one upstream.
 struct OpenedUpstream {
     served: Arc<Served>,
     health: Arc<UpstreamHealth>,
-    /// How its clients log in there, where they do so by themselves.
+    /// How clients log in at the upstream, where they do so themselves.
     login: Option<ClientLogin>,
 }
 
-/// Puts together what one upstream is served with.
+/// Assembles the parts of one upstream.
 fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<OpenedUpstream> {
     let permits = Arc::new(parts.permits.of(&config.name, config.permits));
     let settings = Arc::new(config.service);
     let unmatched_rules = match config.names.are_kept() {
         true => UnmatchedRules::new(&config.name, settings.rules.patterns.iter().map(|(pattern, _)| pattern)),
-        // By their own names its tools are known to the renamer alone.
+        // With their own names, tools are known only to the renamer.
         false => UnmatchedRules::none(&config.name),
     };
     let namer = ToolRenamer::new(config.names, &settings.rules, Arc::clone(&config.name), settings.result_bytes_max);

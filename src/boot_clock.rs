@@ -1,15 +1,15 @@
-//! Reads the machine's own clock, which nobody sets.
+//! Reads the machine's boot clock, which cannot be set.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What has passed since the machine started, the time that it slept included (F59).
+/// The time since boot, suspension included (F59).
 #[must_use]
 pub fn since_boot() -> Duration {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     const CLOCK: ClockId = ClockId::Boottime;
-    // Elsewhere the steady clock goes on while the machine sleeps, or nobody can tell.
+    // On other systems the monotonic clock includes suspension, or no clock does.
     #[cfg(not(any(target_os = "linux", target_os = "android")))]
     const CLOCK: ClockId = ClockId::Monotonic;
     Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
@@ -19,7 +19,7 @@ pub fn since_boot() -> Duration {
 mod tests {
     use super::*;
 
-    /// F59: the system's own count, which goes on while the machine sleeps.
+    /// F59: the system's uptime, which includes suspension.
     #[cfg(target_os = "linux")]
     #[test]
     fn f59_the_time_of_a_sleep_counts() {

@@ -1,12 +1,12 @@
-//! Writes an error with all its causes, as log lines show it.
+//! Formats an error with all its causes for log lines.
 
 use std::error::Error;
 use std::fmt;
 
-/// More causes than any error here has; a chain that is longer is one that never ends.
+/// More causes than any error here has; bounds a cyclic chain.
 const DEPTH_MAX: usize = 16;
 
-/// Writes an error, and behind it each cause that says something new: `the store failed: disk I/O error`.
+/// Formats an error, followed by each cause that adds text: `the store failed: disk I/O error`.
 #[derive(Clone, Copy)]
 pub struct CauseChain<'a>(pub &'a (dyn Error + 'static));
 
@@ -18,7 +18,7 @@ impl fmt::Display for CauseChain<'_> {
         for _ in 0..DEPTH_MAX {
             let Some(found) = cause else { break };
             let words = found.to_string();
-            // Wrappers often repeat what they wrap.
+            // Wrappers often repeat the wrapped text.
             if !said.contains(&words) {
                 write!(f, ": {words}")?;
                 said = words;

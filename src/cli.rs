@@ -1,7 +1,6 @@
-//! The command line: what can be asked of the program, and with which exit code it ends.
+//! Defines the command line and its exit codes.
 //!
-//! Thin by intent: each command is a call of the module that does it. Commands that are not built are not
-//! offered.
+//! Each command calls the module that implements it. Unavailable commands are not offered.
 
 mod admin_client;
 mod age;
@@ -62,11 +61,11 @@ use task::TaskSubcommand;
 use tasks::TasksCommand;
 use wrap::WrapArguments;
 
-/// A mistake in the command line or in a configuration file (`EX_USAGE`).
+/// The exit code for a mistake in the command line or in a configuration file (`EX_USAGE`).
 const USAGE: u8 = 64;
-/// The other side cannot be reached.
+/// The exit code for an unreachable server.
 const UNAVAILABLE: u8 = app::EXIT_UNAVAILABLE;
-/// Something else went wrong (`EX_SOFTWARE`).
+/// The exit code for any other failure (`EX_SOFTWARE`).
 const SOFTWARE: u8 = 70;
 const CONFIG_VARIABLE: &str = "TASKGATE_CONFIG";
 const KEY_VARIABLE: &str = "TASKGATE_KEY";
@@ -204,7 +203,7 @@ Exit codes:
   74  the task store cannot be used
   75  another gateway has the task store open";
 
-/// Runs the command that `arguments` (the program's name first) ask for, to its end.
+/// Runs the command in `arguments` (the program's name first) to its end.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let command = match CommandLine::try_parse_from(arguments) {
         Ok(arguments) => arguments.command,
@@ -249,7 +248,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// What is meant, most likely, by a command line that is no good.
+/// The likely intention behind an invalid command line.
 fn hint(error: &clap::Error) -> Option<&'static str> {
     let said = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.clone(),
@@ -266,8 +265,7 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
     usage.contains("relative URL without a base").then_some("an address begins with http:// or https://")
 }
 
-/// Prints mistakes as they are, so that the text is the one that `serve` refuses the file with. The files that a
-/// good configuration names are read too; none is made.
+/// Prints mistakes with the text that `serve` prints. Reads the files of a valid configuration, too; creates none.
 fn check(file: &Path) -> ExitCode {
     match app::files::load(file) {
         Ok(loaded) => {
@@ -286,13 +284,13 @@ fn check(file: &Path) -> ExitCode {
     }
 }
 
-/// Says what is wrong with a file.
+/// Prints the mistakes of a file.
 fn refuse_file(mistakes: &config::ConfigError) -> ExitCode {
     write_line(mistakes);
     ExitCode::from(USAGE)
 }
 
-/// What a configuration would serve, in a line.
+/// A one-line summary of a configuration.
 fn in_short(config: &config::Config) -> String {
     let count = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let paths: Vec<_> = config.upstreams.iter().map(|upstream| upstream.path.as_str()).collect();
@@ -359,7 +357,7 @@ async fn operate(
     }
 }
 
-/// Says what is wrong with the request.
+/// Prints why the request is invalid.
 fn refuse(why: impl Display) -> ExitCode {
     say(why);
     ExitCode::from(USAGE)

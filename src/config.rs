@@ -1,8 +1,8 @@
-//! Reads one TOML file into what every subsystem needs, or lists every mistake in it.
+//! Reads one TOML file into the settings of every subsystem, or lists every mistake in it.
 //!
-//! Reading goes in three steps: `section` walks the table and knows what single values look like (`value`), `raw`
-//! is the schema, `resolve` decides. This module must not know what a setting does; each subsystem owns its resolved
-//! struct. Binds nothing, starts nothing.
+//! Reading has three steps: `section` walks the tables and parses single values (`value`), `raw` is the schema, `resolve` applies
+//! defaults and checks. This module does not know the effect of a setting; each subsystem owns its resolved struct. Binds
+//! nothing, starts nothing.
 
 mod command_line;
 mod error;
@@ -57,45 +57,45 @@ use wrapped::FilePurpose;
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// Everything that is decided before the gateway starts.
+/// The resolved configuration of a gateway.
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: ListenSettings,
     pub admin: AdminSettings,
-    /// Where metrics and health alone are served, if anywhere.
+    /// The address of the listener for metrics and health only.
     pub metrics: Option<SocketAddr>,
-    /// The gateway's own folder, relative to the one that it was started in. It need not exist.
+    /// The gateway's state folder, relative to the working directory. It need not exist.
     pub folder: PathBuf,
     pub store: StoreSettings,
-    /// Who may come.
+    /// How clients are authenticated.
     pub auth: AuthSettings,
-    /// Further files that say so, as they can be opened.
+    /// Further files of API keys, as paths to open.
     pub key_files: Vec<PathBuf>,
-    /// What each of them may have.
+    /// The limits of each principal.
     pub principals: Arc<PrincipalLimitTable>,
-    /// What each of them sees and calls.
+    /// The upstreams and tools of each principal.
     pub access: Arc<PrincipalAccessTable>,
     /// In the order of the file; names and paths are unique. Never empty.
     pub upstreams: Vec<UpstreamConfig>,
-    /// Paths that serve several of them, in the order of the file.
+    /// Paths that serve several upstreams, in the order of the file.
     pub endpoints: Vec<CombinedSettings>,
 }
 
-/// Where tasks rest.
+/// The store of tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreSettings {
     Memory(StoreLimits),
     /// In [`Config::folder`].
     Disk {
         limits: StoreLimits,
-        /// Whether a folder will do that does not outlive the machine, or is another machine's (B171).
+        /// Whether to accept a folder on a filesystem that is temporary or on another machine (B171).
         is_ephemeral: bool,
     },
-    /// In a database that several gateways share; [`Config::folder`] has the sealing key.
+    /// A database that several gateways share; [`Config::folder`] contains the sealing key.
     Postgres(Box<DatabaseSettings>),
 }
 
-/// The database that several gateways share, and what this one is to the others.
+/// The shared database, and this gateway's settings as a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatabaseSettings {
     pub limits: StoreLimits,
@@ -103,22 +103,22 @@ pub struct DatabaseSettings {
     pub replica: ReplicaSettings,
 }
 
-/// What one of several gateways on a database is to the others.
+/// The settings of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaSettings {
-    /// The host's name, if it is not written.
+    /// The replica's name; without it, the host's.
     pub name: Option<String>,
-    /// Where the others reach it, if they may.
+    /// The address for requests from other replicas, if any.
     pub address: Option<SocketAddr>,
-    /// What it shows the others, and wants from them; there wherever the address is not loopback.
+    /// The certificates between replicas; set unless the address is on loopback.
     pub tls: Option<ReplicaTls>,
     pub terms: LeaseTerms,
-    /// Whether rates and calls at a time are divided among the gateways.
+    /// Whether the replicas divide rates and concurrency limits.
     pub divides: bool,
 }
 
 impl StoreSettings {
-    /// The bounds on what is kept.
+    /// The limits on stored tasks.
     #[must_use]
     pub const fn limits(&self) -> StoreLimits {
         match self {
@@ -127,7 +127,7 @@ impl StoreSettings {
         }
     }
 
-    /// What an operator looks at first where it differs.
+    /// The configuration key that shows a difference first.
     const fn key_of_difference(&self) -> &'static str {
         match self {
             Self::Memory(_) | Self::Disk { .. } => "store.kind",
@@ -135,7 +135,7 @@ impl StoreSettings {
         }
     }
 
-    /// The same store with other bounds.
+    /// The same store with other limits.
     #[must_use]
     pub fn with_limits(self, limits: StoreLimits) -> Self {
         match self {
@@ -151,30 +151,30 @@ impl StoreSettings {
 pub struct UpstreamConfig {
     /// 1 to 64 characters out of `a-z`, `0-9`, `_` and `-`.
     pub name: Arc<str>,
-    /// The path that it is served at: begins with `/`, no empty or dotted segments.
+    /// The path of its clients: begins with `/`, no empty or dotted segments.
     pub path: String,
-    /// The path that the transport of 2024-11-05 is served at, as `path`.
+    /// The path for the HTTP+SSE transport of 2024-11-05, with the same rules.
     pub sse_path: String,
     pub server: ServerSettings,
     pub permits: CallPermitSettings,
-    /// By which names clients know its tools.
+    /// The names of its tools as clients see them.
     pub names: ToolNames,
     /// How its clients are served.
     pub service: ServiceSettings,
-    /// What its metadata names, where its clients log in there by themselves.
+    /// The resource name in its OAuth metadata, where clients log in themselves.
     pub oauth_resource: ResourceName,
 }
 
-/// How the server of an upstream is reached.
+/// The transport to an upstream's server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerSettings {
     Http(HttpUpstreamSettings),
-    /// The gateway starts it.
+    /// A program that the gateway starts.
     Stdio(StdioUpstreamSettings),
 }
 
 impl ServerSettings {
-    /// The settings of a server that is reached over HTTP.
+    /// The settings of a server over HTTP.
     #[must_use]
     pub const fn http(&self) -> Option<&HttpUpstreamSettings> {
         match self {
@@ -192,7 +192,7 @@ impl ServerSettings {
         }
     }
 
-    /// The version that it is spoken to in, if the operator has fixed one.
+    /// The protocol version, if the operator has fixed one.
     #[must_use]
     pub const fn protocol(&self) -> Option<ProtocolVersion> {
         match self {
@@ -206,13 +206,12 @@ impl ServerSettings {
 #[derive(Clone, Debug)]
 pub struct LoadedConfig {
     pub config: Config,
-    /// What is allowed but hardly meant, in the order of the lines.
+    /// Likely mistakes, in the order of the lines.
     pub warnings: Vec<Mistake>,
 }
 
 impl Config {
-    /// The keys in which this configuration differs from the one that a gateway was started with, and of which a running
-    /// gateway can change nothing.
+    /// The changed keys that only a restart can apply.
     #[must_use]
     pub fn need_restart(&self, started: &Self) -> Vec<&'static str> {
         let limits = self.store.limits();
@@ -232,11 +231,11 @@ impl Config {
         .collect()
     }
 
-    /// The same, with these keys as they were when the gateway was started: what a running one can put in force.
+    /// The configuration that a running gateway can apply: the keys of [`Config::need_restart`] keep their started values.
     #[must_use]
     pub fn within(self, started: &Self) -> Self {
         let ListenSettings { address, ref tls, connections_max, .. } = started.listen;
-        // It says something of listeners without TLS alone.
+        // It applies to listeners without TLS only.
         let plaintext = if self.listen.tls == *tls { self.listen.plaintext } else { started.listen.plaintext };
         let stored_bytes_max = started.store.limits().stored_bytes_max;
         let limits = StoreLimits { stored_bytes_max, ..self.store.limits() };
@@ -251,11 +250,10 @@ impl Config {
     }
 }
 
-/// Reads the file at `path`. `env` looks up `${VAR}`, `look` looks at what the configuration names, mistakes in the file or
-/// not: where something is wrong with a value, a default stands in its place.
+/// Reads the file at `path`. `env` looks up `${VAR}`. `look` checks the files and programs that the configuration names, even if
+/// the file has mistakes: a faulty value is replaced by its default.
 ///
-/// # Errors
-/// Every mistake in the file and in what it names; or the one that it cannot be read.
+/// # Errors Every mistake in the file and in the files that it names; or that it cannot be read.
 pub fn load(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -264,11 +262,10 @@ pub fn load(
     load_as(FilePurpose::Listeners, path, env, look)
 }
 
-/// The same for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, tasks rest in memory
-/// unless a store is written, and several upstreams are one endpoint, the first of [`Config::endpoints`].
+/// As [`load`], for `taskgate wrap`, which has one client and no listener: tables of listeners are mistakes, the store defaults
+/// to memory, and several upstreams become one endpoint, the first of [`Config::endpoints`].
 ///
-/// # Errors
-/// As [`load`].
+/// # Errors As [`load`].
 pub fn load_wrapped(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
@@ -287,17 +284,15 @@ fn load_as(
     let bytes = read_bounded(path).map_err(|error| refused(&name, None, format!("cannot be read: {error}")))?;
     match std::str::from_utf8(&bytes) {
         Ok(text) => parse_as(purpose, (&name, text), env, look),
-        // Too large comes first: a cut may go through a character.
+        // The size first: the cut may split a character.
         Err(_) if bytes.len() > FILE_BYTES_MAX => Err(too_large(&name)),
         Err(error) => Err(refused(&name, Some(line_of_byte(&bytes, error.valid_up_to())), "is not UTF-8 text")),
     }
 }
 
-/// Reads a configuration from its text; `name` is the file's name in what is reported, and says which folder further files
-/// of keys lie in.
+/// Reads a configuration from its text; `name` is the file's name in messages, and its folder is the base of key files.
 ///
-/// # Errors
-/// Every mistake in the text. Where it is not TOML, only that: anything else would follow from it.
+/// # Errors Every mistake in the text. If it is not TOML, only that one.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
     parse_as(FilePurpose::Listeners, (name, text), env, &|_| Findings::default())
 }
@@ -332,7 +327,7 @@ fn parse_as(
     for key in &unknown {
         report.mistake(&key.place, advice(key, &known));
         if let Some(near) = near(key) {
-            // Nothing follows from its absence.
+            // Its absence is no second mistake.
             report.blame((key.place.key.trim_end_matches(&key.key).to_owned() + near).into());
         }
     }
@@ -355,7 +350,7 @@ fn parse_as(
     Ok(LoadedConfig { warnings: report.into_result()?, config })
 }
 
-/// What the TOML parser says, with the name of a key that stands there twice.
+/// The TOML parser's message, with the name of a duplicate key.
 fn broken_message(error: &toml::de::Error, text: &str) -> String {
     match (error.message(), error.span().and_then(|span| text.get(span))) {
         ("duplicate key", Some(key)) => format!("duplicate key `{key}`; write each key and each table once"),
@@ -363,7 +358,7 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
     }
 }
 
-/// Every key that a file may have, and what it takes; `NAME` stands for an upstream's name.
+/// Every key of a file and its content; `NAME` is an upstream's name.
 #[must_use]
 pub fn known_keys() -> BTreeMap<String, KeyContent> {
     let every_table = "[[admin.tokens]]\n[[auth.api_keys]]\n[[endpoints]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
@@ -373,7 +368,7 @@ pub fn known_keys() -> BTreeMap<String, KeyContent> {
     source.known.into_iter().map(|(key, takes)| (key.replace("[0]", ""), takes)).collect()
 }
 
-/// What to say of an unknown key: where it belongs, what it is close to, or what its table has.
+/// The advice for an unknown key: its right table, a similar key, or its table's keys.
 fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     if let Some(meant) = meant(unknown) {
         return format!("unknown key; {meant}");
@@ -396,13 +391,13 @@ fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     }
 }
 
-/// The key of the same table that it is most likely a slip of.
+/// The most similar key of the same table.
 fn near(unknown: &UnknownKey) -> Option<&'static str> {
     let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
     near.filter(|(distance, known)| *distance <= 2 && *distance < known.len()).map(|(_, known)| known)
 }
 
-/// What other programs' keys are called here. A table is told by a key that it alone has.
+/// The equivalents of other programs' keys. A table is recognised by a key that only it has.
 fn meant(unknown: &UnknownKey) -> Option<&'static str> {
     const MEANT: [(&str, &[&str], &str); 14] = [
         (
@@ -451,7 +446,7 @@ fn meant(unknown: &UnknownKey) -> Option<&'static str> {
     MEANT.iter().find(fits).map(|(.., meant)| *meant)
 }
 
-/// At most one byte more than is allowed.
+/// Reads at most one byte more than the limit.
 fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
@@ -459,7 +454,7 @@ fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The line that a byte stands in, from 1.
+/// The line of a byte, from 1.
 fn line_of_byte(bytes: &[u8], at: usize) -> usize {
     1 + bytes.iter().take(at).filter(|byte| **byte == b'\n').count()
 }

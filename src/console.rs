@@ -1,7 +1,7 @@
-//! The program's stdout and stderr, as its commands write to them.
+//! The stdout and stderr of the program's commands.
 //!
-//! In unit tests what is written goes to the harness, as what `print!` writes does. Written past it, it could stand between a
-//! test's name and its result, and whoever reads them from the log would miss a test that passed.
+//! In unit tests the output goes to the test harness, as that of `print!` does. Written directly, it could separate a test's name
+//! from its result, and a reader of the log would miss a passed test.
 
 #[cfg(not(test))]
 pub(crate) use std::io::{stderr, stdout};
@@ -11,10 +11,9 @@ pub(crate) use captured::{stderr, stdout};
 
 use std::io;
 
-/// Prints what `clap` says of a command line, in colours where the terminal has them.
+/// Prints a message of `clap`, in colour on a terminal.
 ///
-/// # Errors
-/// If it cannot be written.
+/// # Errors If it cannot be written.
 pub(crate) fn print_usage(error: &clap::Error) -> io::Result<()> {
     #[cfg(not(test))]
     return error.print();

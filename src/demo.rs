@@ -1,9 +1,7 @@
-//! Serves a small MCP server without tasks, to try the gateway on.
+//! Serves a small MCP server without tasks, to try the gateway with.
 //!
-//! It speaks 2025-03-26 and 2025-06-18 over streamable HTTP, has sessions and no tasks; over
-//! standard input and output too. It is meant to be read: `tools` says what it can do, `session` what it remembers,
-//! `http` and `stdio` how it is reached. It knows nothing
-//! of tasks, stores or upstreams.
+//! It supports 2025-03-26 and 2025-06-18 with sessions, over streamable HTTP and over stdio. The code is meant to be read:
+//! `tools` has its tools, `session` its state, `http` and `stdio` its transports. It knows nothing of tasks, stores or upstreams.
 
 mod http;
 mod rpc;
@@ -28,23 +26,23 @@ use tokio_util::task::TaskTracker;
 use session::DemoSessions;
 pub use stdio::serve as serve_stdio;
 
-/// Connections at one time; more wait to be accepted.
+/// The most open connections; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 1024;
-/// How long a client may take over the head of a request.
+/// How long a client may take to send the head of a request.
 const HEAD_READ_MAX: Duration = Duration::from_secs(10);
 /// How long a connection may take to finish when the server stops.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
 /// Pause after an error of `accept`, which usually means that file descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A running demo server. Dropping this value does not stop it; its token does.
+/// A running demo server. Dropping it does not stop it; its token does.
 #[derive(Clone, Copy, Debug)]
 pub struct DemoServer {
-    /// Where it listens, the port filled in.
+    /// The bound address with its port.
     pub local_addr: SocketAddr,
 }
 
-/// What all connections share.
+/// The state that all connections share.
 #[derive(Debug)]
 struct DemoState {
     local_addr: SocketAddr,
@@ -54,11 +52,10 @@ struct DemoState {
 }
 
 impl DemoServer {
-    /// Binds `address` (port 0 picks one) and serves on tokio tasks of `tracker` until `cancel`, which also
-    /// ends all sessions and stops all tools.
+    /// Binds `address` (port 0 picks one) and serves on tokio tasks of `tracker` until `cancel`, which also ends all sessions and
+    /// stops all tools.
     ///
-    /// # Errors
-    /// If the address cannot be bound.
+    /// # Errors If the address cannot be bound.
     pub async fn start(address: SocketAddr, tracker: &TaskTracker, cancel: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;
@@ -68,7 +65,7 @@ impl DemoServer {
         Ok(Self { local_addr })
     }
 
-    /// The address that a client is given.
+    /// The URL for clients.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}{}", self.local_addr, http::PATH)
@@ -110,7 +107,7 @@ async fn serve(stream: TcpStream, shared: Arc<DemoState>, _place: OwnedSemaphore
         }
     };
     if let Err(error) = ended {
-        // Clients that leave in the middle are daily business.
+        // Clients often disconnect early.
         tracing::debug!(error = &*error, "a connection of the demo server ended early");
     }
 }

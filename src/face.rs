@@ -1,7 +1,7 @@
-//! Towards clients: decode, pass through or ask the engine, encode.
+//! Serves clients: decodes requests, forwards them or asks the engine, encodes responses.
 //!
-//! Read [`endpoint`] first: one served path, and how a request finds the face that understands it. Then
-//! [`stateless`] for clients that say everything with each request, [`session`] for those that shake hands first.
+//! Read [`endpoint`] first: one served path, and how a request finds its face. Then [`stateless`] for clients without sessions,
+//! [`session`] for clients that initialize one.
 
 pub mod answer;
 pub mod argument_headers;

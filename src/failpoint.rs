@@ -1,36 +1,36 @@
-//! Ends the process at a named point, as `kill -9` does, so that tests see what a later life makes of what is left.
-//! A release build holds nothing of it: there, every function is empty and constant.
+//! Ends the process at a named point, as `kill -9` does, to test recovery. Release builds contain none: every function is empty
+//! and constant.
 //!
-//! `TASKGATE_FAILPOINT=name:n` names a point, and the visit to it that the process does not survive, counted from 1.
-//! `TASKGATE_STRIKE=name:n` has something go wrong there from the n-th visit on; `commit-made` is a commit of the store that is
-//! made and reported as failed, as by a sync that fails after the log was written (F54).
-//! `TASKGATE_SABOTAGE=name` breaks a promise on purpose: what is meant to notice must notice.
+//! `TASKGATE_FAILPOINT=name:n` names a point, and the visit at which the process ends, counted from 1. `TASKGATE_STRIKE=name:n`
+//! injects a fault from the n-th visit on; `commit-made` is a store commit that succeeds and is reported as failed, as by a sync
+//! that fails after the log was written (F54). `TASKGATE_SABOTAGE=name` breaks a guarantee on purpose, to show that its test
+//! detects that.
 //!
 //! | fault | point | just before |
 //! |---|---|---|
 //! | F01 | `accepted` | an accepted connection is read |
-//! | F02 | `admitted` | the row of a call that has its place is handed to the store |
+//! | F02 | `admitted` | the row of a call with a permit is handed to the store |
 //! | F03 | `intent-written` | the store makes written rows durable |
 //! | F04 | `intent-durable` | the first byte of a call whose row is durable goes upstream |
 //! | F07 | `handle-durable` | the answer with the handle is made |
 //! | F08 | `handle-half-written` | the second half of the answer with the handle is written |
-//! | F10 | `event-heard` | the place of an event in its stream is stored |
+//! | F10 | `event-heard` | the position of an event in its stream is stored |
 //! | F11 | `question-heard` | a question is stored |
-//! | F12 | `question-stored` | anybody learns of a stored question |
+//! | F12 | `question-stored` | a stored question is sent to anyone |
 //! | F13 | `answer-heard` | an answer is stored |
 //! | F14 | `answer-stored` | a stored answer goes upstream |
 //! | F15 | `answer-delivered` | an answer that went upstream is marked as such |
 //! | F17 | `outcome-heard` | the outcome of a call is stored |
-//! | F18 | `outcome-stored` | anybody learns of a stored outcome |
+//! | F18 | `outcome-stored` | a stored outcome is sent to anyone |
 //! | F19 | `cancel-heard` | a cancel is stored |
-//! | F20 | `cancel-stored` | the upstream is told of a stored cancel |
+//! | F20 | `cancel-stored` | a stored cancel is sent upstream |
 //! | F21 | `sweeping` | expired rows are freed |
 //! | F22 | `checkpointing` | the store tidies its files |
-//! | F23 | `recovering` | a row that an earlier life left is looked at |
-//! | F24 | `reloading` | a new configuration is put in force |
-//! | F25 | `draining` | calls in progress are waited for at the end |
-//! | F68 | `upgrading` | a store of an older schema is brought up, a row of it is, and around the commit of it all |
-//! | F69 | `subtasks-stored` | stored subtasks of a server's are named by their parent |
+//! | F23 | `recovering` | a row of an earlier process is examined |
+//! | F24 | `reloading` | a new configuration is applied |
+//! | F25 | `draining` | calls in progress are awaited at the end |
+//! | F68 | `upgrading` | a store of an older schema is migrated, one of its rows is, and around the commit of it all |
+//! | F69 | `subtasks-stored` | the parent task lists its stored subtasks |
 //!
 //! F05, F06, F09 and F16 need no point: the upstream sees that they are reached, and the test kills from outside.
 
@@ -85,20 +85,20 @@ mod armed {
     }
 
     impl ArmedFailpoint {
-        /// `None` for what is not `name:n` with a positive `n`.
+        /// `None` unless the text is `name:n` with a positive `n`.
         pub(super) fn parse(text: &str) -> Option<Self> {
             let (name, nth) = text.split_once(':')?;
             let nth = nth.parse().ok().filter(|nth| *nth > 0)?;
             Some(Self { name: name.to_owned(), nth, visits: AtomicU32::new(0) })
         }
 
-        /// Counts a visit; whether it is the named one.
+        /// Counts a visit; returns whether it is the named one.
         pub(super) fn visit(&self, name: &str) -> bool {
             name == self.name && self.visits.fetch_add(1, Ordering::Relaxed) + 1 == self.nth
         }
     }
 
-    /// Counts a visit; whether what the environment wants to go wrong here does.
+    /// Counts a visit; returns whether the environment injects a fault here.
     #[must_use]
     pub fn strikes(name: &str) -> bool {
         static STRIKE: OnceLock<Option<ArmedFailpoint>> = OnceLock::new();
@@ -117,13 +117,13 @@ mod armed {
         armed().is_some_and(|armed| armed.name == name)
     }
 
-    /// Counts a visit to a point; whether it is the one that the environment names.
+    /// Counts a visit; returns whether it is the one that the environment names.
     #[must_use]
     pub fn is_due(name: &str) -> bool {
         armed().is_some_and(|armed| armed.visit(name))
     }
 
-    /// Whether the environment wants this promise broken.
+    /// Whether the environment asks to break this guarantee.
     #[must_use]
     pub fn is_sabotaged(name: &str) -> bool {
         static SABOTAGE: OnceLock<Option<String>> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! The `taskgate` program: an allocator, a runtime, and the command line.
+//! The `taskgate` program: allocator, runtime and command line.
 
 use std::process::ExitCode;
 
@@ -8,13 +8,13 @@ use anyhow::Context as _;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<ExitCode> {
-    // Not a command that people give: see the module.
+    // An internal command: see the module.
     if let Some(code) = taskgate::upstream::supervisor::run(std::env::args_os()) {
         return Ok(code);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start a runtime")?;
     let code = runtime.block_on(taskgate::cli::run(std::env::args_os()));
-    // What blocks is not waited for: a second signal ends the process at once.
+    // Blocking tasks are not awaited: a second signal ends the process at once.
     runtime.shutdown_background();
     Ok(code)
 }

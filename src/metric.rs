@@ -1,6 +1,6 @@
-//! Names every metric in one place, so that a dashboard and the code cannot drift apart.
+//! Names every metric once, so that dashboards and the code agree.
 //!
-//! Any module may record under them through the `metrics` facade. `telemetry` describes each.
+//! Any module may record them through the `metrics` facade. `telemetry` describes each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -10,76 +10,76 @@ use metrics::Gauge;
 /// Always 1, by `version` of the program.
 pub const BUILD_INFO: &str = "taskgate_build_info";
 
-/// Answers given, by `listener` and `status`.
+/// Responses, by `listener` and `status`.
 pub const HTTP_REQUESTS: &str = "taskgate_http_requests_total";
-/// Requests and connections turned away before a face saw them, by `reason`.
+/// Requests and connections refused before a face received them, by `reason`.
 pub const HTTP_REFUSED: &str = "taskgate_http_refused_total";
 /// Requests whose handler panicked.
 pub const HTTP_PANICS: &str = "taskgate_http_panics_total";
-/// Requests being answered now, by `listener`.
+/// Requests in progress, by `listener`.
 pub const HTTP_IN_FLIGHT: &str = "taskgate_http_in_flight";
 /// Open connections, by `listener`.
 pub const CONNECTIONS: &str = "taskgate_connections";
 /// Failed accepts that made a listener pause, by `listener`.
 pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
 
-/// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream was begun, however it ended), `accepted`
-/// (a notification), `error` (a JSON-RPC error, unless it is in a stream or passed on as it came), `refused` (an HTTP status from 400 on).
+/// Requests of clients, by `upstream` and `outcome`: `answered`, `stream` (an event stream was begun, however it ended),
+/// `accepted` (a notification), `error` (a JSON-RPC error, unless it is in a stream or forwarded unchanged), `refused` (an HTTP
+/// status from 400 on).
 pub const REQUESTS: &str = "taskgate_requests_total";
-/// Bytes that answers under way hold: of servers, and of stored results.
+/// Bytes held by responses in progress: of servers, and of stored results.
 pub const ANSWER_BYTES: &str = "taskgate_answer_bytes";
-/// Answers and requests refused since answers under way hold all bytes that they may, by `reason`.
+/// Responses and requests refused because responses in progress hold all permitted bytes, by `reason`.
 pub const ANSWERS_REFUSED: &str = "taskgate_answers_refused_total";
 /// Handles created, by `upstream`.
 pub const TASKS_CREATED: &str = "taskgate_tasks_created_total";
-/// Unsettled tasks, by `upstream`. Gateways with one database settle each other's: it is their sum.
+/// Unsettled tasks, by `upstream`. Replicas on one database settle each other's tasks: only their sum is a count.
 pub const TASKS_IN_FLIGHT: &str = "taskgate_tasks_in_flight";
 /// Settled tasks, by `upstream` and `outcome`.
 pub const TASKS_SETTLED: &str = "taskgate_tasks_settled_total";
 /// Age of a task when it settled, in seconds, by `upstream`; from when its call was sent, where that was before it became a task.
 pub const TASK_AGE: &str = "taskgate_task_age_seconds";
-/// How calls left the grace period, by `upstream` and `result` (`plain` or `task`).
+/// Outcomes of the grace period, by `upstream` and `result` (`plain` or `task`).
 pub const GRACE: &str = "taskgate_grace_total";
-/// Questions of upstreams in mid-call, by `upstream` and `result` (`put`, `refused`, `withdrawn`, `expired`, `flood`).
+/// Questions of upstreams during calls, by `upstream` and `result` (`put`, `refused`, `withdrawn`, `expired`, `flood`).
 pub const QUESTIONS: &str = "taskgate_questions_total";
-/// Tasks of earlier lives of the process, by what was done about them: `outcome` (`dispatched`, `resumed`, `rerun`,
-/// `failed`, `poison`, `settled`, `told`).
+/// Tasks of earlier processes, by the `outcome` of their recovery (`dispatched`, `resumed`, `rerun`, `failed`, `poison`,
+/// `settled`, `told`).
 pub const RECOVERED: &str = "taskgate_recovered_total";
 /// Polls of tasks.
 pub const TASK_POLLS: &str = "taskgate_task_polls_total";
-/// Look-ups of tasks that found none.
+/// Lookups of tasks that found none.
 pub const TASK_MISSES: &str = "taskgate_task_misses_total";
-/// Time an upstream request took, in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).
+/// Duration of an upstream request in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).
 pub const UPSTREAM_REQUEST: &str = "taskgate_upstream_request_seconds";
-/// `tools/call` that hold a place at an upstream, by `upstream`.
+/// `tools/call` that hold a permit of an upstream, by `upstream`.
 pub const UPSTREAM_IN_FLIGHT: &str = "taskgate_upstream_in_flight";
-/// `tools/call` that wait for a place, by `upstream`.
+/// `tools/call` that wait for a permit, by `upstream`.
 pub const UPSTREAM_QUEUED: &str = "taskgate_upstream_queued";
 /// Calls refused because too many waited or one waited too long, by `upstream`.
 pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
-/// Whether new requests to an upstream are refused as it is ill, by `upstream`.
+/// Whether the circuit breaker refuses new requests to an upstream, by `upstream`.
 pub const BREAKER_OPEN: &str = "taskgate_upstream_breaker_open";
-/// How often that began, by `upstream`.
+/// How often the circuit breaker opened, by `upstream`.
 pub const BREAKER_OPENED: &str = "taskgate_upstream_breaker_opened_total";
-/// Above 0 while an upstream's tool list is larger than the gateway takes, by `upstream`.
+/// Above 0 while an upstream's tool list exceeds the limit, by `upstream`.
 pub const TOOLS_CUT_OFF: &str = "taskgate_upstream_tools_cut_off";
-/// What was wrong with an upstream, by `upstream` and `reason` (`upstream_unreachable`, `upstream_tls`, `upstream_auth`,
+/// Failures of an upstream, by `upstream` and `reason` (`upstream_unreachable`, `upstream_tls`, `upstream_auth`,
 /// `upstream_redirect`, `upstream_http_status`, `upstream_malformed`, `upstream_closed`, `upstream_timeout`).
 pub const UPSTREAM_FAILURES: &str = "taskgate_upstream_failures_total";
-/// Requests sent once more as nothing of them had left, by `upstream`.
+/// Requests that were resent because no byte had been sent, by `upstream`.
 pub const UPSTREAM_RESENT: &str = "taskgate_upstream_resent_total";
 /// Open sessions at an upstream, by `upstream`.
 pub const UPSTREAM_SESSIONS: &str = "taskgate_upstream_sessions";
-/// Open `subscriptions/listen` streams of the gateway's own at an upstream, by `upstream`.
+/// Open `subscriptions/listen` streams from the gateway to an upstream, by `upstream`.
 pub const UPSTREAM_LISTENS: &str = "taskgate_upstream_listens";
-/// Upstream messages that nobody could use, by `upstream` and `reason`.
+/// Unusable upstream messages, by `upstream` and `reason`.
 pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
-/// Messages of session clients that were passed on, by `upstream` and `kind` (`call`, `request`,
-/// `notification`, `response`, `stream`).
+/// Forwarded messages of session clients, by `upstream` and `kind` (`call`, `request`, `notification`, `response`, `stream`).
 pub const PIPED: &str = "taskgate_piped_messages_total";
-/// Upstream sessions opened anew behind their clients' backs, by `upstream` and `outcome` (`renewed`, `failed`).
+/// Upstream sessions reopened without their clients' knowledge, by `upstream` and `outcome` (`renewed`, `failed`).
 pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
-/// Times that an upstream was missing in what an endpoint of several shows, by `upstream`.
+/// Lists of a combined endpoint that lacked an upstream, by `upstream`.
 pub const ENDPOINT_ABSENCES: &str = "taskgate_endpoint_absences_total";
 /// Open `subscriptions/listen` streams, by `upstream`.
 pub const LISTENERS: &str = "taskgate_listen_streams";
@@ -89,64 +89,66 @@ pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
 pub const SSE_STREAMS: &str = "taskgate_sse_streams";
 /// Streams of HTTP+SSE refused because too many are open, by `upstream`.
 pub const SSE_STREAMS_REFUSED: &str = "taskgate_sse_refused_total";
-/// Requests that were passed on to the replica where their session, stream or held call is at home, by `reason` (`session`, `stream`,
-/// `held_call`) and `outcome` (`answered`, `away`, `lost`).
+/// Requests forwarded to the replica that owns their session, stream or held call, by `reason` (`session`, `stream`, `held_call`)
+/// and `outcome` (`answered`, `away`, `lost`).
 pub const FORWARDED: &str = "taskgate_forwarded_total";
-/// Readings of the configuration while it was in force, by `outcome` (`applied`, `unchanged`, `rejected`).
+/// Reloads of the configuration, by `outcome` (`applied`, `unchanged`, `rejected`).
 pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";
-/// Requests refused for what their principal did before, by `limit` (`requests`, `unknown_tasks`).
+/// Requests refused because of their principal's rate, by `limit` (`requests`, `unknown_tasks`).
 pub const RATE_LIMITED: &str = "taskgate_rate_limited_total";
-/// Calls and tasks refused as there are too many, by `limit` (`principal`, `all`, `principal_bytes`).
+/// Calls and tasks refused because there are too many, by `limit` (`principal`, `all`, `principal_bytes`).
 pub const QUOTA_REFUSED: &str = "taskgate_quota_refused_total";
-/// Bytes that kept tasks take: with a shared store those of all replicas, the same at each.
+/// Bytes of stored tasks: with a shared store those of all replicas, the same at each.
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
 /// Stored bytes above `stored_bytes_max`: outcomes of tasks that were admitted below it.
 pub const STORE_BYTES_ABOVE: &str = "taskgate_store_bytes_above_max";
-/// Kept tasks, counted as [`STORE_BYTES`] are.
+/// Stored tasks, counted as [`STORE_BYTES`].
 pub const STORE_ROWS: &str = "taskgate_store_rows";
 /// Transactions of a store on disk or in a database.
 pub const STORE_COMMITS: &str = "taskgate_store_commits_total";
-/// Time that one transaction took, its fsync included, in seconds.
+/// Duration of one transaction in seconds, its fsync included.
 pub const STORE_COMMIT_TIME: &str = "taskgate_store_commit_seconds";
-/// Writes that one transaction held.
+/// Writes per transaction.
 pub const STORE_BATCH: &str = "taskgate_store_batch_writes";
 /// Transactions that failed, by `reason` (`io`, `full`).
 pub const STORE_FAILURES: &str = "taskgate_store_failures_total";
 /// Rows whose record was damaged.
 pub const STORE_DAMAGED: &str = "taskgate_store_damaged_total";
-/// Free bytes of the disk that the store is on.
+/// Free bytes of the store's disk.
 pub const STORE_FREE_BYTES: &str = "taskgate_store_free_bytes";
 /// Bytes of the disk store's file and its log.
 pub const STORE_FILE_BYTES: &str = "taskgate_store_file_bytes";
 
-// Those of a database that several gateways share.
+// Metrics of a shared database.
 
-/// Writes of tasks of which it was not known whether they were made.
+/// Writes of tasks with an unknown commit.
 pub const DATABASE_UNSURE: &str = "taskgate_database_unsure_writes_total";
-/// Transactions that wrote nothing of a task's, and proved what had been read.
+/// Transactions that wrote no task, and confirmed earlier reads.
 pub const DATABASE_BARRIERS: &str = "taskgate_database_barriers_total";
-/// How long the oldest transaction of others in the database has been open, in seconds; 0 where there is none.
+/// Age of the oldest foreign transaction in the database, in seconds; 0 without one.
 pub const DATABASE_OLDEST_TRANSACTION: &str = "taskgate_database_oldest_transaction_seconds";
-/// Versions of tasks' rows that were written over or removed, and that the database has not freed yet, by its own count.
+/// Dead row versions of tasks that the database has not freed yet, by its statistics.
 pub const DATABASE_DEAD_ROWS: &str = "taskgate_database_dead_rows";
-/// Beats of this replica that were acknowledged.
+/// Acknowledged heartbeats of this replica.
 pub const REPLICA_BEATS: &str = "taskgate_replica_beats_total";
-/// How long ago the last of them was sent, in seconds.
+/// Time since the last acknowledged heartbeat was sent, in seconds.
 pub const REPLICA_BEAT_AGE: &str = "taskgate_replica_beat_age_seconds";
-/// Replicas that live, this one included.
+/// Live replicas, this one included.
 pub const REPLICAS_LIVING: &str = "taskgate_replicas_living";
-/// Tasks that were taken over from replicas that ended.
+/// Tasks taken over from ended replicas.
 pub const REPLICA_CLAIMED: &str = "taskgate_replica_claimed_tasks_total";
-/// Writes that were refused as another replica had taken the task over.
+/// Refused writes because another replica had taken the task over.
 pub const REPLICA_FENCED: &str = "taskgate_replica_fenced_writes_total";
 
-/// Counts a message of an upstream's that nobody could use.
+/// Counts an unusable message of an upstream.
 pub fn count_dropped(upstream: &Arc<str>, reason: &'static str) {
     metrics::counter!(UPSTREAM_DROPPED, "upstream" => Arc::clone(upstream), "reason" => reason).increment(1);
 }
 
-/// What one owner adds to a gauge of the process. Others may add to the same one, as two lives of a gateway do, or an upstream and what a
-/// reload put in its place: the gauge is the sum. What was added is taken off when this is dropped.
+/// One owner's share of a process-wide gauge, which is the sum of all shares.
+///
+/// Several owners may add to one gauge: two incarnations of a gateway, or an upstream and its replacement. Dropping a share
+/// subtracts it.
 #[derive(Debug)]
 pub(crate) struct GaugeShare {
     gauge: Gauge,
@@ -154,7 +156,7 @@ pub(crate) struct GaugeShare {
 }
 
 impl GaugeShare {
-    /// A share of nothing. The metrics recorder must be installed before the gauge is made.
+    /// A share of zero. The metrics recorder must be installed before the gauge is created.
     pub(crate) const fn new(gauge: Gauge) -> Self {
         Self { gauge, value: AtomicI64::new(0) }
     }
@@ -164,7 +166,7 @@ impl GaugeShare {
         self.gauge.increment(f64::from(change));
     }
 
-    /// Replaces what was added until now; whether that was something else.
+    /// Replaces the share; returns whether it changed.
     pub(crate) fn set(&self, value: u32) -> bool {
         let before = self.value.swap(i64::from(value), Ordering::Relaxed);
         self.gauge.increment((i64::from(value) - before) as f64);
@@ -186,7 +188,7 @@ impl Drop for GaugeShare {
 pub(crate) mod tests {
     use metrics_exporter_prometheus::PrometheusRecorder;
 
-    /// What the page says of one series, which is named with its labels; 0 where there is none.
+    /// The value of a series, named with its labels; 0 if it is absent.
     pub(crate) fn shown(recorder: &PrometheusRecorder, series: &str) -> f64 {
         let page = recorder.handle().render();
         let value = page.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok());

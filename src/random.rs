@@ -1,13 +1,11 @@
-//! Draws random bytes.
+//! Generates random bytes.
 
-/// Bytes that nobody can guess, for ids and nonces: of the calling thread's own generator, and so without a system call.
+/// Unpredictable bytes for ids and nonces, from the thread's generator and so without a system call.
 ///
-/// That is ChaCha with 12 rounds under a key of the operating system's randomness, and under a new one after every 64 KiB.
-/// Whoever knows bytes that it gave can tell none of the others. Two processes would draw the same if one were a copy of
-/// the other; this program never forks: it only starts programs, which begin anew.
+/// The generator is ChaCha12, keyed by the operating system and rekeyed after every 64 KiB. Known output reveals no other output.
+/// A forked process would repeat it, but this program never forks: it only starts programs.
 ///
-/// # Panics
-/// If the operating system has no randomness when a thread first draws: then no id, key or nonce may be given out.
+/// # Panics If the operating system provides no randomness when a thread first generates: then no id, key or nonce may be used.
 #[must_use]
 pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
@@ -15,10 +13,9 @@ pub fn bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// Bytes that nobody can guess, for keys: what is drawn seldom and kept long comes from the operating system itself.
+/// Unpredictable bytes for keys, which are rare and long-lived and so come from the operating system itself.
 ///
-/// # Panics
-/// If the operating system has none.
+/// # Panics If the operating system provides none.
 #[must_use]
 pub fn key<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];

@@ -1,29 +1,29 @@
-//! Reads files that hold secrets, if they are their owner's alone and small enough (B168).
+//! Reads files with secrets, if only their owner may access them (B168).
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// What nobody but the owner may have.
+/// Permissions that only the owner may have.
 const OTHERS: u32 = 0o077;
-/// The same for what a service manager gives, or root: its group, or whom an ACL lets in, may read it.
+/// The same for files of a service manager or of root, which their group may read.
 const OTHERS_OF_GIVEN: u32 = 0o037;
-/// The user who may read every file.
+/// The root user.
 const ROOT: u32 = 0;
-/// The folder of what a service manager gives (systemd's `LoadCredential=`).
+/// The folder of credentials from a service manager (systemd's `LoadCredential=`).
 const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
-/// The bits of a mode that are about who may do what.
+/// The permission bits of a mode.
 const MODE_BITS: u32 = 0o7777;
 
-/// Why a file is of no use. Never shows what it holds; who reads it knows its name.
+/// Why a file cannot be used. Never shows its content; the caller knows its name.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretFileError {
     #[error("cannot be read: {0}")]
     Unreadable(#[from] io::Error),
     #[error("is no file")]
     NoFile,
-    /// `what` is what the file holds.
+    /// `what` names the content of the file.
     #[error(
         "others than its owner may use it (mode {mode:04o}); change that to 0600, and the {what} if they may have read it"
     )]
@@ -32,12 +32,13 @@ pub enum SecretFileError {
     TooLarge { bytes_max: usize },
 }
 
-/// What a file holds, which is a `what`. One that a service manager gave this process as a credential may be read by its
-/// group: it is kept in a folder of this process's own, and its mode is how the manager lets the process in. So may one of root's where
-/// the process is not root's: it has no other way in, and orchestrators give secrets so.
+/// Reads a file that contains a `what`.
 ///
-/// # Errors
-/// If it cannot be read, is no file, can be used by others than its owner, or is larger than `bytes_max`.
+/// A group may read a credential from the service manager: it is in a folder of this process only, and its mode gives the process
+/// access. A group may also read root's file if the process is not root's: it has no other access, and orchestrators provide
+/// secrets so.
+///
+/// # Errors If it cannot be read, is no file, can be used by others than its owner, or is larger than `bytes_max`.
 pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>, SecretFileError> {
     read_beside(path, std::env::var_os(CREDENTIALS).map(PathBuf::from).as_deref(), what, bytes_max)
 }
@@ -48,10 +49,10 @@ fn read_beside(
     what: &'static str,
     bytes_max: usize,
 ) -> Result<Vec<u8>, SecretFileError> {
-    // Opening a pipe would wait for whoever writes to it.
+    // Opening a pipe would wait for its writer.
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
-    // Of the open file: the name may mean another one by now.
+    // The metadata of the open file: its path may lead to another one by now.
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(SecretFileError::NoFile);
@@ -74,12 +75,12 @@ const fn is_exposed(mode: u32, is_given: bool) -> bool {
     mode & if is_given { OTHERS_OF_GIVEN } else { OTHERS } != 0
 }
 
-/// Whether a process that could read a file was let in by its group.
+/// Whether a process that could read a root file did so by its group.
 const fn is_let_in_by_root(owner: u32, user: u32) -> bool {
     owner == ROOT && user != ROOT
 }
 
-/// Whether a file lies in a folder itself, wherever links to either are.
+/// Whether a file is directly in a folder, after resolving links of both.
 fn lies_in(path: &Path, folder: &Path) -> bool {
     let holder = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
     folder.is_absolute() && holder.is_some() && holder == folder.canonicalize().ok()
@@ -134,7 +135,7 @@ mod tests {
         }
     }
 
-    /// What systemd's `LoadCredential=` gives a service has mode 0440.
+    /// A file of systemd's `LoadCredential=` has mode 0440.
     #[test]
     fn what_a_service_manager_gives_may_be_read_by_its_group() {
         let (given, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -1,4 +1,4 @@
-//! Holds what each principal may use that is in force, which a reload replaces.
+//! Holds the principals' current rights, which a reload replaces.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use tokio::sync::watch;
 
 use crate::task::{Principal, PrincipalAccessTable, ToolAccess};
 
-/// The access that is in force. Clones are one.
+/// The current rights. Clones share them.
 #[derive(Clone, Debug)]
 pub struct SharedAccess(Arc<watch::Sender<Arc<PrincipalAccessTable>>>);
 
-/// Everybody uses everything.
+/// Every principal may use everything.
 impl Default for SharedAccess {
     fn default() -> Self {
         Self(Arc::new(watch::Sender::new(Arc::default())))
@@ -18,7 +18,7 @@ impl Default for SharedAccess {
 }
 
 impl SharedAccess {
-    /// Holds from the next request on.
+    /// Applies from the next request on.
     pub fn replace(&self, table: Arc<PrincipalAccessTable>) {
         self.0.send_replace(table);
     }
@@ -33,7 +33,7 @@ impl SharedAccess {
         self.0.borrow().tools_of(principal)
     }
 
-    /// Whether a principal may use what a task of its own was made with.
+    /// Whether a principal may use the upstream and tool of its task.
     #[must_use]
     pub fn has_tool(&self, principal: &Principal, upstream: &str, tool: &str) -> bool {
         self.0.borrow().has_tool(principal, upstream, tool)
@@ -43,7 +43,7 @@ impl SharedAccess {
     pub fn upstream_lost(&self, principal: &Principal, upstream: &Arc<str>) -> impl Future<Output = ()> + Send + use<> {
         let (mut access, principal, upstream) = (self.0.subscribe(), principal.clone(), Arc::clone(upstream));
         async move {
-            // Whoever is gone takes nothing away.
+            // A dropped table withdraws nothing.
             if access.wait_for(|table| !table.has_upstream(&principal, &upstream)).await.is_err() {
                 std::future::pending::<()>().await;
             }

@@ -1,5 +1,4 @@
-//! Holds the limits of principals that are in force, which a reload replaces, and how many gateways keep limits together; and
-//! tells the log who meets one.
+//! Holds the current limits of principals, which a reload replaces and replicas divide, and logs refusals.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,12 +14,12 @@ use crate::answer_budget::{AnswerBudget, AnswerShare, BudgetRefusal};
 use crate::task::reference::LoggedPrincipal;
 use crate::task::{Principal, PrincipalLimitTable, PrincipalLimits};
 
-/// How often one principal's refusals are logged, for each bound.
+/// The interval between log lines for one principal and bound.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-/// Principals and bounds that are remembered at a time; what is refused beyond them is in the metrics alone.
+/// The most principals and bounds that are remembered; further refusals are only counted in metrics.
 const TOLD_MAX: usize = 1_024;
 
-/// The limits that are in force. Clones are one.
+/// The current limits. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct SharedLimits(Arc<LimitState>);
 
@@ -29,11 +28,11 @@ struct LimitState {
     table: RwLock<Arc<PrincipalLimitTable>>,
     told: Mutex<HashMap<(Principal, &'static str), RefusalCount>>,
     answers: AnswerBudget,
-    /// The gateways beside this one that keep with it what is divided.
+    /// The number of other replicas that divide the limits with this one.
     beside: AtomicUsize,
 }
 
-/// When refusals were logged last, and how many there were since.
+/// The time of the last log line, and the refusals since.
 #[derive(Debug)]
 struct RefusalCount {
     last: Instant,
@@ -48,7 +47,7 @@ impl SharedLimits {
         limits
     }
 
-    /// Holds from the next request on.
+    /// Applies from the next request on.
     pub fn replace(&self, table: Arc<PrincipalLimitTable>) {
         self.0.answers.resize(table.answer_bytes_max);
         *self.0.table.write() = table;
@@ -59,19 +58,19 @@ impl SharedLimits {
         self.0.table.read().of(principal)
     }
 
-    /// Has so many gateways keep together what is divided among them, this one included; whether that is news.
+    /// Divides the limits among this many replicas, this one included; returns whether the number changed.
     pub fn divide_by(&self, gateways: NonZeroUsize) -> bool {
         let beside = gateways.get() - 1;
         self.0.beside.swap(beside, Ordering::Relaxed) != beside
     }
 
-    /// How many gateways keep together what is divided.
+    /// The number of replicas that divide the limits.
     #[must_use]
     pub fn gateways(&self) -> NonZeroUsize {
         NonZeroUsize::MIN.saturating_add(self.0.beside.load(Ordering::Relaxed))
     }
 
-    /// The budget of all answers under way.
+    /// The budget of all responses in progress.
     #[must_use]
     pub fn answers(&self) -> &AnswerBudget {
         &self.0.answers
@@ -83,7 +82,7 @@ impl SharedLimits {
         self.0.answers.share(principal, self.of(principal).answer_bytes_max)
     }
 
-    /// Why a new request of a principal is refused, if answers under way hold all bytes and are not read.
+    /// Why a new request of a principal is refused: unread responses hold all bytes.
     #[must_use]
     pub fn refusal_of_answers(&self, principal: &Principal) -> Option<BudgetRefusal> {
         let refusal = self.0.answers.refusal(principal, || self.of(principal).answer_bytes_max)?;
@@ -91,14 +90,14 @@ impl SharedLimits {
         Some(refusal)
     }
 
-    /// How many of `max` places one of several principals may have.
+    /// How many of `max` permits one of several principals may hold.
     #[must_use]
     pub fn places(&self, owner: &Principal, max: usize) -> usize {
         self.of(owner).places.of(max)
     }
 
-    /// Takes note that a principal was refused something, since it has all that a bound leaves it: the log has a line a minute
-    /// for each principal and each key that decides. `allowed` is what it may have.
+    /// Records that a principal was refused because it reached a bound: logs once a minute for each principal and key. `allowed`
+    /// is the bound.
     pub fn refused(&self, principal: &Principal, key: &'static str, allowed: &dyn std::fmt::Display) {
         if let Some(refused) = self.to_be_told(principal, key) {
             let principal = LoggedPrincipal(principal);
@@ -106,7 +105,7 @@ impl SharedLimits {
         }
     }
 
-    /// How many refusals there were since the last line, where it is time for another.
+    /// The number of refusals since the last log line, if another one is due.
     fn to_be_told(&self, principal: &Principal, key: &'static str) -> Option<u64> {
         let now = Instant::now();
         let is_old = |count: &RefusalCount| now.duration_since(count.last) >= LOG_EVERY;

@@ -1,5 +1,5 @@
-//! Installs logs and metrics, once per process and before any listener starts. Every module records through the facades
-//! of `tracing` and `metrics`.
+//! Installs logs and metrics, once per process and before any listener starts. Every module records through the facades of
+//! `tracing` and `metrics`.
 
 mod escaped_output;
 mod families;
@@ -18,33 +18,33 @@ use crate::metric;
 use escaped_output::EscapedOutput;
 use json_lines::JsonLines;
 
-/// The environment variable that says what is logged, such as `info,taskgate::server=debug`.
+/// The environment variable with the log filter, such as `info,taskgate::server=debug`.
 pub const LOG_FILTER: &str = "TASKGATE_LOG";
 
 const LOG_FILTER_DEFAULT: &str = "info";
 
-/// How often samples of histograms are folded together when nobody reads them.
+/// The interval at which histogram samples are folded without a scrape.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Seconds; from a fast call to a task of a day.
+/// Buckets in seconds, from a fast call to a task of a day.
 const SPANS: [f64; 16] =
     [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0];
 
-/// Writes of one transaction.
+/// Buckets for the writes of one transaction.
 const BATCHES: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 
-/// How log lines are written, always to standard error.
+/// The format of log lines, always to standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people on a terminal, JSON elsewhere.
+    /// Text on a terminal, JSON elsewhere.
     #[default]
     Auto,
     People,
-    /// One object per line. What a peer sent stays inside its string, line ends included (B160).
+    /// One object per line. A peer's text stays inside its string, line ends included (B160).
     Json,
 }
 
-/// Why telemetry is not there.
+/// Why telemetry was not installed.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     #[error("{LOG_FILTER} is not a log filter")]
@@ -57,8 +57,7 @@ pub enum TelemetryError {
 
 /// Installs the log and a panic hook that writes to it.
 ///
-/// # Errors
-/// Where the filter cannot be read, or a log was installed before.
+/// # Errors If the filter is invalid, or a log was installed before.
 pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
     use tracing_subscriber::util::SubscriberInitExt;
 
@@ -79,7 +78,7 @@ pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
         false => log.fmt_fields(JsonLines).event_format(JsonLines).finish().try_init(),
     };
     installed.map_err(TelemetryError::Logs)?;
-    // A panic's message may quote what a client sent; its place is enough to find the bug.
+    // A panic's message may quote a client's text; its location is enough to find the bug.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
         tracing::error!(place, "panic");
@@ -89,8 +88,7 @@ pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
 
 /// Installs the metrics recorder and describes every metric. [`keep_metrics`] must run beside it.
 ///
-/// # Errors
-/// Where a recorder was installed before.
+/// # Errors If a recorder was installed before.
 pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
     let handle = PrometheusBuilder::new()
         .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SPANS)
@@ -105,18 +103,17 @@ pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
     Ok(handle)
 }
 
-/// Begins the series of one upstream, so that they are there before its first event.
+/// Creates the series of one upstream, before its first event.
 pub fn begin_upstream(upstream: &Arc<str>) {
     families::begin_upstream(upstream);
 }
 
-/// Begins the series of a database that several gateways share.
+/// Creates the series of a shared database.
 pub fn begin_database() {
     families::begin_database();
 }
 
-/// Keeps samples from piling up between two scrapes, and up to date what the operating system says of the process. Never returns; cancel
-/// by dropping.
+/// Folds samples between scrapes, and updates the metrics of the process. Never returns; cancel by dropping.
 pub async fn keep_metrics(handle: PrometheusHandle) {
     let process = Collector::default();
     loop {

@@ -1,7 +1,6 @@
-//! Reads certificates and private keys from files, and refuses those of no use in words for an operator.
+//! Reads certificates and private keys from files, and explains why a file is unusable.
 //!
-//! Knows nothing of connections; [`crate::server`] and [`crate::upstream`] put these into theirs. One
-//! crypto library stands behind both.
+//! Knows nothing of connections; [`crate::server`] and [`crate::upstream`] use the results. Both use the same crypto library.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -20,24 +19,24 @@ use rustls::{CertificateError, Error as RustlsError, InconsistentKeys, RootCertS
 use crate::secret_file::{self, SecretFileError};
 use crate::task::Timestamp;
 
-/// Larger files hold something else. A bundle with every public authority has a quarter of it.
+/// Larger files are no certificates: a bundle of every public CA is a quarter of it.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// Where an identity lies: PEM files, relative to the folder that the program was started in.
+/// The paths of an identity: PEM files, relative to the working directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityFiles {
-    /// The certificate, and behind it those of the authorities between it and a root.
+    /// The certificate, followed by the intermediate certificates.
     pub certificate: PathBuf,
-    /// Its private key, not encrypted.
+    /// Its private key, unencrypted.
     pub key: PathBuf,
 }
 
-/// Why a file is of no use. Names the file and says what would be right.
+/// Why a file cannot be used. Names the file and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFileError {
     #[error("{}: cannot be read: {source}", .path.display())]
     Unreadable { path: PathBuf, source: io::Error },
-    /// Of the key, which nobody but its owner may read (B168).
+    /// The key, which only its owner may read (B168).
     #[error("{}: {source}", .path.display())]
     Secret { path: PathBuf, source: SecretFileError },
     #[error("{}: is larger than 1MiB", .path.display())]
@@ -60,7 +59,7 @@ pub enum TlsFileError {
 }
 
 impl TlsFileError {
-    /// The file that is to blame.
+    /// The faulty file.
     #[must_use]
     pub fn path(&self) -> &Path {
         match self {
@@ -77,17 +76,16 @@ impl TlsFileError {
     }
 }
 
-/// The crypto library that all TLS runs on.
+/// The crypto provider of all TLS.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
 impl IdentityFiles {
-    /// The identity in the files, checked to be one that peers accept at `now`.
+    /// Reads the identity, and checks that peers accept it at `now`.
     ///
-    /// # Errors
-    /// Unless both files can be read and belong together, the key is its owner's alone, and the certificate is valid.
+    /// # Errors Unless both files can be read and belong together, the key is its owner's alone, and the certificate is valid.
     pub fn read(&self, now: Timestamp) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
         check_validity(&chain[0], now).map_err(|error| error.at(&self.certificate))?;
@@ -108,8 +106,7 @@ impl IdentityFiles {
 
 /// All certificates of a PEM file; at least one, each of them readable.
 ///
-/// # Errors
-/// If the file has none, or one that is none.
+/// # Errors If the file has none, or an unreadable one.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
     let bad = || TlsFileError::BadCertificate { path: path.to_owned() };
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
@@ -123,10 +120,9 @@ pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Tl
     Ok(found)
 }
 
-/// Authorities to trust, from a PEM file.
+/// The CA roots in a PEM file.
 ///
-/// # Errors
-/// As [`read_certificates`].
+/// # Errors As [`read_certificates`].
 pub fn read_roots(path: &Path) -> Result<RootCertStore, TlsFileError> {
     let mut roots = RootCertStore::empty();
     for certificate in read_certificates(path)? {
@@ -144,7 +140,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
     if bytes.len() > FILE_BYTES_MAX { Err(TlsFileError::TooLarge { path: path.to_owned() }) } else { Ok(bytes) }
 }
 
-/// What is wrong with a peer, or with its certificate, in words for an operator.
+/// The fault of a peer or its certificate, in words for an operator.
 #[must_use]
 pub fn in_words(error: &RustlsError) -> String {
     use CertificateError as C;
@@ -155,7 +151,7 @@ pub fn in_words(error: &RustlsError) -> String {
         return format!("it ended the TLS handshake ({alert:?})");
     }
     let RustlsError::InvalidCertificate(certificate) = error else { return error.to_string() };
-    // Of some faults the text lists bytes behind the name.
+    // Some error texts list bytes after the name.
     let text = certificate.to_string();
     let name = text.split_once(" {").map_or(&*text, |(name, _)| name);
     let words = if matches!(certificate, C::UnknownIssuer) {
@@ -167,7 +163,7 @@ pub fn in_words(error: &RustlsError) -> String {
     } else if matches!(certificate, C::NotValidYet | C::NotValidYetContext { .. }) {
         "is not valid yet"
     } else if matches!(certificate, C::BadSignature) || name.starts_with("UnsupportedSignatureAlgorithm") {
-        // An authority of the same name as its issuer's may be trusted, and have another key.
+        // A trusted CA may have the issuer's name and another key.
         "bears no signature of an authority that is trusted; name its authority (`ca`)"
     } else if name.contains("CaUsedAsEndEntity") {
         "is an authority's, and not for a server; make one with basicConstraints=CA:FALSE"
@@ -177,7 +173,7 @@ pub fn in_words(error: &RustlsError) -> String {
     format!("its certificate {words}")
 }
 
-/// What is wrong with a certificate itself.
+/// A certificate's own defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CertificateDefect {
     Unreadable,
@@ -196,10 +192,10 @@ impl CertificateDefect {
     }
 }
 
-/// Whether `now` lies in the time that a certificate is valid for.
+/// Checks that a certificate is valid at `now`.
 ///
-/// The verification of peers looks at the time before it looks for an issuer. Asked to trust nobody, it
-/// therefore complains of the time if that is wrong, and of something else if it is right.
+/// The verification of peers checks the time before the issuer. With no trusted roots it therefore reports the time if that is
+/// wrong, and another error if it is right.
 fn check_validity(certificate: &CertificateDer<'_>, now: Timestamp) -> Result<(), CertificateDefect> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|_| CertificateDefect::Unreadable)?;
     let now = UnixTime::since_unix_epoch(Duration::from_millis(now.as_millis()));
@@ -241,7 +237,7 @@ mod tests {
         PemPair { certificate: pem("CERTIFICATE", certificate.der()), key: pem("PRIVATE KEY", key.serialized_der()) }
     }
 
-    /// What comes of two files with these contents, with the names of the files alone.
+    /// The outcome for two files with these contents, with file names only.
     fn outcome(certificate: &str, key: &str, now: Timestamp) -> String {
         outcome_of_mode(certificate, key, 0o600, now)
     }
@@ -260,7 +256,7 @@ mod tests {
         text.replace(&format!("{}/", folder.path().display()), "")
     }
 
-    /// B170, and each other way in which two files can be no identity.
+    /// B170, and every other way in which two files are no identity.
     #[test]
     fn files_that_are_no_identity_are_refused_with_what_would_be_right() {
         let (own, other) = (pair(), pair());

@@ -1,4 +1,4 @@
-//! Prints where the gateway serves, and what to try there.
+//! Prints the gateway's addresses, and commands to try.
 
 use std::env;
 use std::io::{self, Write};
@@ -8,25 +8,24 @@ use serde_json::{Map, Value, json};
 
 use super::Gateway;
 
-/// What there is to say besides the addresses.
+/// The text besides the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Announcement {
-    /// The operator has a file, and knows.
+    /// None: the operator wrote a configuration file.
     Addresses,
-    /// What to try with the demo server.
+    /// Commands for the demo server.
     Demo,
-    /// How hosts get to the servers that a command line names.
+    /// How hosts connect to the servers of a command line.
     Hosts,
 }
 
-/// An upstream's name and the path that it is served at; an endpoint of several has its path in both.
+/// An upstream's name and path; for an endpoint of several upstreams, its path twice.
 pub(super) type ServedPath = (String, String);
 
 impl Announcement {
-    /// Prints it. Of `served` each is an upstream, and there is at least one.
+    /// Prints the announcement. `served` has at least one upstream.
     ///
-    /// # Errors
-    /// If nothing can be printed.
+    /// # Errors If standard output cannot be written.
     pub(super) fn print(self, gateway: &Gateway, served: &[ServedPath]) -> io::Result<()> {
         let bound = gateway.base_url();
         let base = gateway.public_url().unwrap_or(&bound);
@@ -58,7 +57,7 @@ impl Announcement {
     }
 }
 
-/// This program, as it can be started again.
+/// The command that starts this program again.
 fn program() -> String {
     env::current_exe().unwrap_or_else(|_| PathBuf::from("taskgate")).display().to_string()
 }
@@ -73,7 +72,7 @@ fn demo(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
     Ok(())
 }
 
-/// What makes hosts use the servers: each line as it is to be pasted.
+/// The commands that add the servers to hosts, each on a line to paste.
 fn hosts(out: &mut impl Write, urls: &[(&str, String)]) -> io::Result<()> {
     let program = program();
     writeln!(out, "Claude Code:")?;

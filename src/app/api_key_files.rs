@@ -1,14 +1,14 @@
-//! Reads API keys that lie in files of their own.
+//! Reads API keys from their files.
 
 use std::path::{Path, PathBuf};
 
 use crate::secret_file::{self, SecretFileError};
 use crate::server::api_keys::{ApiKey, ApiKeyError, ApiKeySettings, ApiKeys, KEY_LEN_MAX, KeyPlace, KeySource};
 
-/// Room for a line end or two behind the key.
+/// Room for a line end or two after the key.
 const FILE_BYTES_MAX: usize = KEY_LEN_MAX + 16;
 
-/// Why a key is of no use. Never shows the key.
+/// Why a key cannot be used. Never contains the key.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiKeyFileError {
     #[error("{}: {source}", .path.display())]
@@ -19,7 +19,7 @@ pub enum ApiKeyFileError {
     Twice { id: String },
 }
 
-/// All keys that the settings name, with those that cannot be used under the key of the configuration.
+/// Reads all keys of the settings. Unusable keys are returned under their configuration key.
 pub(super) fn read(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(KeyPlace, ApiKeyFileError)>) {
     let (mut keys, mut wrong) = (ApiKeys::default(), Vec::new());
     for one in settings {
@@ -39,7 +39,7 @@ pub(super) fn read(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(KeyPlace, ApiK
 fn read_file(path: &Path) -> Result<ApiKey, ApiKeyFileError> {
     let held = secret_file::read(path, "key", FILE_BYTES_MAX);
     let held = held.map_err(|source| ApiKeyFileError::File { path: path.to_owned(), source })?;
-    // Bytes that are no text are no key either.
+    // Bytes that are no text cannot be a key.
     let text = String::from_utf8_lossy(&held);
     ApiKey::read(text.trim_end()).map_err(|source| ApiKeyFileError::Content { path: path.to_owned(), source })
 }

@@ -1,4 +1,4 @@
-//! Raises the limit on open files, and cuts connections and calls down to what it allows (B174).
+//! Raises the limit on open files, and reduces connections and calls to it (B174).
 
 use std::num::NonZeroUsize;
 
@@ -6,13 +6,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Config;
 
-/// What a connection takes: itself, and one on the other side. A call takes one towards its upstream; its client's
-/// is among the connections.
+/// Descriptors per connection: one for the client and one for the upstream. A call takes one for its upstream; its client's
+/// connection is counted already.
 const PER_CONNECTION: usize = 2;
-/// For all the rest: listeners, the store, the operators' connections.
+/// For listeners, the store and the operators' connections.
 const RESERVE: usize = 256;
 
-/// How many connections the configuration of the start names, and how many there are places for. Only a start decides that.
+/// The connections that the start's configuration sets, and the number in force. Only a start decides it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionCapacity {
     named: NonZeroUsize,
@@ -20,17 +20,15 @@ pub(super) struct ConnectionCapacity {
 }
 
 impl ConnectionCapacity {
-    /// Sees to it that there are descriptors for all connections and calls that the configuration allows: the limit of
-    /// the process is raised as far as it may be, and where that is not enough the configuration is cut down to it,
-    /// with a warning.
+    /// Provides descriptors for all connections and calls of the configuration: raises the process's limit, and reduces the
+    /// configuration with a warning where that is not enough.
     pub(super) fn provide(config: &mut Config) -> (Self, Option<DescriptorShortage>) {
         let named = config.listen.connections_max;
         let shortage = provide(config);
         (Self { named, in_force: config.listen.connections_max }, shortage)
     }
 
-    /// The same for a configuration that is read while the gateway serves. Where it names as many connections as the one
-    /// of the start, those stay as they are, whatever would be left for them now.
+    /// As `provide`, at a reload. If the configuration has as many connections as the start's, their number stays as it is.
     pub(super) fn keep(self, config: &mut Config) -> Option<DescriptorShortage> {
         let named = config.listen.connections_max;
         let shortage = provide(config);
@@ -41,7 +39,7 @@ impl ConnectionCapacity {
     }
 }
 
-/// That there are fewer descriptors than the configuration has use for.
+/// The shortage of descriptors for a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DescriptorShortage {
     granted: usize,
@@ -51,10 +49,9 @@ pub(super) struct DescriptorShortage {
 }
 
 impl DescriptorShortage {
-    /// Logs it.
     pub(super) fn tell(self) {
         let Self { granted, wanted, named, connections_max } = self;
-        // One part in ten is missed by nobody.
+        // A reduction by a tenth is not worth a warning.
         if connections_max.get() >= named.get() - named.get() / 10 {
             tracing::info!(descriptors = granted, wanted, connections_max, "the limit on open files is a little low");
             return;
@@ -68,7 +65,7 @@ impl DescriptorShortage {
     }
 }
 
-/// Cuts the configuration down to what the process may open; what there is to say of it.
+/// Reduces the configuration to the available descriptors; returns the shortage to log.
 fn provide(config: &mut Config) -> Option<DescriptorShortage> {
     let wanted = wanted(config);
     let granted = raise(wanted);
@@ -80,29 +77,29 @@ fn provide(config: &mut Config) -> Option<DescriptorShortage> {
     Some(DescriptorShortage { granted, wanted, named, connections_max: config.listen.connections_max })
 }
 
-/// What all upstreams may run at a time.
+/// The calls that all upstreams may run concurrently.
 fn calls(config: &Config) -> usize {
     config.upstreams.iter().map(|upstream| upstream.permits.in_flight_max.get()).fold(0, usize::saturating_add)
 }
 
-/// What they are likely to: where there are many, few of them are ever full.
+/// The likely number: with many upstreams, few are ever full.
 fn likely_calls(config: &Config) -> usize {
     calls(config).min(config.listen.connections_max.get())
 }
 
-/// What there should be: calls may come on connections of their own.
+/// The wanted limit: each call may have a connection to itself.
 fn wanted(config: &Config) -> usize {
     let places = config.listen.connections_max.get().saturating_add(likely_calls(config));
     places.saturating_mul(PER_CONNECTION).saturating_add(RESERVE)
 }
 
-/// With less than this, not every place that is likely to be can be taken.
+/// The least that serves every likely connection and call.
 fn needed(config: &Config) -> usize {
     let connections = config.listen.connections_max.get().saturating_mul(PER_CONNECTION);
     connections.saturating_add(likely_calls(config)).saturating_add(RESERVE)
 }
 
-/// Raises the limit to `wanted` or as far as it may be; returns what it is then.
+/// Raises the limit towards `wanted`; returns the resulting limit.
 fn raise(wanted: usize) -> usize {
     let limit = getrlimit(Resource::Nofile);
     let now = |limit: &Rlimit| limit.current.map_or(usize::MAX, |now| usize::try_from(now).unwrap_or(usize::MAX));
@@ -117,8 +114,8 @@ fn raise(wanted: usize) -> usize {
     }
 }
 
-/// Cuts connections down, and calls only where they would leave less than a quarter to connections: what an upstream
-/// may run should not depend on how many upstreams there are.
+/// Reduces connections, and calls only if less than a quarter would be left for connections: an upstream's permits should not
+/// depend on the number of upstreams.
 fn fit(config: &mut Config, granted: usize) {
     let room = granted - RESERVE.min(granted / 4);
     let calls = calls(config);

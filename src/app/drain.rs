@@ -12,22 +12,20 @@ use super::task_store::LifeEnd;
 use crate::server::DrainPlan;
 use crate::task::Reason;
 
-/// How long before the end of a drain the calls are ended that are still in progress, and the streams of those who listen: so
-/// that they can be told.
+/// How long before the end of a drain the remaining calls and streams are ended, so that their clients can be notified.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// How long upstreams are waited for at the end, while they are told that their sessions are over.
+/// How long closing the upstream sessions may take.
 const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 const DRAINING: &str = "draining";
 
 impl Gateway {
-    /// The calls in progress.
     pub(super) fn live_calls(&self) -> LiveCalls {
         self.parts.live_calls()
     }
 
-    /// Ends at once: of what is in progress nothing can be written any more. Servers hear nothing of it, as others go on in the
-    /// same sessions. The next start refuses a store that lost what it acknowledged.
+    /// Ends at once: no result in progress can be stored any more. Upstream sessions are not closed, because other replicas
+    /// continue them. After a loss of acknowledged writes the next start refuses the store.
     pub(super) async fn end_life(mut self, ended: LifeEnd) {
         if let Some(shared) = self.shared.as_ref().filter(|_| ended == LifeEnd::StoreLost) {
             shared.remember_loss();
@@ -38,23 +36,22 @@ impl Gateway {
         };
         let calls = self.live_calls().end(why);
         tracing::warn!(calls_lost = calls.held(), %calls, "what this gateway ran is no longer its own");
-        // Whoever waits is to hear of it.
+        // Waiting clients must be notified.
         self.drain_max = TOLD_MAX;
         Box::pin(self.end(None, GatewayEnd::LifeOver)).await;
     }
 
-    /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those that are left are ended and those who
-    /// listen are told that it is over, upstream sessions are closed. Dropping the future ends everything at once.
+    /// Drains in phases: not ready, no new tasks, waits for calls in progress, ends the remaining calls and the streams, closes
+    /// upstream sessions. Dropping the future ends everything at once.
     ///
-    /// `notice` is how long balancers have to notice it; `None` where another process goes on with the sockets, so that nobody
-    /// need notice.
+    /// `notice` is how long load balancers have to notice the drain; `None` if another process continues with the sockets.
     pub async fn drain(self, notice: Option<Duration>) {
         self.readiness.block(DRAINING);
         if let Some(shared) = &self.shared {
             shared.store.leave();
         }
         self.parts.engine.expect_end();
-        // Told once it is true: whoever reads the log finds the gateway not ready.
+        // Logged after the fact: a reader of the log finds the gateway not ready.
         tell_of_beginning(&self.live_calls().survey(), self.drain_max);
         crate::failpoint::hit("draining");
         Box::pin(self.end(notice, GatewayEnd::Drained)).await;
@@ -72,7 +69,7 @@ impl Gateway {
         let at_the_end = async {
             let end = Instant::now() + notice + max;
             tokio::time::sleep(notice + until_farewell(max)).await;
-            // Before their connections end, on either side: however late this is, there is time to tell whoever waits.
+            // Before the connections end on either side: there is always time to notify waiting clients.
             ended = calls.end(Reason::GatewayRestart);
             tokio::time::sleep_until(end.max(Instant::now() + TOLD_MAX)).await;
             plan.late.cancel();
@@ -83,7 +80,8 @@ impl Gateway {
             plan.over.cancel();
         };
         let draining = Box::pin(self.clients.drain(plan.clone()));
-        // What other replicas pass on is waited for like what clients ask here. A successor in this process alone has their socket.
+        // Forwarded requests are awaited like clients' own. Only a successor in this process takes over the replica listener's
+        // socket.
         let from_replicas = DrainPlan { is_socket_kept: kind == GatewayEnd::LifeOver, ..plan.clone() };
         let passed_on = self.replicas.map(|replicas| Box::pin(replicas.running.drain(from_replicas)));
         let passed_on = OptionFuture::from(passed_on);
@@ -93,7 +91,7 @@ impl Gateway {
             let retired = self.retired.all();
             let served = self.upstreams.iter().map(|one| one.served.upstream.close());
             let closing = served.chain(retired.iter().map(|one| one.close()));
-            // Those who are slow are left: what is stored is stored.
+            // Slow upstreams are abandoned: their results are stored.
             let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
         }
         self.parts.life.stop.cancel();
@@ -102,7 +100,7 @@ impl Gateway {
         if let Some(shared) = self.shared.filter(|_| kind == GatewayEnd::Drained) {
             shared.remember();
         }
-        // The operators' listeners go last: until here they say that the gateway drains.
+        // The operators' listeners end last: until here they report the drain.
         let operators = self.metrics.into_iter().chain([self.admin]);
         Box::pin(join_all(operators.map(|listener| listener.drain(DrainPlan::at_once())))).await;
         let (connections_cut, calls_lost) = (drained.aborted, ended.lost());
@@ -121,16 +119,16 @@ impl Gateway {
     }
 }
 
-/// What ends.
+/// How the gateway ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GatewayEnd {
-    /// This gateway, as somebody wants it to: it says goodbye to its servers.
+    /// It drains and closes its upstream sessions.
     Drained,
-    /// Its life on a shared store: others go on with what it had.
+    /// Its incarnation on a shared store has ended: other replicas continue its calls.
     LifeOver,
 }
 
-/// Says what a drain waits for, and what of it would be lost.
+/// Logs which calls a drain waits for, and how many would be lost.
 fn tell_of_beginning(calls: &CallSurvey, drain_max: Duration) {
     if calls.is_empty() {
         return tracing::info!("draining; a second signal ends at once");
@@ -149,16 +147,14 @@ fn until_farewell(max: Duration) -> Duration {
     max - FAREWELL.min(max / 10)
 }
 
-/// Waits for the calls in progress, then ends the streams of those who listen: they hear how their tasks end,
-/// and hold up no drain.
+/// Waits for the calls in progress, then ends the subscription streams: they receive their tasks' results, and delay no drain.
 async fn finish(
     (calls, heard_out): (&LiveCalls, impl Future<Output = ()>),
     ending: &CancellationToken,
     (notice, max): (Duration, Duration),
 ) {
     let (until_farewell, engine) = (until_farewell(max), &calls.engine);
-    // Until balancers have noticed, everything is served as ever, and so are those who were let in until then. From there on
-    // no call begins.
+    // During the notice everything is served as usual, and so are clients accepted until then. After that no call begins.
     tokio::time::sleep(notice).await;
     let drained = async {
         heard_out.await;
@@ -172,7 +168,7 @@ async fn finish(
     }
 }
 
-/// Waits for something, and does something else meanwhile as far as there is time.
+/// Awaits a future and runs another beside it, as far as time allows.
 async fn alongside<T>(waited: impl Future<Output = T>, beside: impl Future<Output = ()>) -> T {
     let beside = async {
         beside.await;

@@ -1,4 +1,4 @@
-//! Checks the files that a configuration names before anything starts: every mistake at once.
+//! Checks every file that a configuration names before a start; reports all mistakes.
 
 use std::env;
 use std::fmt;
@@ -18,7 +18,7 @@ use crate::upstream::http::ProxyError;
 use crate::upstream::transport::credential::CredentialError;
 use crate::upstream::transport::stdio::{self, VariableFileError};
 
-/// One file that is not what it should be.
+/// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error(transparent)]
@@ -39,8 +39,7 @@ pub enum FileError {
     Proxy(#[from] ProxyError),
 }
 
-/// All files that are not what they should be, each with the key of the configuration that names it. Never
-/// empty. Printed one on a line.
+/// All unusable files, each with its configuration key. Never empty. Printed one per line.
 #[derive(Debug)]
 pub struct FileMistakes(Vec<(KeyPlace, FileError)>);
 
@@ -62,32 +61,29 @@ impl From<KeyFileError> for FileMistakes {
     }
 }
 
-/// Reads a configuration and looks at every file, folder and program that it names. Makes none, and logs nothing.
+/// Reads a configuration and checks every file, folder and program that it names. Creates none, and logs nothing.
 ///
-/// # Errors
-/// Every mistake in the file and in what it names, each with its line.
+/// # Errors Every mistake in the file and in the files that it names, each with its line.
 pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look)
 }
 
-/// The same for a gateway that serves. It goes on where the files are of no use by which gateways share a database: nothing that a
-/// reload puts in force is in them, and their repair alone would not cause one.
+/// As [`load`], for a reload. Ignores faults in the files for the connection between replicas: a reload does not apply them, and
+/// their repair would not trigger one.
 ///
-/// # Errors
-/// As [`load`].
+/// # Errors As [`load`].
 pub(super) fn load_again(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &look_again)
 }
 
-/// The same for `taskgate wrap`.
+/// As [`load`], for `taskgate wrap`.
 ///
-/// # Errors
-/// As [`load`].
+/// # Errors As [`load`].
 pub fn load_wrapped(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load_wrapped(file, &|name| env::var(name).ok(), &look)
 }
 
-/// Looks at what a configuration names.
+/// Checks the files that a configuration names.
 fn look(config: &Config) -> Findings {
     let mistakes = [mistakes(config), shared_mistakes(config)].concat();
     Findings { mistakes, warnings: warnings(config) }
@@ -106,10 +102,9 @@ fn warnings(config: &Config) -> Vec<(KeyPlace, String)> {
     upstream_programs::warnings(config).map(|(key, warning)| (key.into(), warning)).collect()
 }
 
-/// Reads every file that is there to be read. Makes none.
+/// Reads every file that exists. Creates none.
 ///
-/// # Errors
-/// Every file that is of no use.
+/// # Errors Every file that cannot be used.
 pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     let mut wrong = Vec::new();
     let mut note =
@@ -152,8 +147,8 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
 }
 
-/// What is wrong with the files by which gateways share a database, each with the key that names it. A gateway that served waits until
-/// they are right again, and answers meanwhile: only whoever reads the configuration refuses them.
+/// The faults of the files for a shared database, each with its configuration key. A gateway that has been serving waits for
+/// their repair and answers meanwhile, so only a reading of the configuration refuses them.
 fn shared_mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
     let StoreSettings::Postgres(database) = &config.store else { return Vec::new() };
     let now = SystemClock.now();
@@ -168,16 +163,15 @@ fn shared_mistakes(config: &Config) -> Vec<(KeyPlace, String)> {
     of_access.chain(of_ca).chain(of_identity).map(|(key, error)| (key.into(), error)).collect()
 }
 
-/// The key that names the file of an identity which is to blame.
+/// The configuration key of the identity's faulty file.
 fn at_fault(table: &str, identity: &IdentityFiles, error: &TlsFileError) -> String {
     let key = if *error.path() == identity.key { "key" } else { "certificate" };
     format!("{table}.{key}")
 }
 
-/// The keys of those who may come; none where nobody needs one.
+/// The clients' keys; none where no client needs one.
 ///
-/// # Errors
-/// Every key that is of no use.
+/// # Errors Every key that cannot be used.
 pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
     let settings = match auth {
         AuthSettings::Everyone(_) => return Ok(ApiKeys::default()),
@@ -194,10 +188,9 @@ fn ring_of(settings: &[ApiKeySettings]) -> Result<ApiKeys, FileMistakes> {
     }
 }
 
-/// Which operators may come: with a token, where there is any, or on loopback everybody.
+/// The operators' authentication: by token, or everyone on loopback without tokens.
 ///
-/// # Errors
-/// Every token that is of no use.
+/// # Errors Every token that cannot be used.
 pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
     Ok(match admin.tokens.as_slice() {
         [] => Authenticator::Everyone(Principal::local()),
@@ -205,10 +198,9 @@ pub fn operators(admin: &AdminSettings) -> Result<Authenticator, FileMistakes> {
     })
 }
 
-/// Who may come, with the keys that are asked for.
+/// The clients' authentication, with its keys.
 ///
-/// # Errors
-/// As [`api_keys`].
+/// # Errors As [`api_keys`].
 pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
     Ok(match &config.auth {
         AuthSettings::Everyone(principal) if *principal == Principal::local() => {

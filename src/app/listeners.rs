@@ -8,13 +8,13 @@ use crate::server::{
     StartError,
 };
 
-/// The listener for clients.
+/// The specification of the client listener.
 pub(super) fn clients_site(settings: ListenSettings, callers: Authenticator, routes: Routes) -> ListenerSpec {
     let (role, limits) = (ListenerRole::Clients, ListenerLimits::default());
     ListenerSpec { role, settings, limits, callers, routes, peers_ca: None }
 }
 
-/// Serves on a listener that is there already, or on a new one.
+/// Replaces the routes of a waiting listener, or starts a new one.
 pub(super) async fn listen(
     waiting: Option<RunningListener>,
     site: ListenerSpec,
@@ -29,7 +29,7 @@ pub(super) async fn listen(
     }
 }
 
-/// The same for metrics and health alone, if that is wanted.
+/// As [`listen`], for metrics and health, if configured.
 pub(super) async fn listen_for_probes(
     waiting: Option<RunningListener>,
     (address, readiness, metrics): (Option<SocketAddr>, &Readiness, MetricsSource),

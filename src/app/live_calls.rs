@@ -1,4 +1,4 @@
-//! Says which calls are in progress, for the log of whoever ends them; and ends them.
+//! Lists the calls in progress for the log, and ends them.
 
 use std::fmt::{self, Display, Formatter};
 use std::sync::Arc;
@@ -8,14 +8,13 @@ use crate::engine::Engine;
 use crate::task::Reason;
 use crate::upstream::limits::{CallCounts, CallPermitsByName};
 
-/// Upstreams that a line of the log names.
+/// The most upstreams in one log line.
 const NAMED_MAX: usize = 8;
-/// How long those who wait for a call have to be told that it ends, where the gateway ends at once.
+/// The time to notify waiting clients when the gateway ends at once.
 pub(super) const TOLD_MAX: Duration = Duration::from_millis(300);
-/// How often it is asked whether all calls have ended.
+/// The interval of checks whether all calls have ended.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// The calls of all upstreams.
 #[derive(Clone, Debug)]
 pub(super) struct LiveCalls {
     pub(super) engine: Arc<Engine>,
@@ -23,21 +22,21 @@ pub(super) struct LiveCalls {
 }
 
 impl LiveCalls {
-    /// What is in progress now.
+    /// Counts the calls in progress.
     pub(super) fn survey(&self) -> CallSurvey {
         let mut by_upstream = self.permits.in_progress();
         by_upstream.sort_by(|(a, of_a), (b, of_b)| all(of_b).cmp(&all(of_a)).then_with(|| a.cmp(b)));
         CallSurvey(by_upstream)
     }
 
-    /// Waits until none is in progress.
+    /// Waits until no call is in progress.
     pub(super) async fn have_ended(&self) {
         while !self.survey().is_empty() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
-    /// Ends all calls; what was in progress. Whoever waits is told in the background.
+    /// Ends all calls, and returns their counts. Waiting clients are notified in the background.
     pub(super) fn end(&self, why: Reason) -> CallSurvey {
         let ended = self.survey();
         self.engine.end_calls(why);
@@ -49,7 +48,7 @@ const fn all(counts: &CallCounts) -> usize {
     counts.held + counts.lost + counts.repeated + counts.resumed
 }
 
-/// Calls in progress, those of the upstream with the most of them first.
+/// Calls in progress by upstream, the busiest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CallSurvey(Vec<(Arc<str>, CallCounts)>);
 
@@ -70,7 +69,7 @@ impl CallSurvey {
         self.sum(|counts| counts.lost + counts.repeated + counts.resumed)
     }
 
-    /// Those of which nothing is left if they are ended.
+    /// Calls that are lost if they are ended.
     pub(super) fn lost(&self) -> usize {
         self.sum(|counts| counts.held + counts.lost)
     }

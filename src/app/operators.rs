@@ -1,4 +1,4 @@
-//! Puts together what operators are shown.
+//! Assembles the pages for operators.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::store::PostgresStore;
 use crate::upstream::limits::CallPermitsByName;
 use crate::upstream::upstream_health::UpstreamHealthList;
 
-/// The metrics, with those of a shared store that change with time alone.
+/// The metrics, with the time-dependent ones of a shared store.
 pub(super) fn metrics(page: PrometheusHandle, shared: Option<&SharedLife>) -> MetricsSource {
     let page = MetricsSource::from(page);
     match shared.map(|shared| Arc::clone(&shared.store)) {
@@ -23,7 +23,7 @@ pub(super) fn metrics(page: PrometheusHandle, shared: Option<&SharedLife>) -> Me
     }
 }
 
-/// What stands on the pages of the admin listener, beside the tasks.
+/// The content of the admin listener's pages, besides the tasks.
 #[derive(Clone)]
 pub(super) struct OperatorsView {
     readiness: Readiness,
@@ -43,7 +43,7 @@ impl OperatorsView {
         Self { readiness, healths, metrics, permits: Arc::clone(permits) }
     }
 
-    /// The admin listener's site.
+    /// The specification of the admin listener.
     pub(super) fn site(
         &self,
         (settings, callers): (&AdminSettings, Authenticator),
@@ -83,7 +83,7 @@ impl OperatorsView {
     }
 }
 
-/// The admin listener's site while the store is not open.
+/// The specification of the admin listener while the store is not open.
 pub(super) fn unopened_site(
     settings: &AdminSettings,
     callers: Authenticator,

@@ -1,4 +1,4 @@
-//! Reads the configuration of a start or a reload, with what is to be said of it.
+//! Reads the configuration of a start or a reload, with its warnings.
 
 use std::path::Path;
 
@@ -6,12 +6,12 @@ use super::descriptors::DescriptorShortage;
 use super::files;
 use crate::config::{Config, ConfigError, LoadedConfig};
 
-/// A configuration, and what is to be said of it.
+/// A configuration and its warnings.
 pub(super) struct PreparedConfig {
     pub(super) config: Config,
-    /// In the order in which they are told.
+    /// In the order in which they are logged.
     pub(super) warnings: Vec<String>,
-    /// Where descriptors are provided for it.
+    /// Set once descriptors have been provided.
     pub(super) shortage: Option<DescriptorShortage>,
 }
 
@@ -22,8 +22,8 @@ impl PreparedConfig {
     }
 }
 
-/// The warnings that were told last. The same ones are not told again: files are looked at whenever anything in their
-/// folder changes, and that may be the log.
+/// The warnings logged last, which are not logged again: the files are read again after every change in their folder, and that
+/// may be the log.
 #[derive(Debug, Default)]
 pub(super) struct ReportedWarnings {
     texts: Vec<String>,
@@ -31,7 +31,7 @@ pub(super) struct ReportedWarnings {
 }
 
 impl ReportedWarnings {
-    /// Logs what is to be said of a configuration, unless it is what was said last.
+    /// Logs the warnings of a configuration, unless they were logged last.
     pub(super) fn tell(&mut self, read: &PreparedConfig) {
         if self.texts != read.warnings {
             for warning in &read.warnings {
@@ -48,12 +48,12 @@ impl ReportedWarnings {
     }
 }
 
-/// Reads the file and looks at what it names. Logs nothing.
+/// Reads the file and checks the files that it names. Logs nothing.
 pub(super) fn configured(file: &Path) -> Result<PreparedConfig, ConfigError> {
     files::load(file).map(PreparedConfig::new)
 }
 
-/// The same for a gateway that serves.
+/// As [`configured`], for a reload.
 pub(super) fn configured_again(file: &Path) -> Result<PreparedConfig, ConfigError> {
     files::load_again(file).map(PreparedConfig::new)
 }

@@ -34,23 +34,21 @@ use crate::server::StartError;
 use crate::task::Reason;
 use crate::telemetry::{self, LogFormat};
 
-/// How long balancers have to notice a drain before nothing is accepted any more.
+/// The time for load balancers to notice a drain before no connection is accepted.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
 
-/// What is served.
+/// The source of the configuration.
 #[derive(Clone, Debug)]
 pub enum ServedConfig {
     File(PathBuf),
-    /// What the command line names. Without a server the quick start is served: the demo server, in this process.
+    /// The command line. Without a server it serves the demo server in this process.
     CommandLine(CommandLineConfig),
 }
 
 /// Runs the gateway until a signal ends it.
 ///
-/// # Errors
-/// If something that the configuration names cannot be had. Mistakes in the configuration itself, and in the files that it
-/// names, are printed and end with [`EXIT_CONFIG`]; a program of the command line that is not there ends with
-/// [`EXIT_UNAVAILABLE`].
+/// # Errors If a resource that the configuration names is unavailable. Mistakes in the configuration and in the files that it
+/// names are printed and end with [`EXIT_CONFIG`]; a missing program of the command line ends with [`EXIT_UNAVAILABLE`].
 pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let sockets = Sockets::from_environment().context("the sockets that were handed over are of no use")?;
@@ -75,7 +73,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     let mut warned = ReportedWarnings::default();
     warned.tell(&read);
     let config = read.config;
-    // Listening for signals begins before the listeners: none may be missed.
+    // Signal handlers before the listeners: no signal may be missed.
     let mut signals = Signals::new()?;
     let mut reloads = ReloadTrigger::new(file, &config, warned, connections)?;
     if matches!(config.store, StoreSettings::Memory(_)) {
@@ -87,7 +85,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     let upkeep = TaskTracker::new();
     upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
     upkeep.spawn(service_manager::keep_watched());
-    // Those who come meanwhile wait at the sockets for the next process; no balancer has to notice anything.
+    // New clients wait at the sockets for the next process; load balancers need no notice.
     let are_kept = sockets.clients.is_some();
     let has_file = announcement == Announcement::Addresses;
     let start = async {
@@ -99,7 +97,7 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     };
     let started = tokio::select! {
         started = Box::pin(start) => started,
-        // Nothing runs yet that could be waited for.
+        // Nothing runs yet.
         _ = signals.next() => return Ok(ExitCode::SUCCESS),
     };
     let gateway = match started {
@@ -119,16 +117,16 @@ pub async fn serve(served: ServedConfig) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the last life of a process ended.
+/// How the last incarnation of the process ended.
 enum LastLife {
-    /// The gateway is to be drained, with so much notice for balancers.
+    /// A signal: the gateway must be drained, with this notice for load balancers.
     Signal(Box<Gateway>, Duration),
     StoreLost,
-    /// A signal came before another one had begun.
+    /// A signal arrived before a successor had started.
     Nothing,
 }
 
-/// Serves until a signal comes. Where other gateways on the same store go on without this one, it begins anew among them.
+/// Serves until a signal arrives. If other replicas take over from this one, it restarts as a new incarnation.
 async fn until_signal(
     mut gateway: Gateway,
     metrics: &PrometheusHandle,
@@ -157,10 +155,9 @@ async fn until_signal(
     }
 }
 
-/// Begins anew. Whoever connects meanwhile waits, and the configuration is read again as ever. `None` where a signal comes first.
+/// Starts a successor. Clients wait meanwhile, and the configuration is reloaded as usual. `None` if a signal arrives first.
 ///
-/// # Errors
-/// As [`Successor::begin`].
+/// # Errors As [`Successor::begin`].
 async fn begin_anew(
     mut successor: Successor,
     metrics: &PrometheusHandle,
@@ -180,7 +177,7 @@ async fn begin_anew(
     }
 }
 
-/// Ends a gateway: in phases, or at once where another signal comes.
+/// Drains a gateway, or ends it at once at another signal.
 async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mut Signals, &TaskTracker)) {
     let drain_max = notice.unwrap_or_default() + gateway.drain_max;
     service_manager::tell_stopping(drain_max);
@@ -192,14 +189,14 @@ async fn end(gateway: Gateway, notice: Option<Duration>, (signals, upkeep): (&mu
         _ = signals.next() => {
             let ended = calls.end(Reason::GatewayRestart);
             tracing::warn!(calls_lost = ended.lost(), calls = %ended, "ended before the drain was done");
-            // While their connections are there still. Fails where the notice or a client takes longer.
+            // While the connections still exist. Times out if the notice or a client takes longer.
             let _ = timeout(TOLD_MAX, draining).await;
         }
     }
 }
 
-/// Prints what keeps the gateway from starting, where it is in the configuration or in a file that it names. `option` is what
-/// names the folder of the store on a command line.
+/// Prints why the gateway cannot start, if the reason is in the configuration or in a file that it names. `option` is the
+/// command-line option for the store's folder.
 pub(super) fn refused(error: anyhow::Error, option: Option<&str>) -> anyhow::Result<ExitCode> {
     let (mut text, code) = match error.downcast::<StoreRefusal>() {
         Ok(open) => (format!("key `{}`: {open}", open.key()), task_store::exit_code(&open)),
@@ -219,13 +216,13 @@ fn print_and_end(why: &dyn Display, code: u8) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-/// How the process ends where a program that the command line names is not there. In a file it is one of several, and may come.
+/// The exit if a program of the command line is missing. In a file it is one of several, and may be installed later.
 pub(super) fn missing_program(config: &Config) -> Option<anyhow::Result<ExitCode>> {
     let (_, missing) = upstream_programs::missing(config).next()?;
     Some(print_and_end(&format_args!("taskgate: {missing}"), EXIT_UNAVAILABLE))
 }
 
-/// Reads what is served, with the demo server started where nothing else is named.
+/// Reads the configuration, and starts the demo server if no server is named.
 async fn prepared(
     served: ServedConfig,
     tracker: &TaskTracker,
@@ -242,7 +239,6 @@ async fn prepared(
     })
 }
 
-/// Starts the demo server.
 async fn demo_server(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<CommandLineServer> {
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let demo = DemoServer::start(anywhere, tracker, stop.clone()).await.context("cannot start the demo server")?;
@@ -250,8 +246,8 @@ async fn demo_server(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow:
     Ok(CommandLineServer::demo(url))
 }
 
-/// Starts a configuration that no file holds. Here, and only here, a taken port is replaced by a free one, unless somebody
-/// asked for this very port. Ports are found before the store is opened, which no second try is to find open.
+/// Starts a configuration from the command line. Only here is a taken port replaced by a free one, unless the user asked for that
+/// port. Ports are bound before the store is opened, since a second attempt would find the store open.
 async fn start_on_free_ports(
     mut config: Config,
     metrics: PrometheusHandle,
@@ -265,7 +261,7 @@ async fn start_on_free_ports(
     Gateway::start_on(config, metrics, sockets).await
 }
 
-/// Binds an address, or another port of it where that one is taken.
+/// Binds an address, or another port of it if that one is taken.
 fn free_socket(address: &mut SocketAddr, asked: Option<u16>) -> anyhow::Result<TcpListener> {
     let taken = match TcpListener::bind(*address) {
         Ok(socket) => return Ok(socket),
@@ -294,7 +290,7 @@ impl Signals {
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    /// Waits for a signal; returns how long balancers have to notice. A person at a terminal has none.
+    /// Waits for a signal; returns the notice for load balancers, which is zero for a user at a terminal.
     pub(super) async fn next(&mut self) -> Duration {
         tokio::select! {
             _ = self.interrupt.recv() => Duration::ZERO,
@@ -319,7 +315,7 @@ mod tests {
         }
         let refused = free_socket(&mut taken.clone(), Some(taken.port())).unwrap_err().to_string();
         assert!(refused.contains(&format!("--port: cannot listen on {taken}: ")), "{refused}");
-        // Nothing is bound to an address of no machine, whatever its port.
+        // The address belongs to no machine, so no port of it can be bound.
         let nowhere: SocketAddr = "192.0.2.1:0".parse().unwrap();
         assert!(free_socket(&mut nowhere.clone(), None).unwrap_err().to_string().contains("192.0.2.1:0"));
     }

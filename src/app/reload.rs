@@ -1,8 +1,8 @@
 //! Replaces the configuration while calls run.
 //!
-//! First everything that is new is opened; then one step replaces what clients meet, so that each request is served
-//! by the old or the new (F24); then what is served no more is let go of, once its last call has ended (F66).
-//! Upstreams that have not changed keep their sessions.
+//! First all new parts are opened; then one step replaces the routes, so that each request is served by the old or the new
+//! configuration (F24); then removed upstreams are closed once their last call has ended (F66). Unchanged upstreams keep their
+//! sessions.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,40 +34,39 @@ use crate::upstream::transport::credential::Credential;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::upstream_health::UpstreamHealth;
 
-/// How often an upstream that is served no more is looked at.
+/// The interval at which a removed upstream is checked.
 const RETIRING: Duration = Duration::from_millis(500);
 
-/// Paths without an upstream where tasks are still to be had; above that the oldest is forgotten.
+/// Paths of removed upstreams that still serve tasks; beyond that the oldest is dropped.
 const GONE_MAX: usize = 64;
 
-/// Most of a file that its fingerprint is taken from; none that is of use is larger.
+/// The most of a file that is fingerprinted; no usable file is larger.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// What some files hold. Two that are alike hold the same.
+/// The fingerprint of some files. Equal fingerprints mean equal contents.
 pub(super) type Fingerprint = Vec<u8>;
 
-/// One upstream that is served.
+/// A served upstream.
 #[derive(Debug)]
 pub(super) struct ServedUpstream {
     config: UpstreamConfig,
-    /// Of the files that were read for it.
+    /// The fingerprint of its files.
     files: Fingerprint,
     pub(super) served: Arc<Served>,
     health: Arc<UpstreamHealth>,
     endpoint: Arc<UpstreamEndpoint>,
-    /// What its clients of the older transport are served with.
+    /// The state for clients of the HTTP+SSE transport.
     older: SseServed,
-    /// Ends its clients' own streams.
+    /// Ends the clients' own streams.
     leaving: DropGuard,
-    /// Ends what runs for it in the background.
+    /// Ends its background tasks.
     stop: DropGuard,
 }
 
 impl ServedUpstream {
-    /// Opens an upstream. Nothing is sent to it yet.
+    /// Opens an upstream. Sends nothing to it yet.
     ///
-    /// # Errors
-    /// If its address or its files are of no use.
+    /// # Errors If its address or its files cannot be used.
     pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<Self> {
         telemetry::begin_upstream(&config.name);
         let mut own = parts.clone();
@@ -91,27 +90,25 @@ impl ServedUpstream {
         Ok(Self { config, files, served, health, endpoint, older, leaving, stop })
     }
 
-    /// What its calls are made with.
+    /// The target of its calls.
     pub(super) fn target(&self) -> CallTarget {
         self.served.target()
     }
 
-    /// What serves its clients.
     pub(super) const fn endpoint(&self) -> &Arc<UpstreamEndpoint> {
         &self.endpoint
     }
 
-    /// What an endpoint of several has of it.
+    /// Its parts as a member of an endpoint of several upstreams.
     pub(super) fn member(&self) -> EndpointMember {
         EndpointMember { served: Arc::clone(&self.served), endpoint: Arc::clone(&self.endpoint) }
     }
 
-    /// What its clients of the older transport are served with beside it.
+    /// The state for clients of the HTTP+SSE transport.
     pub(super) const fn older(&self) -> &SseServed {
         &self.older
     }
 
-    /// How it stands.
     pub(super) fn health(&self) -> Arc<UpstreamHealth> {
         Arc::clone(&self.health)
     }
@@ -120,8 +117,8 @@ impl ServedUpstream {
         self.config == *config && self.files == fingerprint_all(upstream_files(config))
     }
 
-    /// Tells the upstream that its sessions are over, once nobody can call it any more. `holders` is how many hold its
-    /// endpoint by then.
+    /// Closes the upstream's sessions once no client can call it any more. `holders` is how many references to its endpoint
+    /// remain by then.
     fn let_go(
         &self,
         (holders, why): (usize, &'static str),
@@ -133,12 +130,12 @@ impl ServedUpstream {
         retired.add(&upstream);
         self.health.retire();
         async move {
-            // Requests that are under way hold the endpoint, and calls the permits, as `served` does for as long as it is there.
+            // Requests in progress hold the endpoint and calls the permits; so does `served` while it exists.
             let is_over = || endpoint.strong_count() <= holders && permits.strong_count() <= 1;
             let over = async {
-                // Twice: a request may be on its way from the one to the other.
+                // Twice: a request may be passing from the one to the other.
                 while !(is_over() && paused(&is_over).await) {
-                    // Whoever comes back is served by others, and they have the same places.
+                    // Other permits serve a client that returns.
                     upstream.end_idle();
                     tokio::time::sleep(RETIRING).await;
                 }
@@ -157,14 +154,14 @@ async fn paused(is_over: &(impl Fn() -> bool + Sync)) -> bool {
     is_over()
 }
 
-/// What is left of an upstream whose path nobody else has: clients may ask for their tasks there.
+/// A removed upstream with an unused path, where clients may still read their tasks.
 #[derive(Debug)]
 pub(super) struct ClosingUpstream {
     opened: ServedUpstream,
     endpoint: Arc<ClosingEndpoint>,
 }
 
-/// Upstreams that are served no more and not let go of. Clones share the list.
+/// Removed upstreams that are not closed yet. Clones share the list.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RetiredUpstreams(Arc<Mutex<Vec<Arc<dyn Upstream>>>>);
 
@@ -182,23 +179,23 @@ impl RetiredUpstreams {
     }
 }
 
-/// What a reading changed.
+/// The changes of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReloadSummary {
-    /// Upstreams that are new, or are not what they were.
+    /// Upstreams that are new or changed.
     pub opened: usize,
-    /// Upstreams that go on as they were.
+    /// Upstreams that continue unchanged.
     pub kept: usize,
-    /// Upstreams that are served no more as they were; their calls go on.
+    /// Upstreams that were removed or changed; their calls continue.
     pub retired: usize,
-    /// Whether anything else is different from now on.
+    /// Whether any other setting changed.
     pub others: bool,
-    /// Keys whose change holds only from the next start on.
+    /// Keys that take effect only at the next start.
     pub need_restart: Vec<&'static str>,
 }
 
 impl ReloadSummary {
-    /// Whether everything is as before.
+    /// Whether nothing changed.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.opened == 0 && self.retired == 0 && !self.others && self.need_restart.is_empty()
@@ -206,12 +203,11 @@ impl ReloadSummary {
 }
 
 impl Gateway {
-    /// Puts another configuration in force: upstreams with their rules and limits, the names and origins that may be
-    /// used, who everybody is, bounds. Calls that run end as they began. Certificates are read again.
+    /// Applies another configuration: upstreams with their rules and limits, allowed names and origins, authentication, limits.
+    /// Running calls end as they began. Certificates are read again.
     ///
-    /// # Errors
-    /// If a file that it names is of no use, an upstream cannot be opened, or anybody could come who is not asked for
-    /// credentials. Then nothing is changed.
+    /// # Errors If a file that it names cannot be used, an upstream cannot be opened, or a client without credentials could
+    /// connect. Then nothing changes.
     pub fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         let need_restart = config.need_restart(&self.started);
@@ -246,7 +242,7 @@ impl Gateway {
                 None => tracing::error!(upstream = %one.name, "an upstream was lost"),
             }
         }
-        // Before the replaced ones are let go: who could still call them holds them.
+        // Before the replaced upstreams are released: their remaining callers hold them.
         self.targets.replace(self.upstreams.iter().map(ServedUpstream::target));
         changes.kept = self.upstreams.len() - changes.opened;
         changes.retired = before.len();
@@ -269,10 +265,10 @@ impl Gateway {
         Ok(changes)
     }
 
-    /// Lets go of upstreams that are served no more, each once its last call has ended. Where nobody else has its path,
-    /// its tasks are still to be had there.
+    /// Retires removed upstreams, each until its last call has ended. If no other upstream has its path, its tasks can still be
+    /// read there.
     fn retire(&mut self, before: Vec<ServedUpstream>) {
-        // A stream holds the endpoint for as long as its client likes: it ends once nothing is under way on it.
+        // A stream holds the endpoint indefinitely, so it is ended once nothing is in progress on it.
         before.iter().for_each(|one| one.older.leaving.cancel());
         let is_served = |one: &ServedUpstream| self.upstreams.iter().any(|other| other.config.path == one.config.path);
         let (replaced, gone): (Vec<_>, Vec<_>) = before.into_iter().partition(is_served);
@@ -282,7 +278,7 @@ impl Gateway {
         let life = &self.parts.life;
         for opened in gone {
             let endpoint = Arc::new(ClosingEndpoint::new(Arc::clone(&opened.endpoint)));
-            // Held here, by what is served instead, and by who keeps it tidy.
+            // Held here, by its replacement, and by its upkeep task.
             tracing::warn!(
                 upstream = %opened.config.name, path = opened.config.path,
                 unsettled_tasks = self.parts.engine.unsettled_tasks(&opened.config.name),
@@ -297,9 +293,9 @@ impl Gateway {
         for opened in replaced.into_iter().chain(forgotten) {
             let over = opened.let_go((1, "it was replaced"), &self.retired, &life.stop);
             life.tracker.spawn(async move {
-                // By name: what is not named is not moved in here, and what holds the places counts.
+                // Fields are bound by name: an unnamed one would not be moved in here, and the holders count.
                 let ServedUpstream { leaving, endpoint, served, stop, .. } = opened;
-                // Its clients' own streams end, and are opened again at what is served now.
+                // The clients' own streams end, and clients reopen them at the new upstream.
                 drop(leaving);
                 over.await;
                 drop((endpoint, served, stop));
@@ -307,7 +303,7 @@ impl Gateway {
         }
     }
 
-    /// Remembers what else is in force now; whether it is anything new.
+    /// Records the other settings in force; returns whether any changed.
     fn adopt(&mut self, config: Config) -> bool {
         let before = &self.current;
         let is_new = before.listen != config.listen
@@ -323,7 +319,7 @@ impl Gateway {
     }
 }
 
-/// Who is served where.
+/// The routes of all upstreams.
 pub(super) fn routes(upstreams: &[ServedUpstream], gone: &[ClosingUpstream]) -> Routes {
     let routes = gone.iter().fold(Routes::new(), |routes, one| {
         routes.with(one.opened.config.path.clone(), Arc::<ClosingEndpoint>::clone(&one.endpoint))
@@ -355,7 +351,7 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
     ca.into_iter().chain(identities).chain(credential).chain(variables.map(|(_, file)| file.as_path()))
 }
 
-/// The file of a configuration and all that it names.
+/// The configuration file and all files that it names.
 pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
     let own = config.listen.tls.iter().flat_map(identity);
     let keys = match &config.auth {
@@ -371,17 +367,17 @@ pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
     std::iter::once(file).chain(own).chain(of_keys).chain(keys).chain(theirs).map(Path::to_owned).collect()
 }
 
-/// What a configuration's file and all that it names hold.
+/// The fingerprint of the configuration file and all files that it names.
 pub(super) fn fingerprint(file: &Path, config: &Config) -> Fingerprint {
     fingerprint_all(files(file, config).iter().map(PathBuf::as_path))
 }
 
-/// What a file alone holds.
+/// The fingerprint of one file.
 pub(super) fn fingerprint_of(file: &Path) -> Fingerprint {
     fingerprint_all([file].into_iter())
 }
 
-/// A file that cannot be read holds nothing.
+/// An unreadable file counts as empty.
 fn fingerprint_all<'a>(files: impl Iterator<Item = &'a Path>) -> Fingerprint {
     use std::io::Read as _;
 

@@ -1,7 +1,7 @@
-//! Has the configuration read again on SIGHUP, and when one of its files changes.
+//! Triggers a reload on SIGHUP, and when a file of the configuration changes.
 //!
-//! Folders are watched, not files: a file is often replaced by another of its name. Many changes are one reading, and
-//! files that hold what they held before are none.
+//! Watches folders and not files, because a file is often replaced by another of its name. Several changes cause one reload, and
+//! files with unchanged contents none.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,51 +20,49 @@ use crate::config::Config;
 use crate::failpoint;
 use crate::metric;
 
-/// How long changes are gathered before they are looked at: an editor writes more than once.
+/// How long changes are collected: an editor writes more than once.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// The least time between two readings (F66).
+/// The least time between two reloads (F66).
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why the configuration is to be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReloadCause {
-    /// An operator wants it.
+    /// An operator requested it.
     Asked,
-    /// Something changed where the files are.
+    /// A watched folder changed.
     Changed,
 }
 
-/// Tells when the configuration is to be read again, and does it.
+/// Waits for triggers, and reloads the configuration.
 #[derive(Debug)]
 pub(super) struct ReloadTrigger {
-    /// `None` where the command line names what is served.
+    /// `None` if the command line is the configuration.
     file: Option<PathBuf>,
-    /// Kept alive; `None` where nothing can be watched.
+    /// Kept alive; `None` if folders cannot be watched.
     watcher: Option<RecommendedWatcher>,
     watched: Vec<PathBuf>,
-    /// What the files held when they were read last.
+    /// The fingerprint of the last reading.
     seen: Fingerprint,
     warned: ReportedWarnings,
     connections: ConnectionCapacity,
     wait: ReloadWait,
 }
 
-/// When the configuration is to be read again.
+/// The wait for the next trigger.
 #[derive(Debug)]
 struct ReloadWait {
     hangups: Signal,
     changes: mpsc::Receiver<()>,
-    /// What was heard, and when; until whoever waits knows.
+    /// A received trigger and its time, until `next` returns it.
     heard: Option<(ReloadCause, Instant)>,
     last: Option<Instant>,
 }
 
 impl ReloadTrigger {
-    /// Begins to watch. From now on SIGHUP does not end the process.
+    /// Starts watching. From now on SIGHUP does not end the process.
     ///
-    /// # Errors
-    /// If signals cannot be heard.
+    /// # Errors If signal handlers cannot be installed.
     pub(super) fn new(
         file: Option<PathBuf>,
         config: &Config,
@@ -74,7 +72,7 @@ impl ReloadTrigger {
         let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
         let (sender, changes) = mpsc::channel(1);
         let notice = move |event: notify::Result<notify::Event>| {
-            // Reading the files is no change of them. A full channel says what there is to say.
+            // Reading a file does not change it. A full channel already holds a trigger.
             if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
                 let _ = sender.try_send(());
             }
@@ -92,7 +90,7 @@ impl ReloadTrigger {
         Ok(reloads)
     }
 
-    /// Watches the folders of all files of a configuration, besides those that are watched.
+    /// Adds the folders of all files of a configuration to the watched ones.
     fn watch(&mut self, config: &Config) {
         let (Some(file), Some(watcher)) = (&self.file, &mut self.watcher) else { return };
         for file in reload::files(file, config) {
@@ -110,12 +108,12 @@ impl ReloadTrigger {
         }
     }
 
-    /// Waits until the configuration is to be read again. Cancel safe: a reason that was heard by whoever waited before is not lost.
+    /// Waits for a trigger. Cancel safe: a trigger received by an earlier wait is not lost.
     pub(super) async fn next(&mut self) -> ReloadCause {
         self.wait.next().await
     }
 
-    /// Reads the configuration again and puts it in force, or keeps the one that is and says why. Whether it was put in force.
+    /// Reloads the configuration, or keeps the current one and logs why. Returns whether it was applied.
     pub(super) fn carry_out(
         &mut self,
         why: ReloadCause,
@@ -132,10 +130,10 @@ impl ReloadTrigger {
                     return false;
                 }
                 if reload::fingerprint_of(&file) != before {
-                    // Written to while it was read: what comes next is news, whatever it is.
+                    // The file was written during the reading: the next change counts in any case.
                     self.seen = Fingerprint::default();
                 }
-                // Not before: it logs, and a log may be written into a folder that is watched.
+                // Not earlier: it logs, and the log may be in a watched folder.
                 read.shortage = self.connections.keep(&mut read.config);
                 self.warned.tell(&read);
                 service_manager::tell_reloading();
@@ -146,7 +144,7 @@ impl ReloadTrigger {
                 is_applied
             }
             Err(mistakes) => {
-                // Some may be in files that it names.
+                // The mistakes may be in files that it names.
                 let seen = [reload::fingerprint_of(&file), mistakes.to_string().into_bytes()].concat();
                 if self.is_news(why, seen) {
                     count("rejected");
@@ -157,7 +155,7 @@ impl ReloadTrigger {
         }
     }
 
-    /// Whether files that hold this are to be looked at.
+    /// Whether files with this fingerprint must be read.
     fn is_news(&mut self, why: ReloadCause, seen: Fingerprint) -> bool {
         let is_other = seen != self.seen;
         self.seen = seen;
@@ -181,7 +179,7 @@ impl ReloadWait {
         };
         let settled = at + SETTLE;
         tokio::time::sleep_until(self.last.map_or(settled, |last| settled.max(last + INTERVAL))).await;
-        // What came meanwhile is part of this reading. From here on nothing is waited for.
+        // Triggers received meanwhile belong to this reload. Nothing is awaited from here on.
         while self.changes.try_recv().is_ok() {}
         let more = std::future::poll_fn(|context| std::task::Poll::Ready(self.hangups.poll_recv(context)));
         if matches!(more.await, std::task::Poll::Ready(Some(()))) {
@@ -193,7 +191,7 @@ impl ReloadWait {
     }
 }
 
-/// Says what came of it.
+/// Logs the outcome.
 fn tell(outcome: anyhow::Result<ReloadSummary>) -> bool {
     match outcome {
         Ok(changes) => {
@@ -226,7 +224,7 @@ mod tests {
 
     const MOMENT: Duration = Duration::from_millis(50);
 
-    /// A reason that is heard and waited with is not lost with the wait, and comes no later for it.
+    /// A cancelled wait leaves its trigger, without delay, to the next one.
     #[tokio::test(start_paused = true)]
     async fn a_wait_that_is_given_up_leaves_its_reason_to_the_next_one() {
         let (sender, changes) = mpsc::channel(1);
@@ -243,7 +241,7 @@ mod tests {
         }
         assert!(timeout(INTERVAL * 9, wait.next()).await.is_err(), "each once");
 
-        // What an operator asks for stays that, whatever comes after it.
+        // An operator's request stays one, whichever trigger follows.
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::HUP).unwrap();
         let sent = Instant::now();
         while wait.heard.is_none() {

@@ -1,4 +1,4 @@
-//! Puts together what a gateway has that is one of several on one store: where sessions are at home, and the listener for others.
+//! Assembles the parts of a replica: session owners, and the replica listener.
 
 use std::net::{SocketAddr, TcpListener};
 use std::num::NonZeroUsize;
@@ -21,24 +21,24 @@ use crate::task::Clock;
 use crate::upstream::TaskScope;
 use crate::upstream::limits::CallPermitsByName;
 
-/// What a gateway is started with that is one of several.
+/// The settings of one replica.
 #[derive(Clone, Debug)]
 pub struct ReplicaSetup {
-    /// The store that they share, and the clock of tasks, which is the same at all of them.
+    /// The shared store, and the clock of tasks that all replicas share.
     pub store: Arc<dyn TaskStore>,
     pub clock: Arc<dyn Clock>,
-    /// Where the others reach it; without an address nothing is passed on to it.
+    /// Its address for other replicas; without one no request is forwarded to it.
     pub address: Option<SocketAddr>,
-    /// Shown to the others, and wanted from them; without it they are reached on loopback alone.
+    /// The certificates between replicas; without them only loopback is reachable.
     pub tls: Option<ReplicaTls>,
-    /// How long another may take to be reached.
+    /// The time limit for connecting to another replica.
     pub reach_max: Duration,
-    /// Who is alive at the start. Later ones: [`SessionHomes::replace`].
+    /// The live replicas at the start. Later ones: [`SessionHomes::replace`].
     pub directory: ReplicaDirectory,
 }
 
 impl ReplicaSetup {
-    /// What a configuration says of a gateway whose store is shared.
+    /// Reads the settings of a configuration with a shared store.
     pub(super) fn of(config: &Config, shared: Option<&SharedLife>) -> Option<Self> {
         let (StoreSettings::Postgres(database), Some(shared)) = (&config.store, shared) else { return None };
         let (address, tls) = (database.replica.address, database.replica.tls.clone());
@@ -47,7 +47,7 @@ impl ReplicaSetup {
         Some(Self { clock: store.clock(), store, address, tls, reach_max: REACH_MAX, directory })
     }
 
-    /// Where sessions are at home.
+    /// The owners of sessions.
     pub(super) fn homes(&self, sealer: &Arc<Sealer>, life: &TaskScope, limits: &SharedLimits) -> Arc<SessionHomes> {
         let link = Http2ReplicaLink::new(self.tls.clone(), life.clone(), limits.clone());
         let link = Arc::new(link.reaching_within(self.reach_max));
@@ -56,22 +56,22 @@ impl ReplicaSetup {
     }
 }
 
-/// The living, as a store saw them last.
+/// The live replicas, as the store last reported them.
 fn directory(store: &PostgresStore, view: &ReplicaView) -> ReplicaDirectory {
     ReplicaDirectory::of_lines(store.holder(), view.lines.iter().map(|one| &one.line))
 }
 
-/// What depends on who the others are.
+/// Applies changes of the membership.
 #[derive(Debug)]
 pub(super) struct ReplicaFollower {
     store: Arc<PostgresStore>,
     homes: Arc<SessionHomes>,
-    /// What is divided among all, if anything is.
+    /// The limits that all replicas divide, if any.
     divided: Option<(SharedLimits, Arc<CallPermitsByName>)>,
 }
 
 impl ReplicaFollower {
-    /// `None` where there are no others.
+    /// `None` for a single gateway.
     pub(super) fn of(shared: Option<&SharedLife>, config: &Config, parts: &GatewayParts) -> Option<Self> {
         let (Some(shared), Some(homes), StoreSettings::Postgres(database)) = (shared, &parts.homes, &config.store)
         else {
@@ -81,7 +81,7 @@ impl ReplicaFollower {
         Some(Self { store: Arc::clone(&shared.store), homes: Arc::clone(homes), divided })
     }
 
-    /// Tells where sessions are at home, and among how many limits are divided, whenever others come or go.
+    /// Updates the owners of sessions and the divided limits whenever replicas join or leave.
     pub(super) async fn run(self) {
         let mut views = self.store.watch_replicas();
         loop {
@@ -92,13 +92,13 @@ impl ReplicaFollower {
         }
     }
 
-    /// Goes by who is alive now.
+    /// Applies the current membership.
     pub(super) fn look(&self) {
         self.follow(&self.store.watch_replicas().newest());
     }
 
     fn follow(&self, view: &ReplicaView) {
-        // Beats change the view as well; what stays as it was replaces nothing.
+        // Heartbeats change the view as well; an unchanged membership replaces nothing.
         self.homes.replace(directory(&self.store, view));
         let beside = view.taking_beside(self.store.holder());
         if let Some((limits, permits)) = &self.divided
@@ -110,7 +110,7 @@ impl ReplicaFollower {
     }
 }
 
-/// The listener for other replicas at work.
+/// The running listener for other replicas.
 #[derive(Debug)]
 pub(super) struct ReplicaListener {
     pub(super) running: RunningListener,
@@ -119,10 +119,9 @@ pub(super) struct ReplicaListener {
 }
 
 impl ReplicaListener {
-    /// Serves what clients are served, to other replicas, if they are to reach this one.
+    /// Starts the replica listener, with the routes of the client listener, if other replicas should reach this one.
     ///
-    /// # Errors
-    /// As [`server::start_on`].
+    /// # Errors As [`server::start_on`].
     pub(super) async fn start(
         replica: Option<(&ReplicaSetup, &Arc<SessionHomes>)>,
         body_bytes_max: NonZeroUsize,
@@ -138,7 +137,7 @@ impl ReplicaListener {
         Ok(Some(Box::new(Self { running, settings, callers })))
     }
 
-    /// Serves other routes from now on.
+    /// Replaces its routes.
     pub(super) fn replace(&mut self, body_bytes_max: NonZeroUsize, routes: Routes) {
         self.settings.body_bytes_max = body_bytes_max;
         self.running.replace(&self.settings, server::Authenticator::Replicas(self.callers.clone()), routes);

@@ -1,8 +1,7 @@
-//! Remembers in the gateway's folder which life it had last in a database that it shares, and keeps a second process of the
-//! same replica out.
+//! Stores the replica's last incarnation in its folder, and locks out a second process.
 //!
-//! Whoever has the lock knows that the life before has ended, so that its tasks are taken over at once; and finds out if the
-//! database is another one than before, or older than the last beat that the file names.
+//! The holder of the lock knows that the earlier process has ended, so that its tasks are taken over at once. The file shows
+//! whether the database is another one than before, or older than the last heartbeat in the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -17,12 +16,12 @@ use crate::replica::{Incarnation, StoreGeneration};
 use crate::store::postgres::PriorLife;
 
 const FILE_MODE: u32 = 0o600;
-/// Stands for a life that no store knows.
+/// An incarnation that no store has.
 const UNKNOWN: Incarnation = Incarnation(i64::MAX.unsigned_abs());
 /// More than is ever written.
 const BYTES_MAX: u64 = 256;
 
-/// Why a file of a replica is of no use.
+/// Why a replica's file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplicaFileError {
     #[error("another process runs as this replica: it holds {}", .path.display())]
@@ -34,27 +33,26 @@ pub enum ReplicaFileError {
 }
 
 impl ReplicaFileError {
-    /// Whether the folder cannot be written to, and nothing in it is wrong.
+    /// Whether the folder is not writable, and no file in it is at fault.
     pub(super) fn is_lack_of_a_place(&self) -> bool {
         use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
         matches!(self, Self::File { source, .. } if [PermissionDenied, ReadOnlyFilesystem].contains(&source.kind()))
     }
 }
 
-/// The file of one replica, locked until it is dropped.
+/// A replica's file, locked until it is dropped.
 #[derive(Debug)]
 pub(super) struct ReplicaFile {
     path: PathBuf,
     file: File,
-    /// Whether the file says that the store lost acknowledged writes. Such a file is kept.
+    /// Whether the file records a loss of acknowledged writes. Such a file is kept.
     is_loss: bool,
 }
 
 impl ReplicaFile {
-    /// Locks the file of the replica of this name, which is made where there is none; and what it says of the life before.
+    /// Locks the file of the replica `name`, which is created if missing, and reads its earlier incarnation.
     ///
-    /// # Errors
-    /// If another process has it, it cannot be made, or somebody else wrote it.
+    /// # Errors If another process has locked it, it cannot be created, or its content is foreign.
     pub(super) fn lock(folder: &Path, name: &str) -> Result<(Self, Option<PriorLife>), ReplicaFileError> {
         let path = folder.join(format!("{name}.replica"));
         let failed = |source| ReplicaFileError::File { path: path.clone(), source };
@@ -70,7 +68,7 @@ impl ReplicaFile {
         (&file).take(BYTES_MAX).read_to_string(&mut text).map_err(failed)?;
         let prior = match text.trim() {
             "" => None,
-            // A process that was killed as it wrote may have left the end of a longer text behind the first line.
+            // A process killed during a write may have left the end of a longer text after the first line.
             text => {
                 let life = text.lines().next().and_then(read);
                 Some(life.ok_or_else(|| ReplicaFileError::Content { path: path.clone() })?)
@@ -79,11 +77,11 @@ impl ReplicaFile {
         Ok((Self { path, file, is_loss: false }, prior))
     }
 
-    /// Writes down which life it has now, and its last acknowledged beat. Where that fails, or the machine ends before it rests, the next
-    /// life knows of an earlier one, or of none, and the lease decides; or of an earlier beat.
+    /// Writes the current incarnation and its last acknowledged heartbeat. If that fails, or the machine crashes before the write
+    /// is durable, the next process knows an earlier incarnation or none, and the lease decides; or it knows an earlier
+    /// heartbeat.
     ///
-    /// # Errors
-    /// If it cannot be written.
+    /// # Errors If it cannot be written.
     pub(super) fn remember(&mut self, life: PriorLife) -> Result<(), ReplicaFileError> {
         if self.is_loss {
             return Ok(());
@@ -94,8 +92,8 @@ impl ReplicaFile {
         written.map_err(|source| ReplicaFileError::File { path: self.path.clone(), source })
     }
 
-    /// Writes down that the store of a life lost what it acknowledged: the next start takes it for another one, or an older one, though
-    /// it may know this life. Logs where it cannot be written.
+    /// Records that the store lost acknowledged writes: the next start treats it as another store or an older one, even if it has
+    /// this incarnation. Logs a failed write.
     pub(super) fn remember_loss(&mut self, life: PriorLife) {
         if let Err(error) = self.remember(PriorLife { holder: UNKNOWN, ..life }) {
             tracing::warn!(error = %CauseChain(&error), "the next start may go on with a store that lost what it acknowledged");
@@ -107,7 +105,7 @@ impl ReplicaFile {
 fn read(text: &str) -> Option<PriorLife> {
     let (generation, life) = text.split_once(' ')?;
     let generation = StoreGeneration(Uuid::parse_str(generation).ok()?.as_u128());
-    // Earlier versions wrote no beat.
+    // Earlier versions wrote no heartbeat.
     let (holder, beat) = life.split_once(' ').unwrap_or((life, "0"));
     Some(PriorLife { generation, holder: Incarnation(holder.parse().ok()?), beat: beat.parse().ok()? })
 }

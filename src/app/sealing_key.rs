@@ -1,7 +1,6 @@
-//! Makes the sealing key's file at the first start, and reads it at each further one.
+//! Creates the sealing key's file at the first start, and reads it later.
 //!
-//! Several gateways may share the folder and start at the same time; all end up with the same key. What
-//! is in the file: [`SealingKeys`].
+//! Several gateways may share the folder and start concurrently; all get the same key. [`SealingKeys`] defines the file's format.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -12,15 +11,15 @@ use crate::face::sealed::{KeyError, SealingKeys};
 use crate::random;
 use crate::secret_file::{self, SecretFileError};
 
-/// The file's name in the gateway's own folder.
+/// The file's name in the gateway's folder.
 const FILE_NAME: &str = "seal.key";
-/// For the owner alone.
+/// Accessible to the owner only.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
-/// More than as many keys as a ring may have.
+/// More than a full key ring needs.
 const FILE_BYTES_MAX: usize = 64 << 10;
 
-/// Why there is no key to be had from the folder. Names the file and says what would be right.
+/// Why the folder yields no key. Names the file and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     #[error("{}: {source}", .path.display())]
@@ -36,8 +35,8 @@ pub enum KeyFileError {
 }
 
 impl KeyFileError {
-    /// Whether the folder cannot be written to, and nothing in it is wrong: where nothing has to outlive the
-    /// process, a key need not either.
+    /// Whether the folder is not writable, and no file in it is at fault: if nothing else outlives the process, the key need not
+    /// either.
     #[must_use]
     pub fn is_lack_of_a_place(&self) -> bool {
         match self {
@@ -50,15 +49,14 @@ impl KeyFileError {
     }
 }
 
-/// Where the keys of a gateway are that has this folder.
+/// The key file in this folder.
 pub(super) fn file_in(folder: &Path) -> PathBuf {
     folder.join(FILE_NAME)
 }
 
-/// The keys in `folder`; `None` if there is no key file yet. Writes nothing.
+/// The keys in `folder`; `None` without a key file. Writes nothing.
 ///
-/// # Errors
-/// If there is a file and it is not what it should be.
+/// # Errors If the file cannot be used.
 pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
     let path = file_in(folder);
     let text = match secret_file::read(&path, "key", FILE_BYTES_MAX) {
@@ -70,17 +68,16 @@ pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
             return Err(KeyFileError::File { path, source });
         }
     };
-    // Bytes that are no text are no hex digits either.
+    // Bytes that are no text are no hex digits.
     match SealingKeys::parse(&String::from_utf8_lossy(&text)) {
         Ok(ring) => Ok(Some(ring)),
         Err(source) => Err(KeyFileError::Content { path, source }),
     }
 }
 
-/// The keys in `folder`, which are made first if there are none.
+/// The keys in `folder`, which are generated if there are none.
 ///
-/// # Errors
-/// As [`read`], and if the file cannot be made.
+/// # Errors As [`read`], and if the file cannot be created.
 pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
     if let Some(ring) = read(folder)? {
         return Ok(ring);
@@ -88,32 +85,31 @@ pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
     let path = file_in(folder);
     let made = make(folder, &path);
     made.map_err(|source| KeyFileError::NotMade { path: path.clone(), source })?;
-    // Whoever else starts now may have been first; what counts is what the file says.
+    // Another gateway that starts now may have been first; the file decides.
     let source = SecretFileError::Unreadable(io::ErrorKind::NotFound.into());
     let gone = || KeyFileError::File { path, source };
     read(folder)?.ok_or_else(gone)
 }
 
-/// A key for this process alone.
+/// A key for this process only.
 #[must_use]
 pub fn ephemeral() -> SealingKeys {
     SealingKeys::ephemeral(random::key())
 }
 
-/// Makes the file `path` with a new key, unless somebody else makes it first.
+/// Creates the file `path` with a new key, unless another process creates it first.
 ///
-/// It appears under its name complete or not at all, and is never replaced: a link can only be made where
-/// there is nothing yet.
+/// It appears under its name complete or not at all, and is never replaced: a hard link fails if the name exists.
 fn make(folder: &Path, path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(folder)?;
     let mut tag = [0; 8];
     getrandom::fill(&mut tag)?;
     let draft = folder.join(format!("{FILE_NAME}.{:016x}", u64::from_be_bytes(tag)));
     let linked = write(&draft, &ephemeral().to_text()).and_then(|()| fs::hard_link(&draft, path));
-    // The key has a second name until here, or is of no use. A draft that stays behind harms nobody.
+    // Until here a created key has a second name. A leftover draft is harmless.
     let _ = fs::remove_file(&draft);
     match linked {
-        // The name must outlive a crash just as the content does.
+        // The name must survive a crash as the content does.
         Ok(()) => File::open(folder)?.sync_all(),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),

@@ -1,4 +1,4 @@
-//! Keeps what serves an endpoint of several upstreams, for as long as it is made of the same.
+//! Keeps an endpoint of several upstreams as long as its members are unchanged.
 
 use std::sync::Arc;
 
@@ -9,29 +9,28 @@ use crate::face::combined::{CombinedEndpoint, CombinedSettings, EndpointMember};
 use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
 
-/// One endpoint that is served.
+/// A served endpoint.
 #[derive(Debug)]
 pub(super) struct ServedEndpoint {
     settings: CombinedSettings,
     endpoint: Arc<CombinedEndpoint>,
-    /// What its clients of the older transport are served with.
+    /// The state for clients of the HTTP+SSE transport.
     older: SseServed,
-    /// Ends its clients' own streams.
+    /// Ends the clients' own streams.
     _leaving: DropGuard,
 }
 
 impl ServedEndpoint {
-    /// Serves those of `upstreams` that the settings name.
+    /// Serves the members among `upstreams`.
     pub(super) fn new(settings: &CombinedSettings, upstreams: &[EndpointMember], parts: &GatewayParts) -> Self {
         Self::of_members(settings, members(settings, upstreams), parts)
     }
 
-    /// What serves its clients.
     pub(super) const fn endpoint(&self) -> &Arc<CombinedEndpoint> {
         &self.endpoint
     }
 
-    /// What its clients of the older transport are served with beside it.
+    /// The state for clients of the HTTP+SSE transport.
     pub(super) const fn older(&self) -> &SseServed {
         &self.older
     }
@@ -52,7 +51,7 @@ impl ServedEndpoint {
     }
 }
 
-/// The endpoints of a new configuration: those of `before` that are the same still go on, and nobody notices.
+/// The endpoints of a new configuration. An unchanged endpoint continues without interruption.
 pub(super) fn renewed(
     settings: &[CombinedSettings],
     mut before: Vec<ServedEndpoint>,
@@ -74,7 +73,7 @@ fn members(settings: &CombinedSettings, upstreams: &[EndpointMember]) -> Vec<End
     settings.upstreams.iter().filter_map(named).cloned().collect()
 }
 
-/// Adds the paths of endpoints.
+/// Adds the endpoints' paths.
 pub(super) fn add_endpoints(routes: Routes, endpoints: &[ServedEndpoint]) -> Routes {
     endpoints.iter().fold(routes, |routes, one| {
         let endpoint = Arc::clone(&one.endpoint);

@@ -1,13 +1,13 @@
-//! Tells the service manager, if one asks (`NOTIFY_SOCKET`), that the gateway is ready, reloads, lives or stops.
+//! Notifies the service manager (`NOTIFY_SOCKET`) of readiness, reloads, liveness and stops.
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::time::Instant;
 
-/// Beyond the drain itself, for what follows it.
+/// Time for the steps after the drain.
 const TO_END: Duration = Duration::from_secs(10);
-/// The most that a manager is asked to wait at a time, and how often it is asked: what it is told at once ends at 71 minutes.
+/// The most time requested at once, and the interval of requests: a single request covers at most 71 minutes.
 const PATIENCE_MAX: Duration = Duration::from_secs(120);
 const ASK_EVERY: Duration = Duration::from_secs(30);
 
@@ -17,12 +17,12 @@ fn tell(state: &[NotifyState<'_>]) {
     }
 }
 
-/// Clients are served, or served again.
+/// The gateway serves clients, or serves them again.
 pub fn tell_ready() {
     tell(&[NotifyState::Ready]);
 }
 
-/// The configuration is being read; [`tell_ready`] must follow.
+/// The configuration is being reloaded; [`tell_ready`] must follow.
 pub fn tell_reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
@@ -30,12 +30,12 @@ pub fn tell_reloading() {
     }
 }
 
-/// The gateway drains, which may take this long. [`keep_stopping`] must follow.
+/// The gateway drains for up to this long. [`keep_stopping`] must follow.
 pub fn tell_stopping(drain: Duration) {
     tell(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(patience(drain + TO_END))]);
 }
 
-/// Asks the manager for more time until a drain that has begun should be over. Never returns.
+/// Extends the stop timeout until the drain should be over. Never returns.
 pub async fn keep_stopping(drain: Duration) {
     let began = Instant::now();
     loop {
@@ -47,12 +47,12 @@ pub async fn keep_stopping(drain: Duration) {
     }
 }
 
-/// How many microseconds to ask for where so much is left.
+/// The microseconds to request.
 fn patience(left: Duration) -> u32 {
     u32::try_from(left.min(PATIENCE_MAX).as_micros()).unwrap_or(u32::MAX)
 }
 
-/// Shows signs of life as often as the manager wants them. Never returns where it wants any.
+/// Sends watchdog notifications as often as the manager expects them. Never returns if it expects any.
 pub async fn keep_watched() {
     let Some(within) = sd_notify::watchdog_enabled() else { return };
     loop {

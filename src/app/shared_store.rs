@@ -1,4 +1,4 @@
-//! Opens the database that several gateways share, waits for it where it is away, and passes on what it says of itself.
+//! Opens the shared database, waits while it is unavailable, and reports its health.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::store::postgres::{
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::TlsFileError;
 
-/// How often what may pass is tried again, as a database that is away.
+/// The interval of attempts after a transient failure, such as an unavailable database.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
-/// A first try that takes longer counts as one of a database that is away: each host that says nothing takes as long as a write
-/// may. A start among others has seen all of them beat by then.
+/// After this the first attempt counts as failed: a silent host takes as long as a write may. A replica that starts has seen the
+/// others' heartbeats by then.
 const FIRST_TRY_MAX: Duration = Duration::from_secs(3);
 
 const STORE_AWAY: &str = "store away";
@@ -51,7 +51,7 @@ const REASONS: [&str; 9] = [
     NAME_TAKEN,
 ];
 
-/// What a gateway without a written name is called where the host's own is no name.
+/// The name of a gateway without a configured name if the host's name is unsuitable.
 const NAME: &str = "taskgate";
 
 /// Why the database was not opened.
@@ -61,13 +61,13 @@ pub enum SharedStoreError {
     Database(#[from] PostgresOpenError),
     #[error(transparent)]
     File(#[from] ReplicaFileError),
-    /// Of what it shows the others.
+    /// In the certificates for other replicas.
     #[error(transparent)]
     Tls(#[from] TlsFileError),
 }
 
 impl SharedStoreError {
-    /// The key of the configuration that says what was tried.
+    /// The configuration key of the failed resource.
     pub(super) const fn key(&self) -> &'static str {
         match self {
             Self::Database(error) => error.key(),
@@ -76,7 +76,7 @@ impl SharedStoreError {
         }
     }
 
-    /// Who tries again.
+    /// Whether to try again.
     const fn retry(&self) -> Retry {
         match self {
             Self::Database(error) => error.retry(),
@@ -85,7 +85,7 @@ impl SharedStoreError {
         }
     }
 
-    /// What stands against readiness meanwhile.
+    /// The reason against readiness meanwhile.
     fn reason(&self) -> &'static str {
         match self {
             Self::Database(PostgresOpenError::NameTaken { .. }) => NAME_TAKEN,
@@ -95,29 +95,27 @@ impl SharedStoreError {
     }
 }
 
-/// A database that is about to be opened.
+/// A database that is being opened.
 #[derive(Debug)]
 pub(super) struct SharedStoreOpening {
     settings: PostgresSettings,
     tls: Option<ReplicaTls>,
-    /// `None` where the folder cannot be written to.
+    /// `None` if the folder is not writable.
     file: Option<ReplicaFile>,
     readiness: Readiness,
-    /// The life before, where it was in this process.
+    /// The earlier incarnation of this process.
     former: Option<PriorLife>,
-    /// When the name was found taken first.
+    /// When the name was first found taken.
     taken: Option<Instant>,
     reasons: RetryReasons,
-    /// Cancelled once the first try has failed, or takes long; from the beginning where it was open in this process. From then on
-    /// somebody listens.
+    /// Cancelled once the first attempt has failed or takes long, and at once in a successor. From then on the listeners serve.
     late: CancellationToken,
 }
 
 impl SharedStoreOpening {
-    /// Locks the replica's file. `prints` are those of the sealing keys.
+    /// Locks the replica's file. `prints` are the sealing keys' fingerprints.
     ///
-    /// # Errors
-    /// If another process runs as this replica.
+    /// # Errors If another process runs as this replica.
     pub(super) fn new(
         config: &Config,
         database: &DatabaseSettings,
@@ -128,7 +126,7 @@ impl SharedStoreOpening {
         let name = replica.name.clone().unwrap_or_else(host_name);
         let (file, prior) = match ReplicaFile::lock(&config.folder, &name) {
             Ok((file, prior)) => (Some(file), prior),
-            // The key is mounted, and nothing can be kept beside it.
+            // The key is mounted read-only, so no file can be kept beside it.
             Err(error) if error.is_lack_of_a_place() => {
                 tracing::warn!(
                     error = %CauseChain(&error),
@@ -152,8 +150,8 @@ impl SharedStoreOpening {
         })
     }
 
-    /// This process had it open: it is waited for from the beginning, and so is what only a first try refuses. That stands against
-    /// readiness before anybody can ask, so that a reload meanwhile does not take it away for as long as a try lasts.
+    /// For a successor in this process: waits from the beginning, also after errors that refuse a first start. Readiness is
+    /// blocked before any probe, so that a concurrent reload does not clear it during an attempt.
     pub(super) fn begins_anew(&mut self, former: PriorLife) {
         self.readiness.show_one_of(&REASONS, Some((STORE_AWAY, ReasonWeight::Blocks)));
         self.late.cancel();
@@ -161,21 +159,20 @@ impl SharedStoreOpening {
         self.settings.prior = Some(newest_life(self.settings.prior, former));
     }
 
-    /// Cancelled once it is to be waited for.
+    /// Cancelled once the database must be waited for.
     pub(super) fn late(&self) -> CancellationToken {
         self.late.clone()
     }
 
-    /// Opens the database, unless the others could not be served: each try would leave a line in it.
+    /// Opens the database; checks the certificates first, since each attempt would leave a row in it.
     async fn open(&self) -> Result<Arc<PostgresStore>, SharedStoreError> {
         self.tls.as_ref().map(|tls| tls.read(SystemClock.now())).transpose()?;
         Ok(PostgresStore::open(self.settings.clone()).await?)
     }
 
-    /// Tries once. `None` where the same may go well later: what is in the way is in the log, and stands against readiness.
+    /// Tries once. `None` if a later attempt may succeed: the reason is logged, and blocks readiness.
     ///
-    /// # Errors
-    /// What does not pass.
+    /// # Errors A permanent failure.
     async fn attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let error = match self.open().await {
             Ok(store) => {
@@ -201,7 +198,7 @@ impl SharedStoreOpening {
             Retry::OnceListening => self.late.is_cancelled(),
             Retry::Always => true,
         };
-        // One that has just ended is silent after as long.
+        // An incarnation that has just ended loses its lease within this time.
         if !is_tried_again || since.elapsed() > self.settings.terms.lease() * 2 {
             return Err(error);
         }
@@ -211,7 +208,7 @@ impl SharedStoreOpening {
         Ok(None)
     }
 
-    /// Tries for the first time, and says so where that takes long.
+    /// The first attempt; reports if it takes long.
     async fn first_attempt(&mut self) -> Result<Option<Arc<PostgresStore>>, SharedStoreError> {
         let (readiness, late) = (self.readiness.clone(), self.late.clone());
         let mut attempt = pin!(self.attempt());
@@ -223,10 +220,9 @@ impl SharedStoreOpening {
         attempt.await
     }
 
-    /// Tries until it goes well.
+    /// Tries until it succeeds.
     ///
-    /// # Errors
-    /// What does not pass.
+    /// # Errors A permanent failure.
     pub(super) async fn wait(&mut self) -> Result<Arc<PostgresStore>, SharedStoreError> {
         let mut tried = self.first_attempt().await?;
         loop {
@@ -239,20 +235,19 @@ impl SharedStoreOpening {
         }
     }
 
-    /// Keeps other processes from running as this replica, for as long as it is there.
+    /// The lock that keeps other processes from running as this replica.
     pub(super) fn into_file(self) -> Option<ReplicaFile> {
         self.file
     }
 }
 
-/// The last life under a name, of the one in the replica's file and one that was in this process. The file knows less of the same life,
-/// and an older one or none where it could not be written. A later one, as of a start that was given up, has a higher number, and the
-/// highest stands for a store that lost what it acknowledged: both count.
+/// The later of the incarnations in the replica's file and of this process. The file may be out of date, or missing where it is
+/// not writable. A higher number in the file is a later, failed start or the mark of a lost store: both count.
 fn newest_life(kept: Option<PriorLife>, former: PriorLife) -> PriorLife {
     kept.filter(|kept| kept.holder > former.holder).unwrap_or(former)
 }
 
-/// Says in the log why something is tried again, whenever that changes.
+/// Logs the reason of a retry whenever it changes.
 #[derive(Debug, Default)]
 pub(super) struct RetryReasons(Option<String>);
 
@@ -265,7 +260,7 @@ impl RetryReasons {
     }
 }
 
-/// What a database is opened with by a life that none came before.
+/// The settings to open the database without an earlier incarnation.
 pub(super) fn settings(database: &DatabaseSettings, replica: ReplicaDescription) -> PostgresSettings {
     PostgresSettings {
         access: database.access.clone(),
@@ -277,7 +272,7 @@ pub(super) fn settings(database: &DatabaseSettings, replica: ReplicaDescription)
     }
 }
 
-/// What the others are told of a life that has no name yet, and that they cannot reach.
+/// The description of an incarnation without name and address.
 pub(super) fn description(config: &Config, key_prints: Vec<KeyPrint>) -> ReplicaDescription {
     ReplicaDescription {
         name: String::new(),
@@ -288,7 +283,7 @@ pub(super) fn description(config: &Config, key_prints: Vec<KeyPrint>) -> Replica
     }
 }
 
-/// What upstreams a gateway has: others that have not the same cannot go on with all of its tasks.
+/// A digest of the upstreams: replicas with other upstreams cannot continue all of its tasks.
 pub(super) fn digest_of_upstreams(config: &Config) -> Vec<u8> {
     let mut names: Vec<&str> = config.upstreams.iter().map(|upstream| &*upstream.name).collect();
     names.sort_unstable();
@@ -300,7 +295,7 @@ pub(super) fn digest_of_upstreams(config: &Config) -> Vec<u8> {
     digest.finish().as_ref().to_vec()
 }
 
-/// The host's name, as far as it can name a replica.
+/// The host's name, reduced to a valid replica name.
 fn host_name() -> String {
     let names = uname();
     let name: String = names
@@ -313,13 +308,13 @@ fn host_name() -> String {
     if is_replica_name(&name) { name } else { NAME.to_owned() }
 }
 
-/// Tells readiness how the store is, and whoever waits for `replaced` once this life has ended. Never returns before that.
+/// Reports the store's health to readiness, and cancels `replaced` once this incarnation has ended. Never returns before.
 pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced: &CancellationToken) {
     let mut health = store.watch_health();
     let mut view = store.watch_replicas();
     let mut is_unlike = false;
     loop {
-        // No lock of the store is held while another is taken.
+        // Releases the store's lock before another one is taken.
         let why = reason(&health.borrow_and_update());
         readiness.show_one_of(&REASONS, why);
         let seen = view.newest();
@@ -337,7 +332,7 @@ pub(super) async fn watch(store: &PostgresStore, readiness: &Readiness, replaced
     }
 }
 
-/// What a store's trouble is called.
+/// The reason against readiness for a store's fault.
 const fn reason(health: &PostgresHealth) -> Option<(&'static str, ReasonWeight)> {
     match health {
         PostgresHealth::Good => None,
@@ -346,14 +341,14 @@ const fn reason(health: &PostgresHealth) -> Option<(&'static str, ReasonWeight)>
         PostgresHealth::ReadOnly(_) => Some((STORE_READ_ONLY, ReasonWeight::Blocks)),
         PostgresHealth::Behind(_) => Some((STORE_BEHIND, ReasonWeight::Blocks)),
         PostgresHealth::NoStandby => Some((STORE_NO_STANDBY, ReasonWeight::Blocks)),
-        // What is there is read, and calls that need no new task are served.
+        // Stored tasks are read, and calls that need no new task are served.
         PostgresHealth::Full => Some((STORE_FULL, ReasonWeight::Limits)),
         PostgresHealth::Fenced => Some((REPLACED, ReasonWeight::Blocks)),
         PostgresHealth::Lost => Some((STORE_LOST, ReasonWeight::Blocks)),
     }
 }
 
-/// Logs whether the others have the same upstreams, whenever that changes.
+/// Logs whether the other replicas have the same upstreams, whenever that changes.
 fn tell_of_unlike(own: Incarnation, lines: &[StoredReplica], was_unlike: &mut bool) {
     let Some(own) = lines.iter().find(|one| one.line.incarnation == own).map(|own| &own.config_digest) else { return };
     let unlike = lines.iter().find(|one| !one.line.is_dead && one.config_digest != *own);

@@ -1,6 +1,7 @@
-//! Listening sockets that are there before a gateway is. A service manager's listen before the process starts and after it has
-//! ended, so that no connection is refused during a restart. Those of a gateway whose life on a shared store has ended are taken
-//! by the one that begins anew in its place: let go of, their ports could be another's meanwhile.
+//! Holds listening sockets that exist before the gateway.
+//!
+//! A service manager's sockets listen before the process starts and after it has ended, so that a restart refuses no connection.
+//! A successor in this process takes over its predecessor's: once closed, their ports could be taken by another process.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -11,10 +12,10 @@ use crate::config::Config;
 use crate::server::api_keys::AuthSettings;
 use crate::task::Principal;
 
-/// Names of the sockets, separated by colons in their order: `clients` and `admin`.
+/// The names of the sockets in order, separated by colons: `clients` and `admin`.
 const NAMES: &str = "LISTEN_FDNAMES";
 
-/// The sockets to listen on instead of the addresses of the configuration. A service manager has the first two alone.
+/// Sockets to use instead of the configured addresses. A service manager passes only the first two.
 #[derive(Debug, Default)]
 pub struct Sockets {
     pub clients: Option<TcpListener>,
@@ -46,11 +47,10 @@ pub enum SocketError {
 }
 
 impl Sockets {
-    /// Takes the sockets of `LISTEN_FDS` that are meant for this process: by their names, or without names the
-    /// clients' first. Call once, before anything else looks at the environment.
+    /// Takes the sockets of `LISTEN_FDS` for this process: by name, or without names the client listener's first. Call once,
+    /// before anything else reads the environment.
     ///
-    /// # Errors
-    /// If there are others than these two.
+    /// # Errors If there are others than these two.
     pub fn from_environment() -> Result<Self, SocketError> {
         let names = std::env::var(NAMES).unwrap_or_default();
         let mut handed = ListenFd::from_env();
@@ -63,7 +63,7 @@ impl Sockets {
         for index in 0..count {
             let socket = handed.take_tcp_listener(index).map_err(|error| SocketError::Kind(index, error))?;
             let place = match names.get(index).copied() {
-                // What a manager calls a socket that nobody gave a name.
+                // systemd's name for an unnamed socket.
                 None | Some("unknown") if index == 0 => &mut sockets.clients,
                 None | Some("unknown" | "admin") => &mut sockets.admin,
                 Some("clients") => &mut sockets.clients,
@@ -77,7 +77,7 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// The same once more, for a start that may have to be made again; without those for which the process has no descriptor left.
+    /// Duplicates for a start that may be repeated; without the sockets for which the process has no descriptor left.
     pub(super) fn again(&self) -> Self {
         let again = |socket: &Option<TcpListener>| socket.as_ref().and_then(|socket| socket.try_clone().ok());
         Self {
@@ -88,10 +88,9 @@ impl Sockets {
         }
     }
 
-    /// Holds the sockets to the rules that hold for addresses.
+    /// Applies the rules for addresses to the sockets.
     ///
-    /// # Errors
-    /// If anybody could come who is not asked for credentials.
+    /// # Errors If a client without credentials could connect from another machine.
     pub(super) fn check(&self, config: &Config) -> Result<(), SocketError> {
         if let Some(at) = self.clients.as_ref().and_then(|socket| socket.local_addr().ok()) {
             check_reach(at, config)?;
@@ -103,13 +102,13 @@ impl Sockets {
     }
 }
 
-/// Whether operators may be served at an address as a configuration says, whatever address stands in it.
+/// Whether the configuration allows the admin listener at this address.
 pub(super) fn check_admin_reach(at: SocketAddr, config: &Config) -> Result<(), SocketError> {
     let is_open = !at.ip().to_canonical().is_loopback() && config.admin.tokens.is_empty();
     if is_open { Err(SocketError::AdminOpen(at)) } else { Ok(()) }
 }
 
-/// Whether clients may be served at an address as a configuration says, whatever address stands in it.
+/// Whether the configuration allows the client listener at this address.
 pub(super) fn check_reach(at: SocketAddr, config: &Config) -> Result<(), SocketError> {
     if at.ip().to_canonical().is_loopback() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Starts a gateway in the place of one that served, in the same process: the life of that one on a shared store has ended.
+//! Restarts a gateway in the same process after its incarnation on a shared store has ended.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::server::RunningListener;
 use crate::store::postgres::PriorLife;
 use crate::task::{Clock as _, SystemClock};
 
-/// What a gateway begins anew with, and where it listens. Who comes before it does waits.
+/// The settings and sockets of the restart. Clients that connect earlier wait.
 #[derive(Debug)]
 pub(super) struct Successor {
-    /// What was in force at the start, for what only a start can change.
+    /// The configuration of the start, for settings that only a start can change.
     started: Config,
     config: Config,
     sockets: Arc<Sockets>,
-    /// The life that has ended.
+    /// The incarnation that has ended.
     former: PriorLife,
 }
 
@@ -44,11 +44,10 @@ impl Successor {
         Self { config: gateway.current.clone().within(&started), started, sockets: Arc::new(sockets), former }
     }
 
-    /// Has it begin with another configuration, as [`Gateway::reload`] puts it in force, but for the files that only a start reads: it
-    /// is one, and those of the first may be gone ([`Config::take_moved_files`]).
+    /// Changes its configuration as [`Gateway::reload`] does, except for the files that only a start reads: this is a start, and
+    /// the earlier files may be gone ([`Config::take_moved_files`]).
     ///
-    /// # Errors
-    /// If a file that it names is of no use, or anybody could come who is not asked for credentials. Then nothing is changed.
+    /// # Errors If a file that it names cannot be used, or a client without credentials could connect. Then nothing changes.
     pub(super) fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         let mut started = self.started.clone();
@@ -60,11 +59,10 @@ impl Successor {
         Ok(ReloadSummary { opened: self.config.upstreams.len(), need_restart, ..ReloadSummary::default() })
     }
 
-    /// Starts it with what is in force now. All that is in the way was in order before, as files are that are written anew just then,
-    /// so it is tried again.
+    /// Starts the gateway with the current configuration. Every failure is retried, since all of it worked before: files may be
+    /// being rewritten just now.
     ///
-    /// # Errors
-    /// What the store refuses for good, or the rules for sockets.
+    /// # Errors A permanent refusal by the store or by the rules for sockets.
     pub(super) fn begin(
         &self,
         metrics: &PrometheusHandle,

@@ -1,4 +1,4 @@
-//! Opens the store that the configuration names, and passes on what the store says of itself.
+//! Opens the configured store, and reports its health.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,10 +22,9 @@ use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::telemetry;
 use crate::upstream::TaskScope;
 
-/// The store cannot be read, a file of it is damaged, its disk has no room to bring it up, or it lost what it acknowledged
-/// (`EX_IOERR`).
+/// The exit code for a store that is unreadable, damaged, out of disk space, or has lost acknowledged writes (`EX_IOERR`).
 pub(super) const EXIT_IO: u8 = 74;
-/// Somebody else has the store; later it may be free (`EX_TEMPFAIL`).
+/// The exit code for a store that another process has locked (`EX_TEMPFAIL`).
 pub(super) const EXIT_LOCKED: u8 = 75;
 
 const STORE_FULL: &str = "store full";
@@ -34,44 +33,43 @@ const STORE_DAMAGED: &str = "store damaged";
 const STORE_ENDED: &str = "store ended";
 const STORE_SLOW: &str = "store slow";
 
-/// A store in which a write waits for longer is not ready for more.
+/// With a write pending for longer, the store is not ready for more.
 const WAIT_MAX: Duration = Duration::from_secs(5);
-/// How often that is looked at.
+/// The interval of that check.
 const WAIT_POLL: Duration = Duration::from_millis(500);
-/// What a look at the gateways' lines may take.
+/// The time limit for reading the replicas' rows.
 const LOOK_MAX: Duration = Duration::from_millis(200);
 
-/// A store at work, and the clock that its tasks go by.
+/// A running store, and the clock of its tasks.
 pub(super) struct OpenedStore {
     pub(super) store: Arc<dyn TaskStore>,
     pub(super) clock: Arc<dyn Clock>,
-    /// Where other gateways have it open, too.
+    /// Set if other gateways may have it open, too.
     pub(super) shared: Option<SharedLife>,
 }
 
-/// The life of a gateway among others on one store.
+/// The registration of a gateway on a shared store.
 #[derive(Debug)]
 pub(super) struct SharedLife {
     pub(super) store: Arc<PostgresStore>,
-    /// Cancelled once it has ended.
+    /// Cancelled once its incarnation has ended.
     replaced: CancellationToken,
-    /// Locked as long as it lasts, where there is a place for it.
+    /// The locked replica file, if the folder is writable.
     file: Option<Arc<Mutex<ReplicaFile>>>,
 }
 
-/// How often the last acknowledged beat is written down: a database that is older by more than that is noticed at the next start, also
-/// after a kill.
+/// The interval at which the last acknowledged heartbeat is written: the next start detects a database that is older by more than
+/// that, even after a kill.
 const REMEMBER_EVERY: Duration = Duration::from_secs(60);
 
-/// Writes down which life this is, and its last acknowledged beat.
+/// Writes the incarnation and its last acknowledged heartbeat.
 fn remember(file: &Mutex<ReplicaFile>, store: &PostgresStore) {
     if let Err(error) = file.lock().remember(store.life()) {
         tracing::debug!(error = %CauseChain(&error), "the last beat was not written down");
     }
 }
 
-/// Waits until the others have looked, where there are any: a session whose home they have not seen is taken for one whose home is
-/// gone. Drop it at any time.
+/// Waits until the other replicas have read this one's row: they would take the owner of its sessions for dead. Cancel safe.
 pub(super) async fn be_seen(shared: Option<&SharedLife>) {
     let beside = |shared: &SharedLife| shared.store.replicas().taking_beside(shared.store.holder());
     if shared.is_some_and(|shared| beside(shared) > 0) {
@@ -79,12 +77,12 @@ pub(super) async fn be_seen(shared: Option<&SharedLife>) {
     }
 }
 
-/// Why a gateway's life among others has ended.
+/// Why a replica's incarnation has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LifeEnd {
-    /// The others go on without it.
+    /// The other replicas have taken over.
     Replaced(PriorLife),
-    /// The store lost what it acknowledged.
+    /// The store lost acknowledged writes.
     StoreLost,
 }
 
@@ -92,7 +90,7 @@ impl SharedLife {
     /// Returns once it has ended.
     pub(super) async fn ended(&self) -> LifeEnd {
         self.replaced.cancelled().await;
-        // By what ended it: how the store is may be said later.
+        // From the standing that ended it: the health may be updated later.
         let standing = self.store.replicas().standing;
         if matches!(standing, OwnStanding::StoreLost(_)) {
             LifeEnd::StoreLost
@@ -101,14 +99,14 @@ impl SharedLife {
         }
     }
 
-    /// Has the next start refuse this store.
+    /// Makes the next start refuse this store.
     pub(super) fn remember_loss(&self) {
         if let Some(file) = &self.file {
             file.lock().remember_loss(self.store.life());
         }
     }
 
-    /// Has the next start refuse this store if it is older than it is now.
+    /// Makes the next start refuse an older state of this store.
     pub(super) fn remember(&self) {
         if let Some(file) = &self.file {
             remember(file, &self.store);
@@ -131,17 +129,16 @@ impl From<ReplicaFileError> for StoreRefusal {
     }
 }
 
-/// A store that is open, or a database that is yet to be opened.
+/// An open store, or a database that is still to be opened.
 pub(super) enum StoreOpening {
     Open(OpenedStore),
     Waiting(Box<SharedStoreOpening>),
 }
 
-/// Opens the store. While it takes no new tasks, the gateway is not ready. `prints` are those of the sealing keys. A database is
-/// left to [`wait`].
+/// Opens the store. While it takes no new tasks, the gateway is not ready. `prints` are the sealing keys' fingerprints. [`wait`]
+/// opens a database.
 ///
-/// # Errors
-/// See [`StoreRefusal`].
+/// # Errors See [`StoreRefusal`].
 pub(super) async fn open(
     config: &Config,
     prints: Vec<KeyPrint>,
@@ -169,10 +166,9 @@ pub(super) async fn open(
     Ok(StoreOpening::Open(OpenedStore { store, clock, shared: None }))
 }
 
-/// Opens a database, and waits for it where it is away.
+/// Opens a database, and waits while it is unavailable.
 ///
-/// # Errors
-/// What does not pass.
+/// # Errors A permanent failure.
 pub(super) async fn wait(
     mut opening: Box<SharedStoreOpening>,
     life: &TaskScope,
@@ -182,7 +178,7 @@ pub(super) async fn wait(
     Ok(join(store, *opening, life, readiness))
 }
 
-/// Follows how a database is that was opened.
+/// Follows the health of an open database.
 fn join(
     store: Arc<PostgresStore>,
     opening: SharedStoreOpening,
@@ -207,13 +203,13 @@ fn join(
     OpenedStore { clock: store.clock(), store, shared: Some(shared) }
 }
 
-/// Says whether new tasks are taken, whenever that changes.
+/// Reports changes of the store's health.
 async fn watch(disk: &DiskStore, readiness: &Readiness) {
     let mut health = disk.watch_health();
     let mut is_slow = false;
     loop {
         tell(*health.borrow_and_update(), readiness);
-        // The thread that would tell of it is the one that waits for the disk.
+        // The thread that would report it is the one that waits for the disk.
         tell_pace(disk.waited(), &mut is_slow, readiness);
         if let Ok(Err(_)) = tokio::time::timeout(WAIT_POLL, health.changed()).await {
             return;
@@ -221,7 +217,7 @@ async fn watch(disk: &DiskStore, readiness: &Readiness) {
     }
 }
 
-/// Says whether writes wait too long, whenever that changes.
+/// Reports when writes start or stop waiting too long.
 fn tell_pace(waited: Duration, is_slow: &mut bool, readiness: &Readiness) {
     if *is_slow == (waited > WAIT_MAX) {
         return;
@@ -236,17 +232,17 @@ fn tell_pace(waited: Duration, is_slow: &mut bool, readiness: &Readiness) {
     }
 }
 
-/// The time of tasks in this life of the process.
+/// The clock of tasks in this process.
 fn steady(begin: Timestamp) -> Arc<dyn Clock> {
     let began = since_boot();
     Arc::new(SteadyClock::new(begin, move || since_boot().saturating_sub(began)))
 }
 
-/// Says whether new tasks are taken.
+/// Reports whether the store takes new tasks.
 fn tell(health: StoreHealth, readiness: &Readiness) {
     let why = match health {
         StoreHealth::Good => None,
-        // What is there is read, and calls that need no new task are served.
+        // Stored tasks are read, and calls that need no new task are served.
         StoreHealth::Full => Some((STORE_FULL, ReasonWeight::Limits)),
         StoreHealth::Failing => Some((STORE_FAILING, ReasonWeight::Blocks)),
         StoreHealth::Damaged => Some((STORE_DAMAGED, ReasonWeight::Blocks)),
@@ -262,7 +258,7 @@ fn disk_settings(config: &Config, limits: StoreLimits, is_ephemeral: bool) -> Di
     settings
 }
 
-/// What the store on the disk is opened with, where tasks rest there.
+/// The settings of a store on disk.
 fn settings(config: &Config) -> Option<DiskSettings> {
     match &config.store {
         StoreSettings::Memory(_) | StoreSettings::Postgres(_) => None,
@@ -270,22 +266,21 @@ fn settings(config: &Config) -> Option<DiskSettings> {
     }
 }
 
-/// Looks at the files of the store without opening it; makes none.
+/// Examines the store's files without opening it; creates none.
 ///
-/// # Errors
-/// What would keep a gateway from starting.
+/// # Errors A fault that would keep a gateway from starting.
 pub(super) fn check(config: &Config) -> Result<(), OpenError> {
     settings(config).map_or(Ok(()), |settings| disk::examine(&settings))
 }
 
-/// The folder of a store that a process has open now, which keeps nobody from checking a configuration.
+/// The folder of a store that another process has open; a check of the configuration continues.
 #[must_use]
 pub fn in_use(config: &Config) -> Option<&Path> {
     let is_used = settings(config).is_some_and(|settings| disk::is_open_elsewhere(&settings.folder));
     is_used.then_some(config.folder.as_path())
 }
 
-/// With which code a program ends that could not open its store.
+/// The program's exit code if its store did not open.
 pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {
     match error {
         StoreRefusal::Disk(OpenError::Locked { .. })
@@ -300,12 +295,12 @@ pub(super) const fn exit_code(error: &StoreRefusal) -> u8 {
 }
 
 impl StoreRefusal {
-    /// Whether it may be otherwise later in a process that had the store open. What a database may say later was waited for.
+    /// Whether a successor in this process tries again. Transient failures of a database have been waited for.
     pub(super) const fn is_tried_by_a_successor(&self) -> bool {
         matches!(self, Self::Shared(SharedStoreError::File(ReplicaFileError::File { .. })))
     }
 
-    /// The key of the configuration that says what was tried.
+    /// The configuration key of the failed resource.
     pub(super) const fn key(&self) -> &'static str {
         match self {
             Self::Disk(_) => "store.path",

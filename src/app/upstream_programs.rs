@@ -1,11 +1,11 @@
-//! Looks for the programs of upstreams before anything starts.
+//! Checks the programs of upstreams before a start.
 //!
-//! One that is missing is a warning, as an upstream that cannot be reached: it may come, and the others are served.
+//! A missing program is only a warning, like an unreachable upstream: it may be installed later, and the others are served.
 
 use crate::config::{Config, UpstreamConfig};
 use crate::upstream::transport::stdio::ProgramError;
 
-/// What is likely to be a mistake, each with the key of the configuration that names it.
+/// Likely mistakes, each with its configuration key.
 pub fn warnings(config: &Config) -> impl Iterator<Item = (String, String)> {
     let said = |error: &ProgramError| matches!(error, ProgramError::Unusable { .. });
     missing(config)
@@ -13,7 +13,7 @@ pub fn warnings(config: &Config) -> impl Iterator<Item = (String, String)> {
         .map(|(name, error)| (format!("upstreams.{name}.command"), error.to_string()))
 }
 
-/// The programs that are not there, each with the name of its upstream.
+/// The missing programs, each with its upstream's name.
 pub fn missing(config: &Config) -> impl Iterator<Item = (&str, ProgramError)> {
     let program = |upstream: &UpstreamConfig| upstream.server.stdio()?.find_program().err();
     config.upstreams.iter().filter_map(move |upstream| Some((&*upstream.name, program(upstream)?)))

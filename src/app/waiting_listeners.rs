@@ -1,4 +1,4 @@
-//! Opens the store, and listens while a database is waited for: operators see why, and clients are told to come again.
+//! Opens the store; while a database is unavailable, listeners report it and clients get 503.
 
 use std::sync::Arc;
 
@@ -18,15 +18,14 @@ use crate::server::{self, Authenticator, Routes, RunningListener};
 use crate::store::postgres::PriorLife;
 use crate::upstream::TaskScope;
 
-/// Where a gateway's store comes from.
+/// The source of a gateway's store.
 #[derive(Debug)]
 pub(super) enum StoreSource {
-    /// The configuration names it, and nobody is served before it was tried once, unless that takes long.
+    /// The configuration; no client is served before the first attempt, unless that takes long.
     Config,
-    /// The same for a gateway that takes the place of one that served: clients are told to come again from the beginning, and what
-    /// may pass is waited for. It knows of the life before what its process knew.
+    /// The configuration, for a successor: clients are told to retry from the beginning, and transient failures are waited for.
+    /// Holds the earlier incarnation.
     ConfigAgain(PriorLife),
-    /// A test opened it.
     Given(Box<ReplicaSetup>),
 }
 
@@ -36,10 +35,9 @@ impl StoreSource {
     }
 }
 
-/// Opens the store. While a database is waited for, there are listeners that say so.
+/// Opens the store. While a database is unavailable, listeners report it.
 ///
-/// # Errors
-/// What keeps the store from being opened, or an address from being bound.
+/// # Errors If the store cannot be opened or an address cannot be bound.
 pub(super) async fn open_store(
     (config, prints, source): (&Config, Vec<KeyPrint>, &StoreSource),
     callers: &Authenticator,
@@ -67,7 +65,7 @@ pub(super) async fn open_store(
     Ok((wait.await?, waiting))
 }
 
-/// The listeners of a gateway that cannot serve yet; none where it never had to wait.
+/// The listeners of a gateway that cannot serve yet; empty if it never waited.
 #[derive(Debug, Default)]
 pub(super) struct WaitingListeners {
     pub(super) clients: Option<RunningListener>,
@@ -76,10 +74,9 @@ pub(super) struct WaitingListeners {
 }
 
 impl WaitingListeners {
-    /// Takes the sockets that were handed over. A service manager is told that the gateway has started.
+    /// Takes over the passed sockets, and notifies the service manager of the start.
     ///
-    /// # Errors
-    /// If an address cannot be bound.
+    /// # Errors If an address cannot be bound.
     pub(super) async fn start(
         config: &Config,
         callers: &Authenticator,

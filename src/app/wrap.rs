@@ -1,4 +1,4 @@
-//! Runs the gateway between one host and its servers: standard input and output on the host's side, no listeners.
+//! Serves one host over stdio, without listeners.
 
 use std::future::pending;
 use std::process::ExitCode;
@@ -33,28 +33,26 @@ use crate::task::{Clock as _, Principal, Reason, SystemClock};
 use crate::telemetry::{self, LogFormat};
 use crate::upstream::TaskScope;
 
-/// What a message may be larger by than the result in it.
+/// The overhead of a message around its result.
 const ENVELOPE_BYTES: usize = 64 * 1024;
-/// How long calls have, at the end, to be taken back, or to be put down where they can be found again.
+/// The time for calls to be cancelled or stored at the end.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
-/// How long the server may take to end. It is stopped by force in the background after that.
+/// The time for the server to exit. After that it is killed in the background.
 const CLOSE_MAX: Duration = Duration::from_secs(3);
-/// How long what is left in the background may take.
+/// The time for the remaining background work.
 const REST_MAX: Duration = Duration::from_millis(500);
-/// Tasks that are taken back at a time.
+/// Tasks that are cancelled per page.
 const PAGE: usize = 100;
 
-/// Serves the host at standard input and output until it is gone or a signal comes. Of the configuration the store and the
-/// limits hold, and the first endpoint, or else the first upstream. `store_option` is what names the store on a command line.
+/// Serves the host at standard input and output until it closes or a signal arrives. Uses the store and the limits of the
+/// configuration, and its first endpoint or else its first upstream. `store_option` is the command-line option for the store.
 ///
-/// # Errors
-/// If the store cannot be had, or the host wrote what cannot be read. What is wrong with a file or a store is printed,
-/// and ends with the code that [`super::serve`] has for it; a program that is not there ends with
-/// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
+/// # Errors If the store is unavailable, or the host's input is unreadable. A fault of a file or a store is printed and ends with
+/// the exit code of [`super::serve`]; a missing program ends with [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
 pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let read = PreparedConfig::new(loaded);
-    // Of several servers the others are served.
+    // With several servers, the others are served.
     let missing = upstream_programs::missing(&read.config).count();
     if missing == read.config.upstreams.len()
         && let Some(code) = missing_program(&read.config)
@@ -63,14 +61,14 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     }
     ReportedWarnings::default().tell(&read);
     let config = read.config;
-    // Listening for signals begins before anything is started: none may be missed.
+    // Signal handlers before anything starts: no signal may be missed.
     let mut signals = Signals::new()?;
     let body_bytes_max = config.listen.body_bytes_max.get();
     let wrapping = match WrappedGateway::start(config).await {
         Ok(wrapping) => wrapping,
         Err(error) => return refused(error, store_option),
     };
-    // What a tool may give its host may be given to another tool.
+    // The host may pass a tool's result to another tool.
     let line_bytes_max = body_bytes_max.max(wrapping.served.message_bytes_max);
     let (leaving, stop) = (CancellationToken::new(), CancellationToken::new());
     let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
@@ -81,12 +79,12 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
         tokio::select! {
             served = &mut serving => served,
             _ = signals.next() => {
-                // The host is there still, and hears what becomes of the calls that it waits for.
+                // The host still reads, and receives the outcome of its pending calls.
                 let telling = async {
                     wrapping.end_calls().await;
                     leaving.cancel();
                     sleep(TOLD_MAX).await;
-                    // It asked something else that is not answered yet.
+                    // Another request of the host's is still unanswered.
                     stop.cancel();
                     pending().await
                 };
@@ -105,7 +103,7 @@ pub async fn wrap(loaded: LoadedConfig, store_option: Option<&str>) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the reader of standard output has gone. A host that was killed is noticed so.
+/// Whether the reader of standard output is gone, by which a killed host is detected.
 fn is_stdout_closed() -> bool {
     let output = std::io::stdout();
     let mut ends = [PollFd::new(&output, PollFlags::empty())];
@@ -116,16 +114,16 @@ fn is_stdout_closed() -> bool {
 struct WrappedGateway {
     parts: GatewayParts,
     upstreams: Vec<ServedUpstream>,
-    /// What serves the host; where that is an endpoint of several upstreams, it is kept there.
+    /// The host's client handle; `_combined` keeps an endpoint of several upstreams alive.
     served: StreamClient,
     _combined: Option<ServedEndpoint>,
-    /// Ends the streams of clients that listen.
+    /// Ends the streams of subscribed clients.
     ending: CancellationToken,
-    /// Ends what is in the background, however this goes.
+    /// Ends the background tasks on every path.
     _stop: DropGuard,
 }
 
-/// Whoever started this program is the one person that is served; `with` is what the endpoint's other clients are served with.
+/// The host is the local principal; `with` is the state that the endpoint's other clients use.
 fn host(endpoint: Arc<dyn Endpoint>, with: &SseServed) -> StreamClient {
     StreamClient {
         endpoint,
@@ -141,7 +139,7 @@ impl WrappedGateway {
     async fn start(config: Config) -> anyhow::Result<Self> {
         files::check(&config, SystemClock.now())?;
         let GatewayKeys { sealer, prints, .. } = match config.store {
-            // Nothing outlives this process, so no key need.
+            // Nothing outlives this process, so no key needs to.
             StoreSettings::Memory(_) => GatewayKeys::ephemeral(),
             StoreSettings::Disk { .. } | StoreSettings::Postgres(_) => GatewayKeys::of(&config)?,
         };
@@ -173,28 +171,27 @@ impl WrappedGateway {
         Ok(Self { parts, upstreams, served, _combined: combined, ending, _stop: unless_ended })
     }
 
-    /// Ends the calls that the host waits for, which it is told.
+    /// Ends the calls that the host waits for, and notifies it.
     async fn end_calls(&self) {
         self.take_back().await;
         tell_of_lost(&self.parts.live_calls().end(Reason::GatewayRestart));
     }
 
-    /// Takes tasks back that nobody can ask for any more.
+    /// Cancels tasks that no client can request any more.
     async fn take_back(&self) {
         if !self.parts.store.reach().outlives_process() {
-            // Fails where a task has ended meanwhile.
+            // Fails if a task has ended meanwhile.
             let _ = timeout(DRAIN_MAX, take_back(&self.parts.engine)).await;
         }
     }
 
-    /// Ends in order: tasks are put down where they can be found again, or taken back where nobody can; then the server
-    /// ends.
+    /// Ends in order: stores the tasks if they outlive the process, or cancels them; then ends the server.
     async fn end(self) {
         self.take_back().await;
         let calls = self.parts.live_calls();
         let GatewayParts { engine, store, life, leaving, .. } = self.parts;
         engine.drain(DRAIN_MAX).await;
-        // Before the server ends, which is then no doing of its own.
+        // Before the server ends, so that its end is not logged as a crash.
         tell_of_lost(&calls.end(Reason::GatewayRestart));
         engine.drain(REST_MAX).await;
         leaving.cancel();
@@ -210,14 +207,14 @@ impl WrappedGateway {
     }
 }
 
-/// Says which calls end with the gateway, if any do.
+/// Logs the calls that end with the gateway, if any.
 fn tell_of_lost(calls: &CallSurvey) {
     if !calls.is_empty() {
         tracing::warn!(calls_lost = calls.lost(), %calls, "calls that were in progress end with the gateway");
     }
 }
 
-/// Cancels the tasks that nobody can ask for any more.
+/// Cancels the tasks that no client can request any more.
 async fn take_back(engine: &Arc<Engine>) {
     let mut after = None;
     loop {

@@ -1,4 +1,4 @@
-//! Asks the admin listener of a running gateway.
+//! Sends requests to the admin listener of a running gateway.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use url::Url;
 use super::printable::printable;
 use crate::upstream::transport::credential::secret_value;
 
-/// Where operators keep their token.
+/// The environment variable with the operator's token.
 pub(super) const TOKEN_VARIABLE: &str = "TASKGATE_ADMIN_TOKEN";
-/// How long the gateway may take for one answer.
+/// The time limit of one request.
 const PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// Why the gateway could not be asked.
+/// Why a request to the gateway failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminRequestError {
     #[error("the admin address must be like http://127.0.0.1:9090")]
@@ -40,29 +40,27 @@ pub enum AdminRequestError {
     Unintelligible,
 }
 
-/// What came of an order.
+/// The outcome of an operator's command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdminOutput {
-    /// Lines to be printed.
+    /// Lines to print.
     Done(String),
-    /// The same, with more of them left out.
+    /// The first lines of more.
     Part(String),
-    /// The gateway has no such thing, or it is not as it would have to be; why.
+    /// Why the gateway refused: the object is missing, or its state does not allow the command.
     Refused(String),
 }
 
-/// Reads an answer, or a part of one.
+/// Parses a response, or a part of one.
 ///
-/// # Errors
-/// If it is not that of taskgate's admin listener.
+/// # Errors If taskgate's admin listener did not write it.
 pub(super) fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AdminRequestError> {
     serde_json::from_slice(body).map_err(|_| AdminRequestError::Unintelligible)
 }
 
-/// What an answer says that is a refusal.
+/// Reads the error text of a refusal.
 ///
-/// # Errors
-/// If it is not that of taskgate's admin listener.
+/// # Errors If taskgate's admin listener did not write it.
 pub(super) fn refused(body: &[u8]) -> Result<AdminOutput, AdminRequestError> {
     #[derive(Deserialize)]
     struct AdminRefusal {
@@ -78,7 +76,7 @@ pub(super) fn refused(body: &[u8]) -> Result<AdminOutput, AdminRequestError> {
     Ok(AdminOutput::Refused(format!("{}{}", printable(&refusal.error), state.unwrap_or_default())))
 }
 
-/// An admin listener, and what this operator comes with.
+/// An admin listener's address and this operator's credential.
 #[derive(Clone, Debug)]
 pub struct AdminClient {
     url: Url,
@@ -86,17 +84,16 @@ pub struct AdminClient {
 }
 
 impl AdminClient {
-    /// The listener at `url`; without a token where there is none, or an empty one.
+    /// A client of the listener at `url`; an empty token counts as none.
     ///
-    /// # Errors
-    /// If the token cannot be sent.
+    /// # Errors If a header cannot carry the token.
     pub fn new(url: &Url, token: Option<&str>) -> Result<Self, AdminRequestError> {
         let token = token.map(str::trim).filter(|token| !token.is_empty());
         let authorization = token.map(|token| secret_value(&format!("Bearer {token}")).ok_or(AdminRequestError::Token));
         Ok(Self { url: url.clone(), authorization: authorization.transpose()? })
     }
 
-    /// One request without a body of its own.
+    /// Sends a request without a body.
     pub(super) async fn ask(
         &self,
         method: Method,
@@ -107,7 +104,7 @@ impl AdminClient {
         self.ask_with((method, body), path, query).await
     }
 
-    /// One request on a connection of its own.
+    /// Sends a request on a new connection.
     pub(super) async fn ask_with(
         &self,
         (method, body): (Method, Bytes),
@@ -135,7 +132,7 @@ impl AdminClient {
         }
         let unreachable = |error| AdminRequestError::Unreachable(self.url.clone(), error);
         let exchange = async {
-            // The brackets of an IPv6 address belong to URLs alone.
+            // Only URLs have the brackets of an IPv6 address.
             let bare = host.trim_start_matches('[').trim_end_matches(']');
             let socket = TcpStream::connect((bare, port)).await.map_err(unreachable)?;
             let handshake = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await;

@@ -1,10 +1,10 @@
-//! Says how long ago something was.
+//! Formats ages.
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use crate::task::Timestamp;
 
-/// A span in its two largest units.
+/// A duration in its two largest units.
 pub(super) fn in_short(span: Duration) -> String {
     let all = span.as_secs();
     let (days, hours, minutes, seconds) = (all / 86_400, all / 3_600 % 24, all / 60 % 60, all % 60);
@@ -16,14 +16,14 @@ pub(super) fn in_short(span: Duration) -> String {
     }
 }
 
-/// How long ago a time was that stands in an answer, as RFC 3339 in UTC; `None` if it does not say so.
+/// The age of an RFC 3339 time in UTC; `None` for any other text.
 pub(super) fn since(written: &str, now: Timestamp) -> Option<Duration> {
     let at = humantime::parse_rfc3339(&written.replace("+00:00", "Z")).ok()?;
     let at = u64::try_from(at.duration_since(UNIX_EPOCH).ok()?.as_millis()).ok()?;
     Some(now.since(Timestamp::from_millis(at)))
 }
 
-/// The same in words; empty where it is not known.
+/// The age as text; empty if unknown.
 pub(super) fn ago(written: &str, now: Timestamp) -> String {
     since(written, now).map(|span| format!("{} ago", in_short(span))).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Defines what `taskgate call` is to do, how a call or a task is followed, and how that ended.
+//! Defines the options of `taskgate call`, and the outcome of a call.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct CallCommand {
     pub following: FollowPolicy,
 }
 
-/// How a call, or a task, is followed.
+/// How to follow a call or a task.
 #[derive(Clone, Debug)]
 pub struct FollowPolicy {
     pub wait: Wait,
@@ -47,7 +47,7 @@ impl FollowPolicy {
     }
 }
 
-/// How long to stay with a call that became a task.
+/// How long to follow a call that became a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     ToTheEnd,
@@ -57,7 +57,7 @@ pub enum Wait {
     ForNothing,
 }
 
-/// What happens to a server's questions.
+/// How to answer a server's questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuestionPolicy {
     /// The user is asked.
@@ -66,7 +66,7 @@ pub enum QuestionPolicy {
     Declined,
 }
 
-/// What Ctrl-C does.
+/// The effect of Ctrl-C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptPolicy {
     Cancels,
@@ -74,7 +74,7 @@ pub enum InterruptPolicy {
     Leaves,
 }
 
-/// How a result is printed.
+/// The output format of a result.
 #[derive(Clone, Debug, Default)]
 pub struct ResultForm {
     /// Whole, as JSON; else text as text.
@@ -83,8 +83,7 @@ pub struct ResultForm {
     pub out: Option<MediaFolder>,
 }
 
-/// How often to try again when the server cannot be reached: the task outlives a restart, so does the wait. Polls have
-/// pauses of their own.
+/// How often to retry an unreachable server: a task survives a restart, so the wait does, too. Polls have separate pauses.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     pub attempts_max: u32,
@@ -116,7 +115,7 @@ impl RetryPolicy {
     }
 }
 
-/// How the call ended.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallExit {
     /// A result, or a handle where only that was wanted.
@@ -164,7 +163,7 @@ pub enum Flavour {
     None,
 }
 
-/// What a call is made with.
+/// The era and flavour of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallMode {
     pub(super) flavour: Flavour,

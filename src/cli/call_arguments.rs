@@ -14,7 +14,7 @@ use super::server_address::ServerArguments;
 use super::terminal::Terminal;
 use super::tool_arguments::ToolArguments;
 
-/// How a call ends. Tasks end so, too.
+/// The exit codes of a call or a task.
 pub(super) const EXIT_CODES: &str = "\
 Exit codes:
   0   a result, or a handle with --no-wait
@@ -100,7 +100,7 @@ fn timeout(text: &str) -> Result<Duration, &'static str> {
     timeout.ok_or("write a span such as 90s or 5m, longer than nothing; without --timeout there is no end")
 }
 
-/// Makes the call, and says with which code the program ends.
+/// Makes the call, and returns the program's exit code.
 pub(super) async fn run(arguments: CallArguments) -> ExitCode {
     let CallArguments { server, tool, arguments, flavour, no_wait, idempotency_key, following } = arguments;
     let read = || {
@@ -118,7 +118,7 @@ pub(super) async fn run(arguments: CallArguments) -> ExitCode {
     }
 }
 
-/// Ctrl-C, as often as it is pressed.
+/// A message for each Ctrl-C.
 pub(super) fn interrupts() -> mpsc::Receiver<()> {
     // One that cancels and one that leaves: more would tell nothing new.
     let (sender, interrupts) = mpsc::channel(2);

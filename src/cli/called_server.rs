@@ -1,5 +1,5 @@
-//! Reaches the server of a call or a task through the upstream that the gateway itself has: asks what it speaks and what it
-//! lists, sends the call, takes up the task.
+//! Reaches the server of a call or a task through the gateway's own upstream code: asks for its version and lists, sends calls,
+//! resumes tasks.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -33,26 +33,26 @@ use crate::upstream::{
 use crate::wire::object::ObjectWriter;
 use crate::wire::{ListPages, Object, PagedList, Payload, RpcError, meta, method};
 
-/// Pages of a list that are read.
+/// The most pages of a list that are read.
 const PAGES_MAX: usize = 100;
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// The largest answer, or event of a streamed one.
+/// The largest response, or event of a stream.
 const ANSWER_BYTES_MAX: usize = 128 << 20;
-/// The longest that a request may take that is no call.
+/// The time limit of a request that is no call.
 const REQUEST_MAX: Duration = Duration::from_secs(30);
-/// How long a server may take to say which era it is of. One that stays silent is an old one (UPC-22).
+/// How long a server may take to answer `server/discover`. A silent one is taken for a server with sessions (UPC-22).
 const DISCOVER_MAX: Duration = Duration::from_secs(10);
-/// How long the session's own stream may take to open before the call is made without it.
+/// How long the session's GET stream may take to open before the call is sent without it.
 const LISTEN_MAX: Duration = Duration::from_secs(2);
 
-/// A server, in both of its eras.
+/// A server, reached in a session and without one.
 #[derive(Debug)]
 pub(super) struct CalledServer {
     sessions: Arc<SessionUpstream>,
     stateless: Arc<dyn Upstream>,
     life: TaskScope,
     pub(super) address: ServerAddress,
-    /// The tool that was looked up, and whether that was in a session.
+    /// The tool that was looked up, and whether it was in a session.
     tool: OnceCell<(bool, Option<Arc<Tool>>)>,
 }
 
@@ -65,8 +65,7 @@ impl Drop for CalledServer {
 impl CalledServer {
     /// Connects to nothing yet.
     ///
-    /// # Errors
-    /// If the address is no URI for HTTP, or there is nobody to trust.
+    /// # Errors If the address is no HTTP URI, or there are no trusted roots.
     pub(super) fn new(address: &ServerAddress) -> Result<Self, NoResultError> {
         let address = address.clone();
         let credential = address.authorization.clone();
@@ -92,13 +91,13 @@ impl CalledServer {
         Ok(Self { sessions, stateless, life, address, tool: OnceCell::new() })
     }
 
-    /// The server as it is spoken to in sessions, or without them.
+    /// The upstream with sessions or without.
     pub(super) fn upstream(&self, in_session: bool) -> &dyn Upstream {
         if in_session { &*self.sessions } else { &*self.stateless }
     }
 
-    /// What a server of 2026-07-28 says of itself; `None` for one of sessions alone. The fallback hangs on no
-    /// particular code (UPC-22), only on an answer or on silence.
+    /// The server's facts in 2026-07-28; `None` for a server with sessions only. The fallback depends on no particular error code
+    /// (UPC-22), only on a response or its absence.
     pub(super) async fn discover(&self) -> Result<Option<Arc<ServerFacts>>, NoResultError> {
         match timeout(DISCOVER_MAX, self.stateless.facts(&context(UpstreamTaskMode::Undeclared, false))).await {
             Ok(Ok(facts)) => Ok(Some(facts)),
@@ -111,20 +110,20 @@ impl CalledServer {
         }
     }
 
-    /// Shakes hands, and waits until the session's own stream is heard: a question must not be missed.
+    /// Initializes the session and waits until its GET stream is open, so that no question is missed.
     pub(super) async fn open_session(&self) -> Result<Arc<ServerFacts>, NoResultError> {
         let context = context(UpstreamTaskMode::Never, false);
         self.sessions.listened(&context, LISTEN_MAX).await.map_err(|error| self.unbegun(error))?;
         self.sessions.facts(&context).await.map_err(|error| self.unbegun(error))
     }
 
-    /// Ends the session, if there is one.
+    /// Ends the session, if one is open.
     pub(super) async fn end_session(&self) {
         self.sessions.close().await;
     }
 
-    /// Looks a tool up, once; `None` if the server does not list it. A server that has no list may still have the tool, and
-    /// judges the call itself.
+    /// Looks a tool up, once; `None` if the server does not list it. A server without a list may still have the tool, and checks
+    /// the call itself.
     pub(super) async fn tool(&self, way: CallMode, name: &str) -> Result<Option<Arc<Tool>>, NoResultError> {
         if let Some((in_session, tool)) = self.tool.get()
             && *in_session == way.in_session
@@ -132,7 +131,7 @@ impl CalledServer {
             return Ok(tool.clone());
         }
         let mut found = None;
-        // An error is as good as no list.
+        // An error counts as an empty list.
         let _ = self
             .pages(way, PagedList::Tools, |page| match Tool::on_page(page, name) {
                 Some(tool) => {
@@ -142,15 +141,14 @@ impl CalledServer {
                 None => ControlFlow::Continue(()),
             })
             .await?;
-        // It may have been looked up the other way before.
+        // Set if the lookup in the other mode came first.
         let _ = self.tool.set((way.in_session, found.clone()));
         Ok(found)
     }
 
     /// Reads a list, page by page.
     ///
-    /// # Errors
-    /// If the server cannot be reached or understood; in the result, what it refused a page with.
+    /// # Errors If the server is unreachable or its response invalid; the inner result is the server's own error.
     pub(super) async fn pages(
         &self,
         way: CallMode,
@@ -171,10 +169,9 @@ impl CalledServer {
         Ok(Ok(()))
     }
 
-    /// Makes a request that is no call.
+    /// Sends a request that is no call.
     ///
-    /// # Errors
-    /// If the server cannot be reached or understood; in the result, its own error.
+    /// # Errors If the server is unreachable or its response invalid; the inner result is the server's own error.
     pub(super) async fn ask(
         &self,
         way: CallMode,
@@ -212,7 +209,7 @@ impl CalledServer {
         }
     }
 
-    /// Makes a call; returns once it is on its way.
+    /// Starts a call; returns once it has been sent.
     pub(super) async fn begin(
         &self,
         way: CallMode,
@@ -228,7 +225,7 @@ impl CalledServer {
         begun.map_err(|error| self.unbegun(error))
     }
 
-    /// Takes up a task by its id. Whether the server has it shows in the events.
+    /// Resumes a task by its id. The events show whether the server has it.
     pub(super) async fn take_up(&self, way: CallMode, id: &str) -> Result<Box<dyn Exchange>, NoResultError> {
         let context = context(way.native_task(), true);
         let taken = async {
@@ -251,7 +248,7 @@ impl CalledServer {
         }
     }
 
-    /// Why there is no answer, in words.
+    /// The error text for a request without a response.
     pub(super) fn lost(&self, fault: &GatewayFault) -> NoResultError {
         let trouble = self.sessions.health().last().filter(|trouble| trouble.reason == fault.reason);
         let cause = trouble.map(|trouble| format!(": {}", trouble.cause)).unwrap_or_default();
@@ -275,7 +272,7 @@ impl CalledServer {
     }
 }
 
-/// What to do about a status.
+/// The remedy for a status.
 fn advice(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "; it asks for a key: put one into TASKGATE_KEY",
@@ -285,18 +282,18 @@ fn advice(status: StatusCode) -> &'static str {
     }
 }
 
-/// Whether a request that was lost like this may be answered when it is made again.
+/// Whether a repeated request may succeed after this fault.
 pub(super) fn may_pass(fault: &GatewayFault) -> bool {
     matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamClosed | Reason::UpstreamTimeout)
         || fault.http_status.is_some_and(|status| status >= 500 || status == StatusCode::TOO_MANY_REQUESTS)
 }
 
-/// A result, which is an object.
+/// A result as an object.
 pub(super) fn object(result: &Payload) -> Result<Object, NoResultError> {
     Object::of(result).ok_or_else(|| NoResultError::unintelligible("the result is no object"))
 }
 
-/// Whoever calls, and can be asked questions.
+/// The context of a caller that answers questions.
 fn context(native_task: UpstreamTaskMode, progress: bool) -> CallContext {
     let capabilities = Payload::of(&json!({ "elicitation": question::capability() }));
     let context = CallContext::new(Principal::local(), capabilities, Timeouts::default(), ANSWER_BYTES_MAX);

@@ -1,4 +1,4 @@
-//! What every flavour does in the same way while a call is under way: shows, prints, asks, hears of Ctrl-C.
+//! Handles the user's side of a call: status, output, questions and Ctrl-C.
 
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -12,7 +12,7 @@ use super::ui::{CallStatus, Ui};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError};
 
-/// Why there is no result, in words: the server cannot be reached or understood.
+/// Why there is no result, as text: the server is unreachable or its response invalid.
 #[derive(Debug)]
 pub(super) struct NoResultError(pub(super) String);
 
@@ -27,24 +27,24 @@ pub(super) struct CallDialog<'a> {
     pub(super) policy: &'a FollowPolicy,
     pub(super) ui: &'a mut dyn Ui,
     interrupts: &'a mut mpsc::Receiver<()>,
-    /// When its time is over.
+    /// The user's deadline.
     until: Option<Instant>,
-    /// Whether a question was left without an answer.
+    /// Whether a question was declined.
     pub(super) declined: bool,
 }
 
-/// Ends a wait.
+/// Why a wait ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interrupted {
-    /// The user wants to leave.
+    /// The user pressed Ctrl-C.
     ByUser,
-    /// The time is over that the user gave.
+    /// The user's time limit has expired.
     Late,
 }
 
 impl<'a> CallDialog<'a> {
     pub(super) fn new(policy: &'a FollowPolicy, ui: &'a mut dyn Ui, interrupts: &'a mut mpsc::Receiver<()>) -> Self {
-        // What is longer than any time has no end.
+        // A limit beyond any time means none.
         let until = policy.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         Self { policy, ui, interrupts, until, declined: false }
     }
@@ -57,17 +57,17 @@ impl<'a> CallDialog<'a> {
         self.ui.status(&CallStatus { task_id: None, word: "calling", message: None, steps: None });
     }
 
-    /// Waits for `what`, unless the user interrupts it.
+    /// Waits for `what` unless the user interrupts it.
     pub(super) async fn or_interrupt<F: Future>(&mut self, what: F) -> Result<F::Output, Interrupted> {
         or_interrupt(what, self.interrupts, self.until).await
     }
 
-    /// Waits for Ctrl-C, or for the end of the time.
+    /// Waits for Ctrl-C or the deadline.
     pub(super) async fn interrupted(&mut self) -> Interrupted {
         interrupted(self.interrupts, self.until).await
     }
 
-    /// Ends what nothing came of yet.
+    /// Reports the end of a call without result.
     pub(super) fn given_up(&mut self, why: Interrupted) -> CallExit {
         match why {
             Interrupted::ByUser => self.cancelled("cancelled"),
@@ -78,7 +78,7 @@ impl<'a> CallDialog<'a> {
         }
     }
 
-    /// How it ended, with what is left to be said.
+    /// Reports the outcome of a call.
     pub(super) fn ended(&mut self, ended: Result<CallExit, NoResultError>) -> CallExit {
         match ended {
             Ok(CallExit::Returned | CallExit::ToolFailed) if self.declined => CallExit::Declined,
@@ -90,15 +90,14 @@ impl<'a> CallDialog<'a> {
         }
     }
 
-    /// That the time is over, in words.
+    /// The text for an expired time limit.
     pub(super) fn late(&self) -> String {
         format!("no result within {}", humantime::format_duration(self.policy.timeout.unwrap_or_default()))
     }
 
-    /// Puts a question to the user, and returns the result of `elicitation/create`.
+    /// Asks the user a question, and returns the result of `elicitation/create`.
     ///
-    /// # Errors
-    /// If the user wants to leave instead.
+    /// # Errors If the user interrupts instead.
     pub(super) async fn ask(&mut self, params: Option<&Object>) -> Result<Value, Interrupted> {
         let read = params.map_or_else(|| Err("it has no parameters".to_owned()), UserQuestion::read);
         let answer = match (read, self.policy.input) {
@@ -132,14 +131,14 @@ impl<'a> CallDialog<'a> {
         CallExit::Cancelled
     }
 
-    /// Leaves a task behind.
+    /// Reports that a task may still run.
     pub(super) fn left(&mut self, task_id: &str) -> CallExit {
         self.ui.note(&format!("task {task_id} has not confirmed its cancellation and may still run"));
         CallExit::Cancelled
     }
 
-    /// Prints a tool's result: text as text, anything else as the JSON it is. Bytes go to files where there is a folder for
-    /// them, and never to a terminal.
+    /// Prints a tool's result: text as text, anything else as JSON. Binary data goes to files if there is a folder, and never to
+    /// a terminal.
     pub(super) fn print(&mut self, result: &Object) -> Result<CallExit, NoResultError> {
         let content = result.get("content");
         if content.as_ref().is_some_and(|content| !content.as_str().starts_with('[')) {
@@ -175,13 +174,12 @@ impl<'a> CallDialog<'a> {
         }
     }
 
-    /// A result as JSON, with its bytes put away.
+    /// A result as JSON, with its binary data replaced.
     pub(super) fn fit_to_print(&mut self, result: &Object) -> Payload {
         media::replaced(result, &mut |media| self.put_away(media))
     }
 
-    /// What is printed in place of bytes: the file that they are in now, or what they are; `None` where they are printed
-    /// themselves.
+    /// The replacement of binary data: the path of its file, or its description; `None` to print the data itself.
     fn put_away(&mut self, media: &Media) -> Option<String> {
         match self.policy.result.out.as_ref().map(|folder| folder.save(media)) {
             Some(Ok(file)) => return Some(file.display().to_string()),
@@ -197,7 +195,7 @@ pub(super) fn words(error: &RpcError) -> String {
     format!("error {}: {}{data}", error.code, error.message)
 }
 
-/// Waits for `what`, unless the user interrupts it or the time is over.
+/// Waits for `what` unless the user interrupts it or the deadline passes.
 async fn or_interrupt<F: Future>(
     what: F,
     interrupts: &mut mpsc::Receiver<()>,
@@ -210,7 +208,7 @@ async fn or_interrupt<F: Future>(
     }
 }
 
-/// Waits for Ctrl-C, or for the end of the time. Where neither can come, for ever.
+/// Waits for Ctrl-C or the deadline; forever if there is neither.
 async fn interrupted(interrupts: &mut mpsc::Receiver<()>, until: Option<Instant>) -> Interrupted {
     tokio::select! {
         biased;
@@ -219,7 +217,7 @@ async fn interrupted(interrupts: &mut mpsc::Receiver<()>, until: Option<Instant>
     }
 }
 
-/// Leaves a task, which goes on, and says how to follow it.
+/// Leaves a running task, and prints how to follow it.
 pub(super) fn leave(
     server: &ServerAddress,
     (id, flavour): (&str, Option<Flavour>),
@@ -232,7 +230,7 @@ pub(super) fn leave(
     CallExit::Unfinished
 }
 
-/// Says which command goes on with a task.
+/// Prints the command that continues with a task.
 pub(super) fn say_how_to_go_on(
     server: &ServerAddress,
     (id, flavour): (&str, Option<Flavour>),
@@ -241,7 +239,7 @@ pub(super) fn say_how_to_go_on(
     talk.note(&format!("follow it: {}", server.task_command("wait", id, flavour)));
 }
 
-/// Returns the noted refusals once they are due.
+/// Returns the recorded refusal at its due time.
 pub(super) async fn after<T>(noted: Option<(Instant, T)>) -> T {
     match noted {
         Some((moment, what)) => {
@@ -252,7 +250,7 @@ pub(super) async fn after<T>(noted: Option<(Instant, T)>) -> T {
     }
 }
 
-/// Waits for this moment, if there is one.
+/// Waits for this time, if there is one.
 pub(super) async fn reached(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,

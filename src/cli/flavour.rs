@@ -1,7 +1,7 @@
-//! Makes a call of `taskgate call`: chooses the flavour of tasks, the one that is asked for or the best that the server offers.
+//! Makes the call of `taskgate call` in the requested or the best supported task flavour.
 //!
-//! `follow` sees the call through, `call` says what is to be done, and `called_server` is what it is done with: the upstream that
-//! the gateway itself has.
+//! `follow` follows the call, `call` defines the command, and `called_server` reaches the server through the gateway's own
+//! upstream code.
 
 use tokio::sync::mpsc;
 
@@ -16,11 +16,10 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::upstream::ServerFacts;
 use crate::wire::{Object, Payload, meta};
 
-/// Makes the call and stays with it as long as `call` says.
+/// Makes the call and follows it as `call` requires.
 ///
-/// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. What
-/// goes wrong is said through `ui`. Dropping the future cancels a plain call of 2026-07-28 and leaves anything else
-/// running.
+/// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. Errors go to `ui`.
+/// Dropping the future cancels a plain call of 2026-07-28 and leaves any other running.
 pub async fn run(
     server: &ServerAddress,
     call: &CallCommand,
@@ -35,11 +34,10 @@ pub async fn run(
     talk.ended(ended)
 }
 
-/// Makes the call in the flavour that it asks for, or in the best that the server offers: the extension, then the
-/// tasks of 2025-11-25, then none.
+/// Makes the call in the requested flavour, or in the best that the server supports: the extension, then the tasks of 2025-11-25,
+/// then none.
 ///
-/// # Errors
-/// If the server cannot be reached or understood.
+/// # Errors If the server is unreachable or its response invalid.
 async fn in_best_flavour(
     server: &CalledServer,
     call: &CallCommand,
@@ -75,8 +73,8 @@ async fn in_best_flavour(
     }
 }
 
-/// What the tool is called with; in the result, why that cannot be. Without a session the tool is looked up where it has
-/// arguments: some have to be repeated in headers.
+/// The tool's arguments; in the inner result, why they are invalid. Without a session the tool is looked up if it has arguments,
+/// since some are repeated in headers.
 async fn arguments(
     server: &CalledServer,
     way: CallMode,
@@ -98,7 +96,7 @@ async fn arguments(
 
 async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoResultError> {
     match call.flavour {
-        // Needs no look around: a server without it answers plainly, or says that it is of another era.
+        // Needs no discovery: a server without the extension answers plainly, or reports another version.
         Some(Flavour::Extension) => Ok(CallMode::EXTENSION),
         Some(Flavour::Core) => open_session(server, call).await,
         Some(Flavour::None) => match server.discover().await? {
@@ -107,7 +105,7 @@ async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoR
         },
         None => match server.discover().await? {
             Some(discovered) if has_extension(&discovered) => Ok(CallMode::EXTENSION),
-            // A server of both eras may have the tasks of the older one.
+            // A server of both eras may support the tasks of 2025-11-25.
             Some(_) => match open_session(server, call).await {
                 Ok(way) if way.flavour == Flavour::Core => Ok(way),
                 Ok(_) => {
@@ -121,7 +119,7 @@ async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoR
     }
 }
 
-/// Opens a session, and finds out whether the tool can be called as a task in it (UPC-05).
+/// Opens a session, and checks whether the tool supports tasks in it (UPC-05).
 async fn open_session(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoResultError> {
     let facts = server.open_session().await?;
     let takes_tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls
@@ -129,7 +127,7 @@ async fn open_session(server: &CalledServer, call: &CallCommand) -> Result<CallM
     Ok(if takes_tasks { CallMode::CORE } else { CallMode::SESSION })
 }
 
-/// Whether a server of 2026-07-28 offers the extension.
+/// Whether a server of 2026-07-28 offers the tasks extension.
 pub(super) fn has_extension(facts: &ServerFacts) -> bool {
     let extensions = Object::of(&facts.capabilities).and_then(|own| own.get_object("extensions"));
     extensions.is_some_and(|all| all.has_object(meta::TASKS_EXTENSION))

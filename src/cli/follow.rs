@@ -1,6 +1,6 @@
-//! Follows a call, or a task that it takes up, to its end: shows how it goes on, puts its questions, cancels it where the user wants that.
+//! Follows a call or a resumed task to its end: shows its status, asks its questions, cancels it.
 //!
-//! All flavours are one loop over the events of an exchange; how a task is polled is the exchange's.
+//! All flavours share one loop over the events of an exchange; the exchange polls the task.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -19,22 +19,21 @@ use crate::task::GatewayFault;
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
-/// The longest that a call is waited for which becomes no task.
+/// The time limit of a call that becomes no task.
 const CALL_MAX: Duration = Duration::from_secs(2 * 60 * 60);
-/// How long a task may take to settle once its cancellation was asked for.
+/// How long a task may take to settle after its cancellation was requested.
 const CANCEL_MAX: Duration = Duration::from_secs(30);
-/// How often a server may ask within one call that is no task; official clients stop there too (GW-06).
+/// The most question rounds in one call without task; official clients have the same limit (GW-06).
 const ROUNDS_MAX: usize = 10;
-/// What may be meant by a server that refuses to speak of a task.
+/// The likely meaning of a refusal to report on a task.
 pub(super) const UNKNOWN_TASK: &str =
     "the server has no such task for you: it may have expired, or belong to another key, session, server or --flavour";
-/// Events put aside while the user is asked something. Beyond it those are lost that only inform.
+/// The most events that are queued while the user is asked. Beyond it, informative ones are dropped.
 const LATER_MAX: usize = 256;
 
-/// Follows a call that was begun. Its session ends with it, unless a task may still run in it.
+/// Follows a started call. Its session ends with it, unless a task may still run in it.
 ///
-/// # Errors
-/// If the server cannot be reached or understood.
+/// # Errors If the server is unreachable or its response invalid.
 pub(super) async fn call(
     server: &CalledServer,
     way: CallMode,
@@ -52,10 +51,9 @@ pub(super) async fn call(
     ended.map(|ended| ended.verdict)
 }
 
-/// Takes up a task by its id and follows it. The task needs no session to run in.
+/// Resumes a task by its id and follows it. The task needs no session.
 ///
-/// # Errors
-/// If the server cannot be reached or understood.
+/// # Errors If the server is unreachable or its response invalid.
 pub(super) async fn task(
     server: &CalledServer,
     way: CallMode,
@@ -72,7 +70,7 @@ pub(super) async fn task(
     ended.map(|ended| ended.verdict)
 }
 
-/// How a call ended, and whether the server is done with it.
+/// The exit of a call, and whether it is over at the server.
 struct CallConclusion {
     verdict: CallExit,
     is_over: bool,
@@ -91,13 +89,13 @@ impl CallConclusion {
 /// The task that the call became.
 struct FollowedTask {
     id: String,
-    /// The server's word for how it stands, and what it says besides; `None` before it said anything.
+    /// The server's status word and message; `None` before the first.
     stands: Option<(Cow<'static, str>, Option<Arc<str>>)>,
 }
 
 const WORKING: Cow<'static, str> = Cow::Borrowed("working");
 
-/// A question that waits to be put.
+/// A question that the user has not been asked yet.
 struct PendingQuestion {
     ask: Payload,
     method: Arc<str>,
@@ -112,24 +110,23 @@ struct Follower<'t, 'a> {
     task: Option<FollowedTask>,
     told: ToldMessages,
     asked: VecDeque<PendingQuestion>,
-    /// What happened while the user was asked something.
+    /// Events received while the user is asked.
     later: VecDeque<ExchangeEvent>,
-    /// How often the server asked.
+    /// The number of question rounds.
     rounds: usize,
-    /// Requests about the task in a row that were of no use.
+    /// Failed requests about the task in a row.
     failures: u32,
-    /// While the server cannot be reached: when to give up, and why.
+    /// While the server is unreachable: the deadline and the fault.
     away: Option<(Instant, GatewayFault)>,
-    /// What a request about the task was refused with: the task is gone, unless it is heard of again.
+    /// The refusal of a request about the task: the task is gone, unless another event arrives.
     refused: Option<RpcError>,
-    /// The user wanted to leave before there was a task that can be cancelled.
+    /// The user interrupted before there was a task to cancel.
     wants_out: bool,
-    /// Once the user wants to leave: when to give up waiting for the server's word.
+    /// After an interrupt: the deadline for the server's confirmation.
     leave_at: Option<Instant>,
     late_at: Instant,
 }
 
-/// What ends a wait of the loop.
 enum FollowEvent {
     Interrupted(Interrupted),
     GivenUp,
@@ -210,7 +207,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             ExchangeEvent::Task(UpstreamTaskEvent::Made(handle)) => return self.made(&handle).await,
             ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message }) => return Ok(self.stands(word, message)),
             ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why)) => return self.unanswered(&why),
-            // Nobody asked to hear of them.
+            // The user did not request them.
             ExchangeEvent::Subtasks(_) => (),
             ExchangeEvent::Asked { ask, method, params } => {
                 self.rounds += usize::from(self.task.is_none() && !self.way.in_session);
@@ -223,7 +220,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             ExchangeEvent::Returned(result) => {
                 return self.talk.print(&object(&result)?).map(CallConclusion::over).map(ControlFlow::Break);
             }
-            // The error that a cancelled task has for a result.
+            // A cancelled task has an error as its result.
             ExchangeEvent::Faulted(_) if self.leave_at.is_some() && self.way.in_session => {
                 return Ok(self.cancelled());
             }
@@ -269,13 +266,13 @@ impl<'t, 'a> Follower<'t, 'a> {
         self.failures = 0;
         self.away = None;
         if let Some(error) = self.refused.take() {
-            // The task is not gone.
+            // The task exists.
             self.talk.note(&format!("the server refused the answer: {}", words(&error)));
         }
         let is_late =
             message.as_ref().is_some_and(|message| self.told.is_late(MessageSource::Poll, message)) && word == WORKING;
         let is_shown = match &*word {
-            // Without a session its result came with it.
+            // Without a session the result arrived with the status.
             "completed" | "failed" => self.way.in_session && self.leave_at.is_none(),
             "cancelled" => !self.way.in_session || self.leave_at.is_none(),
             _ => self.leave_at.is_none(),
@@ -296,7 +293,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         ControlFlow::Break(CallConclusion::left(CallExit::Unfinished))
     }
 
-    /// Deals with a request about the task that is of no use. The exchange makes it again; how often, is said here.
+    /// Handles a failed request about the task. The exchange repeats it; this decides how often.
     fn unanswered(&mut self, why: &TaskRequestError) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         self.failures += 1;
         let is_enough = self.failures >= self.talk.policy.retry.attempts_max;
@@ -331,7 +328,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
     }
 
-    /// Puts a question to the user and hands the answer over. Once the call is to be cancelled nobody is asked.
+    /// Asks the user a question and sends the answer. Declines every question once the call is being cancelled.
     async fn put(&mut self, asked: PendingQuestion) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         if *asked.method != *method::ELICIT {
             if !self.way.in_session {
@@ -360,7 +357,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             self.talk.note(&format!("the answer may be lost: {why}"));
         }
         if let Some(task) = &mut self.task {
-            // It works again, until it says otherwise.
+            // The task is working again until a status says otherwise.
             task.stands = Some((WORKING, None));
             if self.way.in_session {
                 self.show();
@@ -369,7 +366,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Asks the user; `None` once nobody waits for the answer any more. What else happens is put aside.
+    /// Asks the user; `None` once the question is withdrawn. Other events are queued.
     async fn asking(&mut self, asked: &PendingQuestion) -> Result<Option<Payload>, Interrupted> {
         let params = asked.params.as_ref().and_then(Object::of);
         let asking = self.talk.ask(params.as_ref());
@@ -384,7 +381,7 @@ impl<'t, 'a> Follower<'t, 'a> {
                     ExchangeEvent::Withdrawn { ask } if ask == asked.ask => return Ok(None),
                     ExchangeEvent::Withdrawn { ask } => self.asked.retain(|asked| asked.ask != ask),
                     ExchangeEvent::Asked { ask, method, params } => self.asked.push_back(PendingQuestion { ask, method, params }),
-                    // A server that is away asks on.
+                    // The question remains open while the server is unreachable.
                     ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(TaskRequestError::Lost(_))) | ExchangeEvent::Log(_) => (),
                     event @ (ExchangeEvent::Progress(_)
                     | ExchangeEvent::Status(_)
@@ -404,7 +401,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
     }
 
-    /// Cancels the call, or leaves it where that was asked for before.
+    /// Cancels the call, or leaves it after a second interrupt.
     async fn interrupted(&mut self, why: Interrupted) -> ControlFlow<CallConclusion> {
         if self.leave_at.is_some() {
             return ControlFlow::Break(self.left());
@@ -418,19 +415,19 @@ impl<'t, 'a> Follower<'t, 'a> {
             return self.cancel().await;
         }
         if self.way.flavour == Flavour::Core && why == Interrupted::ByUser {
-            // A task is cancelled by its id alone, so that is waited for (UPC-06).
+            // A task can only be cancelled by its id, so wait for it (UPC-06).
             if std::mem::replace(&mut self.wants_out, true) {
                 let verdict = self.talk.cancelled("left before the task had an id; it may still run");
                 return ControlFlow::Break(CallConclusion::left(verdict));
             }
             return ControlFlow::Continue(());
         }
-        // Whoever presses again does not wait for the server.
+        // Another interrupt does not wait for the server.
         let _ = self.talk.or_interrupt(self.exchange.cancel("the user pressed Ctrl-C")).await;
         ControlFlow::Break(CallConclusion::over(self.talk.given_up(why)))
     }
 
-    /// Asks for the task's cancellation. Whether that worked shows in what follows.
+    /// Requests the task's cancellation. Later events show whether it succeeded.
     async fn cancel(&mut self) -> ControlFlow<CallConclusion> {
         self.leave_at = Some(Instant::now() + CANCEL_MAX);
         let task_id = self.task.as_ref().map(|task| task.id.as_str());
@@ -466,7 +463,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         ControlFlow::Break(CallConclusion::over(self.talk.cancelled("the task was cancelled")))
     }
 
-    /// Leaves the task behind.
+    /// Leaves the running task.
     fn left(&mut self) -> CallConclusion {
         let task_id = self.task.as_ref().map(|task| task.id.as_str()).unwrap_or_default();
         CallConclusion::left(self.talk.left(task_id))

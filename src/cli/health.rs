@@ -1,4 +1,4 @@
-//! Asks a running gateway whether it is ready, for a probe in an image without another program for that.
+//! Asks a running gateway whether it is ready, for images without an HTTP client.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ pub(super) struct HealthArguments {
     url: url::Url,
 }
 
-/// Ends with 0 if the gateway says that it is ready, else with 1 and a line that says why.
+/// Exits with 0 if the gateway is ready, else with 1 and the reason.
 pub(super) async fn run(arguments: &HealthArguments) -> ExitCode {
     let token = std::env::var(TOKEN_VARIABLE).ok();
     let answer = match AdminClient::new(&arguments.url, token.as_deref()) {

@@ -1,7 +1,7 @@
-//! Turns a host's JSON into a configuration (`taskgate import`).
+//! Converts a host's JSON into a configuration (`taskgate import`).
 //!
-//! Read `host_file` for where hosts name servers, `server_block` for what becomes of one, `variables` for what is filled in
-//! and what is secret.
+//! Read `host_file` for the locations of servers, `server_block` for the conversion of one, `variables` for references and
+//! secrets.
 
 mod host_file;
 mod notes;
@@ -29,7 +29,7 @@ use variables::Variables;
 
 /// The largest file that is read.
 const BYTES_MAX: u64 = 4 << 20;
-/// The most that is shown of mistakes.
+/// The most mistakes that are printed.
 const MISTAKES_MAX: usize = 20;
 
 #[derive(Debug, clap::Args)]
@@ -39,10 +39,9 @@ pub(super) struct ImportArguments {
     file: PathBuf,
 }
 
-/// Prints the configuration, and says what it does not carry over.
+/// Prints the configuration, and notes the settings that it lacks.
 ///
-/// # Errors
-/// If nothing can be printed.
+/// # Errors If standard output cannot be written.
 pub(super) fn run(arguments: &ImportArguments) -> anyhow::Result<ExitCode> {
     let is_stdin = arguments.file.as_os_str() == "-";
     let name = if is_stdin { "standard input".to_owned() } else { arguments.file.display().to_string() };
@@ -87,8 +86,7 @@ struct Imported {
 
 /// The configuration for a host's file.
 ///
-/// # Errors
-/// Every mistake in it, each with its place in front.
+/// # Errors Every mistake in it, each preceded by its JSON pointer.
 fn imported(text: &str) -> Result<Imported, Vec<String>> {
     let json = relaxed_json::parse(text).map_err(|error| {
         let hint =
@@ -144,7 +142,7 @@ fn with_colons(lines: Vec<String>) -> Vec<String> {
     lines.into_iter().map(|line| format!(": {line}")).collect()
 }
 
-/// A name that the configuration takes and no other server has.
+/// A valid name that no other server has.
 fn free_name(host_name: &str, taken: &[String]) -> String {
     let name = fitting_name(host_name).unwrap_or_else(fallback_name);
     let numbered = (2_usize..).map(|number| format!("{name}-{number}"));

@@ -1,4 +1,4 @@
-//! Makes API keys (`taskgate keys`).
+//! Generates API keys (`taskgate keys`).
 
 use std::io::Write as _;
 use std::process::ExitCode;

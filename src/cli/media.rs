@@ -1,4 +1,4 @@
-//! Keeps images, sounds and other bytes of results off the terminal: says what they are, or writes them to files.
+//! Keeps binary data in results off the terminal: describes it, or writes it to files.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,26 +11,26 @@ use serde_json::value::RawValue;
 
 use crate::wire::{Object, Payload};
 
-/// Padding is often left out.
+/// Padding is often missing.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-/// Files of one name that a folder may hold.
+/// The most files with the same name in a folder.
 const FILES_MAX: u32 = 100_000;
 
-/// Bytes in a content block.
+/// The binary data of a content block.
 #[derive(Debug)]
 pub(super) struct Media {
     /// The type of the block.
     pub(super) kind: String,
     mime_type: String,
-    /// As base64.
+    /// Base64.
     data: String,
 }
 
 impl Media {
-    /// Those of a content block; `None` if it has none.
+    /// The binary data of a content block; `None` without any.
     pub(super) fn of(block: &Object) -> Option<Self> {
         let kind = block.get_string("type")?;
         let (holder, data) = match kind.as_str() {
@@ -45,7 +45,7 @@ impl Media {
         Some(Self { kind, mime_type: holder.get_lossy("mimeType").unwrap_or_default(), data })
     }
 
-    /// What they are.
+    /// Its description.
     pub(super) fn words(&self) -> String {
         let digits = self.data.trim_end_matches('=').len();
         format!("[{}, {}, {} bytes; --out DIR writes it to a file]", self.kind, self.mime_type, digits * 3 / 4)
@@ -70,7 +70,7 @@ impl Media {
     }
 }
 
-/// A result with words in place of its bytes, where `words` has any for them.
+/// A result with its binary data replaced by the texts of `words`, if any.
 pub(super) fn replaced(result: &Object, words: &mut dyn FnMut(&Media) -> Option<String>) -> Payload {
     let Some(content) = result.get("content").filter(|content| content.as_str().starts_with('[')) else {
         return result.payload().clone();
@@ -89,19 +89,18 @@ pub(super) fn replaced(result: &Object, words: &mut dyn FnMut(&Media) -> Option<
     result.edit().set("content", Payload::of(&blocks)).finish()
 }
 
-/// A folder that the bytes of results are written to.
+/// The folder for binary data of results.
 #[derive(Clone, Debug)]
 pub struct MediaFolder {
     path: PathBuf,
-    /// What the names of its files begin with.
+    /// The prefix of its file names.
     stem: String,
 }
 
 impl MediaFolder {
-    /// A folder that can be written to; it is made if it is not there.
+    /// Opens a writable folder; creates it if missing.
     ///
-    /// # Errors
-    /// Why it is none, in words.
+    /// # Errors The reason as text.
     pub fn open(path: &Path, stem: &str) -> Result<Self, String> {
         let of = |what: &str| format!("--out {}: {what}", path.display());
         fs::create_dir_all(path).map_err(|error| {
@@ -112,16 +111,15 @@ impl MediaFolder {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
         let stem = stem.chars().map(|c| if is_plain(c) { c } else { '-' }).take(64).collect();
         let folder = Self { path: path.to_owned(), stem };
-        // Better said before the call than behind it.
+        // An error before the call is better than one after it.
         let (file, _) = folder.create("tmp").map_err(|error| of(&format!("it cannot be written to: {error}")))?;
         let _ = fs::remove_file(file);
         Ok(folder)
     }
 
-    /// Writes to a file of its own, and returns where that is.
+    /// Writes the data to a new file, and returns its path.
     ///
-    /// # Errors
-    /// Why that failed, in words.
+    /// # Errors The reason as text.
     pub(super) fn save(&self, media: &Media) -> Result<PathBuf, String> {
         let bytes = BASE64.decode(&media.data).map_err(|_| "its data is not base64".to_owned())?;
         let (path, mut file) = self.create(media.extension()).map_err(|error| error.to_string())?;
@@ -129,7 +127,7 @@ impl MediaFolder {
         Ok(path)
     }
 
-    /// A new file: what is there is never overwritten.
+    /// A new file: an existing one is never overwritten.
     fn create(&self, extension: &str) -> io::Result<(PathBuf, fs::File)> {
         for number in 1..FILES_MAX {
             let path = self.path.join(format!("{}-{number}.{extension}", self.stem));

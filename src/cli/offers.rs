@@ -1,4 +1,4 @@
-//! Shows what a server offers (`taskgate tools`, `resources`, `prompts`), in short or as it lists it.
+//! Shows a server's tools, resources or prompts, in short or as listed.
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -14,7 +14,7 @@ use super::terminal::Terminal;
 use super::tool_schema::ToolSchema;
 use crate::wire::{Object, PagedList, Payload, RpcError, rpc_error};
 
-/// Characters of a description that are shown.
+/// The most characters of a description that are shown.
 const SHOWN_MAX: usize = 200;
 
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,7 @@ pub(super) struct OfferArguments {
     json: bool,
 }
 
-/// What is asked for.
+/// The requested list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OfferKind {
     Tools,
@@ -76,7 +76,7 @@ impl OfferKind {
     }
 }
 
-/// Shows it, and says with which code the program ends.
+/// Prints the list, and returns the program's exit code.
 pub(super) async fn run(arguments: OfferArguments, kind: OfferKind) -> ExitCode {
     let OfferArguments { server, json } = arguments;
     let server = match server.read() {
@@ -97,7 +97,7 @@ pub(super) async fn run(arguments: OfferArguments, kind: OfferKind) -> ExitCode 
     ExitCode::from(talk.ended(ended).exit_code())
 }
 
-/// The entries; `None` if the server does not say that it has such; in the result, what it refused a list with.
+/// The entries; `None` if the server lacks the capability; the inner result is the server's error.
 async fn offered(
     server: &CalledServer,
     kind: OfferKind,
@@ -144,7 +144,7 @@ fn shown(talk: &mut CallDialog<'_>, kind: OfferKind, offered: Result<Option<Vec<
     CallExit::Returned
 }
 
-/// A line for each, and below it what it says of itself.
+/// A line per entry, with its description below.
 fn in_short(kind: OfferKind, entries: impl Iterator<Item = Object>) -> String {
     let mut text = String::new();
     for entry in entries {

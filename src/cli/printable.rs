@@ -1,11 +1,9 @@
-//! Makes others' text fit for a terminal: whatever a server, a gateway or a file says goes through here on its way to
-//! one.
+//! Makes foreign text safe for a terminal: texts of servers, gateways and files.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Text that cannot move the cursor, recolour the screen, break the line, or turn its order round so that an address reads
-/// like another one: such characters are blanks in it, and so are those that nobody sees.
+/// Replaces characters by blanks that could move the cursor, change colours, break the line, reorder the text or are invisible.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     if text.chars().any(is_hidden) {
         text.chars().map(|c| if is_hidden(c) { ' ' } else { c }).collect::<String>().into()
@@ -14,12 +12,12 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The same for text of several lines.
+/// As [`printable`], for several lines.
 pub(super) fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// JSON with such characters written as escapes, so that it says the same.
+/// JSON with such characters escaped, so that its value is unchanged.
 pub(super) fn printable_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
@@ -34,7 +32,7 @@ pub(super) fn printable_json(json: &str) -> String {
     text
 }
 
-/// Control characters of both sets, those that change the direction of text, and those without a width.
+/// Control characters (C0 and C1), direction controls, and zero-width characters.
 const fn is_hidden(c: char) -> bool {
     matches!(
         c,

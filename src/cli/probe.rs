@@ -1,7 +1,7 @@
-//! Probes a server (`taskgate probe`): what it speaks, and the TOML block that would serve it.
+//! Probes a server (`taskgate probe`): its versions and tools, and a TOML block to serve it.
 //!
-//! Asked with the pieces that the gateway itself reaches servers with, so that what is found is what will be met. Read
-//! `discovery` for what is sent, `report` for what is told of it, `toml_block` for the TOML.
+//! Uses the gateway's own upstream code, so that the findings hold for the gateway. Read `discovery` for the requests, `report`
+//! for the output, `toml_block` for the TOML.
 
 pub(super) mod arguments;
 mod discovery;
@@ -19,28 +19,27 @@ use crate::wire::Payload;
 pub use arguments::ProbeArguments;
 pub use report::{ProbeExit, ProbeReport, ProbedCall, ProbedTransport, ProbedVersion, ServerDescription};
 
-/// What is to be probed, and how.
+/// The target and options of a probe.
 #[derive(Clone, Debug)]
 pub struct ProbeCommand {
     pub target: ServerTarget,
-    /// The one tool that is called, with its arguments, an object.
+    /// The tool to call, with its arguments, an object.
     pub call: Option<(String, Payload)>,
-    /// The variables of the environment that the program is given besides what every program gets.
+    /// Environment variables for the program besides the default ones.
     pub env: Vec<String>,
-    /// All of it together takes no longer.
+    /// The time limit of the whole probe.
     pub timeout: Duration,
-    /// Whom to trust instead of the system's authorities.
+    /// A CA to trust instead of the system's roots.
     pub ca: Option<PathBuf>,
-    /// What to show a server, if it asks who comes; marked as sensitive.
+    /// The `Authorization` header; marked as sensitive.
     pub authorization: Option<HeaderValue>,
-    /// What else to show it.
+    /// Further headers.
     pub headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// Asks a server what it speaks. Ends within the time that the probe has, and a few seconds for programs to stop.
+/// Probes a server. Ends within the probe's time, and a few seconds for programs to stop.
 ///
-/// # Errors
-/// If nothing there speaks MCP: why, as a text.
+/// # Errors If nothing at the target speaks MCP, with the reason as text.
 pub async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     discovery::run(probe).await
 }

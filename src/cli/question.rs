@@ -1,4 +1,4 @@
-//! Asks the user what a server asks: reads `elicitation/create`, puts it line by line, answers.
+//! Asks the user a server's question: reads `elicitation/create`, prompts line by line, answers.
 
 pub(super) mod form;
 
@@ -8,30 +8,30 @@ use super::ui::Ui;
 use crate::wire::Object;
 use form::ElicitationForm;
 
-/// What a client says of itself that answers questions: forms and addresses to open.
+/// The client capability for answering forms and URLs.
 pub(super) fn capability() -> Value {
     json!({ "form": {}, "url": {} })
 }
 
-/// A question that can be put to the user.
+/// A question to the user.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UserQuestion {
     Form(ElicitationForm),
-    /// Something to do in a browser, out of our sight.
+    /// A URL to open in a browser.
     Link {
         message: String,
         url: url::Url,
     },
 }
 
-/// What the user made of it.
+/// The user's answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum UserAnswer {
-    /// With the form's content; none for an address.
+    /// With the form's content; `None` for a URL.
     Accept(Option<Value>),
-    /// The user, or who stands for them, says no.
+    /// The user, or a policy, declines.
     Decline,
-    /// The user says nothing.
+    /// The user dismisses the question.
     Cancel,
 }
 
@@ -54,8 +54,7 @@ impl UserAnswer {
 impl UserQuestion {
     /// Reads the parameters of `elicitation/create`.
     ///
-    /// # Errors
-    /// Why the question cannot be put to anyone.
+    /// # Errors Why the question cannot be asked.
     pub(super) fn read(params: &Object) -> Result<Self, String> {
         match params.get_string("mode").as_deref() {
             None | Some("form") => ElicitationForm::read(params).map(Self::Form).map_err(|error| error.to_string()),
@@ -63,7 +62,7 @@ impl UserQuestion {
                 let message = params.get_string("message").ok_or("the question has no message")?;
                 let url = params.get_string("url").ok_or("the question has no address")?;
                 let url = url::Url::parse(&url).map_err(|error| format!("its address is of no use: {error}"))?;
-                // Other schemes make programs of this machine act.
+                // Other schemes start programs on this machine.
                 if !matches!(url.scheme(), "http" | "https") {
                     return Err(format!("its address is of the scheme {}", url.scheme()));
                 }
@@ -123,7 +122,7 @@ async fn fill_in(form: &ElicitationForm, ui: &mut dyn Ui) -> UserAnswer {
     refusal(ui, prompt, default).await.unwrap_or_else(|| UserAnswer::Accept(Some(form.content(values))))
 }
 
-/// Has the user decide. `None` stands for acceptance, whose content only the caller knows.
+/// Asks the user for a decision. `None` means acceptance; the caller has the content.
 async fn refusal(ui: &mut dyn Ui, prompt: &str, default: Option<&str>) -> Option<UserAnswer> {
     loop {
         let Some(line) = ui.line(&format!("  {prompt}")).await else { return Some(UserAnswer::Decline) };

@@ -1,4 +1,4 @@
-//! Shows the gateways that share a running gateway's store, and forgets one that is dead (`taskgate replicas`), over its admin
+//! Shows the replicas that share a running gateway's store, and removes a dead one (`taskgate replicas`), over its admin
 //! listener.
 
 use std::time::Duration;
@@ -42,10 +42,9 @@ struct ReplicaEntry {
     record_format: u32,
 }
 
-/// Asks the gateway at its admin listener.
+/// Sends the request to the gateway's admin listener.
 ///
-/// # Errors
-/// If the gateway cannot be asked, or answers with what no admin listener says.
+/// # Errors If the request fails, or the response is no admin listener's.
 pub(super) async fn run(admin: &AdminClient, order: &ReplicasCommand) -> Result<AdminOutput, AdminRequestError> {
     #[derive(Deserialize)]
     struct ReplicaAnswer<'a> {

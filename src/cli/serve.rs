@@ -1,4 +1,4 @@
-//! Reads the command line of `taskgate serve`: one source of what is served, and options for servers without a file.
+//! Reads the command line of `taskgate serve`: a configuration file, or servers and options.
 
 use std::env;
 use std::ffi::{OsStr, OsString};

@@ -1,4 +1,4 @@
-//! Says which server a command of a client speaks to, whom it trusts there, and what it shows.
+//! Defines the server of a client command, its trusted CA and its credential.
 
 use std::path::PathBuf;
 
@@ -41,17 +41,16 @@ impl ServerArguments {
     }
 }
 
-/// A key as it is shown to a server.
+/// A key as a Bearer credential.
 ///
-/// # Errors
-/// If no header can carry it.
+/// # Errors If no header can carry it.
 pub(super) fn bearer(key: Option<String>) -> Result<Option<HeaderValue>, &'static str> {
     let Some(key) = key else { return Ok(None) };
     let value = secret_value(&format!("Bearer {}", key.trim()));
     value.map(Some).ok_or("the key has characters that no header can carry")
 }
 
-/// A server, and how it is come to.
+/// The address of a server, and how to reach it.
 #[derive(Clone, Debug)]
 pub struct ServerAddress {
     /// `http` or `https`, no user info, no fragment.
@@ -81,7 +80,7 @@ impl ServerAddress {
     }
 }
 
-/// An address as it may be shown: it may have a secret in its query.
+/// An address without its query, which may contain a secret.
 pub(super) fn shown(url: &Url) -> String {
     let mut url = url.clone();
     if url.query().is_some() {
@@ -90,7 +89,7 @@ pub(super) fn shown(url: &Url) -> String {
     url.to_string()
 }
 
-/// A word as a shell takes it.
+/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

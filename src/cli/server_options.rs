@@ -1,4 +1,4 @@
-//! Reads the options of servers that a command line names.
+//! Reads the server options of a command line.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! Writes rows of cells as straight columns.
+//! Formats rows of cells as aligned columns.
 
 use std::fmt::Write as _;
 
-/// Lines with cells of one column below each other. All rows are as long as the first.
+/// The aligned lines. All rows have as many cells as the first.
 pub(super) fn lines(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();

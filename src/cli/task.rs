@@ -1,4 +1,4 @@
-//! Follows tasks by their ids at the server's address (`taskgate task`): what a client can do with a handle.
+//! Follows tasks by their ids at the server (`taskgate task`).
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Clock as _, SystemClock, Timestamp};
 use crate::wire::{Object, PagedList, Payload, RpcError, method, rpc_error};
 
-/// Longest id that a server may have given, in bytes.
+/// The longest task id of a server, in bytes.
 const ID_BYTES_MAX: usize = 1024;
 
 #[derive(Debug, clap::Subcommand)]
@@ -113,7 +113,7 @@ fn with_tasks(flavour: Option<Flavour>) -> Result<(), String> {
     }
 }
 
-/// Does what is asked, and says with which code the program ends.
+/// Performs the request, and returns the program's exit code.
 pub(super) async fn run(order: TaskSubcommand) -> ExitCode {
     let ended = match order {
         TaskSubcommand::Get { handle, json } => asked(handle, json, TaskInquiry::Get).await,
@@ -147,7 +147,7 @@ fn listable(server: ServerArguments, flavour: Option<Flavour>) -> Result<ServerA
     }
 }
 
-/// For requests that are answered at once.
+/// The policy for requests without a wait.
 fn looking(is_json: bool) -> FollowPolicy {
     let result = ResultForm { is_json, out: None };
     FollowPolicy { interrupt: InterruptPolicy::Leaves, result, ..FollowPolicy::to_the_end() }
@@ -169,7 +169,7 @@ async fn followed(handle: HandleArguments, policy: Result<FollowPolicy, String>)
     Ok(in_dialog(&server, &policy?, TaskInquiry::Follow(handle)).await)
 }
 
-/// What is asked of a server.
+/// The request about a task.
 enum TaskInquiry {
     Get(TaskHandle),
     Cancel(TaskHandle),
@@ -224,7 +224,7 @@ async fn at_server(
     Ok(shown(talk, &answer))
 }
 
-/// How the server is spoken to of tasks.
+/// Finds the era and flavour for the server's tasks.
 async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMode, NoResultError> {
     match flavour {
         Some(Flavour::Extension) => return Ok(CallMode::EXTENSION),
@@ -244,7 +244,7 @@ async fn open(server: &CalledServer, flavour: Option<Flavour>) -> Result<CallMod
     Ok(CallMode::CORE)
 }
 
-/// What came of a request.
+/// The outcome of a request.
 enum TaskAnswer {
     Task(Object),
     /// It has not ended by this.
@@ -262,8 +262,8 @@ async fn get(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAnswe
     Ok(answer.map_or_else(TaskAnswer::Refused, TaskAnswer::Task))
 }
 
-/// The extension only takes note of the wish, and the other flavour refuses it for two reasons in one word, so how the task
-/// stands is asked for behind it.
+/// The extension only acknowledges a cancel, and the other flavour has one error for two causes, so the task's status is read
+/// afterwards.
 async fn cancel(server: &CalledServer, way: CallMode, id: &str) -> Result<TaskAnswer, NoResultError> {
     let refused = match server.ask(way, method::TASKS_CANCEL, core::params_of(id)).await? {
         Ok(answer) if way.in_session => return Ok(TaskAnswer::Task(answer)),
@@ -341,7 +341,7 @@ fn shown(talk: &mut CallDialog<'_>, answer: &TaskAnswer) -> CallExit {
     CallExit::Returned
 }
 
-/// A task as JSON, with the bytes of a result that stands in it put away.
+/// A task as JSON, with the binary data of its result replaced.
 fn whole(talk: &mut CallDialog<'_>, task: &Object) -> String {
     match task.get_object("result") {
         Some(result) => {
@@ -352,7 +352,7 @@ fn whole(talk: &mut CallDialog<'_>, task: &Object) -> String {
     }
 }
 
-/// A text member of a task, fit to be shown; what is no text as it stands.
+/// A printable text member of a task; another JSON value as it is.
 fn member(task: &Object, names: &[&str]) -> String {
     let text = names.iter().find_map(|name| task.get_lossy(name).or_else(|| Some(task.get(name)?.as_str().to_owned())));
     printable(&text.unwrap_or_default()).into_owned()

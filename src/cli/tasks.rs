@@ -13,9 +13,9 @@ use super::printable::{printable, printable_json};
 use super::table;
 use crate::task::{Clock as _, SystemClock, TaskId, Timestamp};
 
-/// Tasks that are asked for at once.
+/// Tasks per request.
 const PAGE: usize = 1_000;
-/// How often a task is asked for by its id: the gateway looks at some of its tasks each time.
+/// The most requests for a lookup by id: the gateway examines some of its tasks in each.
 const LOOKS_MAX: usize = 10_000;
 
 /// What is asked of the gateway.
@@ -100,10 +100,9 @@ struct TaskListPage {
     next: Option<String>,
 }
 
-/// Asks the gateway at its admin listener.
+/// Sends the request to the gateway's admin listener.
 ///
-/// # Errors
-/// If the gateway cannot be asked, or answers with what no admin listener says.
+/// # Errors If the request fails, or the response is no admin listener's.
 pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutput, AdminRequestError> {
     match order {
         TasksCommand::List { upstream, principal, state, reason, limit, json } => {
@@ -137,17 +136,17 @@ pub async fn run(admin: &AdminClient, order: &TasksCommand) -> Result<AdminOutpu
     }
 }
 
-/// What came of an order about one task.
+/// The outcome of a request about one task.
 fn shown((status, body): (StatusCode, Bytes)) -> Result<AdminOutput, AdminRequestError> {
     if status.is_success() { Ok(AdminOutput::Done(details(&read(&body)?, SystemClock.now()))) } else { refused(&body) }
 }
 
-/// Whether a task is named by its id, and not by its reference.
+/// Whether a name is a task's id and not its reference.
 fn is_id(name: &str) -> bool {
     TaskId::parse(name).is_some()
 }
 
-/// Looks a task up by its id, which stands in no address: it may be a secret.
+/// Looks a task up by its id, which may be a secret and therefore is in no URL.
 async fn ask_by_id(admin: &AdminClient, id: &str) -> Result<(StatusCode, Bytes), AdminRequestError> {
     #[derive(Deserialize)]
     struct TaskFinding {
@@ -205,7 +204,7 @@ fn state(task: &TaskEntry) -> String {
     }
 }
 
-/// The name of the replica that has the task, or what is known of it.
+/// The name of the replica that holds the task, or its state.
 fn holder(task: &TaskEntry) -> String {
     match (&task.holder, task.holder_life) {
         (Some(name), _) => printable(name).into_owned(),
@@ -214,7 +213,7 @@ fn holder(task: &TaskEntry) -> String {
     }
 }
 
-/// One column of a table: its head, and what stands in it.
+/// A column of a table: its header and its cell.
 type Column = (&'static str, fn(&TaskEntry, Timestamp) -> String);
 
 const COLUMNS: [Column; 7] = [
@@ -226,7 +225,7 @@ const COLUMNS: [Column; 7] = [
     ("CREATED", |task, now| ago(&task.created_at, now)),
     ("UPDATED", |task, now| ago(&task.updated_at, now)),
 ];
-/// Those that are there only if a task has something to say in them.
+/// Columns that are shown only if a task has a value.
 const RARE_COLUMNS: [Column; 3] = [
     ("HOLDER", |task, _| holder(task)),
     ("PARENT", |task, _| task.parent.as_deref().map(|parent| printable(parent).into_owned()).unwrap_or_default()),
@@ -279,7 +278,7 @@ fn details(task: &TaskEntry, now: Timestamp) -> String {
     all
 }
 
-/// What is below a task, a line for each, further to the right the deeper it is.
+/// A task's subtasks, a line each, indented by depth.
 fn tree(task: &TaskEntry, depth: usize, text: &mut String) {
     let indent = "  ".repeat(depth);
     for child in &task.subtasks {

@@ -1,4 +1,4 @@
-//! Reads from and writes to the user's terminal: results on stdout, everything else on stderr, answers from stdin.
+//! Reads from and writes to the terminal: results on stdout, everything else on stderr.
 
 mod stdin_lines;
 
@@ -12,9 +12,9 @@ use super::printable::printable;
 use super::ui::{CallStatus, Ui};
 use stdin_lines::StdinLines;
 
-/// How often the spinner turns.
+/// The interval of the spinner.
 const TICK: Duration = Duration::from_millis(100);
-/// Neither is wider than the terminal: a line that wraps is drawn again and again.
+/// Neither is wider than the terminal: a wrapped line would be drawn again and again.
 const SPINNER: &str = "{spinner} {elapsed} {wide_msg}";
 const STEPS: &str = "{spinner} {elapsed} [{bar:20}] {pos}/{len} {wide_msg}";
 
@@ -22,10 +22,10 @@ const STEPS: &str = "{spinner} {elapsed} [{bar:20}] {pos}/{len} {wide_msg}";
 #[derive(Debug)]
 pub(super) struct Terminal {
     is_terminal: bool,
-    /// `None` where stderr is no terminal, and while the user is asked something.
+    /// `None` if stderr is no terminal, and while the user is asked.
     bar: Option<ProgressBar>,
     last: String,
-    /// Read from the first question on: what nobody asks for stays in stdin.
+    /// Opened at the first question: unrequested input stays in stdin.
     lines: Option<StdinLines>,
 }
 
@@ -34,14 +34,14 @@ impl Terminal {
         Self { is_terminal: io::stderr().is_terminal(), bar: None, last: String::new(), lines: None }
     }
 
-    /// Runs `write` while no bar is in the way.
+    /// Runs `write` with the bar suspended.
     fn beside(&self, write: impl FnOnce() -> io::Result<()>) {
         let written = match &self.bar {
             Some(bar) => bar.suspend(write),
             None => write(),
         };
         if let Err(error) = written {
-            // Most likely a pipe that its reader closed. There is no better place to say it.
+            // Most likely a closed pipe, with nowhere else to report it.
             tracing::debug!(%error, "cannot write to the terminal");
         }
     }
@@ -92,7 +92,7 @@ impl Ui for Terminal {
     }
 
     async fn line(&mut self, prompt: &str) -> Option<String> {
-        // A spinner would draw over what is typed. The next status brings it back.
+        // A spinner would draw over the typed line. The next status restores it.
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
@@ -102,7 +102,7 @@ impl Ui for Terminal {
             stderr.flush()
         });
         let line = self.lines.get_or_insert_with(StdinLines::of_stdin).next().await;
-        // A terminal shows what is typed, and its end; elsewhere the record would have no answers in it.
+        // A terminal echoes the input; elsewhere the transcript would lack the answers.
         if !io::stdin().is_terminal() || line.is_none() {
             self.beside(|| writeln!(io::stderr(), "{}", printable(line.as_deref().unwrap_or_default())));
         }

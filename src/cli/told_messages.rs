@@ -1,26 +1,24 @@
-//! Tells messages of a task that come late: a server says them in notifications and in the answers to polls, and either may
-//! overtake the other.
+//! Detects late messages of a task: notifications and polls repeat each other in any order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Messages that are remembered.
+/// The most messages remembered.
 const MESSAGES_MAX: usize = 64;
 
-/// Who told a message of a task.
+/// The source of a task's message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MessageSource {
     Notification,
     Poll,
 }
 
-/// Messages that one of the two sources told and the other has not told yet, in their order. Each tells what the other does,
-/// sooner or later.
+/// Messages from one source that the other has not repeated yet, in order. Each source repeats the other's sooner or later.
 #[derive(Debug, Default)]
 pub(super) struct ToldMessages(VecDeque<(MessageSource, Arc<str>)>);
 
 impl ToldMessages {
-    /// Whether something newer than this message was told by the other source.
+    /// Whether the other source has reported something newer than this message.
     pub(super) fn is_late(&mut self, source: MessageSource, message: &Arc<str>) -> bool {
         let known = self.0.iter().position(|(other, told)| *other != source && told == message);
         if let Some(at) = known {
@@ -52,7 +50,7 @@ mod tests {
             (Notification, "8", false),
             (Poll, "7", true),
             (Poll, "8", false),
-            // One source may say the same again.
+            // A source may repeat itself.
             (Notification, "7", false),
             (Notification, "9", false),
             (Notification, "7", false),

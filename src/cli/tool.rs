@@ -1,22 +1,22 @@
-//! The one tool that is called, as `tools/list` describes it.
+//! The called tool, as `tools/list` describes it.
 
 use super::tool_schema::ToolSchema;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::upstream::header_annotations::{self, HeaderAnnotations};
 use crate::wire::{Object, Payload};
 
-/// What this client has to know of a tool.
+/// The properties of a tool that this client needs.
 #[derive(Debug)]
 pub(super) struct Tool {
-    /// Whether it may be called at all: annotations that break the rules forbid it.
+    /// Whether it can be called: invalid annotations forbid it.
     pub(super) is_callable: bool,
-    /// Whether a call may become a task of 2025-11-25: `optional` and `required` ask for nothing else of a client.
+    /// Whether a call may become a task of 2025-11-25, which both `optional` and `required` allow.
     pub(super) takes_tasks: bool,
     pub(super) schema: ToolSchema,
 }
 
 impl Tool {
-    /// The tool of this name, if it is on this page of `tools/list`.
+    /// The tool with this name, if this page of `tools/list` has it.
     pub(super) fn on_page(page: &Object, name: &str) -> Option<Self> {
         let tools = page.get("tools").filter(|tools| tools.as_str().starts_with('['));
         let mut tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool));

@@ -1,4 +1,4 @@
-//! Reads the arguments of a tool from the words of a command line: JSON, a file, standard input, or `key=value`.
+//! Reads a tool's arguments from the command line: JSON, a file, stdin, or `key=value`.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read};
@@ -9,19 +9,19 @@ use super::tool_schema::{ArgumentSchema, ToolSchema};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ScanLimits};
 
-/// The largest file, or standard input, that is read.
+/// The most bytes read from a file or standard input.
 const BYTES_MAX: u64 = 64 << 20;
 
-/// What a tool is called with.
+/// The arguments of a tool.
 #[derive(Clone, Debug)]
 pub enum ToolArguments {
     /// An object.
     Whole(Payload),
-    /// Each by its name; what a text means, the tool's schema says.
+    /// By name; the tool's schema gives their types.
     Named(Vec<NamedArgument>),
 }
 
-/// One argument as it was typed.
+/// One typed argument.
 #[derive(Clone, Debug)]
 pub struct NamedArgument {
     name: String,
@@ -41,10 +41,9 @@ impl ToolArguments {
         Self::Whole(Payload::empty_object())
     }
 
-    /// Reads the words behind the tool's name, and the files that they name.
+    /// Reads the words after the tool's name, and the files that they name.
     ///
-    /// # Errors
-    /// What is wrong with them, and what to write instead.
+    /// # Errors The mistake and its remedy.
     pub fn read(words: &[String]) -> Result<Self, String> {
         let whole = |text: String| json(text).and_then(|payload| as_object(payload, "the tool's arguments"));
         match words {
@@ -72,10 +71,9 @@ impl ToolArguments {
         }
     }
 
-    /// The object to call the tool with, `schema` being what the server says of it.
+    /// The arguments as an object; `schema` is the tool's, if known.
     ///
-    /// # Errors
-    /// What does not fit, and what would.
+    /// # Errors The mistake and its remedy.
     pub(super) fn fitted(&self, tool: &str, schema: Option<&ToolSchema>) -> Result<Payload, String> {
         let named = match self {
             Self::Whole(payload) => return Ok(payload.clone()),
@@ -122,7 +120,7 @@ impl NamedArgument {
     }
 }
 
-/// What a text means as this argument: itself where that takes texts, else JSON of its type.
+/// A text as a value of this argument: a string if the schema accepts one, else JSON of its type.
 fn meant(text: &str, argument: &ArgumentSchema) -> Result<Payload, String> {
     let string = Payload::text(text);
     let takes = |name: &str| argument.types.iter().any(|one| one == name);
@@ -142,7 +140,7 @@ fn meant(text: &str, argument: &ArgumentSchema) -> Result<Payload, String> {
     })
 }
 
-/// Whether JSON is of one of the types that are taken.
+/// Whether the schema accepts a JSON value's type.
 fn takes_json(takes: &impl Fn(&str) -> bool, json: &str) -> bool {
     match json.as_bytes()[0] {
         b'{' => takes("object"),
@@ -162,7 +160,6 @@ fn as_object(payload: Payload, what: &str) -> Result<Payload, String> {
     if Object::of(&payload).is_some() { Ok(payload) } else { Err(format!("{what} must be a JSON object")) }
 }
 
-/// The text of a file.
 fn file(path: &str) -> Result<String, String> {
     if path.is_empty() {
         return Err("@ wants a file's name behind it: @FILE".to_owned());
@@ -171,7 +168,7 @@ fn file(path: &str) -> Result<String, String> {
     text_of(file, path, BYTES_MAX)
 }
 
-/// All of a text that is at most so large; `name` is what a mistake calls it.
+/// The whole text of a reader, up to a limit; `name` is its name in errors.
 pub(super) fn text_of(reader: impl Read, name: &str, bytes_max: u64) -> Result<String, String> {
     let mut text = Vec::new();
     reader.take(bytes_max + 1).read_to_end(&mut text).map_err(|error| format!("{name}: {error}"))?;

@@ -1,4 +1,4 @@
-//! Reads what a tool's `inputSchema` says of its arguments, as far as it can be said in a line.
+//! Summarises a tool's `inputSchema` for a line of text.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::printable::printable;
 use crate::wire::{Object, Payload};
 
-/// Values of an enumeration that a signature shows.
+/// The most enumeration values in a signature.
 const VALUES_MAX: usize = 6;
 
 /// The arguments of a tool.
@@ -15,7 +15,7 @@ const VALUES_MAX: usize = 6;
 pub(super) struct ToolSchema {
     /// In the order of the schema.
     pub(super) arguments: Vec<ArgumentSchema>,
-    /// Whether it takes arguments that it does not name.
+    /// Whether it accepts further arguments.
     pub(super) is_open: bool,
 }
 
@@ -23,12 +23,12 @@ pub(super) struct ToolSchema {
 #[derive(Debug)]
 pub(super) struct ArgumentSchema {
     pub(super) name: String,
-    /// JSON Schema's names of the types that it takes; none where the schema does not say.
+    /// The accepted JSON Schema types; empty if the schema has none.
     pub(super) types: Vec<String>,
-    /// The only values that it takes, where there are such.
+    /// The only accepted values, if enumerated.
     pub(super) values: Vec<Value>,
     pub(super) is_required: bool,
-    /// The type of its items, if it is a list.
+    /// The item type of a list.
     items: Option<String>,
     default: Option<Value>,
 }
@@ -55,7 +55,7 @@ impl ToolSchema {
         self.arguments.iter().find(|argument| argument.name == name)
     }
 
-    /// The arguments in a line, as a function would have them.
+    /// The arguments as a function signature.
     pub(super) fn signature(&self) -> String {
         let arguments: Vec<String> = self.arguments.iter().map(ArgumentSchema::signature).collect();
         let more = if self.is_open && !arguments.is_empty() { ", ..." } else { "" };
@@ -78,9 +78,9 @@ impl ArgumentSchema {
         argument
     }
 
-    /// Takes in what a schema and those that it is made of allow.
+    /// Adds the types that a schema and its parts allow.
     fn learn(&mut self, schema: &Value, whole: &Value, depth: usize) {
-        /// Schemas may refer to themselves.
+        /// Schemas may be recursive.
         const DEPTH_MAX: usize = 4;
         if depth > DEPTH_MAX {
             return;
@@ -102,7 +102,7 @@ impl ArgumentSchema {
         }
     }
 
-    /// What it takes, in words.
+    /// The accepted values, as text.
     pub(super) fn words(&self) -> String {
         if !self.values.is_empty() {
             let shown: Vec<String> = self.values.iter().take(VALUES_MAX).map(Value::to_string).collect();

@@ -1,28 +1,26 @@
-//! What the user sees and says, whatever terminal there is or is not.
+//! Defines the user interface of a call, with or without a terminal.
 
 use async_trait::async_trait;
 
 use crate::upstream;
 
-/// Where the user looks and types. Implementations keep what a server says from controlling a terminal.
+/// Output and input of a call. Implementations neutralise terminal control characters of servers.
 #[async_trait]
 pub trait Ui: Send {
-    /// How the call stands; replaces what was shown before.
+    /// The call's status; replaces the previous one.
     fn status(&mut self, status: &CallStatus<'_>);
-    /// Something worth a line of its own.
+    /// A line for the user.
     fn note(&mut self, text: &str);
     /// A part of the result.
     fn output(&mut self, text: &str);
-    /// Whether people read the result, and not a program.
+    /// Whether a person reads the result, and not a program.
     fn is_for_people(&self) -> bool {
         false
     }
-    /// Shows `prompt` and returns the line that is typed then; `None` once there is no more input (Ctrl-D).
-    /// Dropping the future loses no line.
+    /// Shows `prompt` and returns the typed line; `None` at the end of the input (Ctrl-D). Cancel safe.
     async fn line(&mut self, prompt: &str) -> Option<String>;
 }
 
-/// How a call stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CallStatus<'a> {
     /// The task, once there is one.
@@ -41,7 +39,7 @@ pub struct ProgressReport {
 }
 
 impl ProgressReport {
-    /// Reads what an upstream told; `None` if its numbers are out of reach.
+    /// Converts an upstream's progress; `None` if its numbers do not fit.
     pub(super) fn of(told: &upstream::Progress) -> Option<Self> {
         let total = told.total.as_ref().and_then(|total| total.read().ok());
         let message = told.message.as_deref().map(str::to_owned);
@@ -49,7 +47,7 @@ impl ProgressReport {
     }
 }
 
-/// So many of so many.
+/// A number of completed steps out of a total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCount {
     pub done: u64,
@@ -57,7 +55,7 @@ pub struct StepCount {
 }
 
 impl StepCount {
-    /// Finds "3/10" in a text. Progress of an extension task has no other way to the client (GW-24).
+    /// Finds "3/10" in a text. An extension task has no other way to report progress (GW-24).
     #[must_use]
     pub fn find(text: &str) -> Option<Self> {
         text.match_indices('/').find_map(|(at, _)| {
@@ -68,11 +66,11 @@ impl StepCount {
         })
     }
 
-    /// Reads progress with a total; without one there is no bar to draw.
+    /// Converts progress with a total; without one there is no bar.
     #[must_use]
     pub fn of(progress: &ProgressReport) -> Option<Self> {
         let (done, total) = (progress.progress, progress.total.filter(|&total| total > 0.0)?);
-        // Fractions of one are common; they are shown as percents. The casts saturate.
+        // Fractions of one are common, and shown as percentages. The casts saturate.
         let scale = if total.fract() == 0.0 && total > 1.0 { 1.0 } else { 100.0 / total };
         Self::new((done * scale) as u64, (total * scale).round() as u64)
     }

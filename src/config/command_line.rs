@@ -1,7 +1,7 @@
-//! Builds a configuration from a command line: its servers, what holds for all of them, and defaults for the rest.
+//! Builds a configuration from a command line: its servers, common options, and defaults.
 //!
-//! `serve` without a file, the quick start and `wrap` have this one way. Values are given the names of their options, so
-//! that a mistake names what was written.
+//! `serve` without a file, the quick start and `wrap` share this code. Values are named after their options, so that a mistake
+//! names the user's option.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -20,24 +20,23 @@ use super::value::{Environment, SECRET, UPSTREAM_URL, ValueError, is_variable_na
 use super::{ConfigError, LoadedConfig, ServerSettings, resolve};
 use crate::task::{FallbackPolicy, TaskMode};
 
-/// Where the one server is served that has no name of its own.
+/// The path of an only server.
 const PATH: &str = "/mcp";
-/// Programs that start what an argument names.
+/// Programs that run the package or script in an argument.
 const LAUNCHERS: [&str; 7] = ["npx", "bunx", "uvx", "node", "bun", "python", "python3"];
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerTarget {
     Url(Url),
-    /// A program and its arguments; there is at least the program.
+    /// A program and its arguments; never empty.
     Program(Vec<String>),
 }
 
 impl ServerTarget {
-    /// Reads the address of a server, as a file's `url` is read. What is wrong is said without repeating it.
+    /// Parses the address of a server, as a file's `url`. Errors do not repeat it.
     ///
-    /// # Errors
-    /// What is wrong with it, in words.
+    /// # Errors The mistake as text.
     pub fn url(text: &str) -> Result<Self, String> {
         match (UPSTREAM_URL.read)(text) {
             Ok(url) => Ok(Self::Url(url)),
@@ -46,7 +45,7 @@ impl ServerTarget {
         }
     }
 
-    /// What the server may be called, by its place: the host, or the program or the package that a launcher is told to run.
+    /// A name from its address: the host, or the program or package that a launcher runs.
     #[must_use]
     pub fn name(&self) -> String {
         let name = match self {
@@ -70,7 +69,7 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// The file of a program, or of what it launches, without a version.
+/// The file name of a program, or of the package that it launches, without version.
 fn started(words: &[String]) -> &str {
     let file = |word: &'_ str| word.rfind('/').map_or(0, |at| at + 1);
     let mut files = words.iter().map(|word| &word[file(word)..]);
@@ -79,41 +78,40 @@ fn started(words: &[String]) -> &str {
     launched.map_or(program, |package| package.split('@').next().unwrap_or_default())
 }
 
-/// One server that a command line names.
+/// A server of a command line.
 #[derive(Clone, Debug)]
 pub struct CommandLineServer {
     name: String,
-    /// The path that it is served at, if it is not `/NAME/mcp`.
+    /// The path, if it is not `/NAME/mcp`.
     path: Option<&'static str>,
     address: ServerTarget,
-    /// What it is called on the command line.
+    /// Its option or argument on the command line.
     written: &'static str,
 }
 
 impl CommandLineServer {
-    /// The one server, without a name of its own. `written` is what its address is called on the command line.
+    /// The only server, with a name from its address. `written` is its option or argument.
     #[must_use]
     pub fn only(address: ServerTarget, written: &'static str) -> Self {
         Self { name: address.name(), path: Some(PATH), address, written }
     }
 
-    /// The one server of a program that a host has started.
+    /// The only server of `taskgate wrap`.
     #[must_use]
     pub fn wrapped(address: ServerTarget, written: &'static str) -> Self {
-        // Its tasks in a store go by this name.
+        // Stored tasks have this upstream name.
         Self { name: "wrapped".to_owned(), path: None, address, written }
     }
 
-    /// The server that the quick start has.
+    /// The server of the quick start.
     #[must_use]
     pub fn demo(url: Url) -> Self {
         Self { name: "demo".to_owned(), path: None, address: ServerTarget::Url(url), written: "the demo server" }
     }
 
-    /// Reads `NAME=URL`.
+    /// Parses `NAME=URL`.
     ///
-    /// # Errors
-    /// What is wrong with it, in words, without repeating it.
+    /// # Errors The mistake as text, without the URL.
     pub fn named(text: &str) -> Result<Self, String> {
         let (name, url) = text.split_once('=').ok_or("write NAME=URL, such as reports=http://127.0.0.1:9000/mcp")?;
         resolve::check_name(name)?;
@@ -121,47 +119,46 @@ impl CommandLineServer {
     }
 }
 
-/// Where tasks rest, as a command line says it.
+/// The store option of a command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum CommandLineStore {
     Memory,
-    /// The folder that is a file's default.
+    /// The default folder of a file.
     #[default]
     UsualFolder,
     Folder(PathBuf),
 }
 
-/// What a command line says in place of a file.
+/// The options of a command line.
 #[derive(Clone, Debug, Default)]
 pub struct CommandLineConfig {
     pub servers: Vec<CommandLineServer>,
-    /// What becomes of calls of every tool.
+    /// The task mode of every tool.
     pub mode: Option<TaskMode>,
     pub grace: Option<Duration>,
     pub fallback: Option<FallbackPolicy>,
     pub store: CommandLineStore,
-    /// Where clients are served on loopback. Without one a usual port, or a free one.
+    /// The port of the client listener on loopback. Without it the default port, or a free one.
     pub port: Option<u16>,
-    /// The variable of the environment that holds the server's bearer token.
+    /// The environment variable with the server's bearer token.
     pub key_variable: Option<String>,
-    /// `NAME: VALUE` for each header that the server is shown.
+    /// `NAME: VALUE` for each header of requests to the server.
     pub headers: Vec<String>,
-    /// Whom to trust instead of the system's authorities.
+    /// A CA to trust instead of the system's roots.
     pub ca: Option<PathBuf>,
 }
 
 impl CommandLineConfig {
-    /// The configuration for it. Programs get the whole environment, as if whoever wrote the command line had started them.
+    /// Resolves the configuration. Programs inherit the whole environment, as if the user had started them.
     ///
-    /// # Errors
-    /// If the values do not fit together; the mistakes name the options.
+    /// # Errors If the values contradict each other; the mistakes name the options.
     pub fn resolve(self, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
         let mut report = MistakeCollector::without_lines("the command line");
         let auth = self.key_variable.as_deref().and_then(|variable| self.credential(variable, env, &mut report));
         let headers = self.server_headers(&mut report);
         let mut raw = RawConfig { store: raw_store(self.store), ..RawConfig::default() };
         for (index, server) in self.servers.into_iter().enumerate() {
-            // Their order is that of lines.
+            // The index takes the part of the line number.
             let place = ConfigLocation::own(index, server.written.to_owned());
             if raw.upstreams.iter().any(|other: &RawUpstream| other.name == server.name) {
                 report.mistake(&place, format!("two servers are called {}; give each a name of its own", server.name));
@@ -193,7 +190,7 @@ impl CommandLineConfig {
         let warnings = report.into_result()?;
         for upstream in &mut config.upstreams {
             match &mut upstream.server {
-                // What is no text cannot be meant for a program of today.
+                // No program needs a variable that is not UTF-8.
                 ServerSettings::Stdio(program) => {
                     program.env = std::env::vars_os()
                         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
@@ -205,7 +202,7 @@ impl CommandLineConfig {
         Ok(LoadedConfig { config, warnings })
     }
 
-    /// The headers that the server is shown.
+    /// The headers for the server.
     fn server_headers(&self, report: &mut MistakeCollector) -> Vec<(HeaderName, HeaderValue)> {
         let is_program = |server: &CommandLineServer| matches!(server.address, ServerTarget::Program(_));
         let read = match self.servers.len() {
@@ -225,7 +222,7 @@ impl CommandLineConfig {
         })
     }
 
-    /// The bearer token in a variable. Whoever writes the token itself in the variable's place does not see it repeated.
+    /// The bearer token in a variable. The error does not repeat the name, in which a user may have typed the token itself.
     fn credential(&self, variable: &str, env: Environment<'_>, report: &mut MistakeCollector) -> Option<RawCredential> {
         const OPTION: &str = "--key-env";
         let token = if is_variable_name(variable) { env(variable) } else { None };
@@ -259,13 +256,13 @@ fn raw_store(store: CommandLineStore) -> RawStore {
     RawStore {
         kind: Some(placed("store.kind", kind)),
         path: folder.map(|folder| placed("--store", folder)),
-        // Wherever somebody tries it: what is lost there is said, and refused nowhere.
+        // An ephemeral folder is accepted anywhere; the loss is logged.
         ephemeral: Some(placed("store.ephemeral", true)),
         database: RawDatabase::default(),
     }
 }
 
-/// Leaves the usual ports to servers that have them: there the system picks another one, as it does for one that is taken.
+/// Leaves the default ports to servers that use them: the system then picks another, as for a taken port.
 pub(super) fn choose_ports(raw: &mut RawConfig, port: Option<u16>) {
     let on = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let urls = || raw.upstreams.iter().filter_map(|upstream| upstream.url.as_ref()).map(|url| &url.value);

@@ -1,6 +1,6 @@
-//! Defines mistakes of a configuration, with their place.
+//! Defines mistakes of a configuration and their locations.
 //!
-//! Knows nothing of keys or values; [`super::section`] and [`super::resolve`] find the mistakes.
+//! Knows no keys or values; [`super::section`] and [`super::resolve`] find the mistakes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use crate::server::api_keys::KeyPlace;
 
-/// One mistake; in a list of warnings, something that is likely to be one.
+/// A mistake, or in a list of warnings a likely one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The file as the operator named it.
     pub file: Arc<str>,
-    /// Counted from 1. `None` where the file as a whole is meant.
+    /// The line, from 1. `None` for the file as a whole.
     pub line: Option<usize>,
-    /// The full path of the key; `None` where the text is not TOML.
+    /// The full path of the key; `None` if the text is not TOML.
     pub key: Option<String>,
-    /// What is wrong and what would be right. Never shows what a variable of the environment holds.
+    /// The fault and the remedy. Never shows the value of an environment variable.
     pub message: String,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// All mistakes of one configuration, in the order of their lines; never empty. Printed one on a line.
+/// All mistakes of one configuration, in the order of their lines; never empty. Printed one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     pub mistakes: Vec<Mistake>,
@@ -54,27 +54,27 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// What a look at what a configuration names found: files, folders and programs. Each with the key that names it.
+/// The findings in the files and programs that a configuration names, each with its key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// What is of no use.
+    /// Unusable ones.
     pub mistakes: Vec<(KeyPlace, String)>,
-    /// What is likely to be of none.
+    /// Doubtful ones.
     pub warnings: Vec<(KeyPlace, String)>,
 }
 
-/// Where a value stands.
+/// The location of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ConfigLocation {
     pub(super) line: usize,
     /// The full path of the key, as in `upstreams.reports.tasks.grace`.
     pub(super) key: String,
-    /// The file, where it is another one than the configuration's own.
+    /// The file, if it is not the main configuration file.
     pub(super) file: Option<Arc<str>>,
 }
 
 impl ConfigLocation {
-    /// In the configuration's own file.
+    /// A location in the main configuration file.
     pub(super) const fn own(line: usize, key: String) -> Self {
         Self { line, key, file: None }
     }
@@ -83,12 +83,12 @@ impl ConfigLocation {
         KeyPlace { file: self.file.clone(), key: self.key.clone() }
     }
 
-    /// The place of a key of the table that this is.
+    /// The location of a key in this table.
     pub(super) fn below(&self, key: &str) -> KeyPlace {
         KeyPlace { file: self.file.clone(), key: format!("{}.{key}", self.key) }
     }
 
-    /// `line 7`, as it is told at `other`: with the file, where that is another one.
+    /// `line 7`, with the file's name if `other` is in another file.
     pub(super) fn line_seen_from(&self, other: &Self, own: &str) -> String {
         match self.file == other.file {
             true => format!("line {}", self.line),
@@ -97,7 +97,7 @@ impl ConfigLocation {
     }
 }
 
-/// Collects what is found while a file is read and resolved.
+/// Collects the mistakes of reading and resolving a file.
 #[derive(Debug)]
 pub(super) struct MistakeCollector {
     file: Arc<str>,
@@ -106,7 +106,7 @@ pub(super) struct MistakeCollector {
     /// The keys of the mistakes.
     blamed: BTreeSet<KeyPlace>,
     warnings: Vec<Mistake>,
-    /// Mistakes that only the environment makes: a variable is not set.
+    /// Mistakes because a variable is not set.
     unset: Vec<Mistake>,
 }
 
@@ -122,7 +122,7 @@ impl MistakeCollector {
         }
     }
 
-    /// For what is written on one line.
+    /// For a source with a single line.
     pub(super) fn without_lines(name: &str) -> Self {
         Self { has_lines: false, ..Self::new(name) }
     }
@@ -140,7 +140,7 @@ impl MistakeCollector {
         self.blamed.insert(place.place());
     }
 
-    /// Turns mistakes about unset variables below a table into warnings, and returns their text; `None` where all variables are set.
+    /// Turns mistakes about unset variables below a table into warnings, and returns their text; `None` if all variables are set.
     pub(super) fn set_aside(&mut self, table: &str) -> Option<String> {
         let is_below = |key: &str| key.strip_prefix(table).is_some_and(|rest| rest.starts_with('.'));
         let below = self.unset.extract_if(.., |one| one.key.as_deref().is_some_and(is_below));
@@ -158,13 +158,12 @@ impl MistakeCollector {
         self.unset.iter().any(|one| one.key.as_deref().is_some_and(is_below))
     }
 
-    /// Notes that nothing follows from the absence of a key.
+    /// Suppresses mistakes about the absence of a key.
     pub(super) fn blame(&mut self, key: KeyPlace) {
         self.blamed.insert(key);
     }
 
-    /// A mistake that has no key: the text is not TOML, or cannot be read at all. `file` is another one than the
-    /// configuration's own.
+    /// A mistake without a key: the text is not TOML, or cannot be read. `file` is set if it is not the main configuration file.
     pub(super) fn unreadable(&mut self, file: Option<&Arc<str>>, line: Option<usize>, message: impl Into<String>) {
         let file = file.unwrap_or(&self.file);
         let line = line.filter(|_| self.has_lines);
@@ -176,13 +175,13 @@ impl MistakeCollector {
         self.warnings.push(found);
     }
 
-    /// The name of the configuration's own file.
+    /// The name of the main configuration file.
     pub(super) fn file(&self) -> Arc<str> {
         Arc::clone(&self.file)
     }
 
-    /// Notes what was found outside the file at what its keys name. Beside mistakes in the file itself only what the file
-    /// says counts: a default may be none once they are mended.
+    /// Adds the findings outside the file. If the file itself has mistakes, only findings about written keys count: a default may
+    /// change with the correction.
     pub(super) fn seen(&mut self, seen: Findings, lines: &BTreeMap<KeyPlace, usize>) {
         let is_clean = self.mistakes.is_empty() && self.unset.is_empty();
         let is_of_store = |place: &KeyPlace| place.key.starts_with("store");
@@ -200,13 +199,12 @@ impl MistakeCollector {
         }
     }
 
-    /// Whether a mistake was found at this very key of the configuration's own file: then nothing follows from its value or
-    /// its absence.
+    /// Whether this key of the main configuration file has a mistake, so that neither its value nor its absence counts.
     pub(super) fn blames(&self, key: &str) -> bool {
         self.blames_at(&KeyPlace::from(key.to_owned()))
     }
 
-    /// The same for a key of whichever file.
+    /// As [`Self::blames`], for a key of any file.
     pub(super) fn blames_at(&self, place: &KeyPlace) -> bool {
         self.blamed.contains(place)
     }
@@ -216,10 +214,9 @@ impl MistakeCollector {
         Mistake { file, line: line.filter(|_| self.has_lines), key: Some(place.key), message }
     }
 
-    /// The warnings, if nothing is wrong.
+    /// The warnings, if there is no mistake.
     ///
-    /// # Errors
-    /// The mistakes, if there is one.
+    /// # Errors The mistakes, if there are any.
     pub(super) fn into_result(self) -> Result<Vec<Mistake>, ConfigError> {
         match self.mistakes.is_empty() && self.unset.is_empty() {
             true => Ok(in_order(&self.file, self.warnings)),
@@ -232,14 +229,14 @@ impl MistakeCollector {
     }
 }
 
-/// The line of a key, or where it is not written that of the nearest table around it that is.
+/// The line of a key, or of the nearest written table around it.
 fn line_of(place: &KeyPlace, lines: &BTreeMap<KeyPlace, usize>) -> Option<usize> {
     let outer = |inner: &KeyPlace| Some(KeyPlace { key: inner.key.rsplit_once('.')?.0.to_owned(), ..inner.clone() });
     std::iter::successors(Some(place.clone()), outer).find_map(|place| lines.get(&place).copied())
 }
 
-/// Sorts by file and line, those of the configuration's `own` file first, and drops repetitions: a value that several
-/// `[[tools]]` blocks inherit is checked with each of them.
+/// Sorts by file and line, the main file first, and drops repetitions: a value that several `[[tools]]` blocks inherit is checked
+/// with each of them.
 fn in_order(own: &Arc<str>, mut found: Vec<Mistake>) -> Vec<Mistake> {
     let place = |one: &Mistake| (one.file != *own, Arc::clone(&one.file), one.line, one.key.clone());
     found.sort_by(|a, b| place(a).cmp(&place(b)).then_with(|| a.message.cmp(&b.message)));

@@ -1,7 +1,7 @@
 //! Reads the further files of API keys that a configuration names.
 //!
-//! Each is its owner's alone, like every file with secrets, and has `[[auth.api_keys]]` blocks and nothing else. What is
-//! wrong in one is told with its own name and lines.
+//! Only its owner may access such a file, as every file with secrets. It has `[[auth.api_keys]]` blocks only. Mistakes in it have
+//! its name and lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use super::{FILE_BYTES_MAX, advice, broken_message, known_keys, line_of_byte};
 use crate::secret_file;
 use crate::server::api_keys::KeyPlace;
 
-/// More are refused unread.
+/// The most files that are read.
 const FILES_MAX: usize = 1_000;
 
-/// What was found so far, in the configuration itself and in the files that were read.
+/// The findings so far, in the configuration and in the files that were read.
 pub(super) struct KeyFileReader<'a> {
     pub(super) env: Environment<'a>,
     pub(super) report: MistakeCollector,
-    /// The line of every key that is there.
+    /// The line of every written key.
     pub(super) lines: BTreeMap<KeyPlace, usize>,
 }
 
 impl KeyFileReader<'_> {
-    /// Puts the keys of all files behind those of the configuration itself, which lies in `folder`. Returns the files that
-    /// are there to be looked at, whatever was wrong with them.
+    /// Appends the keys of all files to those of the configuration, which is in `folder`. Returns every existing file, faulty or
+    /// not.
     pub(super) fn read(&mut self, auth: &mut RawAuth, folder: &Path) -> Vec<PathBuf> {
         if let Some(beyond) = auth.api_key_files.get(FILES_MAX) {
             self.report.mistake(&beyond.place, format!("is one file too many; there may be {FILES_MAX}"));
@@ -82,7 +82,7 @@ impl KeyFileReader<'_> {
     }
 }
 
-/// What to say of an unknown key: keys of the whole configuration are none of a file of keys.
+/// The advice for an unknown key: other keys of the configuration do not belong in a file of keys.
 fn meant(key: &UnknownKey) -> String {
     if key.place.key.starts_with("auth.api_keys[") {
         let known: Vec<String> = known_keys().into_keys().filter(|known| known.starts_with("auth.api_keys")).collect();

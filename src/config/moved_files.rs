@@ -1,4 +1,4 @@
-//! Follows files that an operator has moved: a gateway that begins anew reads those that are there, and not those of its start.
+//! Follows moved files: a successor in the process reads the current paths, not those of its start.
 
 use std::path::PathBuf;
 
@@ -6,8 +6,8 @@ use super::{Config, DatabaseSettings, StoreSettings};
 use crate::store::DatabaseUrl;
 
 impl Config {
-    /// Takes over where another configuration has the certificates of `listen.tls`, and the files of `store` and `replica`. What has no
-    /// file in one of both stays as it is.
+    /// Takes over another configuration's paths of the `listen.tls` certificates and of the `store` and `replica` files. A
+    /// setting without a file in either stays as it is.
     pub fn take_moved_files(&mut self, newer: &Self) {
         follow(&mut self.listen.tls, newer.listen.tls.as_ref());
         if let (StoreSettings::Postgres(own), StoreSettings::Postgres(newer)) = (&mut self.store, &newer.store) {
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(format!("{followed:?}"), format!("{:?}", config("/new", "s")));
     }
 
-    /// What a listener serves in clear, or over TLS, is no matter of where a file is.
+    /// Plaintext or TLS does not depend on the location of a file.
     #[test]
     fn a_file_that_was_not_named_at_the_start_changes_nothing() {
         let in_memory = "[upstreams.up]\nurl = \"http://127.0.0.1:9000/mcp\"\n";

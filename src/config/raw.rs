@@ -1,7 +1,7 @@
-//! Lists every section and key of the file: each value typed, each optional, each with its place.
+//! Lists every section and key of the file: each value typed, optional and located.
 //!
-//! This is the schema: a key that is not read here is unknown. Parts that are not built yet have their keys here
-//! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.
+//! This is the schema: a key that is not read here is unknown. Unimplemented features have their keys here, too, so that they are
+//! refused by name. [`super::resolve`] applies defaults and checks.
 
 mod auth;
 pub(super) mod command;
@@ -63,21 +63,21 @@ pub(super) struct RawListen {
     pub(super) trusted_proxies_place: Option<ConfigLocation>,
 }
 
-/// The operators' listener.
+/// The admin listener.
 #[derive(Debug, Default)]
 pub(super) struct RawAdmin {
     pub(super) address: Option<LocatedValue<SocketAddr>>,
     pub(super) tokens: Vec<RawAdminToken>,
 }
 
-/// What one operator comes with.
+/// The token of one operator.
 #[derive(Debug)]
 pub(super) struct RawAdminToken {
     pub(super) file: Option<LocatedValue<PathBuf>>,
     pub(super) may: Option<LocatedValue<OperatorRight>>,
 }
 
-/// A certificate and its key; one alone is a mistake, noted by whoever reads or resolves it.
+/// A certificate and its key; one alone is a mistake, which the reader or resolver notes.
 #[derive(Debug, Default)]
 pub(super) struct RawIdentity {
     pub(super) certificate: Option<LocatedValue<PathBuf>>,
@@ -112,16 +112,16 @@ pub(super) struct RawUpstream {
     pub(super) tools: Vec<RawTool>,
 }
 
-/// How `https` towards an upstream is secured.
+/// The TLS settings of an upstream over `https`.
 #[derive(Debug, Default)]
 pub(super) struct RawUpstreamTls {
-    /// Where the table stands, if it was written.
+    /// The location of the table, if it was written.
     pub(super) place: Option<ConfigLocation>,
     pub(super) ca: Option<LocatedValue<PathBuf>>,
     pub(super) identity: RawIdentity,
 }
 
-/// What an upstream may have besides its address.
+/// The settings of an upstream besides its address.
 #[derive(Debug, Default)]
 pub(super) struct RawUpstreamSettings {
     /// `Some(None)` is a written "auto".
@@ -140,8 +140,8 @@ pub(super) struct RawUpstreamSettings {
     pub(super) life_signs: Option<LocatedValue<bool>>,
 }
 
-/// What may be said of tools: of all in `tasks`, of some in a `[[tools]]` block. `deadline` and
-/// `result_bytes_max` are read from where each of the two has them.
+/// The rules for tools: for all in `tasks`, for some in a `[[tools]]` block. `deadline` and `result_bytes_max` are read in
+/// different sections of the two.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RawRules {
     pub(super) mode: Option<LocatedValue<TaskMode>>,
@@ -173,7 +173,7 @@ pub(super) struct RawTool {
     pub(super) process_per_call: Option<LocatedValue<bool>>,
 }
 
-/// Reads the file's outermost table.
+/// Reads the root table.
 pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let listen = read_listen(root.section("listen"));
     let mut section = root.section("admin");
@@ -365,7 +365,7 @@ fn read_tool(mut section: Section<'_, '_>) -> RawTool {
 }
 
 impl RawUpstream {
-    /// An upstream of which only the name is there.
+    /// An upstream with only a name.
     pub(super) fn unreached(name: &str, place: ConfigLocation) -> Self {
         Self {
             name: name.to_owned(),
@@ -385,7 +385,7 @@ impl RawUpstream {
 }
 
 impl RawRules {
-    /// These rules, and where one is not written, that of `wider`.
+    /// These rules, completed by `wider`.
     pub(super) fn over(&self, wider: &Self) -> Self {
         Self {
             mode: self.mode.clone().or_else(|| wider.mode.clone()),

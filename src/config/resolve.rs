@@ -1,7 +1,6 @@
-//! Fills in every default, and checks every pair of values together.
+//! Applies every default, and checks combinations of values.
 //!
-//! Total: where something is wrong it notes the mistake and goes on with a default, so that one run finds all.
-//! Read [`super::raw`] first.
+//! Total: a faulty value is noted and replaced by its default, so that one run finds all mistakes. Read [`super::raw`] first.
 
 mod access;
 mod auth;
@@ -48,21 +47,20 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
-/// The gateway's own folder, in the one that it was started in.
+/// The gateway's default state folder, relative to the working directory.
 const FOLDER: &str = "taskgate-data";
 const TTL: Duration = DAY;
 const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// A client without tasks waits as long, and nothing is written to it meanwhile.
+/// A client without tasks waits as long, and receives nothing meanwhile.
 pub const GRACE_MAX: Duration = Duration::from_secs(30);
 const UPSTREAM_NAME_LENGTH_MAX: usize = 64;
 
-/// What holds for all upstreams alike.
+/// Defaults that all upstreams share.
 struct UpstreamDefaults {
     anonymous: bool,
     result_bytes_max: usize,
 }
 
-/// Decides everything.
 pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config {
     let anonymous = value_or(raw.auth.anonymous.as_ref(), false);
     let auth = auth::resolve(&raw.auth, report);
@@ -88,12 +86,12 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config 
     for url in raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()) {
         check_not_own(url, &own, listen.public_url.as_deref().map(|public| (public, paths.as_slice())), report);
     }
-    // Which files say so is known to whoever has read them.
+    // The reader of the files adds them.
     let key_files = Vec::new();
     Config { listen, admin, metrics, folder, store, auth, key_files, principals, access, upstreams, endpoints }
 }
 
-/// A gateway that calls itself would do so for ever.
+/// A gateway that calls itself would recurse without end.
 fn check_not_own(
     url: &LocatedValue<Url>,
     own: &[(&str, Option<SocketAddr>)],
@@ -102,7 +100,7 @@ fn check_not_own(
 ) {
     let is_own = |(_, address): &&(&str, Option<SocketAddr>)| address.is_some_and(|address| is_at(&url.value, address));
     let key = own.iter().find(is_own).map(|(key, _)| *key);
-    // A proxy may have other servers at other paths of the same name.
+    // A proxy may serve other servers at other paths under the same name.
     let is_public = public.is_some_and(|(public, paths)| {
         public == url.value.origin().ascii_serialization() && paths.contains(&url.value.path())
     });
@@ -111,7 +109,7 @@ fn check_not_own(
     }
 }
 
-/// Whether who asks for a URL comes to an address of this machine.
+/// Whether a URL leads to an address of this machine.
 pub(super) fn is_at(url: &Url, own: SocketAddr) -> bool {
     let is_mine = own.ip().is_loopback() || own.ip().is_unspecified();
     let is_here = match url.host() {
@@ -158,10 +156,9 @@ fn resolve_upstreams<'a>(
     upstreams
 }
 
-/// Whether an upstream may be called so.
+/// Checks an upstream's name.
 ///
-/// # Errors
-/// What a name is made of.
+/// # Errors The rule for names.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
     if (1..=UPSTREAM_NAME_LENGTH_MAX).contains(&name.len()) && name.bytes().all(fits) {
@@ -202,7 +199,7 @@ fn check_reached(raw: &RawUpstream, report: &mut MistakeCollector) {
     command::check(raw, report);
 }
 
-/// How the server is reached; `None` if that is not to be known, which is a mistake of its own.
+/// The transport to the server; `None` if it is not specified, which is noted as a mistake.
 fn resolve_server(
     raw: &RawUpstream,
     tls: UpstreamTlsFiles,
@@ -238,7 +235,7 @@ fn resolve_proxy(raw: &RawUpstreamSettings) -> ProxySettings {
     }
 }
 
-/// A certificate with its key, where both are written.
+/// A certificate with its key, if both are written.
 fn identity(raw: &RawIdentity) -> Option<IdentityFiles> {
     let (certificate, key) = raw.certificate.as_ref().zip(raw.key.as_ref())?;
     Some(IdentityFiles { certificate: certificate.value.clone(), key: key.value.clone() })
@@ -265,13 +262,13 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut MistakeCollector) -> Ups
     UpstreamTlsFiles { ca: tls.ca.as_ref().map(|ca| ca.value.clone()), identity: identity(&tls.identity) }
 }
 
-/// How an upstream is reached, and where it is served.
+/// The address of an upstream and its paths.
 struct AddressSettings {
     paths: UpstreamPaths,
     server: ServerSettings,
 }
 
-/// How its tools are called, under which names, and with what.
+/// The rules, names and processes of its tools.
 struct ToolSettings {
     rules: ToolRules,
     names: ToolNames,
@@ -324,7 +321,7 @@ fn resolve_tools(raw: &RawUpstream, shared: &UpstreamDefaults, report: &mut Mist
         let policy = resolve_policy(&tool.rules.over(&raw.tasks), &[&tool.place.key, &tasks], shared, report);
         if let Some(pattern) = &tool.pattern {
             check_reachable(pattern, &raw.tools[..index], report);
-            // A tool is known by its new name here, and one that is hidden by none.
+            // Tools have their new names here, and hidden ones none.
             let name = tool.rename.as_ref().unwrap_or(pattern);
             if !value_or(tool.hide.as_ref(), false) {
                 patterns.push((WildMatch::new(&name.value), policy));
@@ -342,14 +339,14 @@ fn check_reachable(pattern: &LocatedValue<String>, earlier: &[RawTool], report: 
     }
 }
 
-/// Decides how calls with a list are split; `None` where that is not said in full.
+/// The split rule; `None` if it is incomplete.
 fn resolve_split(raw: &RawSplit) -> Option<Arc<SplitRule>> {
     let argument = Arc::from(raw.argument.as_ref()?.value.as_str());
     let (parallel, max) = (count_or(raw.parallel.as_ref(), 4), count_or(raw.max.as_ref(), 100));
     Some(Arc::new(SplitRule { argument, parallel: not_zero(parallel), max: not_zero(max) }))
 }
 
-/// Decides for the tools of one block. `tables` are the paths of those that its rules were taken from.
+/// The policy for the tools of one block. `tables` are the paths of the tables that its rules came from.
 fn resolve_policy(
     raw: &RawRules,
     tables: &[&str],
@@ -402,7 +399,7 @@ fn resolve_policy(
     policy
 }
 
-/// Where anybody may come, no task may be kept for long.
+/// With anonymous clients, no task may be kept for long.
 fn is_too_long(span: Duration, shared: &UpstreamDefaults) -> bool {
     shared.anonymous && span > TTL_MAX_ANONYMOUS
 }
@@ -445,7 +442,7 @@ fn count_or(written: Option<&LocatedValue<u32>>, default: usize) -> usize {
     written.map_or(default, |written| usize::try_from(written.value).unwrap_or(usize::MAX))
 }
 
-/// What was read as "not zero" has no zero left.
+/// Converts a count that was read as "not zero".
 fn not_zero(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN)
 }

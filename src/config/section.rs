@@ -1,7 +1,7 @@
-//! Reads one table of the file key by key: a wrong value is noted, and reading goes on.
+//! Reads one table of the file key by key: notes a wrong value and continues.
 //!
-//! A derived deserializer would stop at the first mistake. Here the keys that a table is asked for are the keys
-//! that it knows, so the schema is written once, in [`super::raw`]. What values may look like: [`super::value`].
+//! A derived deserializer would stop at the first mistake. Here the requested keys of a table are its known keys, so the schema
+//! is written once, in [`super::raw`]. [`super::value`] parses the values.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -15,45 +15,45 @@ use super::toml_writer;
 use super::value::{self, Environment, StringFormat, ValueError, VariableMistake};
 use crate::server::api_keys::KeyPlace;
 
-/// A value and where it was written.
+/// A value and its location.
 #[derive(Clone, Debug)]
 pub(super) struct LocatedValue<T> {
     pub(super) value: T,
     pub(super) place: ConfigLocation,
 }
 
-/// What all sections of one file share.
+/// The state that all sections of one file share.
 pub(super) struct ConfigSource<'a> {
-    /// Where it is another file than the configuration's own.
+    /// Set if it is not the main configuration file.
     file: Option<Arc<str>>,
-    /// Where each line ends, in bytes.
+    /// The byte offsets of the line ends.
     line_ends: Vec<usize>,
     env: Environment<'a>,
     pub(super) report: MistakeCollector,
-    /// Every key that was asked for, present or not, and what it takes.
+    /// Every requested key, present or not, with its content.
     pub(super) known: BTreeMap<String, KeyContent>,
-    /// The line of every key that was asked for and is there, tables included.
+    /// The line of every requested key that is present, tables included.
     pub(super) lines: BTreeMap<KeyPlace, usize>,
     pub(super) unknown: Vec<UnknownKey>,
 }
 
-/// What a key takes.
+/// The content of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyContent {
-    /// A value: what would be right, as a mistake says it.
+    /// A value, described as in a mistake.
     Value(String),
     /// A table, or several.
     Table,
-    /// Nothing: the part that it belongs to is not built yet.
+    /// None: its feature is not implemented.
     Unbuilt,
 }
 
-/// A key that nobody asked for.
+/// A key that was not requested.
 pub(super) struct UnknownKey {
     pub(super) place: ConfigLocation,
-    /// The key itself, without the path of its table.
+    /// The key without the path of its table.
     pub(super) key: String,
-    /// What its table was asked for.
+    /// The known keys of its table.
     pub(super) siblings: Vec<&'static str>,
 }
 
@@ -63,37 +63,37 @@ impl<'a> ConfigSource<'a> {
         Self { file: None, line_ends, env, report, known: BTreeMap::new(), lines: BTreeMap::new(), unknown: Vec::new() }
     }
 
-    /// The same of another file, which the configuration names.
+    /// Sets the file, which the configuration names.
     pub(super) fn of_file(self, file: Arc<str>) -> Self {
         Self { file: Some(file), ..self }
     }
 
-    /// A place in the file.
+    /// A location in the file.
     fn at(&self, line: usize, key: String) -> ConfigLocation {
         ConfigLocation { line, key, file: self.file.clone() }
     }
 
-    /// The line that a byte of the text stands in, from 1.
+    /// The line of a byte, from 1.
     pub(super) fn line_at(&self, byte: usize) -> usize {
         1 + self.line_ends.partition_point(|end| *end < byte)
     }
 
-    /// Notes where a key stands.
+    /// Records the location of a key.
     fn written(&mut self, line: usize, key: String) -> ConfigLocation {
         let place = self.at(line, key);
         self.lines.insert(place.place(), line);
         place
     }
 
-    /// The outermost table.
+    /// The root table.
     pub(super) fn root<'s>(&'s mut self, table: &'s DeTable<'a>) -> Section<'s, 'a> {
         let place = self.at(1, String::new());
         Section { source: self, table: Some(table), place, known: Vec::new() }
     }
 }
 
-/// One table. Absent tables are read like empty ones, so that their keys are known all the same.
-/// [`Section::close`] it when all keys are read.
+/// One table. An absent table is read like an empty one, so that its keys are known. [`Section::close`] it after all keys are
+/// read.
 pub(super) struct Section<'s, 'a> {
     source: &'s mut ConfigSource<'a>,
     table: Option<&'s DeTable<'a>>,
@@ -102,12 +102,12 @@ pub(super) struct Section<'s, 'a> {
 }
 
 impl<'s, 'a> Section<'s, 'a> {
-    /// Where the table begins.
+    /// The location of the table.
     pub(super) fn place(&self) -> ConfigLocation {
         self.place.clone()
     }
 
-    /// Where one of its keys stands, if it is written.
+    /// The location of one of its keys, if it is written.
     pub(super) fn place_of(&self, key: &str) -> Option<ConfigLocation> {
         let (written, _) = self.table?.get_key_value(key)?;
         let line = self.source.line_at(written.span().start);
@@ -119,14 +119,14 @@ impl<'s, 'a> Section<'s, 'a> {
         self.table.is_some()
     }
 
-    /// A string of this kind, with `${VAR}` filled in.
+    /// A string of this format, with `${VAR}` replaced.
     pub(super) fn read<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
         let (place, value) = self.value(key, kind.wanted)?;
         let value = self.text(&place, value, kind)?;
         Some(LocatedValue { value, place })
     }
 
-    /// Whether a string has a `${VAR}` in it, so that the file does not tell what it is.
+    /// Whether a string contains `${VAR}`, so that the file does not show its value.
     pub(super) fn has_variable(&self, key: &str) -> bool {
         match self.table.and_then(|table| table.get(key)).map(Spanned::get_ref) {
             Some(DeValue::String(written)) => written.replace("$${", "").contains("${"),
@@ -134,7 +134,7 @@ impl<'s, 'a> Section<'s, 'a> {
         }
     }
 
-    /// Like [`Section::read`], for a key that must be there.
+    /// As [`Section::read`], for a required key.
     pub(super) fn require<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
         if self.table.is_some_and(|table| !table.contains_key(key)) {
             let place = self.source.at(self.place.line, join(&self.place.key, key));
@@ -143,12 +143,12 @@ impl<'s, 'a> Section<'s, 'a> {
         self.read(key, kind)
     }
 
-    /// An array of strings of this kind. Wrong elements are noted and left out.
+    /// An array of strings of this format. Wrong elements are noted and left out.
     pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<T> {
         self.read_each(key, kind).into_iter().map(|read| read.value).collect()
     }
 
-    /// The same, each with its place.
+    /// As [`Self::read_all`], each with its location.
     pub(super) fn read_each<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<LocatedValue<T>> {
         let wanted = format!("an array of strings, each {}", kind.wanted);
         let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
@@ -173,7 +173,7 @@ impl<'s, 'a> Section<'s, 'a> {
         read
     }
 
-    /// An array of at least one string of this kind, each with its place.
+    /// A non-empty array of strings of this format, each with its location.
     pub(super) fn read_some<T>(
         &mut self,
         key: &'static str,
@@ -191,7 +191,7 @@ impl<'s, 'a> Section<'s, 'a> {
         Some(LocatedValue { value: self.texts_of(&place, items, kind), place })
     }
 
-    /// A string of this kind, or an array of at least one.
+    /// A string of this format, or a non-empty array of them.
     pub(super) fn one_or_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<Vec<T>>> {
         let wanted = format!("{}; or an array of strings, each {}", kind.wanted, kind.wanted);
         let (place, value) = self.value(key, &wanted)?;
@@ -206,7 +206,7 @@ impl<'s, 'a> Section<'s, 'a> {
         (!read.is_empty()).then_some(LocatedValue { value: read, place })
     }
 
-    /// A table of strings of this kind, whose names the operator chooses.
+    /// A table of strings of this format under names of the operator's choice.
     pub(super) fn texts<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<LocatedValue<(String, T)>> {
         let wanted = format!("a table of names, each with {}", kind.wanted);
         let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
@@ -222,7 +222,7 @@ impl<'s, 'a> Section<'s, 'a> {
         all
     }
 
-    /// One word of a closed list. `None` beside a word: known, but not built yet.
+    /// A word of a closed list. `None` beside a word: known, but not implemented.
     pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<LocatedValue<T>> {
         let list = value::word_list(words);
         let (place, value) = self.value(key, &list)?;
@@ -244,8 +244,7 @@ impl<'s, 'a> Section<'s, 'a> {
         }
     }
 
-    /// A whole number between `min` and 2³²−1: more places than that nobody can mean, and some counters
-    /// of the libraries below end there.
+    /// A whole number between `min` and 2³²−1: higher counts are certainly mistakes, and some counters of dependencies end there.
     pub(super) fn count(&mut self, key: &'static str, min: u32) -> Option<LocatedValue<u32>> {
         self.count_in(key, min..=u32::MAX)
     }
@@ -277,14 +276,13 @@ impl<'s, 'a> Section<'s, 'a> {
         None
     }
 
-    /// A key of a part that is not built yet: refused whatever it holds, never ignored.
+    /// A key of an unimplemented feature: refused with any value, never ignored.
     pub(super) fn unbuilt(&mut self, key: &'static str) -> Option<ConfigLocation> {
         let (place, _) = self.get(key, KeyContent::Unbuilt)?;
         self.source.report.mistake(&place, "not built yet; leave it out");
         Some(place)
     }
 
-    /// The table `key`.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'_, 'a> {
         let (place, table) = match self.get(key, KeyContent::Table) {
             Some((place, value)) => {
@@ -314,7 +312,7 @@ impl<'s, 'a> Section<'s, 'a> {
         all
     }
 
-    /// Reads each table in the table `key`, whose names the operator chooses.
+    /// Reads each table in the table `key`, under names of the operator's choice.
     pub(super) fn named<T>(&mut self, key: &'static str, read: impl Fn(&str, Section<'_, 'a>) -> T) -> Vec<T> {
         let Some((place, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
         let header = format!("[{}.NAME]", place.key);
@@ -333,7 +331,7 @@ impl<'s, 'a> Section<'s, 'a> {
         all
     }
 
-    /// Notes the keys that nobody asked for.
+    /// Notes the keys that were not requested.
     pub(super) fn close(self) {
         for (key, _) in self.table.into_iter().flatten() {
             if !self.known.contains(&key.get_ref().as_ref()) {
@@ -419,7 +417,7 @@ impl<'s, 'a> Section<'s, 'a> {
     }
 }
 
-/// The path of `key` in the table `parent`, with quotes where TOML needs them.
+/// The path of `key` in the table `parent`, quoted where TOML requires it.
 fn join(parent: &str, key: &str) -> String {
     let key = toml_writer::key(key);
     if parent.is_empty() { key } else { format!("{parent}.{key}") }

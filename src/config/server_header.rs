@@ -1,18 +1,17 @@
-//! Reads headers that a command line gives a server.
+//! Reads server headers of a command line.
 
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
 
 use super::value::{CREDENTIAL_HEADER, SECRET};
 
-/// Most headers that a command line may give.
+/// The most headers of a command line.
 const HEADERS_MAX: usize = 32;
 
-/// Reads `NAME: VALUE` for each header that every request to a server has; `has_key` says whether it is shown a bearer token
-/// besides. A value is taken for a secret.
+/// Parses `NAME: VALUE` for each header of requests to a server; `has_key` tells whether a bearer token is sent, too. Values are
+/// treated as secrets.
 ///
-/// # Errors
-/// What is wrong with one, in words, without repeating it.
+/// # Errors The mistake as text, without the header.
 pub fn server_headers(texts: &[String], has_key: bool) -> Result<Vec<(HeaderName, HeaderValue)>, &'static str> {
     if texts.len() > HEADERS_MAX {
         return Err("there are more than 32 headers");

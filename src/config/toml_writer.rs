@@ -1,11 +1,11 @@
-//! Writes names of upstreams and strings as the configuration reads them.
+//! Writes upstream names and strings in the configuration's syntax.
 
-/// Longest name that is made up.
+/// The longest generated name.
 const NAME_LEN_MAX: usize = 32;
 const FALLBACK_NAME: &str = "server";
 
-/// A name that the configuration takes for an upstream, made of a text: nothing but a to z, 0 to 9, underscores, and single
-/// hyphens between them. `None` where nothing is left.
+/// A valid upstream name from a text: only a to z, 0 to 9, underscores, and single hyphens between them. `None` if nothing
+/// remains.
 #[must_use]
 pub fn fitting_name(text: &str) -> Option<String> {
     let mut name = String::new();
@@ -21,19 +21,19 @@ pub fn fitting_name(text: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// The name of something that cannot be named by what is known of it.
+/// The name where the text yields none.
 #[must_use]
 pub fn fallback_name() -> String {
     FALLBACK_NAME.to_owned()
 }
 
-/// The variable of the environment that a secret of an upstream may be in.
+/// The environment variable for an upstream's secret.
 #[must_use]
 pub fn key_variable(upstream: &str) -> String {
     variable_name(&format!("{upstream}_KEY"))
 }
 
-/// A name for a variable of the environment, made of a text: upper case, and underscores between its words.
+/// A name for an environment variable from a text: upper case, with underscores between the words.
 #[must_use]
 pub fn variable_name(text: &str) -> String {
     let mut name = String::new();
@@ -55,25 +55,25 @@ pub fn variable_name(text: &str) -> String {
     name.trim_end_matches('_').to_owned()
 }
 
-/// A text as it stands in a string of the configuration: `${` means a variable there.
+/// A text as a configuration string, in which `${` starts a variable.
 #[must_use]
 pub fn escaped(text: &str) -> String {
     text.replace("${", "$${")
 }
 
-/// A string of TOML that the configuration reads back as this text.
+/// A TOML string that the configuration reads as this text.
 #[must_use]
 pub fn quoted(text: &str) -> String {
     string(&escaped(text))
 }
 
-/// A string of TOML; `${VAR}` in it is a variable.
+/// A TOML string; `${VAR}` in it is a variable.
 #[must_use]
 pub fn string(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
 }
 
-/// A key of TOML, in quotes where it needs them.
+/// A TOML key, quoted if necessary.
 #[must_use]
 pub fn key(text: &str) -> String {
     let is_bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);

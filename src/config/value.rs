@@ -1,6 +1,6 @@
-//! Reads single values: durations, sizes, addresses, paths; fills in `${VAR}` in all of them.
+//! Parses single values: durations, sizes, addresses, paths; replaces `${VAR}` in all of them.
 //!
-//! Pure functions from text. What a value means beside others is [`super::resolve`]'s.
+//! Pure functions of text. [`super::resolve`] checks values against each other.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,53 +17,53 @@ use crate::task::{Draft, NamePattern};
 use crate::upstream::forwarding::may_be_forwarded;
 use crate::upstream::transport::credential::secret_value;
 
-/// The environment, as `${VAR}` sees it.
+/// Looks up `${VAR}` in the environment.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// How one kind of string is read.
+/// The format of one kind of string.
 pub(super) struct StringFormat<T> {
-    /// What would be right, with an example; completes "write …" and "is not …".
+    /// The expected form, with an example; completes "write …" and "is not …".
     pub(super) wanted: &'static str,
     pub(super) read: fn(&str) -> Result<T, ValueError>,
 }
 
-/// Why a string is none of its kind.
+/// Why a string does not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueError {
-    /// It does not look like one at all.
+    /// It has another form.
     Form,
-    /// It does, and something else is wrong.
+    /// It has the form, but another fault.
     Because(&'static str),
 }
 
 /// A duration that may be zero.
 pub(super) const DURATION: StringFormat<Duration> =
     StringFormat { wanted: "a duration such as \"30s\" or \"1h 30m\"", read: duration };
-/// A duration for which zero is nonsense.
+/// A duration above zero.
 pub(super) const DURATION_NOT_ZERO: StringFormat<Duration> =
     StringFormat { wanted: DURATION.wanted, read: duration_not_zero };
-/// A number of bytes, never zero.
+/// A number of bytes above zero.
 pub(super) const SIZE: StringFormat<usize> = StringFormat { wanted: "a size such as \"4MiB\"", read: size };
 pub(super) const ADDRESS: StringFormat<SocketAddr> =
     StringFormat { wanted: "an IP address with a port, such as \"127.0.0.1:8080\"", read: address };
-/// One peer, or those of a network.
+/// An address or a network of peers.
 pub(super) const ADDRESS_RANGE: StringFormat<AddressRange> =
     StringFormat { wanted: "an address or a network such as \"10.0.0.0/8\"", read: address_range };
-/// A host as it stands in a `Host` header, less its port; comes out in lower case.
+/// A host as in a `Host` header, without port; converted to lower case.
 pub(super) const HOST: StringFormat<String> =
     StringFormat { wanted: "a host name without scheme and port", read: host };
-/// An origin; comes out as `scheme://host[:port]`, without the scheme's own port.
+/// An origin; converted to `scheme://host[:port]`, without the scheme's default port.
 pub(super) const ORIGIN: StringFormat<String> =
     StringFormat { wanted: "an origin such as \"https://app.example\"", read: origin };
-/// The beginning of the addresses that clients use.
+/// The base of the URLs that clients use.
 pub(super) const PUBLIC_URL: StringFormat<Url> =
     StringFormat { wanted: "a URL such as \"https://mcp.example\", without a path", read: public_url };
 pub(super) const UPSTREAM_URL: StringFormat<Url> =
     StringFormat { wanted: "a URL such as \"http://127.0.0.1:9000/mcp\"", read: upstream_url };
-/// The proxy in front of an upstream; `None` is "none".
+/// The proxy to an upstream; `None` is "none".
 pub(super) const PROXY: StringFormat<Option<Url>> =
     StringFormat { wanted: "\"none\", or a URL such as \"http://proxy.example:3128\"", read: proxy };
-/// The path that an upstream is served at.
+/// The path of an upstream.
 pub(super) const SERVED_PATH: StringFormat<String> =
     StringFormat { wanted: "a path such as \"/reports/mcp\"", read: served_path };
 /// The name of an upstream of the same file.
@@ -71,23 +71,23 @@ pub(super) const UPSTREAM_NAME: StringFormat<String> =
     StringFormat { wanted: "the name of an upstream such as \"reports\"", read: not_empty };
 pub(super) const PATTERN: StringFormat<String> =
     StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
-/// A draft of the protocol that is built.
+/// An implemented draft extension.
 pub(super) const DRAFT: StringFormat<Draft> =
     StringFormat { wanted: "\"sep-1686\", \"sep-2268\" or \"sep-1904\"", read: draft };
 pub(super) const ARGUMENT: StringFormat<String> =
     StringFormat { wanted: "the name of an argument such as \"urls\"", read: not_empty };
-/// A text that people or models read.
+/// A text for people or models.
 pub(super) const WORDS: StringFormat<String> =
     StringFormat { wanted: "a text such as \"The report is being made.\"", read: words };
-/// What a tool is called instead; one star at most.
+/// A tool's new name, with at most one star.
 pub(super) const NEW_NAME: StringFormat<String> = StringFormat { wanted: "a name such as \"make_*\"", read: new_name };
-/// A header of clients that may go on.
+/// A header of clients that may be forwarded.
 pub(super) const FORWARDED_HEADER: StringFormat<HeaderName> =
     StringFormat { wanted: "the name of a header such as \"x-request-id\"", read: forwarded_header };
-/// The header that a credential is sent in.
+/// The header that carries a credential.
 pub(super) const CREDENTIAL_HEADER: StringFormat<HeaderName> =
     StringFormat { wanted: "the name of a header such as \"X-Api-Key\"", read: credential_header };
-/// A secret. What is wrong with one is said without repeating it.
+/// A secret. Errors do not repeat it.
 pub(super) const SECRET: StringFormat<HeaderValue> =
     StringFormat { wanted: "a secret such as \"Bearer ${TOKEN}\"", read: secret };
 pub(super) const FOLDER: StringFormat<PathBuf> =
@@ -98,26 +98,26 @@ pub(super) const PEM_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a fil
 /// A program or one of its arguments.
 pub(super) const WORD_OF_COMMAND: StringFormat<String> =
     StringFormat { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
-/// What a variable is given.
+/// The value of a variable.
 pub(super) const ENV_VALUE: StringFormat<String> =
     StringFormat { wanted: "a text such as \"${TOKEN}\"", read: word_of_command };
-/// A file with a variable's value in it.
+/// A file with a variable's value.
 pub(super) const ENV_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"token.txt\"", read: path };
 
-/// A key of a client. What is wrong with one is said without repeating it.
+/// A client's key. Errors do not repeat it.
 pub(super) const API_KEY: StringFormat<ApiKey> = StringFormat { wanted: "a key such as \"${ADA_KEY}\"", read: api_key };
 pub(super) const API_KEY_DIGEST: StringFormat<ApiKey> =
     StringFormat { wanted: "the ID of a key, a colon, and the SHA-256 of the whole key in hex", read: api_key_digest };
-/// A file with a key in it.
+/// A file with one key.
 pub(super) const KEY_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"ada.key\"", read: path };
 /// A file of several keys.
 pub(super) const KEYS_FILE: StringFormat<PathBuf> =
     StringFormat { wanted: "a file such as \"team-a.keys.toml\"", read: path };
-/// The name of somebody who has keys.
+/// The name of a principal with keys.
 pub(super) const PRINCIPAL_ID: StringFormat<String> =
     StringFormat { wanted: "a name such as \"ada\"", read: principal_id };
 
-/// Longer spans are typing mistakes, and some sums of time would overflow.
+/// Longer durations are typing mistakes, and some sums of times would overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 const SIZE_MAX: u64 = bytesize::PIB;
 const PRINCIPAL_ID_LEN_MAX: usize = 64;
@@ -149,7 +149,7 @@ fn forwarded_header(text: &str) -> Result<HeaderName, ValueError> {
 fn credential_header(text: &str) -> Result<HeaderName, ValueError> {
     let name = HeaderName::try_from(text).map_err(|_| ValueError::Form)?;
     let is_credential = matches!(name.as_str(), "authorization" | "cookie" | "proxy-authorization");
-    // Another gateway may stand behind this one.
+    // The upstream may be another gateway.
     let is_fit = may_be_forwarded(&name) || is_credential || name == KEY_HEADER;
     if is_fit {
         Ok(name)
@@ -158,7 +158,7 @@ fn credential_header(text: &str) -> Result<HeaderName, ValueError> {
     }
 }
 
-/// Whether a credential may be sent in the header of this name.
+/// Whether a credential may be sent in this header.
 #[must_use]
 pub fn is_credential_header(name: &str) -> bool {
     credential_header(name).is_ok()
@@ -181,10 +181,9 @@ fn because(error: ApiKeyError) -> ValueError {
     ValueError::Because(error.explanation())
 }
 
-/// Reads who somebody is that has keys.
+/// Checks the name of a principal with keys.
 ///
-/// # Errors
-/// What is wrong with it, in words.
+/// # Errors The mistake as text.
 pub fn check_principal_id(text: &str) -> Result<(), &'static str> {
     match principal_id(text) {
         Ok(_) => Ok(()),
@@ -309,7 +308,7 @@ fn has_user_info(url: &Url) -> bool {
     !url.username().is_empty() || url.password().is_some()
 }
 
-/// Only paths that every client and proxy reads alike: what could be normalised away is refused.
+/// Only paths that every client and proxy reads alike: a path that could be normalised is refused.
 fn served_path(text: &str) -> Result<String, ValueError> {
     let Some(rest) = text.strip_prefix('/') else { return Err(ValueError::Because("must begin with /")) };
     if !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte)) {
@@ -336,7 +335,7 @@ pub(super) fn path(text: &str) -> Result<PathBuf, ValueError> {
     not_empty(text).map(PathBuf::from)
 }
 
-/// Longest text that is sent along with answers.
+/// The longest text that is sent in responses.
 const WORDS_LEN_MAX: usize = 4096;
 
 fn draft(text: &str) -> Result<Draft, ValueError> {
@@ -354,7 +353,7 @@ pub(super) fn not_empty(text: &str) -> Result<String, ValueError> {
     if text.is_empty() { Err(ValueError::Form) } else { Ok(text.to_owned()) }
 }
 
-/// `a`, `a or b`, `a, b or c`: the words that can be written today.
+/// `a`, `a or b`, `a, b or c`: the implemented words.
 pub(super) fn word_list<T>(words: &[(&str, Option<T>)]) -> String {
     let built: Vec<String> =
         words.iter().filter(|(_, meant)| meant.is_some()).map(|(word, _)| format!("{word:?}")).collect();
@@ -368,16 +367,15 @@ pub(super) fn word_list<T>(words: &[(&str, Option<T>)]) -> String {
 /// The fault of a `${VAR}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum VariableMistake {
-    /// The text has to be written in another way.
+    /// The syntax is wrong.
     Form(String),
     /// The variable is not set.
     Unset(String),
 }
 
-/// Replaces each `${VAR}` by what the environment holds; `$${` stands for `${`.
+/// Replaces each `${VAR}` by its value in the environment; `$${` is an escaped `${`.
 ///
-/// # Errors
-/// One message for each variable that is missing or badly named. None shows a variable's content.
+/// # Errors One message for each missing or misnamed variable. None shows a variable's value.
 pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec<VariableMistake>> {
     let mut text = String::with_capacity(written.len());
     let mut wrong = Vec::new();
@@ -414,7 +412,7 @@ pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec
     if wrong.is_empty() { Ok(text) } else { Err(wrong) }
 }
 
-/// Whether a text is the name of a variable of the environment.
+/// Whether a text is a valid name of an environment variable.
 #[must_use]
 pub fn is_variable_name(name: &str) -> bool {
     !name.starts_with(|first: char| first.is_ascii_digit())
@@ -422,7 +420,7 @@ pub fn is_variable_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// How many single characters to add, drop or change, and neighbours to exchange, to come from `a` to `b`.
+/// The number of single characters to insert, delete or change, and of neighbours to exchange, between `a` and `b`.
 pub(super) fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let (mut before, mut above): (Vec<usize>, Vec<usize>) = (Vec::new(), (0..=b.len()).collect());

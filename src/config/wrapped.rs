@@ -1,5 +1,6 @@
-//! Reads a file for `taskgate wrap`: one person, who started the program, is served at its standard streams. What only
-//! listeners need is a mistake there, and several upstreams are one endpoint.
+//! Reads a file for `taskgate wrap`, which serves one user at its standard streams.
+//!
+//! Settings for listeners are mistakes, and several upstreams become one endpoint.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,16 +11,16 @@ use super::raw::{RawConfig, RawEndpoint, RawUpstream, StoreKind};
 use super::section::LocatedValue;
 use crate::server::api_keys::KeyPlace;
 
-/// What a file is read for.
+/// The purpose of reading a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FilePurpose {
-    /// Clients that come to listeners.
+    /// To serve clients at listeners.
     Listeners,
-    /// The host that started the program.
+    /// To serve the host that started the program.
     Host,
 }
 
-/// Tables that mean nothing to a host, and why.
+/// Tables without meaning for a host, and why.
 const OF_LISTENERS: [(&str, &str); 5] = [
     ("listen", "`taskgate wrap` has no listener, its host speaks over stdin and stdout"),
     ("admin", "`taskgate wrap` has no listener for operators"),
@@ -28,10 +29,10 @@ const OF_LISTENERS: [(&str, &str); 5] = [
     ("auth", "`taskgate wrap` serves nobody but the host that started it"),
 ];
 
-/// The path of an endpoint that nobody dials.
+/// The path of the endpoint, which no client requests.
 const NO_PATH: &str = "/wrap/several/mcp";
 
-/// Notes the tables of listeners. `lines` has where each key is written.
+/// Notes the tables of listeners. `lines` has the line of each key.
 pub(super) fn check(lines: &BTreeMap<KeyPlace, usize>, report: &mut MistakeCollector) {
     for (table, why) in OF_LISTENERS {
         if let Some(line) = lines.get(&KeyPlace::from(table.to_owned())) {
@@ -41,8 +42,8 @@ pub(super) fn check(lines: &BTreeMap<KeyPlace, usize>, report: &mut MistakeColle
     }
 }
 
-/// Keeps servers with unset variables from the host, so that the others are served: says why, by their names. They stay
-/// mistakes where no other server is left.
+/// Removes servers with unset variables, so that the others are served; returns the reasons by name. If no other server is left,
+/// they remain mistakes.
 pub(super) fn set_aside(raw: &mut RawConfig, report: &mut MistakeCollector) -> BTreeMap<String, Arc<str>> {
     let mut aside = BTreeMap::new();
     if raw.upstreams.iter().all(|upstream| report.has_unset(&upstream.place.key)) {
@@ -61,10 +62,9 @@ pub(super) fn set_aside(raw: &mut RawConfig, report: &mut MistakeCollector) -> B
     aside
 }
 
-/// Fills in what is usual for a host: tasks in memory unless a store is written, and one endpoint for all upstreams unless one
-/// is written.
+/// Applies the defaults for a host: tasks in memory, and one endpoint for all upstreams.
 pub(super) fn complete(raw: &mut RawConfig, report: &mut MistakeCollector) {
-    // Nobody listens, so no upstream's address is the gateway's own.
+    // No listener is bound, so no upstream's address is the gateway's.
     choose_ports(raw, None);
     let store = &mut raw.store;
     if store.path.is_none() && store.kind.is_none() {

@@ -1,7 +1,6 @@
 //! Serves the demo over streamable HTTP with sessions.
 //!
-//! Decides status codes and whether an answer is JSON or a stream; what a message means is said in
-//! [`super::tools`].
+//! Chooses status codes, and JSON or a stream for the response; [`super::tools`] handles the messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,27 +25,27 @@ use crate::face::http::{FaceResponse, empty_body, full_body};
 use crate::wire::framing::BodyPart;
 use crate::wire::{ProtocolVersion, RpcError, method, rpc_error};
 
-/// The one path that is served.
+/// The only path.
 pub(super) const PATH: &str = "/mcp";
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const BODY_BYTES_MAX: usize = 4 << 20;
-/// How long a client may take over a body.
+/// How long a client may take to send a body.
 const BODY_READ_MAX: Duration = Duration::from_secs(30);
-/// Messages that wait for a client to read them.
+/// Messages that are queued for a client.
 const EVENTS_MAX: usize = 64;
-/// Messages of one batch.
+/// The most messages of one batch.
 const BATCH_MAX: usize = 64;
-/// How often a silent stream shows that it lives.
+/// The interval of comments on a silent stream.
 const COMMENT_PERIOD: Duration = Duration::from_secs(15);
-/// The versions that are spoken, the preferred one last.
+/// The supported versions, the preferred one last.
 const VERSIONS: [ProtocolVersion; 2] = [ProtocolVersion::V2025_03_26, ProtocolVersion::V2025_06_18];
 
-/// An answer that says no.
+/// A refusal.
 type DemoRefusal = Box<FaceResponse>;
 
-/// Answers one HTTP request. Never fails: what goes wrong is an answer too.
+/// Answers one HTTP request. Never fails: an error is a response, too.
 pub(super) async fn answer(shared: &Arc<DemoState>, request: Request<Body>) -> FaceResponse {
     if request.uri().path() != PATH {
         return plain(StatusCode::NOT_FOUND);
@@ -67,8 +66,8 @@ pub(super) async fn answer(shared: &Arc<DemoState>, request: Request<Body>) -> F
     answered.unwrap_or_else(|refusal| *refusal)
 }
 
-/// Keeps web pages away from a server on this machine: a foreign Origin always, and on loopback a foreign
-/// Host too, which is what DNS rebinding looks like.
+/// Keeps web pages away from a server on this machine: refuses a foreign Origin always, and on loopback also a foreign Host,
+/// which shows DNS rebinding.
 fn guard(shared: &DemoState, request: &Request<Body>) -> Result<(), DemoRefusal> {
     let origin = request.headers().get(ORIGIN).map(|origin| url_host(origin.to_str().unwrap_or_default()));
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
@@ -107,7 +106,7 @@ async fn post(shared: &Arc<DemoState>, request: Request<Body>) -> Result<FaceRes
     let not_rpc = || bad(rpc_error::INVALID_REQUEST, "the body is no JSON-RPC message");
     match rpc::read(message).ok_or_else(not_rpc)? {
         Incoming::Request(request) if request.method == method::INITIALIZE => initialize(shared, &request),
-        // Clients that probe for newer versions have no session yet and want to hear that the method is unknown.
+        // Clients that probe for newer versions have no session yet, and expect that the method is unknown.
         Incoming::Request(request) if !is_known(&request.method) => {
             Ok(json_response(StatusCode::OK, &rpc::answer(&request.id, Err(unknown(&request.method)))))
         }
@@ -134,7 +133,7 @@ fn initialize(shared: &DemoState, request: &rpc::DemoRequest) -> Result<FaceResp
     Ok(response)
 }
 
-/// Opens a session; what its client is told. `None` if there are too many.
+/// Opens a session, with the result for its client. `None` if there are too many.
 pub(super) fn open(sessions: &DemoSessions, request: &rpc::DemoRequest) -> Option<(Arc<DemoSession>, Value)> {
     let wanted = request.params["protocolVersion"].as_str().and_then(ProtocolVersion::parse);
     let version = wanted.filter(|version| VERSIONS.contains(version)).unwrap_or(ProtocolVersion::V2025_06_18);
@@ -153,7 +152,7 @@ pub(super) fn open(sessions: &DemoSessions, request: &rpc::DemoRequest) -> Optio
     Some((session, result))
 }
 
-/// A batch, which 2025-03-26 alone has. Its answers come as a stream, each as soon as it is there.
+/// A batch, which only 2025-03-26 has. Each response is sent on a stream as soon as it is ready.
 fn batch(
     shared: &Arc<DemoState>,
     session: &Arc<DemoSession>,
@@ -178,7 +177,7 @@ fn batch(
     Ok(if asked { event_stream(stream::empty(), answers, session) } else { plain(StatusCode::ACCEPTED) })
 }
 
-/// Takes what needs no answer.
+/// Processes a message that needs no response.
 pub(super) fn take(session: &DemoSession, message: Incoming) {
     match message {
         Incoming::Notification { method, params } if method == method::CANCELLED => {
@@ -189,10 +188,10 @@ pub(super) fn take(session: &DemoSession, message: Incoming) {
     }
 }
 
-/// Starts what a request asks for. Its messages go to `events`, its answer last; none if it is cancelled.
+/// Starts a request. Its messages go to `events`, its response last; none if it is cancelled.
 ///
-/// The call is registered before this returns, so that a cancellation sent right behind it finds it. It goes
-/// on when the client leaves: in these versions that is no cancellation.
+/// The call is registered before this returns, so that an immediate cancellation finds it. It continues when the client
+/// disconnects: in these versions that is no cancellation.
 pub(super) fn start(
     tracker: &TaskTracker,
     session: &Arc<DemoSession>,
@@ -206,7 +205,7 @@ pub(super) fn start(
             Err(why) => Some(Err(RpcError::new(rpc_error::INVALID_REQUEST, why.to_string()))),
         };
         if let Some(outcome) = outcome {
-            // Fails if the client has left, and then there is nobody to tell.
+            // Fails if the client has disconnected, and then no one needs it.
             let _ = events.send(rpc::answer(&request.id, outcome)).await;
         }
     });
@@ -239,7 +238,7 @@ pub(super) fn unknown(method: &str) -> RpcError {
     RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("unknown method: {method}"))
 }
 
-/// JSON if the answer is the first thing that comes, otherwise (progress, a question, the end) a stream.
+/// JSON if the first message is the response, otherwise (progress, a question, the end) a stream.
 async fn answer_or_stream(mut answers: mpsc::Receiver<Value>, session: &DemoSession) -> FaceResponse {
     let first = answers.recv().await;
     match first {
@@ -263,7 +262,7 @@ fn delete(shared: &DemoState, headers: &HeaderMap) -> Result<FaceResponse, DemoR
     Ok(plain(StatusCode::NO_CONTENT))
 }
 
-/// The session that a request names: 400 if it names none, 404 if there is none.
+/// The session of a request: 400 without an id, 404 for an unknown one.
 fn session(shared: &DemoState, headers: &HeaderMap) -> Result<Arc<DemoSession>, DemoRefusal> {
     let id = header(headers, &SESSION).ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "Mcp-Session-Id is missing"))?;
     let version = header(headers, &VERSION).map(ProtocolVersion::parse);
@@ -279,7 +278,7 @@ fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Whether the client takes one of `kinds`; one that does not say takes anything.
+/// Whether the client accepts one of `kinds`; without `Accept` it accepts all.
 fn accepts(headers: &HeaderMap, kinds: &[&str]) -> bool {
     let all: Vec<_> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     all.is_empty() || all.iter().any(|value| value.contains("*/*") || kinds.iter().any(|kind| value.contains(kind)))
@@ -302,7 +301,7 @@ fn json_response(status: StatusCode, message: &Value) -> FaceResponse {
     response
 }
 
-/// A stream of `first`, then `rest` until its senders are gone or the session ends.
+/// A stream of `first`, then `rest` until its senders are dropped or the session ends.
 fn event_stream<S>(first: S, rest: mpsc::Receiver<Value>, session: &DemoSession) -> FaceResponse
 where
     S: Stream<Item = Value> + Send + 'static,

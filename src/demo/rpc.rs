@@ -1,10 +1,10 @@
-//! Reads and writes JSON-RPC messages as trees: clear to read, and fast enough for a demo.
+//! Reads and writes JSON-RPC messages as trees: simple, and fast enough for a demo.
 
 use serde_json::{Value, json};
 
 use crate::wire::RpcError;
 
-/// A message from a client, told apart by its members.
+/// A message from a client, by its members.
 #[derive(Debug)]
 pub(super) enum Incoming {
     Request(DemoRequest),
@@ -16,7 +16,7 @@ pub(super) enum Incoming {
 pub(super) struct DemoRequest {
     pub(super) id: Value,
     pub(super) method: String,
-    /// `{}` where the message has none.
+    /// `{}` if the message has none.
     pub(super) params: Value,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn answer(id: &Value, outcome: Result<Value, RpcError>) -> Value {
     }
 }
 
-/// An error that belongs to no request.
+/// An error without a request.
 pub(super) fn refusal(error: &RpcError) -> Value {
     json!({ "jsonrpc": "2.0", "error": error })
 }
@@ -64,7 +64,7 @@ pub(super) fn notification(method: &str, params: &Value) -> Value {
     json!({ "jsonrpc": "2.0", "method": method, "params": params })
 }
 
-/// Whether a message that we wrote ends its exchange: it has no method.
+/// Whether an outgoing message ends its exchange: it has no method.
 pub(super) fn is_answer(message: &Value) -> bool {
     message.get("method").is_none()
 }

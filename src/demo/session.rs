@@ -1,4 +1,4 @@
-//! Keeps the demo server's sessions, with the calls that run and the questions that are open.
+//! Keeps the demo server's sessions, with their calls and questions.
 //!
 //! Knows no HTTP and no tools.
 
@@ -16,17 +16,17 @@ use uuid::Uuid;
 
 use crate::wire::ProtocolVersion;
 
-/// Sessions at one time.
+/// The most sessions.
 const SESSIONS_MAX: usize = 1024;
-/// A session that nobody used for so long, and that runs nothing, is dropped.
+/// A session that was unused for this long, and runs nothing, is dropped.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
-/// Calls that one session may have running.
+/// The most running calls of one session.
 const RUNS_MAX: usize = 256;
 
-/// Messages towards a client, in order. The stream ends when all senders are gone.
+/// Messages to a client, in order. The stream ends when all senders are dropped.
 pub(super) type DemoMessages = mpsc::Sender<Value>;
 
-/// What a client said it can be asked.
+/// The client capabilities for questions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DemoClientCapabilities {
     pub(super) elicitation: bool,
@@ -39,7 +39,7 @@ pub(super) struct DemoSession {
     pub(super) id: String,
     pub(super) version: ProtocolVersion,
     pub(super) abilities: DemoClientCapabilities,
-    /// Ends with the session, and ends all that belongs to it.
+    /// Ends with the session, and ends everything in it.
     pub(super) ended: CancellationToken,
     state: Mutex<DemoSessionState>,
 }
@@ -83,7 +83,7 @@ impl DemoSession {
         }
     }
 
-    /// Opens a question: its request id, and where the answer will come.
+    /// Opens a question: its request id, and the receiver of its answer.
     pub(super) fn question(self: &Arc<Self>) -> DemoQuestion {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
@@ -94,16 +94,16 @@ impl DemoSession {
         DemoQuestion { id, session: Arc::clone(self), answer }
     }
 
-    /// Hands a client's answer to the call that asked. Answers to nobody are dropped.
+    /// Delivers a client's answer to the call that asked. Unknown answers are dropped.
     pub(super) fn answered(&self, id: &Value, outcome: Result<Value, String>) {
         let asked = id.as_str().and_then(|id| self.state.lock().questions.remove(id));
         if let Some(asked) = asked {
-            // The call may have been cancelled in between; then nobody wants the answer.
+            // The call may have been cancelled meanwhile.
             let _ = asked.send(outcome);
         }
     }
 
-    /// Takes the place of the session's one GET stream; an older one ends.
+    /// Registers the session's GET stream; an older one ends.
     pub(super) fn listen(&self, events: DemoMessages) {
         self.state.lock().listening = Some(events);
     }
@@ -115,7 +115,7 @@ impl DemoSession {
     }
 }
 
-/// A call in progress. Dropping it forgets the call.
+/// A call in progress. Dropping it unregisters the call.
 #[derive(Debug)]
 pub(super) struct DemoCall {
     key: String,
@@ -131,7 +131,7 @@ impl Drop for DemoCall {
     }
 }
 
-/// A question that waits for its answer. Dropping it forgets the question.
+/// A question that waits for its answer. Dropping it unregisters the question.
 #[derive(Debug)]
 pub(super) struct DemoQuestion {
     pub(super) id: String,
@@ -140,7 +140,7 @@ pub(super) struct DemoQuestion {
 }
 
 impl DemoQuestion {
-    /// Waits for the client's result, or the text of its error. Unbounded: the caller sets the limit.
+    /// Waits for the client's result, or its error text. Unbounded: the caller sets the limit.
     pub(super) async fn answer(mut self) -> Result<Value, String> {
         (&mut self.answer).await.unwrap_or_else(|_| Err("the session has ended".to_owned()))
     }
@@ -165,7 +165,7 @@ impl DemoSessions {
         Self { table: Mutex::default(), ended }
     }
 
-    /// Opens a session and drops idle ones; `None` if all places are in use or no random bits can be had.
+    /// Opens a session and drops idle ones; `None` if there are too many or no randomness.
     pub(super) fn open(&self, version: ProtocolVersion, abilities: DemoClientCapabilities) -> Option<Arc<DemoSession>> {
         let mut bits = [0; 16];
         getrandom::fill(&mut bits).ok()?;
@@ -192,14 +192,14 @@ impl DemoSessions {
         Some(session)
     }
 
-    /// Finds a session and notes that it was used.
+    /// Finds a session and records its use.
     pub(super) fn find(&self, id: &str) -> Option<Arc<DemoSession>> {
         let session = self.table.lock().get(id).cloned()?;
         session.state.lock().used_at = Instant::now();
         Some(session)
     }
 
-    /// Ends a session: its calls stop, its streams close, its id is unknown from now on.
+    /// Ends a session: its calls stop, its streams close, its id becomes unknown.
     pub(super) fn close(&self, id: &str) {
         if let Some(session) = self.table.lock().remove(id) {
             session.ended.cancel();

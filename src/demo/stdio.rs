@@ -1,4 +1,4 @@
-//! Serves the demo over standard input and output: one session, which is the process.
+//! Serves the demo over stdio: one session, which is the process.
 
 use std::io;
 use std::sync::Arc;
@@ -15,17 +15,16 @@ use super::session::{DemoMessages, DemoSession, DemoSessions};
 use crate::wire::framing::LineDecoder;
 use crate::wire::{RpcError, method, rpc_error};
 
-/// Longest line.
+/// The longest line.
 const LINE_BYTES_MAX: usize = 4 << 20;
-/// Most that one read takes.
+/// The most bytes of one read.
 const READ_BYTES: usize = 64 * 1024;
-/// Messages that wait for a client to read them.
+/// Messages that are queued for a client.
 const EVENTS_MAX: usize = 64;
 
-/// Serves the client at the other end until it closes its side; what runs then is stopped.
+/// Serves the client until it closes its side; running calls are then stopped.
 ///
-/// # Errors
-/// If the client cannot be read from, or writes a line that is too long.
+/// # Errors If the client's output cannot be read, or has a line that is too long.
 pub async fn serve(
     mut input: impl AsyncRead + Unpin + Send,
     output: impl AsyncWrite + Unpin + Send + 'static,
@@ -57,7 +56,6 @@ async fn write(mut lines: mpsc::Receiver<Value>, mut output: impl AsyncWrite + U
     }
 }
 
-/// The one client.
 struct DemoClient {
     sessions: DemoSessions,
     session: Option<Arc<DemoSession>>,
@@ -107,7 +105,7 @@ impl DemoClient {
     }
 
     async fn say(&self, message: Value) {
-        // Fails if the client has gone, and then there is nobody to tell.
+        // Fails if the client is gone, and then no one needs it.
         let _ = self.events.send(message).await;
     }
 }

@@ -1,6 +1,6 @@
-//! Holds the demo server's tools. Each shows one thing that a gateway has to cope with.
+//! Holds the demo server's tools. Each shows one difficulty for a gateway.
 //!
-//! A tool is a plain future. It need not look for cancellation: whoever runs it drops it.
+//! A tool is a plain future. It need not check for cancellation: its runner drops it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,24 +21,24 @@ const FLOOD_BYTES_MAX: usize = 64 << 20;
 /// How long a tool waits for its client's answer to a question.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// Who called, and the way to reach them while the call runs.
+/// The caller, with its session and stream.
 #[derive(Debug)]
 pub(super) struct DemoCaller {
     pub(super) session: Arc<DemoSession>,
     pub(super) events: DemoMessages,
-    /// Given by callers that want progress.
+    /// Set by callers that request progress.
     pub(super) progress_token: Option<Value>,
 }
 
 impl DemoCaller {
-    /// Reports progress. A client that does not read fast enough misses some of it rather than stopping the tool.
+    /// Reports progress. A client that reads too slowly misses some of it, and does not block the tool.
     fn progress(&self, done: u32, total: u32, message: &str) {
         let Some(token) = &self.progress_token else { return };
         let params = json!({ "progressToken": token, "progress": done, "total": total, "message": message });
         let _ = self.events.try_send(rpc::notification(method::PROGRESS, &params));
     }
 
-    /// Asks the client on the stream of its own call, and waits. `Err` says in words why there is no answer.
+    /// Asks the client on the stream of its call, and waits. `Err` explains why there is no answer.
     async fn ask(&self, method: &str, params: Value) -> Result<Value, String> {
         let question = self.session.question();
         if self.events.send(rpc::request(&question.id, method, &params)).await.is_err() {
@@ -49,10 +49,9 @@ impl DemoCaller {
     }
 }
 
-/// Runs the tool that `params` of a `tools/call` names.
+/// Runs the tool of a `tools/call` with `params`.
 ///
-/// # Errors
-/// −32602 for an unknown tool or bad arguments; what the tool `crash` throws.
+/// # Errors −32602 for an unknown tool or bad arguments; the error that the tool `crash` throws.
 pub(super) async fn call(mut params: Value, caller: &DemoCaller) -> Result<Value, RpcError> {
     let arguments = match params.get_mut("arguments").map(Value::take) {
         None | Some(Value::Null) => json!({}),

@@ -1,10 +1,11 @@
-//! Escapes characters in log lines that a terminal obeys or that turn text around: C1 controls and bidirectional marks.
+//! Escapes terminal controls and bidirectional marks in log lines.
 //!
-//! ESC and the other C0 controls are escaped by the formatters, which write escape sequences of their own for colours.
+//! Covers the C1 controls. The formatters escape ESC and the other C0 controls, since they write escape sequences for colours
+//! themselves.
 
 use std::io::{self, Write};
 
-/// Wraps where lines go. Each is written at once.
+/// Wraps the log's output. Each line is written at once.
 pub(super) struct EscapedOutput<W>(pub(super) W);
 
 impl<W: Write> Write for EscapedOutput<W> {
@@ -38,7 +39,7 @@ const fn is_obeyed(character: char) -> bool {
     )
 }
 
-/// In JSON's words, where a line is JSON.
+/// The JSON escapes, as a line may be JSON.
 fn escaped(text: &str) -> String {
     use std::fmt::Write as _;
 

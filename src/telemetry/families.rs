@@ -1,5 +1,6 @@
-//! Describes each family of metrics, and begins the series that are known beforehand, so that an alert on a family finds it before
-//! its first event.
+//! Describes each metric family, and creates the series that are known in advance.
+//!
+//! An alert on a family thus finds it before its first event.
 
 mod database;
 
@@ -10,7 +11,7 @@ use metrics::{Label, Unit, describe_counter, describe_gauge, describe_histogram}
 use crate::metric;
 pub(super) use database::DATABASE_FAMILIES;
 
-/// What a metric is.
+/// The type of a metric.
 #[derive(Clone, Copy)]
 enum MetricKind {
     Counter,
@@ -18,22 +19,21 @@ enum MetricKind {
     Histogram,
 }
 
-/// Which series of a family are there from the start: one for each pair of label and value, or one without where there is none.
+/// The series of a family that exist from the start: one per label and value, or one without labels.
 #[derive(Clone, Copy)]
 enum FirstSeries {
-    /// Begun with the process.
+    /// Created with the process.
     Process(&'static [(&'static str, &'static str)]),
-    /// Begun with the process, by two labels each.
+    /// Created with the process, by two labels each.
     ProcessPairs(&'static [[(&'static str, &'static str); 2]]),
-    /// Begun with each upstream, whose name is their first label.
+    /// Created with each upstream, whose name is their first label.
     Upstream(&'static [(&'static str, &'static str)]),
-    /// Begun with a store in a database, without labels.
+    /// Created with a store in a database, without labels.
     Database,
-    /// Begun by the module that counts.
+    /// Created by the module that counts.
     Elsewhere,
 }
 
-/// One family of metrics.
 pub(super) struct MetricFamily {
     kind: MetricKind,
     pub(super) name: &'static str,
@@ -42,7 +42,7 @@ pub(super) struct MetricFamily {
     first: FirstSeries,
 }
 
-/// In the order of [`metric`]; [`DATABASE_FAMILIES`] come behind them.
+/// In the order of [`metric`]; [`DATABASE_FAMILIES`] follow.
 pub(super) const FAMILIES: [MetricFamily; 52] = [
     MetricFamily {
         kind: MetricKind::Gauge,
@@ -431,7 +431,7 @@ pub(super) const FAMILIES: [MetricFamily; 52] = [
     },
 ];
 
-/// Describes all families and begins those of the process. The recorder must be installed before.
+/// Describes all families and creates the series of the process. The recorder must be installed before.
 pub(super) fn begin() {
     for family in FAMILIES.iter().chain(&DATABASE_FAMILIES) {
         family.describe();
@@ -446,7 +446,7 @@ pub(super) fn begin() {
     }
 }
 
-/// Begins the series of one upstream.
+/// Creates the series of one upstream.
 pub(super) fn begin_upstream(upstream: &Arc<str>) {
     let of_upstream = [Label::new("upstream", Arc::clone(upstream))];
     for family in &FAMILIES {
@@ -456,7 +456,7 @@ pub(super) fn begin_upstream(upstream: &Arc<str>) {
     }
 }
 
-/// Begins those of a store in a database.
+/// Creates the series of a store in a database.
 pub(super) fn begin_database() {
     for family in &DATABASE_FAMILIES {
         if let FirstSeries::Database = family.first {
@@ -483,7 +483,7 @@ impl MetricFamily {
         }
     }
 
-    /// A series is there, with nothing in it, once somebody has asked for its handle.
+    /// Getting a handle creates an empty series.
     fn register(&self, labels: Vec<Label>) {
         match self.kind {
             MetricKind::Counter => drop(metrics::counter!(self.name, labels)),

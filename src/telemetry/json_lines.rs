@@ -1,7 +1,7 @@
-//! Writes log lines as JSON: one object for each event, with the fields of the span that it happened in.
+//! Writes log lines as JSON: one object per event, with the fields of its span.
 //!
-//! The same objects as those of `tracing-subscriber`'s own formatter, but for events that stand outside of all spans, for an eighth of the work: that one reads a span's
-//! fields back into a tree for each line, and sorts them. One line is written for each task that settles.
+//! Writes the same objects as `tracing-subscriber`'s formatter, except for events outside of all spans, in an eighth of the time:
+//! that one parses a span's fields into a sorted tree for each line. One line is written for each settled task.
 
 use std::fmt::{self, Debug};
 
@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Room for a line, so that few of them grow.
+/// The initial capacity of a line, so that few reallocate.
 const LINE_BYTES: usize = 512;
 
 /// Formats events as lines, and the fields of spans as members of an object, without its braces.
@@ -71,13 +71,12 @@ impl<S: Subscriber + for<'s> LookupSpan<'s>> FormatEvent<S, Self> for JsonLines 
     }
 }
 
-/// Members of an object, as they are recorded.
 #[derive(Default)]
 struct Members {
     text: String,
     /// Whether a brace has just been opened, so that no comma is due.
     is_open: bool,
-    /// Where a record comes from that was made by way of the crate `log`.
+    /// The target of a record from the crate `log`.
     target: Option<String>,
 }
 
@@ -92,7 +91,7 @@ impl Members {
         self.text.push_str("\":");
     }
 
-    /// What a peer sent stays inside its string (B160).
+    /// A peer's text stays inside its string (B160).
     fn member(&mut self, field: &Field, value: &impl Serialize) {
         self.key(field);
         self.text.push_str(&json(value));
@@ -143,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// What was logged.
+    /// Captures the log lines.
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 

@@ -1,35 +1,35 @@
-//! Finds the servers in a host's file, whichever host it is of.
+//! Finds the servers in the configuration file of any host.
 
 use super::notes::{ImportNotes, below};
 use crate::wire::{Object, Payload};
 
-/// Where hosts name their servers: most of them; VS Code, also in its settings; Zed; OpenCode.
+/// The paths of server lists: most hosts'; VS Code's, also in its settings; Zed's; OpenCode's.
 const PLACES: [&[&str]; 6] =
     [&["mcpServers"], &["servers"], &["mcp", "servers"], &["mcp", "mcpServers"], &["context_servers"], &["mcp"]];
 
-/// One server as its host has it.
+/// A server as its host's file has it.
 pub(super) struct HostServer {
     pub(super) name: String,
     pub(super) pointer: String,
-    /// What is said of it, in the order of the file.
+    /// Its members in the order of the file.
     pub(super) members: Vec<(String, Payload)>,
 }
 
-/// What a host asks its user for once.
+/// An input for which the host asks its user once.
 pub(super) struct HostInput {
     pub(super) id: String,
     pub(super) pointer: String,
     pub(super) description: Option<String>,
 }
 
-/// What is of use of a host's file.
+/// The parts of a host's file that are imported.
 #[derive(Default)]
 pub(super) struct HostFile {
     pub(super) servers: Vec<HostServer>,
     pub(super) inputs: Vec<HostInput>,
 }
 
-/// Reads the file; what is wrong in it is noted.
+/// Reads the file, and notes its mistakes.
 pub(super) fn read(file: &Payload, notes: &mut ImportNotes) -> HostFile {
     let Some(root) = Object::of(file) else {
         notes.mistake("/", "is no object; write {\"mcpServers\": {\"NAME\": {\"command\": ...}}}");
@@ -47,7 +47,7 @@ pub(super) fn read(file: &Payload, notes: &mut ImportNotes) -> HostFile {
             [] => continue,
         };
         let Some(value) = value else { continue };
-        // What is below another place is named there.
+        // Servers below a more specific path are found there.
         if place == ["mcp"] && is_named {
             continue;
         }
@@ -98,7 +98,7 @@ fn inputs(object: Option<&Object>, pointer: &str, found: &mut Vec<HostInput>) {
     }
 }
 
-/// Whether there are servers for single projects, as Claude Code has them.
+/// Whether the file has servers for single projects, as Claude Code's has.
 fn has_projects(root: &Object) -> bool {
     let Some(projects) = root.get_object("projects") else { return false };
     let has_servers =

@@ -1,13 +1,12 @@
-//! Collects what is to be said of a host's file, with its place.
+//! Collects notes and mistakes of a host's file, each with its JSON pointer.
 
 use std::fmt::Display;
 
-/// What is to be said; a place is a JSON pointer.
 #[derive(Debug, Default)]
 pub(super) struct ImportNotes {
-    /// What is carried over in another way, or not at all.
+    /// Settings that are imported in another form, or not at all.
     notes: Vec<String>,
-    /// What is no such file.
+    /// Mistakes in the file.
     mistakes: Vec<String>,
 }
 
@@ -20,16 +19,15 @@ impl ImportNotes {
         self.mistakes.push(format!("{pointer}: {text}"));
     }
 
-    /// What is to be said of a file that can be carried over.
+    /// The notes.
     ///
-    /// # Errors
-    /// The mistakes, if there is one.
+    /// # Errors The mistakes, if there are any.
     pub(super) fn into_result(self) -> Result<Vec<String>, Vec<String>> {
         if self.mistakes.is_empty() { Ok(self.notes) } else { Err(self.mistakes) }
     }
 }
 
-/// The pointer to a member.
+/// The JSON pointer of a member.
 pub(super) fn below(pointer: &str, key: &str) -> String {
     format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"))
 }

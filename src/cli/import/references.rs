@@ -1,4 +1,4 @@
-//! Reads what hosts fill into their texts: variables, answers of their user, folders that they know.
+//! Reads the references in a host's texts: variables, inputs, folders.
 
 use crate::config::{is_variable_name, variable_name};
 
@@ -6,27 +6,27 @@ use crate::config::{is_variable_name, variable_name};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum HostText<'t> {
     Text(&'t str),
-    /// A variable of the environment; with a default for one that is not set, or without.
+    /// An environment variable, with or without a default.
     Variable {
         name: String,
         has_default: bool,
     },
-    /// What the host alone knows, and the variable that stands for it here.
+    /// A value that only the host knows, and the variable for it here.
     HostValue {
         written: &'t str,
         variable: String,
     },
 }
 
-/// Whether `$NAME` is a variable, as `${NAME}` is.
+/// Whether `$NAME` is a variable like `${NAME}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BareVariables {
     Taken,
-    /// Only where nothing else stands in the text.
+    /// Only if the text contains nothing else.
     WhenAlone,
 }
 
-/// The parts of a text, in their order.
+/// The parts of a text, in order.
 pub(super) fn read(text: &str, bare: BareVariables) -> Vec<HostText<'_>> {
     if let Some(name) = text.strip_prefix('$').filter(|name| is_variable_name(name)) {
         return vec![HostText::Variable { name: name.to_owned(), has_default: false }];
@@ -54,7 +54,7 @@ pub(super) fn read(text: &str, bare: BareVariables) -> Vec<HostText<'_>> {
     parts
 }
 
-/// What `${...}` stands for, and its length.
+/// The reference in `${...}`, and its length.
 fn braced(text: &str) -> Option<(HostText<'_>, usize)> {
     let inner = text.strip_prefix("${")?;
     let inner = &inner[..inner.find('}')?];

@@ -1,12 +1,12 @@
-//! Reads the JSON of hosts: with comments, commas behind the last item, and a byte order mark.
+//! Reads JSON as hosts write it: with comments, trailing commas and a byte order mark.
 //!
-//! All of that is replaced by blanks, so that what is left is JSON with every byte where it was.
+//! Replaces them by blanks, so that the rest is JSON with every byte at its offset.
 
 use bytes::Bytes;
 
 use crate::wire::{Payload, ScanError, ScanLimits};
 
-/// A text that is no such JSON.
+/// Why a text is not such JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RelaxedJsonError {
     #[error("a comment begins with /* and does not end")]
@@ -16,7 +16,7 @@ pub(super) enum RelaxedJsonError {
 }
 
 impl RelaxedJsonError {
-    /// The line that it was seen in, from 1.
+    /// The line of the error, from 1.
     pub(super) fn line(self, text: &str) -> usize {
         let at = match self {
             Self::OpenComment { at } => at,
@@ -26,17 +26,16 @@ impl RelaxedJsonError {
     }
 }
 
-/// # Errors
-/// What is not JSON in it.
+/// # Errors The first invalid part.
 pub(super) fn parse(text: &str) -> Result<Payload, RelaxedJsonError> {
     let strict = strict(text).map_err(|at| RelaxedJsonError::OpenComment { at })?;
     Payload::parse(&Bytes::from(strict), ScanLimits::CLIENT).map_err(RelaxedJsonError::Json)
 }
 
-/// The bytes without what is not JSON; or where a comment begins that does not end.
+/// The bytes with comments and commas blanked; or the start of an unclosed comment.
 fn strict(text: &str) -> Result<Vec<u8>, usize> {
     let mut bytes = text.as_bytes().to_vec();
-    // The last byte that is neither blank nor comment, and where the comma behind a value stands if it is one.
+    // The last byte that is neither blank nor comment, and the offset of the comma after a value.
     let (mut last, mut comma) = (b'{', None);
     let mut at = if text.starts_with('\u{feff}') { blank(&mut bytes, 0, '\u{feff}'.len_utf8()) } else { 0 };
     while let Some(byte) = bytes.get(at).copied() {
@@ -69,7 +68,7 @@ fn strict(text: &str) -> Result<Vec<u8>, usize> {
     Ok(bytes)
 }
 
-/// Leaves only the line ends of a part, and returns its end.
+/// Blanks a part except its line ends, and returns its end.
 fn blank(bytes: &mut [u8], from: usize, to: usize) -> usize {
     for byte in bytes[from..to].iter_mut().filter(|byte| **byte != b'\n') {
         *byte = b' ';
@@ -77,7 +76,7 @@ fn blank(bytes: &mut [u8], from: usize, to: usize) -> usize {
     to
 }
 
-/// Behind the string that begins at `from`; the end of the text, if it does not end.
+/// The offset after the string that begins at `from`; the end of the text if it is unclosed.
 fn string_end(bytes: &[u8], from: usize) -> usize {
     let mut at = from + 1;
     while let Some(byte) = bytes.get(at) {
@@ -97,14 +96,14 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// JSON stays what it is, whatever stands in its strings.
+        /// JSON is unchanged, whichever strings it contains.
         #[test]
         fn json_stays_what_it_is(texts in prop::collection::vec("[a-z,/*\\\\\"\\[\\]{}:\u{feff}ü]{0,12}", 0..6)) {
             let json = serde_json::json!({ "all": texts }).to_string();
             prop_assert_eq!(strict(&json), Ok(json.clone().into_bytes()));
         }
 
-        /// No text is a panic, and no byte moves.
+        /// No text panics, and no byte moves.
         #[test]
         fn no_byte_moves(text in "[a,/*\\\\\"\\[\\]{}:\n ü]{0,40}") {
             if let Ok(bytes) = strict(&text) {

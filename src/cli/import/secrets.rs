@@ -1,9 +1,9 @@
-//! Tells what in a text is, or may be, a secret.
+//! Detects secrets in texts.
 //!
-//! Nobody can know. A variable's or a header's value passes only where it is known to be harmless; in addresses and words of a
-//! command, where most is not secret, what is called one or looks like one is taken for one.
+//! This is a heuristic. The value of a variable or a header passes only if it is known to be harmless. In addresses and command
+//! words, where most parts are not secret, only a part with a secret's name or form is taken for one.
 
-/// What a secret is called by, in upper case.
+/// Parts of secrets' names, in upper case.
 const SECRET_NAMES: [&str; 14] = [
     "KEY",
     "TOKEN",
@@ -20,7 +20,7 @@ const SECRET_NAMES: [&str; 14] = [
     "DSN",
     "WEBHOOK",
 ];
-/// What a token begins with that is made for this very purpose.
+/// Prefixes of well-known token formats.
 const SECRET_BEGINNINGS: [&str; 16] = [
     "sk-",
     "sk_",
@@ -39,11 +39,11 @@ const SECRET_BEGINNINGS: [&str; 16] = [
     "npm_",
     "tvly-",
 ];
-/// Tokens are at least so long.
+/// The least length of a token.
 const TOKEN_LEN_MIN: usize = 16;
-/// What stands in front of a token in `Authorization`, in lower case.
+/// Authentication schemes in `Authorization`, in lower case.
 const SCHEMES: [&str; 3] = ["bearer", "basic", "token"];
-/// Values that tell nothing, in lower case.
+/// Values that reveal nothing, in lower case.
 const HARMLESS_WORDS: [&str; 20] = [
     "true",
     "false",
@@ -66,34 +66,34 @@ const HARMLESS_WORDS: [&str; 20] = [
     "http",
     "utf-8",
 ];
-/// What variables are called that name a place, in upper case.
+/// Parts of the names of variables for paths, in upper case.
 const PLACE_NAMES: [&str; 6] = ["PATH", "DIR", "DIRECTORY", "FILE", "FOLDER", "ROOT"];
-/// Ends a value that stands behind its name.
+/// Characters that end an assigned value.
 const VALUE_ENDS: [char; 6] = ['&', ',', ';', '"', '\'', ' '];
 
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextPart<'t> {
     Plain(&'t str),
-    /// A secret, and what it is called there, if it is called anything.
+    /// A secret and its name, if it has one.
     Secret {
         name: &'t str,
         value: &'t str,
     },
 }
 
-/// Whether what is called so is a secret.
+/// Whether a name is a secret's.
 pub(super) fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     SECRET_NAMES.iter().any(|secret| name.contains(secret))
 }
 
-/// Whether a word is one of those that stand in front of a token.
+/// Whether a word is an authentication scheme.
 pub(super) fn is_scheme(word: &str) -> bool {
     SCHEMES.iter().any(|scheme| word.eq_ignore_ascii_case(scheme))
 }
 
-/// Whether the value of a variable may be shown to anybody.
+/// Whether a variable's value may be copied.
 pub(super) fn is_harmless(name: &str, value: &str) -> bool {
     let is_word = HARMLESS_WORDS.iter().any(|word| value.eq_ignore_ascii_case(word));
     if value.is_empty() || is_word {
@@ -105,7 +105,7 @@ pub(super) fn is_harmless(name: &str, value: &str) -> bool {
     !is_secret_name(name) && (is_number || is_place)
 }
 
-/// Parts of an address or of a word of a command.
+/// The parts of an address or a command word.
 pub(super) fn parts(text: &str) -> Vec<TextPart<'_>> {
     let mut scan = SecretScan { text, label: "", is_assigned: false, plain_from: 0, parts: Vec::new() };
     let mut at = 0;
@@ -118,16 +118,16 @@ pub(super) fn parts(text: &str) -> Vec<TextPart<'_>> {
 
 struct SecretScan<'t> {
     text: &'t str,
-    /// The word before.
+    /// The previous word.
     label: &'t str,
-    /// Whether what comes belongs to it: behind `=` or `:`.
+    /// Whether the next word is its value, after `=` or `:`.
     is_assigned: bool,
     plain_from: usize,
     parts: Vec<TextPart<'t>>,
 }
 
 impl<'t> SecretScan<'t> {
-    /// Looks at what begins at `at`, and returns where it ends.
+    /// Scans the part that begins at `at`, and returns its end.
     fn step(&mut self, at: usize) -> usize {
         let rest = &self.text[at..];
         if let Some(inner) = rest.strip_prefix("://") {
@@ -163,7 +163,7 @@ impl<'t> SecretScan<'t> {
         at + word.len()
     }
 
-    /// The user's name and password of an address whose host or these begin at `from`.
+    /// The end of user name and password in an address whose authority begins at `from`.
     fn user_info(&mut self, from: usize) -> usize {
         let rest = &self.text[from..];
         let authority = rest.find(['/', '?', '#', ' ', '"', '\'']).map_or(rest, |end| &rest[..end]);
@@ -191,7 +191,7 @@ impl<'t> SecretScan<'t> {
     }
 }
 
-/// Whether a word looks like a token: letters and digits without an order that people would give them.
+/// Whether a word looks like a token: random letters and digits.
 fn looks_secret(word: &str) -> bool {
     let has_beginning = SECRET_BEGINNINGS.iter().any(|beginning| word.starts_with(beginning));
     let is_mixed = |run: &str| {
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever a text is made of, its parts are the text.
+        /// The parts of any text add up to the text.
         #[test]
         fn parts_are_the_whole_text(text in "[a-z0-9:/@=&? \"'ü.-]{0,60}|\\PC{0,40}") {
             let whole: String = parts(&text)

@@ -1,4 +1,4 @@
-//! Writes the tables of one server, of what its host says of it.
+//! Writes the configuration tables of one server from its host's settings.
 
 use std::fmt::{Display, Write as _};
 
@@ -12,7 +12,7 @@ use super::variables::{TextPlace, Variables};
 use crate::config::{ServerTarget, is_command_line, is_credential_header, key, quoted, string, usual_listener_at};
 use crate::wire::{Object, Payload};
 
-/// What a host says of a server, as far as there is something like it here. A pointer goes with what may be noted.
+/// The host's settings that the configuration supports, each with its pointer for notes.
 #[derive(Default)]
 struct HostSettings {
     kind: Option<String>,
@@ -23,7 +23,7 @@ struct HostSettings {
     url: Option<HostUrl>,
     headers: Vec<(String, String, String)>,
     hidden: Vec<String>,
-    /// The tools that are offered; all of them, if nothing is said.
+    /// The enabled tools; all of them without a list.
     offered: Option<Vec<String>>,
     is_off: bool,
 }
@@ -31,18 +31,18 @@ struct HostSettings {
 struct HostUrl {
     pointer: String,
     text: String,
-    /// The transport that its key stands for.
+    /// The transport that its key implies.
     transport: Option<&'static str>,
 }
 
-/// The tables of one server.
+/// The configuration tables of one server.
 pub(super) struct ServerBlock {
     pub(super) text: String,
-    /// The listener whose usual port the server has.
+    /// The listener that uses the server's port by default.
     pub(super) listener: Option<&'static str>,
 }
 
-/// The tables of a server that is called `upstream`; `None` if it is left out, which is noted.
+/// The tables of a server under the name `upstream`; `None` if it is left out, which is noted.
 pub(super) fn of(
     server: &HostServer,
     upstream: &str,
@@ -94,7 +94,7 @@ impl HostSettings {
     }
 }
 
-/// Why a key of a host has no place in the configuration.
+/// Why a host's key has no counterpart in the configuration.
 fn why_not(key: &str) -> &'static str {
     match key {
         "timeout" | "timeoutMs" | "initTimeout" | "startupTimeout" => {
@@ -119,7 +119,7 @@ struct BlockWriter<'a> {
 }
 
 impl BlockWriter<'_> {
-    /// Whether there is a server to write.
+    /// Whether the settings define a server.
     fn whole(&mut self, server: &HostServer, settings: &HostSettings) -> bool {
         let kind = settings.kind.as_deref().unwrap_or_default().to_ascii_lowercase();
         let transport = match kind.as_str() {
@@ -154,7 +154,7 @@ impl BlockWriter<'_> {
         true
     }
 
-    /// Says which keys are of no use beside the address.
+    /// Notes the keys that do not apply to the transport.
     fn unfit(&mut self, server: &HostServer, is_program: bool) {
         let (unfit, other): (&[&str], _) = match is_program {
             true => (&["url", "serverUrl", "httpUrl", "headers"], "command"),
@@ -211,7 +211,7 @@ impl BlockWriter<'_> {
 
     fn address(&mut self, written: &HostUrl, transport: Option<&str>) -> bool {
         let mut text = written.text.clone();
-        // One with a variable in front cannot be looked at.
+        // An address that begins with a variable cannot be parsed.
         if let Ok(mut url) = Url::parse(&text) {
             if !url.username().is_empty() || url.password().is_some() {
                 let note = "has a user name or password, which is not copied; write [upstreams.NAME.auth] for it";
@@ -256,7 +256,7 @@ impl BlockWriter<'_> {
         }
     }
 
-    /// There is room for one header: the credential, by its name, or else the first.
+    /// The configuration has one credential header: the credential by its name, or else the first header.
     fn credential(&mut self, headers: &[(String, String, String)]) {
         let is_authorization = |name: &str| name.eq_ignore_ascii_case("authorization");
         let is_fit =
@@ -301,7 +301,7 @@ impl BlockWriter<'_> {
     }
 }
 
-/// The program that stands behind a gateway of its host's, if that is what the words start.
+/// The wrapped program, if the words start a gateway.
 fn wrapped(words: &[(String, String)]) -> Option<Vec<(String, String)>> {
     let (program, rest) = words.split_first()?;
     let is_gateway =
@@ -316,7 +316,7 @@ fn wrapped(words: &[(String, String)]) -> Option<Vec<(String, String)>> {
 fn text(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Option<String> {
     match value.read::<Value>() {
         Ok(Value::String(text)) => return Some(text),
-        // As if it were not there.
+        // As if it were absent.
         Ok(Value::Null) => (),
         Ok(Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) | Err(_) => {
             notes.mistake(pointer, "is no string");
@@ -325,7 +325,7 @@ fn text(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Option<Strin
     None
 }
 
-/// The texts of a list, each with its pointer. A number is taken for its digits.
+/// The texts of a list, each with its pointer. Numbers are converted to text.
 fn texts(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Vec<(String, String)> {
     match value.as_str().chars().next() {
         Some('[') => (),
@@ -348,7 +348,7 @@ fn names(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Vec<String>
     all.into_iter().map(|(_, name)| name).filter(|name| !name.is_empty()).collect()
 }
 
-/// The texts of an object, each with its pointer and its name. Those that are null are left out.
+/// The texts of an object, each with its pointer and its name. Null members are skipped.
 fn named_texts(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Vec<(String, String, String)> {
     let Some(all) = Object::of(value) else {
         if value.as_str() != "null" {
@@ -364,7 +364,7 @@ fn named_texts(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Vec<(
     each.collect()
 }
 
-/// A string, or a number or a truth as it is written.
+/// A string, or a number or boolean as text.
 fn scalar(value: &Payload, pointer: &str, notes: &mut ImportNotes) -> Option<String> {
     match value.as_str().chars().next() {
         Some('{' | '[') => {

@@ -1,4 +1,4 @@
-//! Writes texts of a host as the configuration reads them: what the host fills in, and what is secret, becomes a variable.
+//! Converts a host's texts to the configuration's syntax; references and secrets become variables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,22 +7,22 @@ use super::references::{self, BareVariables, HostText};
 use super::secrets::{self, TextPart};
 use crate::config::{escaped, is_variable_name, key_variable, variable_name};
 
-/// Variables that mean something to every program: no secret is asked for under their names.
+/// Variables with a standard meaning, which are never used for secrets.
 const USUAL: [&str; 9] = ["HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"];
 
-/// The variables of the environment that the configuration takes from it. Holds secrets.
+/// The environment variables of the imported configuration. Contains secrets.
 pub(super) struct Variables {
-    /// Those that the host's file names.
+    /// The variables that the host's file names.
     referenced: BTreeSet<String>,
-    /// Those that are made up, each with the secret that it stands for.
+    /// The invented variables, each with its secret.
     made: BTreeMap<String, String>,
-    /// Those that the configuration names.
+    /// The variables that the configuration uses.
     used: BTreeSet<String>,
-    /// What the host alone knows, and the variable that stands for it.
+    /// The variables for values that only the host knows.
     host_values: BTreeMap<String, String>,
 }
 
-/// Where a text stands.
+/// The location of a text.
 #[derive(Clone, Copy)]
 pub(super) struct TextPlace<'a> {
     /// The name of its upstream.
@@ -32,7 +32,7 @@ pub(super) struct TextPlace<'a> {
 }
 
 impl Variables {
-    /// `text` is all that the host's file says.
+    /// `text` is the host's whole file.
     pub(super) fn of(text: &str) -> Self {
         let named = |part| match part {
             HostText::Variable { name, .. } => Some(name),
@@ -42,7 +42,7 @@ impl Variables {
         Self { referenced, made: BTreeMap::new(), used: BTreeSet::new(), host_values: BTreeMap::new() }
     }
 
-    /// A word of a command, or an address. One that follows an option for a secret is a secret: `option` is that option.
+    /// A command word or an address. The word after an option for a secret, `option`, is a secret.
     pub(super) fn word(
         &mut self,
         text: &str,
@@ -58,7 +58,7 @@ impl Variables {
         }
     }
 
-    /// The value of a variable that a program is given.
+    /// The value of a program's environment variable.
     pub(super) fn environment_value(
         &mut self,
         name: &str,
@@ -79,7 +79,7 @@ impl Variables {
         }
     }
 
-    /// The value of a header: a secret, but for the scheme in front of it.
+    /// The value of a header: a secret after the authentication scheme.
     pub(super) fn header_value(&mut self, value: &str, at: TextPlace<'_>, notes: &mut ImportNotes) -> String {
         let scheme = value.split_once(' ').filter(|(scheme, _)| secrets::is_scheme(scheme));
         let (scheme, secret) =
@@ -94,12 +94,12 @@ impl Variables {
         }
     }
 
-    /// What the environment must hold.
+    /// The variables that the environment must define.
     pub(super) fn used(&self) -> impl Iterator<Item = &str> {
         self.used.iter().map(String::as_str)
     }
 
-    /// The variable that stands for what the host alone knows, such as `input:token`.
+    /// The variable for a value that only the host knows, such as `input:token`.
     pub(super) fn of_host_value(&self, written: &str) -> Option<&str> {
         self.host_values.get(written).map(String::as_str)
     }
@@ -159,7 +159,7 @@ impl Variables {
         text
     }
 
-    /// The first name that nothing else has, or that has this very value.
+    /// The first name that is free, or that has this value already.
     fn free<const N: usize>(&mut self, names: [String; N], value: &str) -> String {
         let last = names.last().filter(|name| !name.is_empty()).cloned().unwrap_or_else(|| "SECRET".to_owned());
         let numbered = (2_usize..).map(|number| format!("{last}_{number}"));

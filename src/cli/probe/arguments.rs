@@ -16,7 +16,7 @@ use crate::console;
 use crate::telemetry;
 use crate::wire::{Object, Payload, ScanLimits};
 
-/// How long a program may take before the user is told that it is waited for.
+/// The time after which the user is told that the program is still awaited.
 const SLOW_START: Duration = Duration::from_secs(10);
 
 /// What can be said on the command line.
@@ -54,10 +54,9 @@ pub struct ProbeArguments {
     header: Vec<String>,
 }
 
-/// Probes, prints what was found, and says with which code the program ends.
+/// Runs the probe, prints its findings, and returns the program's exit code.
 ///
-/// # Errors
-/// If the log cannot be had, or nothing can be printed.
+/// # Errors If the log cannot be opened, or standard output cannot be written.
 pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<ExitCode> {
     let ProbeArguments { url, command, call, timeout, json, ca, env, key, key_env, header } = arguments;
     let target = match url {
@@ -113,7 +112,7 @@ pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<Exi
     }
 }
 
-/// Runs the probe, and tells the user of a program that takes long to answer.
+/// Runs the probe, and informs the user of a slow program.
 async fn probed(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     let probing = super::run(probe);
     tokio::pin!(probing);
@@ -130,10 +129,9 @@ async fn probed(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     probing.await
 }
 
-/// The token that a variable of the environment holds.
+/// The token in an environment variable.
 ///
-/// # Errors
-/// What is wrong with it, without repeating it: whoever writes the token itself in its name's place does not see it again.
+/// # Errors The mistake, without the text: a user may have typed the token instead of its variable's name.
 fn token_in(variable: &str) -> Result<String, &'static str> {
     let token = is_variable_name(variable).then(|| std::env::var(variable).ok()).flatten();
     match token.as_deref().map(str::trim) {
@@ -143,10 +141,9 @@ fn token_in(variable: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Whether each of these names a variable of the environment.
+/// Checks that each name is an environment variable.
 ///
-/// # Errors
-/// What is wrong with one, without repeating it: whoever writes NAME=VALUE may have written a secret.
+/// # Errors The mistake, without the text: NAME=VALUE may contain a secret.
 fn check_variables(names: &[String]) -> Result<(), String> {
     for name in names {
         if !is_variable_name(name) {

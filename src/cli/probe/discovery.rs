@@ -1,5 +1,6 @@
-//! What is asked of a server, in order: `server/discover`, `initialize` from the newest version on, its tools, and a call
-//! if one is wanted. Each transport in turn until one is found that the server speaks.
+//! Sends the requests of a probe: `server/discover`, `initialize`, the lists, and a call.
+//!
+//! Tries each transport until the server answers one; asks for versions from the newest on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,21 +34,21 @@ use crate::wire::rpc_error::METHOD_NOT_FOUND;
 use crate::wire::{ListEnd, ListPages, Object, PagedList, Payload, ProtocolVersion, RpcError, method};
 
 const NAME: &str = "probed";
-/// Where servers usually are.
+/// The usual paths of servers.
 const USUAL: [&str; 3] = ["/mcp", "/sse", "/mcp/"];
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// Largest answer.
+/// The largest response.
 const BYTES_MAX: usize = 32 << 20;
-/// Pages of the tool list.
+/// The most pages of the tool list.
 const PAGES_MAX: usize = 100;
-/// Most that is read of a list, all pages together.
+/// The most bytes of a list, all pages together.
 const LIST_BYTES_MAX: usize = BYTES_MAX;
-/// How long sessions and programs may take to end.
+/// The time limit for ending sessions and programs.
 const END_MAX: Duration = Duration::from_secs(6);
-/// How long the server may take to hear that a call is given up.
+/// The time limit for sending a call's cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(1);
 
-/// Asks all of it; see [`super::run`].
+/// Runs the whole probe; see [`super::run`].
 pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let until = Instant::now() + probe.timeout;
@@ -55,13 +56,13 @@ pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     let report = anywhere(probe, until, &life, &output).await;
     life.stop.cancel();
     life.tracker.close();
-    // A program that does not stop is killed once this process is gone.
+    // A program that does not stop is killed after this process has ended.
     let _ = tokio::time::timeout(END_MAX, life.tracker.wait()).await;
-    // By now all is read that it had to say.
+    // All of the program's output has been read by now.
     report.map_err(|why| why + &output.text())
 }
 
-/// What the program wrote to its standard error, for each time that it was started.
+/// The program's standard error, one entry per start.
 #[derive(Debug, Default)]
 struct ProgramOutput(Mutex<Vec<Arc<LastLines>>>);
 
@@ -72,8 +73,7 @@ impl ProgramOutput {
         lines
     }
 
-    /// What it said the first time that it said anything: the next time it says the same, or complains of what it was
-    /// asked.
+    /// The output of the first start that wrote any: later starts repeat it, or report the probe's own requests.
     fn text(&self) -> String {
         let all = self.0.lock();
         let Some(lines) = all.iter().map(|lines| lines.all()).find(|lines| !lines.is_empty()) else {
@@ -85,7 +85,7 @@ impl ProgramOutput {
     }
 }
 
-/// Asks at the address that is given, and if nothing speaks MCP there, where it points to or servers usually are.
+/// Probes the given address; if nothing speaks MCP there, its redirect or the usual paths.
 async fn anywhere(
     probe: &ProbeCommand,
     until: Instant,
@@ -113,21 +113,21 @@ async fn anywhere(
     Err(format!("{}{tried}", nowhere.text))
 }
 
-/// Nothing speaks MCP at an address; why.
+/// Why an address does not speak MCP.
 struct NotMcpError {
     text: String,
-    /// Where it points to.
+    /// The target of its redirect.
     location: Option<Url>,
-    /// Whether something answers there.
+    /// Whether a server responds there.
     is_there: bool,
 }
 
 impl NotMcpError {
-    /// Where else to ask.
+    /// Other addresses to try.
     fn others(&self, target: &ServerTarget) -> Vec<Url> {
         let ServerTarget::Url(url) = target else { return Vec::new() };
         match &self.location {
-            // Credentials go to the server that they are meant for.
+            // Credentials are sent to their server only.
             Some(to) if to.origin() == url.origin() && to != url => vec![to.clone()],
             Some(_) => Vec::new(),
             None if self.is_there && url.path() == "/" => USUAL.iter().filter_map(|path| url.join(path).ok()).collect(),
@@ -146,14 +146,14 @@ struct ProbeRun<'a> {
 /// A server that answered over one transport.
 struct ProbedServer {
     transport: ProbedTransport,
-    /// In sessions, with what it agreed to when it was asked for the newest version.
+    /// With a session; the facts for the newest version that it agreed to.
     session: Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError>,
-    /// Without them.
+    /// Without a session.
     stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError>,
 }
 
 impl ProbedServer {
-    /// How clients that can be asked are served, where the server speaks both eras.
+    /// The route for clients that answer questions, if the server supports both eras.
     fn questions(&self) -> Option<QuestionRoute> {
         let (Ok((_, session)), Ok((_, stateless))) = (&self.session, &self.stateless) else { return None };
         let (mut era, now) = (QuestionEra::default(), Instant::now());
@@ -227,7 +227,7 @@ impl ProbeRun<'_> {
         Err(NotMcpError { text: reasons.join("\n"), location, is_there })
     }
 
-    /// Which versions the server agrees to, newest first. What follows from an answer is not asked again.
+    /// The versions that the server supports, newest first. A version that follows from an earlier response is not requested.
     async fn versions(&self, found: &ProbedServer) -> Vec<ProbedVersion> {
         let mut all = Vec::new();
         for version in ProtocolVersion::ALL.into_iter().rev() {
@@ -258,7 +258,7 @@ impl ProbeRun<'_> {
         all
     }
 
-    /// Opens a session; with the newest version that both know, unless one is given.
+    /// Opens a session with `version`, or the newest version that both support.
     async fn handshake(
         &self,
         transport: ProbedTransport,
@@ -389,7 +389,7 @@ impl ProbeRun<'_> {
     async fn call(&self, upstream: &dyn Upstream, tools: &ProbedTools, name: &str, arguments: &Payload) -> ProbedCall {
         let began = Instant::now();
         let mut called = ProbedCall::new(name);
-        // Such a tool runs in no other way.
+        // The tool requires a task.
         let native_task = match tools.task_support(name).as_deref() {
             Some("required") => UpstreamTaskMode::WhereServed { deadline: self.probe.timeout },
             Some(_) | None => UpstreamTaskMode::Never,
@@ -419,7 +419,7 @@ impl ProbeRun<'_> {
                 ExchangeEvent::Asked { ask, .. } => {
                     called.questions += 1;
                     let refusal = Answer::Error(RpcError::new(METHOD_NOT_FOUND, "nobody is here to answer"));
-                    // If it does not arrive, the call ends by its time.
+                    // If it does not arrive, the call's time limit ends it.
                     let _ = tokio::time::timeout_at(self.until, exchange.answer(&ask, refusal)).await;
                 }
                 ExchangeEvent::Status(_)
@@ -432,7 +432,7 @@ impl ProbeRun<'_> {
     }
 }
 
-/// Tells the server that nobody waits any more.
+/// Cancels the call.
 async fn give_up(exchange: &mut dyn Exchange) {
     let _ = tokio::time::timeout(CANCEL_MAX, exchange.cancel("the probe's time is over")).await;
 }
@@ -450,7 +450,7 @@ fn program(
         name,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
-        // What else is in force where it is tried is not what the gateway would give it.
+        // The rest of the probe's environment is not what the gateway would pass.
         env: probe.env.iter().filter_map(|name| Some((name.clone(), std::env::var(name).ok()?))).collect(),
         env_files: Vec::new(),
         folder: None,
@@ -462,7 +462,7 @@ fn program(
     }
 }
 
-/// Nobody in particular, who can be asked nothing.
+/// An anonymous caller that answers no questions.
 fn context(native_task: UpstreamTaskMode) -> CallContext {
     let nothing = Payload::empty_object();
     let context = CallContext::new(Principal::local(), nothing, Timeouts::default(), BYTES_MAX);

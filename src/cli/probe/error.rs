@@ -1,4 +1,4 @@
-//! Says why a server cannot be probed, in a sentence.
+//! Explains in a sentence why a server cannot be probed.
 
 use url::Url;
 
@@ -9,11 +9,11 @@ use crate::upstream::http::SessionUpstream;
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::RpcError;
 
-/// Why something is not to be had.
+/// Why a request of the probe failed.
 #[derive(Clone, Debug)]
 pub(super) enum ProbeError {
     Fault(GatewayFault),
-    /// The same, and what is known of it.
+    /// A fault with its details.
     Trouble(Box<(GatewayFault, UpstreamFailure)>),
     Refused(RpcError),
     Late,
@@ -33,7 +33,7 @@ impl ProbeError {
         }
     }
 
-    /// With what the transport knows of it.
+    /// Adds the transport's details.
     pub(super) fn explained(self, upstream: &SessionUpstream) -> Self {
         match (self, upstream.health().last()) {
             (Self::Fault(fault), Some(trouble)) if fault.reason == trouble.reason => {
@@ -43,7 +43,7 @@ impl ProbeError {
         }
     }
 
-    /// The gateway's word for it, where it has one.
+    /// The gateway's reason, if there is one.
     pub(super) const fn reason(&self) -> Option<Reason> {
         match self {
             Self::Fault(fault) => Some(fault.reason),
@@ -52,7 +52,7 @@ impl ProbeError {
         }
     }
 
-    /// Where the server sends whoever asks here.
+    /// The target of a redirect.
     pub(super) fn redirect(&self) -> Option<&Url> {
         match self {
             Self::Trouble(known) if known.0.reason == Reason::UpstreamRedirect => known.1.location.as_ref(),
@@ -65,7 +65,7 @@ impl ProbeError {
         }
     }
 
-    /// Whether another transport to the same place would fare no better.
+    /// Whether another transport at the same address would fail, too.
     pub(super) const fn is_of_the_place(&self) -> bool {
         match self {
             Self::Fault(_) | Self::Trouble(_) => {
@@ -77,7 +77,7 @@ impl ProbeError {
     }
 }
 
-/// What went wrong, in a sentence, where the cause is known.
+/// The fault in a sentence, if its cause is known.
 fn trouble_text(fault: &GatewayFault, trouble: &UpstreamFailure) -> String {
     let cause = &trouble.cause;
     let is = |reason| fault.reason == reason;
@@ -97,11 +97,11 @@ fn trouble_text(fault: &GatewayFault, trouble: &UpstreamFailure) -> String {
     }
 }
 
-/// What went wrong, in a sentence.
+/// The fault in a sentence.
 pub(super) fn fault_text(fault: &GatewayFault) -> String {
     let without_exit = GatewayFault { exit: None, ..*fault };
     let mut text = session_failure_error(&Failure::Gateway(without_exit)).message;
-    // Some of the words name it already.
+    // Some texts contain it already.
     let status = fault.http_status.map(|status| format!(" (HTTP {status})"));
     if let Some(status) = status.filter(|status| !text.ends_with(status)) {
         text.push_str(&status);

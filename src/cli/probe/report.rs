@@ -1,4 +1,4 @@
-//! Writes what a probe found, for people and as JSON.
+//! Formats the findings of a probe as text and as JSON.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use crate::upstream::ServerFacts;
 use crate::upstream::era::question_era::QuestionRoute;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
-/// Characters of a description, or of a text of a result, that people are shown.
+/// The most characters of a description or a text result that are shown.
 const SHOWN_MAX: usize = 200;
 
-/// What a server speaks.
+/// The findings of a probe.
 #[derive(Debug)]
 pub struct ProbeReport {
     /// The address or the command, without secrets.
@@ -21,16 +21,15 @@ pub struct ProbeReport {
     pub transport: ProbedTransport,
     /// Newest first.
     pub versions: Vec<ProbedVersion>,
-    /// How `protocol = "auto"` serves clients that can be asked, where the server speaks both eras.
+    /// The route of `protocol = "auto"` for clients that answer questions, if the server supports both eras.
     pub questions: Option<QuestionRoute>,
     pub server: ServerDescription,
     pub tools: ProbedTools,
     pub called: Option<ProbedCall>,
-    /// The block that would serve it.
+    /// The configuration block for the server.
     pub toml: String,
 }
 
-/// How messages travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbedTransport {
     StreamableHttp,
@@ -39,7 +38,7 @@ pub enum ProbedTransport {
 }
 
 impl ProbedTransport {
-    /// As the configuration names it.
+    /// The configuration's name for it.
     #[must_use]
     pub const fn key(self) -> &'static str {
         match self {
@@ -49,7 +48,7 @@ impl ProbedTransport {
         }
     }
 
-    /// As people name it.
+    /// The name in texts.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -60,7 +59,7 @@ impl ProbedTransport {
     }
 }
 
-/// One version, and whether the server agrees to it.
+/// One version, and whether the server supports it.
 #[derive(Debug)]
 pub struct ProbedVersion {
     pub version: ProtocolVersion,
@@ -70,14 +69,14 @@ pub struct ProbedVersion {
 #[derive(Debug, PartialEq, Eq)]
 pub enum VersionSupport {
     Yes,
-    /// Why not.
+    /// The reason.
     No(String),
 }
 
-/// What the server says of itself.
+/// The server's description of itself.
 #[derive(Debug)]
 pub struct ServerDescription {
-    /// The newest version that it agrees to in a session, else the one without.
+    /// The newest version that it supports in a session, else the version without.
     pub version: ProtocolVersion,
     pub info: Option<Payload>,
     pub capabilities: Payload,
@@ -98,22 +97,22 @@ impl ServerDescription {
         Object::of(&self.capabilities).is_some_and(|all| all.contains("tools"))
     }
 
-    /// A member of what it calls itself.
+    /// A member of its `serverInfo`.
     pub(super) fn named(&self, key: &str) -> Option<String> {
         Object::of(self.info.as_ref()?)?.get_string(key)
     }
 }
 
-/// Its tools, as it lists them.
+/// Its listed tools.
 #[derive(Debug)]
 pub struct ProbedTools {
     pub all: Vec<Payload>,
-    /// Why there may be more.
+    /// Why the list may be incomplete.
     pub incomplete: Option<String>,
 }
 
 impl ProbedTools {
-    /// What a tool says of tasks.
+    /// A tool's declared task support.
     pub(super) fn task_support(&self, name: &str) -> Option<String> {
         let tool = self.all.iter().filter_map(Object::of).find(|tool| tool.get_string("name").as_deref() == Some(name));
         task_support(&tool?)
@@ -130,26 +129,25 @@ pub(super) fn is_annotated(tool: &Object, hint: &str) -> bool {
     annotation.is_some_and(|value| value.as_str() == "true")
 }
 
-/// The call that was made.
+/// A call made by the probe.
 #[derive(Debug)]
 pub struct ProbedCall {
     pub tool: String,
     pub took: Duration,
-    /// Progress notifications.
+    /// The number of progress notifications.
     pub progress: usize,
-    /// Questions that were asked, and refused.
+    /// The number of questions, all refused.
     pub questions: usize,
     pub ended: ProbedCallOutcome,
 }
 
-/// How it ended.
 #[derive(Debug)]
 pub enum ProbedCallOutcome {
     Returned(Payload),
     Faulted(RpcError),
-    /// There is no answer: why.
+    /// Why there is no response.
     Lost(String),
-    /// The time was over.
+    /// The time limit expired.
     Late,
 }
 
@@ -177,7 +175,7 @@ impl ProbedCall {
         }
     }
 
-    /// The text of a result, or what went wrong.
+    /// The text of a result, or the error.
     fn words(&self) -> String {
         match &self.ended {
             ProbedCallOutcome::Returned(result) => {
@@ -193,7 +191,7 @@ impl ProbedCall {
     }
 }
 
-/// How the command ends.
+/// The outcome of the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeExit {
     Done,
@@ -203,7 +201,7 @@ pub enum ProbeExit {
 }
 
 impl ProbeExit {
-    /// The exit code of the process; as those of `call`.
+    /// The exit code of the process, as for `call`.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -229,7 +227,7 @@ impl ProbeReport {
         }
     }
 
-    /// For programs.
+    /// The report as JSON.
     #[must_use]
     pub fn json(&self) -> Value {
         let versions = self.versions.iter().map(|version| match &version.served {
@@ -274,7 +272,7 @@ impl ProbeReport {
         report
     }
 
-    /// For people. Nothing in it controls a terminal.
+    /// The report as text, without terminal control characters.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -333,7 +331,7 @@ fn write_call(to: &mut String, called: &ProbedCall) -> std::fmt::Result {
     if words.is_empty() { Ok(()) } else { writeln!(to, "  {}", short(&words)) }
 }
 
-/// The era that clients that can be asked are served in, and why.
+/// The era for clients that answer questions, and the reason.
 const fn routed(route: QuestionRoute) -> (&'static str, &'static str) {
     match route {
         QuestionRoute::Stateless(why) => (ProtocolVersion::STATELESS.as_str(), why.text()),
@@ -343,7 +341,7 @@ const fn routed(route: QuestionRoute) -> (&'static str, &'static str) {
     }
 }
 
-/// A tool, what it says of itself, and what follows for tasks.
+/// A tool with its annotations and its task support.
 fn line_of(tool: &Object) -> String {
     let hints = [
         ("readOnlyHint", "read-only"),

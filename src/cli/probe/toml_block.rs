@@ -1,4 +1,4 @@
-//! Writes the TOML block that would serve a server. Fit to be pasted: the test reads it with the gateway's own parser.
+//! Writes the TOML block that would serve a server; a test parses it with the gateway's parser.
 
 use std::fmt::Write as _;
 
@@ -52,7 +52,7 @@ pub(super) fn of(
     block
 }
 
-/// The target as it may be shown.
+/// The target without secrets.
 pub(super) fn shown(target: &ServerTarget) -> String {
     match target {
         ServerTarget::Url(url) => server_address::shown(url),
@@ -60,7 +60,7 @@ pub(super) fn shown(target: &ServerTarget) -> String {
     }
 }
 
-/// What the server calls itself, else where it is, as a name that the configuration takes.
+/// A valid upstream name: the server's own, else one from its address.
 fn name_of(target: &ServerTarget, server: &ServerDescription) -> String {
     let own = server.named("name").and_then(|name| fitting_name(name.rsplit('/').next().unwrap_or_default()));
     own.unwrap_or_else(|| target.name())

@@ -1,8 +1,7 @@
-//! Reads the forms that servers ask users to fill in: what a schema wants, and what a typed line means.
+//! Reads elicitation forms: the fields of a schema, and the value of a typed line.
 //!
-//! Pure. The schemas are the restricted ones of `elicitation/create` (2025-11-25, "Elicitation", requested
-//! schema); whatever is not among them is refused as a whole, so that nothing is sent that breaks a rule which
-//! this client did not read.
+//! Pure. Supports the restricted schemas of `elicitation/create` (2025-11-25, "Elicitation", requested schema). A form with any
+//! other schema is refused as a whole, so that no answer violates an unread rule.
 
 mod format;
 #[cfg(test)]
@@ -16,19 +15,18 @@ use serde_json::{Map, Number, Value};
 use crate::wire::{Object, Payload};
 use format::Format;
 
-/// Fields of one form. More is no form that a person fills in line by line.
+/// The most fields of a form that a user can fill in line by line.
 const FIELDS_MAX: usize = 64;
-/// Choices of one field.
+/// The most choices of a field.
 const CHOICES_MAX: usize = 512;
 
-/// What a form asks for, in the server's order.
+/// A form's fields, in the server's order.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::cli) struct ElicitationForm {
     pub(in crate::cli) message: String,
     pub(in crate::cli) fields: Vec<Field>,
 }
 
-/// One line of a form.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::cli) struct Field {
     /// The member of the answer.
@@ -36,7 +34,7 @@ pub(in crate::cli) struct Field {
     pub(in crate::cli) title: Option<String>,
     pub(in crate::cli) description: Option<String>,
     pub(in crate::cli) required: bool,
-    /// What an empty line stands for. Only a default that the field itself would take.
+    /// The value of an empty line. Set only if the field accepts it.
     pub(in crate::cli) default: Option<Value>,
     kind: FieldKind,
 }
@@ -46,7 +44,7 @@ enum FieldKind {
     Text {
         length: ValueBounds<u64>,
         format: Option<Format>,
-        /// Shown, and left to the server to check.
+        /// Shown to the user; the server checks it.
         pattern: Option<String>,
     },
     Number(ValueBounds<f64>),
@@ -59,21 +57,21 @@ enum FieldKind {
     },
 }
 
-/// One of the values that may be chosen.
+/// A value to choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::cli) struct Choice {
     pub(in crate::cli) value: String,
     pub(in crate::cli) title: Option<String>,
 }
 
-/// Both ends belong to it.
+/// Both bounds are inclusive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ValueBounds<T> {
     min: Option<T>,
     max: Option<T>,
 }
 
-/// Why a form cannot be shown: a part of its schema that this client does not know.
+/// The unsupported part of a form's schema.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(in crate::cli) struct UnsupportedSchema(String);
@@ -87,8 +85,7 @@ impl UnsupportedSchema {
 impl ElicitationForm {
     /// Reads the parameters of `elicitation/create` in form mode.
     ///
-    /// # Errors
-    /// If a part of the schema is none that MCP allows there.
+    /// # Errors If MCP does not allow a part of the schema.
     pub(in crate::cli) fn read(params: &Object) -> Result<Self, UnsupportedSchema> {
         let message =
             params.get_string("message").ok_or_else(|| UnsupportedSchema::new("the question has no message"))?;
@@ -119,7 +116,7 @@ impl ElicitationForm {
         Ok(Self { message, fields: properties.entries().map(field).collect::<Result<_, _>>()? })
     }
 
-    /// The content of the answer. `None` stands for a field that was skipped.
+    /// The content of the answer. `None` is a skipped field.
     #[must_use]
     pub(in crate::cli) fn content(&self, values: Vec<Option<Value>>) -> Value {
         let named = self.fields.iter().zip(values).filter_map(|(field, value)| Some((field.name.clone(), value?)));
@@ -136,10 +133,9 @@ impl Field {
         Ok(Self { name: name.to_owned(), title, description, required, default, kind })
     }
 
-    /// What a typed line means: a value, or `None` for a field that stays out of the answer.
+    /// The value of a typed line, or `None` for a skipped field.
     ///
-    /// # Errors
-    /// Why the line is no value of this field, to be shown before the field is asked again.
+    /// # Errors Why the line is invalid; shown before the field is asked again.
     pub(in crate::cli) fn value(&self, line: &str) -> Result<Option<Value>, String> {
         let line = line.trim();
         if !line.is_empty() {
@@ -155,7 +151,7 @@ impl Field {
         }
     }
 
-    /// The field's name and what it takes, on one line.
+    /// The field's name and accepted values, on one line.
     #[must_use]
     pub(in crate::cli) fn prompt(&self) -> String {
         let title = self.title.as_deref().unwrap_or(&self.name);
@@ -165,7 +161,7 @@ impl Field {
         format!("{title} ({}){default}: ", hints.join(", "))
     }
 
-    /// What may be chosen; empty where anything may be typed.
+    /// The choices; empty if any value may be typed.
     #[must_use]
     pub(in crate::cli) fn choices(&self) -> &[Choice] {
         match &self.kind {
@@ -220,7 +216,7 @@ impl FieldKind {
     fn parse(&self, line: &str) -> Result<Value, String> {
         match self {
             Self::Text { length, format, .. } => {
-                // The one way to type a text that is empty: an empty line means something else.
+                // The notation for an empty text, as an empty line means the default.
                 let text = if line == "\"\"" { "" } else { line };
                 length.check(text.chars().count() as u64, "characters")?;
                 format.map_or(Ok(()), |format| format.check(text))?;
@@ -251,7 +247,7 @@ impl FieldKind {
         }
     }
 
-    /// Whether a default is a value that this field takes.
+    /// Whether the field accepts a default.
     fn takes(&self, value: &Value) -> bool {
         match (self, value) {
             (Self::Text { length, format, .. }, Value::String(text)) => {
@@ -319,7 +315,7 @@ impl<T: Copy + PartialOrd + std::fmt::Display + serde::de::DeserializeOwned> Val
     }
 }
 
-/// Refuses keywords that would have to be obeyed. What only explains is known everywhere.
+/// Refuses unknown keywords that restrict values. Annotations are accepted everywhere.
 fn known(schema: &Object, what: &str, keys: &[&str]) -> Result<(), UnsupportedSchema> {
     const EXPLAINS: [&str; 7] = ["title", "description", "$schema", "$comment", "examples", "deprecated", "_meta"];
     match schema.keys().find(|key| !keys.contains(&key.as_ref()) && !EXPLAINS.contains(&key.as_ref())) {
@@ -367,7 +363,7 @@ fn limited(choices: Vec<Choice>, what: &str) -> Result<Vec<Choice>, UnsupportedS
     }
 }
 
-/// A choice by its value, its title or its place in the list, in this order: a value may look like a place.
+/// A choice by value, title or number, in this order: a value may look like a number.
 fn choose<'c>(choices: &'c [Choice], text: &str) -> Result<&'c str, String> {
     let by_value = choices.iter().find(|choice| choice.value == text);
     let by_title = || choices.iter().find(|choice| choice.title.as_deref() == Some(text));
@@ -384,7 +380,7 @@ fn number(line: &str, range: ValueBounds<f64>, why: &str) -> Result<Number, Stri
 
 /// The number as an integer, if it is one (`3.0` is).
 fn whole(number: &Number) -> Option<Number> {
-    /// Beyond it neighbouring integers are the same to JSON parsers.
+    /// Above this, JSON parsers may not distinguish neighbouring integers.
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     if number.is_i64() || number.is_u64() {
         return Some(number.clone());

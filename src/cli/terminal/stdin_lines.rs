@@ -1,28 +1,26 @@
-//! Reads lines of stdin beside the runtime.
+//! Reads lines of stdin outside the runtime.
 
 use std::io::{self, BufRead, Read as _};
 
 use tokio::sync::mpsc;
 
-/// The longest line; what is longer is cut there and goes on as the next one.
+/// The longest line; a longer one is split.
 const LINE_BYTES_MAX: u64 = 64 << 10;
-/// Lines that were typed ahead.
+/// The most lines typed ahead.
 const LINES_MAX: usize = 16;
 
-/// Lines as they are typed.
 #[derive(Debug)]
 pub(super) struct StdinLines(mpsc::Receiver<String>);
 
 impl StdinLines {
-    /// Reads on a thread of its own, for which the program does not wait when it ends: a terminal may not give a
-    /// line for ever.
+    /// Reads on a separate thread, which the program does not join at its end: a terminal may never return a line.
     pub(super) fn of_stdin() -> Self {
         let (sender, lines) = mpsc::channel(LINES_MAX);
         std::thread::spawn(move || read(io::stdin().lock(), &sender));
         Self(lines)
     }
 
-    /// The next line without its end; `None` at the end of the input. Dropping the future loses no line.
+    /// The next line without its end; `None` at the end of the input. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<String> {
         self.0.recv().await
     }

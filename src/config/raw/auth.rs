@@ -1,4 +1,4 @@
-//! Names the keys that say who may come: in `[auth]`, and in further files of keys.
+//! Lists the keys of `[auth]` and of further files of keys.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ pub(in crate::config) struct RawAuth {
     pub(in crate::config) anonymous: Option<LocatedValue<bool>>,
     /// Further files of keys, relative to the folder of the file that names them.
     pub(in crate::config) api_key_files: Vec<LocatedValue<PathBuf>>,
-    /// Those of the further files behind the others, once these were read.
+    /// The keys of the further files follow, once these are read.
     pub(in crate::config) api_keys: Vec<RawApiKey>,
 }
 
@@ -24,27 +24,27 @@ pub(in crate::config) enum AuthMode {
     ApiKeys,
 }
 
-/// One key; that it is written in one way and no other is seen to when it is resolved.
+/// One key. The resolver checks that it is written in exactly one way.
 #[derive(Debug)]
 pub(in crate::config) struct RawApiKey {
     pub(in crate::config) place: ConfigLocation,
     pub(in crate::config) id: Option<LocatedValue<String>>,
     pub(in crate::config) key: Option<LocatedValue<ApiKey>>,
-    /// Whether `key` stands in the file itself and not in the environment.
+    /// Whether `key` is in the file itself and not in the environment.
     pub(in crate::config) is_inline: bool,
     pub(in crate::config) key_file: Option<LocatedValue<PathBuf>>,
     pub(in crate::config) key_sha256: Option<LocatedValue<ApiKey>>,
-    /// What its holder may have, where that is not what everybody may.
+    /// The limits of its holder, if they differ from the common ones.
     pub(in crate::config) limits: RawPrincipalLimits,
     pub(in crate::config) access: RawAccess,
 }
 
-/// What whoever holds a key sees and calls, where that is not everything.
+/// The upstreams and tools of a key's holder, if restricted.
 #[derive(Debug, Default)]
 pub(in crate::config) struct RawAccess {
     /// Names of upstreams.
     pub(in crate::config) upstreams: Option<LocatedValue<Vec<LocatedValue<String>>>>,
-    /// What the names of tools fit, as clients know them.
+    /// Patterns of tool names, as clients see them.
     pub(in crate::config) tools: Option<LocatedValue<Vec<LocatedValue<String>>>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn read(mut section: Section<'_, '_>) -> RawAuth {
     auth
 }
 
-/// Reads the outermost table of a file that has keys alone.
+/// Reads the root table of a file of keys.
 pub(in crate::config) fn read_keys(mut root: Section<'_, '_>) -> Vec<RawApiKey> {
     let mut section = root.section("auth");
     let keys = section.each("api_keys", read_api_key);

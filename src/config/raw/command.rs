@@ -15,11 +15,11 @@ use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRule
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
 
-/// Processes of one upstream at one time, unless the file says otherwise.
+/// The default number of concurrent processes of one upstream.
 const PROCESSES_MAX: u32 = 64;
 const VARIABLE_NAME_LEN_MAX: usize = 256;
 
-/// The transports that can be written.
+/// The values of `transport`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::config) enum RawTransport {
     Auto,
@@ -32,7 +32,7 @@ pub(in crate::config) enum RawTransport {
 #[derive(Debug, Default)]
 pub(in crate::config) struct RawCommand {
     pub(in crate::config) transport: Option<LocatedValue<RawTransport>>,
-    /// The program, with its arguments if it is written as an array.
+    /// The program, with its arguments if written as an array.
     pub(in crate::config) command: Option<LocatedValue<Vec<String>>>,
     args: Vec<String>,
     env: Vec<LocatedValue<(String, String)>>,
@@ -63,7 +63,7 @@ pub(in crate::config) fn read(section: &mut Section<'_, '_>) -> RawCommand {
     }
 }
 
-/// Notes what does not fit to how the upstream is reached.
+/// Notes the keys that do not fit the transport.
 pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector) {
     let RawCommand { transport, command, processes_max, descriptors_max, memory_max, cwd, .. } = &raw.command;
     if let (Some(transport), Some(_), None) = (transport, &raw.url, command)
@@ -128,14 +128,14 @@ pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector)
     }
 }
 
-/// Whether a text is a program with its arguments, and not a program whose path has a blank in it.
+/// Whether a text is a program with arguments, and not a path with a space.
 #[must_use]
 pub fn is_command_line(text: &str) -> bool {
     let first = text.split_once(char::is_whitespace).map(|(first, _)| first);
     first.is_some_and(|first| !first.contains('/') || text.contains(" -"))
 }
 
-/// Notes what is about headers and connections, which a program has none of.
+/// Notes keys about headers and connections, which a program does not have.
 fn check_headers(raw: &RawUpstream, report: &mut MistakeCollector) {
     let message = "is for an upstream with a `url`; leave it out beside a `command`";
     let edges = &raw.edges;
@@ -153,17 +153,17 @@ fn check_headers(raw: &RawUpstream, report: &mut MistakeCollector) {
     }
 }
 
-/// Decides how messages travel to an upstream with a `url`.
+/// The transport to an upstream with a `url`.
 pub(in crate::config) fn transport(raw: &RawUpstream) -> HttpTransport {
     match raw.command.transport.as_ref().map(|transport| transport.value) {
         Some(RawTransport::StreamableHttp) => HttpTransport::Streamable,
         Some(RawTransport::Sse) => HttpTransport::Sse,
-        // The last is a mistake that is noted elsewhere.
+        // `Stdio` here is a mistake that is noted elsewhere.
         Some(RawTransport::Auto | RawTransport::Stdio) | None => HttpTransport::Auto,
     }
 }
 
-/// Decides how a program is run; `None` if the upstream is none.
+/// The settings of a program; `None` for other upstreams.
 pub(in crate::config) fn resolve(
     raw: &RawUpstream,
     name: &Arc<str>,
@@ -190,7 +190,7 @@ pub(in crate::config) fn resolve(
     })
 }
 
-/// The first block that fits a tool decides, whatever else it says. As in all rules, a tool is known by its new name.
+/// The first block that matches a tool decides. As in all rules, the tool has its new name.
 fn calls_apart(raw: &RawUpstream, names: &ToolNames) -> DedicatedProcessRules {
     let rules = raw.tools.iter().filter_map(|tool| {
         let name = tool.rename.as_ref().or(tool.pattern.as_ref())?;

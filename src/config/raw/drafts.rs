@@ -1,10 +1,10 @@
-//! Reads which drafts of the protocol are on for an upstream, and what bounds them.
+//! Reads which draft extensions an upstream enables, and their limits.
 
 use super::super::section::{LocatedValue, Section};
 use super::super::value::DRAFT;
 use crate::task::Draft;
 
-/// Steps between a task and its deepest subtask, and subtasks of one tree, that may be allowed.
+/// The largest limits for the depth of subtasks and for the subtasks of one tree.
 const DEPTH_MAX: u32 = 32;
 const COUNT_MAX: u32 = 10_000;
 

@@ -10,7 +10,7 @@ pub(in super::super) struct RawEndpoint {
     pub(in super::super) place: ConfigLocation,
     pub(in super::super) path: Option<LocatedValue<String>>,
     pub(in super::super) sse_path: Option<LocatedValue<String>>,
-    /// `None` where the key is not written.
+    /// `None` if the key is absent.
     pub(in super::super) upstreams: Option<LocatedValue<Vec<String>>>,
     pub(in super::super) prefix: Option<LocatedValue<PrefixPolicy>>,
 }

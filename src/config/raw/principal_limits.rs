@@ -1,9 +1,8 @@
-//! Names the keys that say what one principal may have: in `[limits]` for everybody, beside a key for whoever holds it.
+//! Lists the keys for a principal's limits: in `[limits]` for all, beside a key for its holder.
 
 use super::super::section::{LocatedValue, Section};
 use super::super::value::SIZE;
 
-/// Bounds of one principal.
 #[derive(Debug, Default)]
 pub(in crate::config) struct RawPrincipalLimits {
     pub(in crate::config) requests_per_second: Option<LocatedValue<u32>>,

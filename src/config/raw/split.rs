@@ -1,9 +1,9 @@
-//! Lists the keys of `split`: how a call with a list is made as many.
+//! Lists the keys of `split`: how one call with a list is split into several.
 
 use super::super::section::{LocatedValue, Section};
 use super::super::value::ARGUMENT;
 
-/// Elements of a list that one call may be split by.
+/// The most elements by which a call may be split.
 const SPLIT_MAX: u32 = 1_000;
 
 /// How calls with a list are split.
@@ -15,7 +15,7 @@ pub(in super::super) struct RawSplit {
 }
 
 pub(super) fn read(mut section: Section<'_, '_>) -> Option<RawSplit> {
-    // Read where it is not written, too: so it is learned which keys there are.
+    // Read even if absent, so that its keys are known.
     let is_written = section.is_written();
     let argument = match is_written {
         true => section.require("argument", &ARGUMENT),

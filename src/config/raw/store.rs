@@ -13,21 +13,21 @@ use super::RawIdentity;
 use crate::replica::Durability;
 use crate::store::is_schema_name;
 
-/// Where a database is. What is wrong with it is said without repeating it.
+/// A database URL. Errors do not repeat it.
 const DATABASE_URL: StringFormat<String> =
     StringFormat { wanted: "a URL such as \"postgres://taskgate@db1,db2/taskgate\"", read: not_empty };
 const DATABASE_SCHEMA: StringFormat<String> =
     StringFormat { wanted: "the name of a schema such as \"taskgate\"", read: database_schema };
-/// A file with nothing but where the database is.
+/// A file that contains only the database URL.
 const URL_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.url\"", read: path };
-/// A file with nothing but a password.
+/// A file that contains only a password.
 const PASSWORD_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"db.password\"", read: path };
-/// Which of the databases that have been one store it is.
+/// The generation of the store's database.
 const STORE_GENERATION: StringFormat<u128> = StringFormat {
     wanted: "the generation that the gateway names, such as \"6f1c7c52-0d61-4d2c-9d0f-0a3b9a5f0c11\"",
     read: generation,
 };
-/// What one of several gateways is called.
+/// The name of a replica.
 const REPLICA_NAME: StringFormat<String> = StringFormat { wanted: "a name such as \"gateway-a\"", read: replica_name };
 
 const REPLICA_NAME_LEN_MAX: usize = 64;
@@ -47,7 +47,7 @@ pub(in super::super) enum StoreKind {
     Postgres,
 }
 
-/// What says where the database is and what it promises.
+/// The keys of the database.
 #[derive(Debug, Default)]
 pub(in super::super) struct RawDatabase {
     pub(in super::super) url: Option<LocatedValue<String>>,
@@ -62,7 +62,7 @@ pub(in super::super) struct RawDatabase {
 }
 
 impl RawDatabase {
-    /// Where its keys are written.
+    /// The locations of its written keys.
     pub(in super::super) fn places(&self) -> impl Iterator<Item = &ConfigLocation> {
         fn place<T>(written: Option<&LocatedValue<T>>) -> Option<&ConfigLocation> {
             written.map(|written| &written.place)
@@ -76,10 +76,10 @@ impl RawDatabase {
     }
 }
 
-/// What one of several gateways on a database is to the others.
+/// The keys of a replica.
 #[derive(Debug, Default)]
 pub(in super::super) struct RawReplica {
-    /// Where the table begins, if it is written.
+    /// The location of the table, if it is written.
     pub(in super::super) place: Option<ConfigLocation>,
     pub(in super::super) name: Option<LocatedValue<String>>,
     pub(in super::super) address: Option<LocatedValue<SocketAddr>>,
@@ -91,7 +91,7 @@ pub(in super::super) struct RawReplica {
 }
 
 pub(super) fn read(mut section: Section<'_, '_>) -> RawStore {
-    // Known, so that it is not taken for a mistake in writing.
+    // Known, so that it is not reported as a misspelling.
     let kinds = [
         ("memory", Some(StoreKind::Memory)),
         ("disk", Some(StoreKind::Disk)),
@@ -162,7 +162,7 @@ fn replica_name(text: &str) -> Result<String, ValueError> {
     }
 }
 
-/// Whether a text can name a replica: it stands in file names, logs and labels.
+/// Whether a text can name a replica: the name is part of file names, logs and labels.
 #[must_use]
 pub fn is_replica_name(text: &str) -> bool {
     (1..=REPLICA_NAME_LEN_MAX).contains(&text.len())

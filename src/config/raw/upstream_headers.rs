@@ -1,4 +1,4 @@
-//! Reads what an upstream is sent in headers: its own credential, and headers of clients.
+//! Reads the headers for an upstream: its credential, and forwarded headers of clients.
 
 use std::path::PathBuf;
 
@@ -11,14 +11,14 @@ use crate::face::client_login::ResourceName;
 
 #[derive(Debug, Default)]
 pub(in crate::config) struct RawUpstreamHeaders {
-    /// `None` where the table is not written.
+    /// `None` if the table is absent.
     pub(in crate::config) auth: Option<RawCredential>,
     pub(in crate::config) forward_headers: Vec<HeaderName>,
     pub(in crate::config) forward_authorization: Option<LocatedValue<bool>>,
     pub(in crate::config) oauth_resource: Option<LocatedValue<ResourceName>>,
 }
 
-/// One credential; that it is written in one way and no other is seen to when it is resolved.
+/// One credential. The resolver checks that it is written in exactly one way.
 #[derive(Clone, Debug)]
 pub(in crate::config) struct RawCredential {
     pub(in crate::config) place: ConfigLocation,
@@ -26,7 +26,7 @@ pub(in crate::config) struct RawCredential {
     pub(in crate::config) header: Option<LocatedValue<HeaderName>>,
     pub(in crate::config) value: Option<LocatedValue<HeaderValue>>,
     pub(in crate::config) value_file: Option<LocatedValue<PathBuf>>,
-    /// Whether a secret stands in the file itself and not in the environment.
+    /// Whether the secret is in the file itself and not in the environment.
     pub(in crate::config) is_inline: bool,
 }
 

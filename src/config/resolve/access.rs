@@ -1,4 +1,4 @@
-//! Decides what whoever holds a key sees and calls: the upstreams and tools that stand beside it, or everything.
+//! Resolves the upstreams and tools of each key's holder; by default all.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::super::section::LocatedValue;
 use super::endpoints::unknown;
 use crate::task::{Principal, PrincipalAccess, PrincipalAccessTable, ToolPatterns};
 
-/// Decides for all keys; `known` has the names of all upstreams.
+/// Resolves all keys; `known` has the names of all upstreams.
 pub(super) fn resolve(
     raw: &RawConfig,
     known: &BTreeSet<Arc<str>>,
@@ -21,7 +21,7 @@ pub(super) fn resolve(
         let Some(id) = &key.id else { continue };
         let its = access(&key.access);
         match own.get(&Principal::holding(&id.value)) {
-            // Both keys are its own while they are exchanged, and it may not depend on the one that it shows.
+            // During a rotation both keys belong to one principal, so their rights must be equal.
             Some((before, first)) if *before != its => {
                 let line = first.place.line_seen_from(&key.place, &report.file());
                 let message = format!(
@@ -38,7 +38,7 @@ pub(super) fn resolve(
     PrincipalAccessTable { own: own.filter(|(_, its)| *its != PrincipalAccess::default()).collect() }
 }
 
-/// A slip in a name would shut a team out, or leave the upstream that was meant to them.
+/// A misspelt name would lock a team out, or leave it an upstream that was meant to be withheld.
 fn check_upstreams(raw: &RawAccess, known: &BTreeSet<Arc<str>>, report: &mut MistakeCollector) {
     if report.blames("upstreams") {
         return;

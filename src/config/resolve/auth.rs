@@ -1,4 +1,4 @@
-//! Decides who is served: one mode, and in it each key written in one way.
+//! Resolves the authentication: one mode, and each key written in one way.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ pub(super) fn resolve(raw: &RawAuth, report: &mut MistakeCollector) -> AuthSetti
             AuthSettings::ApiKeys(keys)
         }
         mode @ (Some((AuthMode::None, _)) | None) => {
-            // Whoever writes keys believes that they are asked for.
+            // A file with keys shows that its author expects them to be required.
             if let Some(key) = raw.api_keys.first().filter(|_| mode.is_some() || !report.blames("auth.mode")) {
                 report.mistake(&key.place, "nobody is asked for a key; write `mode = \"api_keys\"` in [auth]");
             }
@@ -50,7 +50,7 @@ fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeyS
     Some(ApiKeySettings { principal, source, place: place.place() })
 }
 
-/// Two keys with one ID could not be told apart. Those in files are compared when they are read.
+/// Two keys with one ID cannot be distinguished. Keys in files are compared when they are read.
 fn check_ids(raw: &RawAuth, report: &mut MistakeCollector) {
     let mut places = BTreeMap::new();
     for key in raw.api_keys.iter().flat_map(|raw| [&raw.key, &raw.key_sha256]).flatten() {

@@ -1,4 +1,4 @@
-//! Decides what bounds the drafts of an upstream.
+//! Resolves the limits of an upstream's draft extensions.
 
 use super::super::raw::RawDrafts;
 use super::{count_or, value_or};

@@ -1,4 +1,4 @@
-//! Decides the endpoints of several upstreams: their members and their paths.
+//! Resolves endpoints of several upstreams: their members and their paths.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::paths::{self, TakenPaths};
 use super::value_or;
 use crate::face::combined::{CombinedSettings, PrefixPolicy, prefixes_clash};
 
-/// Most upstreams that one endpoint may have: each list of a client is asked of all of them.
+/// The most members of one endpoint: each list request goes to all of them.
 const MEMBERS_MAX: usize = 64;
 
-/// Decides all endpoints. `taken` has the paths of all upstreams already, and `known` their names.
+/// Resolves all endpoints. `taken` has the paths of all upstreams, and `known` their names.
 pub(super) fn resolve<'a>(
     raw: &'a [RawEndpoint],
     known: &BTreeSet<Arc<str>>,
@@ -66,7 +66,7 @@ fn members(raw: &RawEndpoint, known: &BTreeSet<Arc<str>>, report: &mut MistakeCo
     members
 }
 
-/// What is said of a name that no upstream has.
+/// The message for an unknown upstream name.
 pub(super) fn unknown(name: &str, known: &BTreeSet<Arc<str>>) -> String {
     let names: Vec<&str> = known.iter().map(|name| &**name).take(8).collect();
     let more = if known.len() > names.len() { " and others" } else { "" };

@@ -1,4 +1,4 @@
-//! Checks who can reach the clients' listener against the rest of the file.
+//! Checks the reach of the client listener against its authentication.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
             "believes every peer: whoever reaches the address says where it comes from; name the addresses of the proxies",
         );
     }
-    // What cannot be read may say anything.
+    // An unreadable setting may have any value.
     if ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key)) {
         return;
     }
@@ -58,7 +58,7 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCo
     }
 }
 
-/// The gateway starts all the same: who wrote such a file for a version that took all for one person is served.
+/// Only a warning, as earlier versions served such a file with one principal.
 fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
     let hosts = raw.listen.allowed_hosts_place.as_ref();
     let public = raw.listen.public_url.as_ref();

@@ -1,4 +1,4 @@
-//! Decides where each listener listens, and by which names it is known.
+//! Resolves the addresses and names of the listeners.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::task::{OperatorRight, Principal};
 
 pub(in crate::config) const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 pub(in crate::config) const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
-/// As long as clients wait for a call by themselves: some libraries for 60 s, others for 300 s. More would hold up everybody
-/// for the sake of what nobody waits for.
+/// As long as clients wait for a call by default: some libraries for 60 s, others for 300 s. A longer drain would wait for calls
+/// that no client awaits.
 const DRAIN_MAX: Duration = Duration::from_secs(300);
 
-/// The listener that is at this address unless the file says otherwise.
+/// The listener with this default address.
 #[must_use]
 pub fn usual_listener_at(url: &Url) -> Option<&'static str> {
     let usual = [("listen", LISTEN_ADDRESS), ("admin", ADMIN_ADDRESS)];
@@ -54,7 +54,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Listene
 
 fn resolve_token(raw: &RawAdminToken) -> Option<ApiKeySettings> {
     let file = raw.file.as_ref()?;
-    // Whoever forgets to say it gives away less.
+    // The default is the lesser right.
     let principal = Principal::operator(value_or(raw.may.as_ref(), OperatorRight::Read));
     Some(ApiKeySettings { principal, source: KeySource::File(file.value.clone()), place: file.place.place() })
 }
@@ -62,7 +62,7 @@ fn resolve_token(raw: &RawAdminToken) -> Option<ApiKeySettings> {
 fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSettings {
     let address = value_or(raw.listen.address.as_ref(), LISTEN_ADDRESS);
     exposure::check(raw, address, report);
-    // What clients know the gateway by is one more name that is served, and its pages are the gateway's own.
+    // The public URL's host is served, and its origin belongs to the gateway.
     let public = raw.listen.public_url.as_ref().map(|url| &url.value);
     let public_url = public.map(|url| url.origin().ascii_serialization());
     let public_host = public.and_then(|url| url.host_str()).map(str::to_owned);
@@ -97,7 +97,7 @@ fn check_admin(raw: &RawConfig, report: &mut MistakeCollector) {
     }
 }
 
-/// A listener: the key that says where it listens, where that is, and where it was written.
+/// A listener: its key, its address, and the location of that in the file.
 type ListenerAddress<'a> = (&'static str, SocketAddr, Option<&'a LocatedValue<SocketAddr>>);
 
 fn check_overlaps(all: &[ListenerAddress<'_>], report: &mut MistakeCollector) {

@@ -1,5 +1,4 @@
-//! Decides the paths of an upstream, or of an endpoint of several: one for each of the two HTTP transports, all of them
-//! different.
+//! Resolves an upstream's or endpoint's paths: one per HTTP transport, all unique.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,27 +7,26 @@ use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::RawUpstream;
 use super::super::section::LocatedValue;
 
-/// What ends the path of the current transport, unless the file says otherwise.
+/// The default suffix for streamable HTTP.
 const CURRENT: &str = "/mcp";
-/// What ends that of the transport of 2024-11-05.
+/// The default suffix for the HTTP+SSE transport of 2024-11-05.
 const EVENTS: &str = "/sse";
 
-/// The paths of one upstream, or of one endpoint.
 #[derive(Debug)]
 pub(super) struct UpstreamPaths {
     pub(super) current: String,
     pub(super) events: String,
 }
 
-/// Whose a path is, for all paths that were decided.
+/// The owner of each resolved path.
 #[derive(Debug, Default)]
 pub(super) struct TakenPaths<'a>(BTreeMap<String, PathOwner<'a>>);
 
-/// Whose a path is.
+/// The owner of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PathOwner<'a> {
     Upstream(&'a str),
-    /// By its path for the current transport.
+    /// Identified by its path for streamable HTTP.
     Endpoint(&'a str),
 }
 
@@ -41,16 +39,16 @@ impl fmt::Display for PathOwner<'_> {
     }
 }
 
-/// What is written of the paths of one owner.
+/// The configured paths of one owner.
 struct WrittenPaths<'a> {
     owner: PathOwner<'a>,
-    /// Where the owner itself stands.
+    /// The location of the owner.
     place: &'a ConfigLocation,
     current: Option<&'a LocatedValue<String>>,
     events: Option<&'a LocatedValue<String>>,
 }
 
-/// Decides one upstream's paths, and notes those that somebody has already.
+/// Resolves one upstream's paths, and notes conflicts.
 pub(super) fn resolve<'a>(
     raw: &'a RawUpstream,
     taken: &mut TakenPaths<'a>,
@@ -61,7 +59,7 @@ pub(super) fn resolve<'a>(
     decide(&WrittenPaths { owner, place: &raw.place, current, events }, &raw.name, taken, report)
 }
 
-/// The same for an endpoint, whose path is written.
+/// As [`resolve`], for an endpoint, which has an explicit path.
 pub(super) fn of_endpoint<'a>(
     place: &'a ConfigLocation,
     (path, events): (&'a LocatedValue<String>, Option<&'a LocatedValue<String>>),
@@ -87,7 +85,7 @@ fn decide<'a>(
         report.mistake(place, format!("the {other} has the same path; give one another `path`"));
         is_new = false;
     }
-    // One that follows from a path that is wrong would be wrong for the same reason.
+    // A path derived from a faulty one would repeat its mistake.
     let is_own = raw.events.is_some();
     let is_known = !report.blames(&format!("{}.sse_path", raw.place.key)) && (is_own || (!unknown && is_new));
     if is_known && let Some(other) = taken.0.insert(events.clone(), raw.owner) {
@@ -105,7 +103,7 @@ fn decide<'a>(
     UpstreamPaths { current, events }
 }
 
-/// The path for HTTP+SSE that belongs to one for the current transport.
+/// The HTTP+SSE path that belongs to a path for streamable HTTP.
 fn beside(current: &str) -> String {
     let stem = current.strip_suffix(CURRENT).unwrap_or(current).trim_end_matches('/');
     format!("{stem}{EVENTS}")

@@ -1,4 +1,4 @@
-//! Decides what one principal may have: what stands beside its key, else what [limits] says.
+//! Resolves the limits of each principal: those beside its key, else those of [limits].
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -19,7 +19,7 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Princip
         let Some(id) = &key.id else { continue };
         let its = limits(&key.limits, &others);
         match own.get(&Principal::holding(&id.value)) {
-            // Both keys are its own while they are exchanged, and it may not depend on the one that it shows.
+            // During a rotation both keys belong to one principal, so their limits must be equal.
             Some((before, first)) if *before != its => {
                 let line = first.place.line_seen_from(&key.place, &report.file());
                 let message = format!("{:?} has a key in {line} with other limits; write the same at both", id.value);

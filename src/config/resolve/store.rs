@@ -1,4 +1,4 @@
-//! Decides where tasks rest, and who shares them.
+//! Resolves the store of tasks, and the settings of a replica.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::server::replicas::ReplicaTls;
 use crate::store::{DatabaseAccess, DatabaseUrl, StoreLimits, check_database_url};
 use crate::task::PrincipalLimits;
 
-/// What the schema is called that gateways share.
+/// The default schema of the shared database.
 const SCHEMA: &str = "taskgate";
 const WRITE_MAX: Duration = Duration::from_secs(5);
 const WRITE_MAX_LONGEST: Duration = Duration::from_secs(60);
@@ -50,7 +50,7 @@ fn resolve_database(
     limits: StoreLimits,
     report: &mut MistakeCollector,
 ) -> DatabaseSettings {
-    // Where the kind is not written there is no such store.
+    // Without a written kind there is no such store.
     let place =
         store.kind.as_ref().map_or_else(|| ConfigLocation::own(1, "store".to_owned()), |kind| kind.place.clone());
     let raw = &store.database;
@@ -84,7 +84,7 @@ fn resolve_database(
 
 fn resolve_url(raw: &RawDatabase, place: &ConfigLocation, report: &mut MistakeCollector) -> DatabaseUrl {
     if let Some(url) = &raw.url
-        // Says nothing of what is written: it may hold a password.
+        // Without the text, which may contain a password.
         && let Err(error) = check_database_url(&url.value)
     {
         report.mistake(&url.place, error.to_string());
@@ -135,7 +135,7 @@ fn resolve_replica(raw: &RawReplica, report: &mut MistakeCollector) -> ReplicaSe
     }
 }
 
-/// What replicas show each other, which is all of it or nothing. Where others' machines come to the address it is all of it.
+/// The certificates between replicas: all files or none. An address outside loopback requires them.
 fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Option<ReplicaTls> {
     let files = [("certificate", &raw.tls.certificate), ("key", &raw.tls.key), ("ca", &raw.ca)];
     let absent = files.iter().filter(|(key, file)| file.is_none() && !report.blames(&format!("replica.{key}")));
@@ -156,7 +156,7 @@ fn resolve_replica_tls(raw: &RawReplica, report: &mut MistakeCollector) -> Optio
     Some(ReplicaTls { identity, ca: ca.value.clone() })
 }
 
-/// Whether nobody comes to an address, as it is told to others as it stands.
+/// Whether no other machine can connect to an address that is announced as it is.
 fn is_unreachable(address: SocketAddr) -> bool {
     address.ip().is_unspecified() || address.port() == 0
 }

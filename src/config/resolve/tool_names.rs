@@ -1,4 +1,4 @@
-//! Decides the names by which clients know the tools of one upstream.
+//! Resolves the tool names of one upstream as clients see them.
 
 use wildmatch::WildMatch;
 
@@ -8,7 +8,7 @@ use super::super::section::LocatedValue;
 use super::value_or;
 use crate::task::{NamePattern, NameRule, ToolNames};
 
-/// Decides, and refuses what would be ambiguous.
+/// Resolves the names, and refuses ambiguous ones.
 pub(super) fn resolve(tools: &[RawTool], report: &mut MistakeCollector) -> ToolNames {
     let mut rules = Vec::new();
     let mut given: Vec<(NamePattern, usize)> = Vec::new();
@@ -40,7 +40,7 @@ fn renamed(
         report.mistake(&rename.place, message);
         return NameRule::Kept;
     };
-    // Read as a name already.
+    // The reader has validated it.
     let Some(to) = NamePattern::parse(&rename.value) else { return NameRule::Kept };
     if from.has_star() != to.has_star() {
         let message = match to.has_star() {

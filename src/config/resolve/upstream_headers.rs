@@ -1,4 +1,4 @@
-//! Decides what an upstream is sent in headers: one credential, written in one way, and headers of clients.
+//! Resolves the headers for an upstream: one credential, and forwarded headers of clients.
 
 use http::header::AUTHORIZATION;
 use url::Host;
@@ -48,7 +48,7 @@ fn warn_of_inline(auth: &RawCredential, report: &mut MistakeCollector) {
     }
 }
 
-/// Warns where a credential goes to another machine in clear.
+/// Warns if a credential is sent in the clear to another machine.
 fn warn_of_plain(raw: &RawUpstream, place: &ConfigLocation, report: &mut MistakeCollector) {
     let Some(url) = raw.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
     let is_here = match url.host() {
@@ -62,7 +62,7 @@ fn warn_of_plain(raw: &RawUpstream, place: &ConfigLocation, report: &mut Mistake
     }
 }
 
-/// Which headers of clients go on.
+/// The forwarded headers of clients.
 pub(super) fn forwarding(raw: &RawUpstream, report: &mut MistakeCollector) -> ForwardingRules {
     let edges = &raw.edges;
     let authorization = edges.forward_authorization.as_ref().filter(|written| written.value);

@@ -1,4 +1,4 @@
-//! Describes the metrics of a database that several gateways share: they are there only where the store is one.
+//! Describes the metrics of a shared database, which exist only with such a store.
 
 use metrics::Unit;
 

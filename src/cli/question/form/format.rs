@@ -1,5 +1,4 @@
-//! Checks the four formats that a text of a form may have. Only what is certainly none of them is refused: the server
-//! decides.
+//! Checks the four formats of a form's texts. Refuses only clear violations, as the server decides.
 
 /// A format by its name in the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +29,7 @@ impl Format {
         }
     }
 
-    /// # Errors
-    /// What is wanted instead.
+    /// # Errors The expected form.
     pub(super) fn check(self, text: &str) -> Result<(), String> {
         let fits = match self {
             Self::Email => is_email(text),
@@ -76,7 +74,7 @@ fn is_date_time(text: &str) -> bool {
     is_date(date) && is_clock(time, 3) && fraction_fits && zone_fits
 }
 
-/// Hours and minutes, and seconds if there are three `parts`. A leap second is one.
+/// Hours and minutes, and seconds if there are three `parts`. Leap seconds are accepted.
 fn is_clock(text: &str, parts: usize) -> bool {
     let ends = [23, 59, 60];
     let found: Vec<_> = text.split(':').map(|part| digits(part, 2)).collect();

@@ -1,4 +1,4 @@
-//! Forms as a table: a schema, the lines that are typed, and what is sent.
+//! Forms as a table: schema, typed lines, answer.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ fn an_empty_line_stands_for_the_default_or_skips_what_is_optional() {
             Ok(Some(json!(["a"]))),
         ),
         (json!({ "type": "array", "items": { "type": "string", "enum": ["a"] } }), false, Ok(None)),
-        // A default that breaks the field's own rules is none.
+        // A default that violates the field's own rules is ignored.
         (long.clone(), false, Ok(None)),
         (long, true, Err("an answer is required".to_owned())),
         (json!({ "type": "integer", "default": 1.5 }), false, Ok(None)),
